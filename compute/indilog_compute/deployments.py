@@ -6,9 +6,10 @@ is such a record, too, without sources and functions: it keeps the version of th
 frees the name for any owner.
 
 A record summarises its application's earlier records, so they are trimmed when it is read
-(`collect`). A start reads one record of each application, also of the `UNDEPLOYED_KEPT` that were
-undeployed last. When two nodes deploy at once, the later record does not summarise the earlier one:
-then nothing of that application is trimmed before its next deployment.
+(`collect`). A start therefore reads one record of each deployed application, and one of each of the
+`UNDEPLOYED_KEPT` applications that were undeployed last. When two nodes deploy at once, the later
+record does not summarise the earlier one; then nothing of that application is trimmed before its
+next deployment.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         follows: the seqnum of the application's newest record that the writer knew; None: none.
             `version` and `since` are computed from that record.
         read_below: its writer had read all records below this seqnum. If `follows` is None, the
-            writer found no record of the application there. Then no node counts an earlier record
-            there either, even if the node remembers one.
+            writer found no record of the application there. All nodes then ignore earlier records
+            there, even if they remember one.
         since: `Placed.since` of each of `schedules`; None: the time at which this record was
             ordered.
     """
@@ -83,8 +84,7 @@ class Placed(NamedTuple):
             every deployment has that schedule: its time, seconds since 1970 by the log's time.
             Schedules that differ only in `catch_up` count as the same.
         time: when the deployment was made, by the wall clock of its writer, seconds since 1970.
-        is_whole: whether a reader that has only this record, and none before it, gets the same
-            result.
+        is_whole: whether this record alone, without those before it, gives the same result.
     """
 
     seqnum: SeqNum
@@ -121,7 +121,7 @@ class DeploymentLog:
 
         Raises:
             DataLossError: the newest record of the name is lost.
-            NotReadyError: it is forgotten: many others were undeployed meanwhile.
+            NotReadyError: the name was forgotten, because many others were undeployed since.
         """
         if (placed := self.newest.get(name)) is not None:
             return placed
@@ -153,14 +153,14 @@ class DeploymentLog:
         try:
             await self._log.read_next(bound=self._bound, wait=wait_s)
         except DataLossError:
-            return  # `catch_up` names it
+            return  # `catch_up` reports it
 
     async def catch_up(self, *, fresh: bool = False) -> None:
         """Read new records into `newest`; `fresh`: all that any node appended before this call.
 
-        All nodes that read the same records come to the same result, also if several compute nodes
-        deployed at the same time: the first owner of a name keeps it, versions count up. What a
-        node has forgotten (`collect`) makes no difference, because each record summarises those
+        All nodes that read the same records reach the same result, even if several compute nodes
+        deploy at once: the first owner of a name keeps it, and versions count up. Records that a
+        node has forgotten (`collect`) make no difference, because each record summarises those
         before it.
         """
         while True:
@@ -207,7 +207,7 @@ class DeploymentLog:
         if before is not None and before.seqnum >= first:
             taken = _placed_after(before, record, deployment)
         elif deployment.is_undeployed and follows is None:
-            return  # there was nothing
+            return  # no deployment precedes it
         else:
             taken = _placed_alone(record, deployment)
         if taken is not None:
@@ -215,7 +215,7 @@ class DeploymentLog:
             self.newest[name] = taken
 
     async def collect(self) -> None:
-        """Trim the records that no start needs, of those that were read; harmless at any time.
+        """Trim the records that were read and that no start needs; callable at any time.
 
         A newer record of an application may be read while its trim is awaited. Then the application
         is collected again by the next call.
@@ -250,7 +250,7 @@ def _following(before: Placed | None, deployment: Deployment) -> Deployment:
 
 
 def _placed_alone(record: Record, deployment: Deployment) -> Placed:
-    """Place a deployment without any earlier record that counts."""
+    """Place a deployment without a valid earlier record."""
     since = {
         spec: record.ordered_at if at is None else at
         for spec, at in zip_longest(deployment.schedules, deployment.since)
@@ -260,7 +260,7 @@ def _placed_alone(record: Record, deployment: Deployment) -> Placed:
 
 
 def _placed_after(before: Placed, record: Record, deployment: Deployment) -> Placed | None:
-    """Place a deployment; None: it does not count after `before`."""
+    """Place a deployment; None: it is not valid after `before`."""
     is_there = not before.deployment.is_undeployed
     if (deployment.is_undeployed and not is_there) or (
         is_there and before.deployment.owner != deployment.owner

@@ -115,7 +115,7 @@ class Engine:
 
     Attributes:
         order_lookups: finds seqnums by time and places of records, for callers in this process.
-        placement: where shards are by the applied entries.
+        placement: the placement of shards according to the applied entries.
         watches: readers that wait for a record; answered when index data may have one.
     """
 
@@ -192,7 +192,7 @@ class Engine:
         return self._replay.tail
 
     def append(self, data: bytes, columns: TagColumns, waiter: object) -> bool:
-        """Put a record into the open batch; `Appended` tells the waiter its seqnum.
+        """Put a record into the open batch; the waiter gets `Appended` with its seqnum.
 
         Return whether the shell must call this role. False: an earlier append has already asked for
         the call.
@@ -252,7 +252,7 @@ class Engine:
 
         `log` is the tag of the log that is read, whose floor holds for all its tags.
         Returns the record or None (proven) as of `tag_position`, or `PENDING`: then the waiter gets
-        an `Answered`. A `fresh` read reflects all that was committed when it came.
+        an `Answered`. A `fresh` read reflects all that was committed when it was called.
 
         Raises:
             OverloadedError: too many reads wait already. TrimmedError: see `Log`.
@@ -315,7 +315,7 @@ class Engine:
     def abandon(self) -> list[Effect]:
         """Fail every waiting caller: the node stops.
 
-        A record that was sent may still be ordered, one that was not is lost with this node.
+        A record that was sent may still be ordered. An unsent record is lost with this node.
         """
         effects = self._writer.abandon() if self._writer is not None else []
         error = NotReadyError("The platform was closed while the call waited.")
@@ -351,7 +351,7 @@ class Engine:
         raise AssertionError("an engine persists nothing")
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
-        """Handle events, then send what callers have put in."""
+        """Handle events, then send the appends and reads of callers."""
         effects, self._outbox = self._outbox, []
         self._reads.begin_iteration(now)
         for event in events:
@@ -375,7 +375,9 @@ class Engine:
         return effects
 
     def _advance_conditional(self, effects: list[Effect], now: Instant) -> list[Effect]:
-        """Pass answers to the checks of conditional appends; begin what follows from them."""
+        """Pass answers to the checks of conditional appends; begin the appends that these
+        permit.
+        """
         while True:
             ordered = None
             if self._writer is not None and self._local is not None:
@@ -386,7 +388,7 @@ class Engine:
             effects += begun
 
     def _waited_for(self) -> bool:
-        """Whether a caller waits for more than an append."""
+        """Whether a caller waits for anything but an append."""
         if self._extended or self._local is None or self._reads.is_waiting:
             return True
         if self._ready_waiters or len(self.watches) > self._watches_known:
@@ -394,7 +396,7 @@ class Engine:
         return bool(self.order_lookups or self.trims or self._conditional)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
-        """Ask, resend and expire; iterations that only append leave this out."""
+        """Send questions, resend, and expire callers; iterations that only append skip this."""
         effects = self._reads.begin(now) + self._on_time(now)
         effects += self.order_lookups.advance(now) + self.trims.advance(self.position, now)
         if self._ready_waiters and self.ready:
@@ -442,12 +444,14 @@ class Engine:
                 return self._on_disk_full(event, now, full=full)
             case ShardStored():
                 if self._writer is None or message.shard != self._writer.shard:
-                    return [Ignore(message, "about a shard that is not written here")]
+                    return [
+                        Ignore(message, "a message about a shard that this node does not write")
+                    ]
                 return self._writer.on_stored(event.sender, message, now)
             case HomeWanted() | HomeIs() | ConditionalAppend() | ConditionalAnswer():
                 return self._conditional.on_message(event, now)
             case _:
-                return [Ignore(event, "not for an engine")]
+                return [Ignore(event, "not a message for an engine")]
 
     def _on_primary_answer(
         self, event: Received, message: TailIs | TrimIs, now: Instant
@@ -469,7 +473,7 @@ class Engine:
     def _on_term(
         self, event: TermBegun, now: Instant, sender: NodeId | None = None
     ) -> list[Effect]:
-        """Ask the primary of a new term what the one before has not answered."""
+        """Send unanswered questions to the primary of a new term."""
         before = self._leadership.primary
         if not self._leadership.begin(event, sender):
             return []
@@ -500,7 +504,7 @@ class Engine:
         return self._ask_to_join(now) + self._follow_view(now)
 
     def _follow_view(self, now: Instant) -> list[Effect]:
-        """Ask for the shard that the view gives this node, or stop to append to the one that it
+        """Request the shard that the view gives this node, or stop appending to the one that it
         takes away.
         """
         shard, writer = self.placement.view.shard_written_by(self._node), self._writer
@@ -510,7 +514,7 @@ class Engine:
             effects = writer.give_up()
             return effects if self._had_shard else effects + self._follow_view(now)
         if shard is None or writer is not None or self._had_shard:
-            return []  # a second writer of one incarnation looks like the first
+            return []  # a second writer of one incarnation would have the same epoch
         replicas = self.placement.replicas(shard)
         copies = len(self.placement.counting(shard))
         self._writer = ShardWriter(shard, replicas, self._epoch, self._config, copies=copies)
@@ -554,7 +558,8 @@ class Engine:
         """Join again: entries that were applied here were replaced, or the next ones are not kept.
 
         The index and the caches depend on these entries, so they begin empty. Reads in flight fail
-        as retryable. The writer keeps its shard, and learns at the join how far it is ordered.
+        as retryable. The writer keeps its shard, and gets the number of its ordered records at the
+        join.
         """
         error = NotReadyError("This node lost track of the log and joins again; try again.")
         effects: list[Effect] = [
@@ -686,7 +691,7 @@ class Engine:
     # --- time
 
     def _awaits_entries(self) -> bool:
-        """Whether entries may exist that are not here: index data or a reader is ahead."""
+        """Whether entries may exist that are not applied: index data or a reader is ahead."""
         ahead = self._feed.behind and self._feed.end > self.position
         return bool(ahead or self._reads.parked or self.watches)
 

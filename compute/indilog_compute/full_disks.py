@@ -1,4 +1,4 @@
-"""Nodes that notified this compute node of a full disk: then it may have to refuse appends
+"""Nodes whose disks are full, as they notified this compute node; it may have to refuse appends
 (ARCHITECTURE 11, decision 0009).
 """
 
@@ -23,7 +23,7 @@ class FullDisks:
     def __init__(self) -> None:
         self.until: dict[NodeId, Instant] = {}
 
-    def leave(self, replicas: Sequence[NodeId], copies: int, quorum: int) -> bool:
+    def permit_appends(self, replicas: Sequence[NodeId], copies: int, quorum: int) -> bool:
         """Whether the disks that appends need have room: those of `quorum` of the first `copies`
         replicas, and that of the primary. The other replicas do not count.
         """
@@ -33,7 +33,7 @@ class FullDisks:
         return self.until.keys() <= set(replicas) and full <= copies - quorum
 
     def forget(self, nodes: Collection[NodeId]) -> None:
-        """Drop the notifications of nodes that are no replicas any more."""
+        """Drop the notifications of nodes that are no longer replicas."""
         for node in nodes:
             self.until.pop(node, None)
 

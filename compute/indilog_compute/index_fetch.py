@@ -1,5 +1,5 @@
-"""When an engine asks storage for index data that it has missed (PITFALLS 8: a gap is fetched, it
-never stalls).
+"""When an engine requests missing index data from storage (PITFALLS 8: a gap is fetched, so it
+never stalls the engine).
 
 The metalog says which positions have index data. Under load, index data always lags a little behind
 the metalog. So an engine requests missing index data only after a pause in which none arrived.
@@ -15,7 +15,7 @@ from indilog.wire.messages import IndexDataWanted
 
 
 class IndexFetch:
-    """The fetch of one engine; it asks every storage node, each about its shards."""
+    """The fetch of one engine; it asks every storage node about the shards of that node."""
 
     __slots__ = ("_end", "_placement", "_resend", "_tag_position")
 
@@ -24,10 +24,10 @@ class IndexFetch:
         self._resend = resend
         self._end: MetalogPosition = 0
         """Index data below this position was requested, page by page: each page that arrives
-        requests the next one. Storage sends index data of later positions unasked.
+        requests the next one. Storage sends index data of later positions unrequested.
         """
         self._tag_position: MetalogPosition = 0
-        """How far the index data was when `note` was last called."""
+        """`tag_position` at the last call of `note`."""
 
     def on_index_data(self, before: MetalogPosition, tag_position: MetalogPosition) -> list[Effect]:
         """Ask for the next page after one that took the engine from `before` to `tag_position`."""
@@ -37,7 +37,7 @@ class IndexFetch:
         return []
 
     def note(self, now: Instant, position: MetalogPosition, tag_position: MetalogPosition) -> None:
-        """Note how far the engine is: the pause begins with the last progress of the index data."""
+        """Note the engine's positions. The pause begins when `tag_position` last grew."""
         assert tag_position <= position, "index data is not ahead of the metalog"
         if tag_position != self._tag_position or tag_position >= position:
             self._tag_position = tag_position
@@ -62,5 +62,5 @@ class IndexFetch:
         return [Send(node, wanted) for node in self._placement.view.storage_nodes]
 
     def deadline(self) -> Instant | None:
-        """When to ask again; None: nothing is missed."""
+        """When to ask again; None: nothing is missing."""
         return self._resend.due

@@ -1,9 +1,9 @@
 """The log inside a compute node: `Log` over an engine in this process.
 
 The hot paths of the platform end here. An append is a future and a few list operations. A read that
-the local index and the record cache answer is complete within the call. Such reads do not suspend.
-So every `_READS_PER_ITERATION`-th of them yields to the event loop, because a busy reader would
-starve other tasks.
+the local index and the record cache answer is complete within the call, without suspending. A busy
+reader could starve other tasks, so every `_READS_PER_ITERATION`-th of these reads yields to the
+event loop.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FoundT = TypeVar("_FoundT", Record, list[Record])
 
 
 class LocalLogs:
-    """Gives out logs of one engine; a `LogSource`."""
+    """Opens logs over one engine; a `LogSource`."""
 
     def __init__(
         self, shell: NodeShell, node: NodeId, engine: Engine, limits: ClusterConfig
@@ -81,7 +81,7 @@ class LocalLogs:
         """As `wake`, for callers that wait for anything but an append."""
         self._reads = 0
         self.retention: RetentionService | None = None
-        """Enforces retention policies; at one compute node of a platform only."""
+        """Enforces retention policies; only one compute node of a platform has it."""
 
     @property
     def position(self) -> MetalogPosition:
@@ -307,8 +307,8 @@ class LocalLog(Log):
         return seqnum
 
     async def places(self, start: SeqNum, end: SeqNum) -> Sequence[PlacedSpan]:
-        """Return where the records of all logs from `start` to below `end` are: the spans of the
-        first of them; none if `start` is not ordered yet.
+        """Return the places of the first records, of any log, in [start, end), as spans; none if
+        `start` is not ordered yet.
 
         Raises:
             ValueError: the seqnums are not 0 <= start < end.

@@ -30,7 +30,7 @@ _FAILURES_MAX: Final = 10
 
 
 class SizeMarks:
-    """Where the newest `size_bytes` of a log begin, known to a thousandth of it.
+    """Where the newest `size_bytes` of a log begin, exact to a thousandth of `size_bytes`.
 
     Attributes:
         bound: the first seqnum that was not read.
@@ -52,7 +52,7 @@ class SizeMarks:
 
     @property
     def marks(self) -> int:
-        """How many marks are held."""
+        """How many marks are kept."""
         return len(self._marks)
 
     def take(self, page: Sequence[Record]) -> int:
@@ -68,7 +68,7 @@ class SizeMarks:
         excess = self._read_bytes - self._size_bytes
         first_kept = bisect_left(self._marks, excess, key=lambda mark: mark[1])
         del self._marks[: min(first_kept, len(self._marks) - 1)]
-        assert not page or self._marks, "one mark stays"
+        assert not page or self._marks, "the last mark is kept"
         return self._read_bytes - before
 
     def trimmed(self, until: SeqNum) -> None:
@@ -95,8 +95,8 @@ class _Kept:
         self.sizes = SizeMarks(policy.size_bytes) if policy.size_bytes is not None else None
 
     async def old_until(self, now: float) -> SeqNum:
-        """Return the seqnum below which records are older than the policy allows at `now`, the time
-        of the log; 0: none is.
+        """Return the seqnum below which records are too old for the policy at `now`, the time of
+        the log; 0: none is.
         """
         age_s = self.policy.age_s
         if age_s is None:

@@ -18,7 +18,7 @@ from indilog.config import NodeConfig
 from indilog.sdk.retention_log import PolicyLog
 from indilog_compute.retention import RetentionRounds
 
-_AGAIN_S: Final = 1.0
+_PAUSE_S: Final = 1.0
 """The pause between two rounds, seconds; after an error it doubles, up to the interval."""
 
 
@@ -47,8 +47,8 @@ class RetentionService:
         return {**self._rounds.status(), "policies_beyond_the_limit": self._policies.beyond}
 
     async def _run(self) -> None:
-        again_s = min(_AGAIN_S, self._interval_s)
-        rest_s = again_s
+        pause_s = min(_PAUSE_S, self._interval_s)
+        rest_s = pause_s
         while True:
             try:
                 await self._policies.catch_up()
@@ -56,7 +56,7 @@ class RetentionService:
                 is_more = bool(self._policies.newest) and await self._rounds.run()
                 if not is_more:
                     await self._rest()
-                rest_s = again_s
+                rest_s = pause_s
             except IndilogError as error:
                 structlog.get_logger().warning("retention not enforced", reason=str(error))
                 rest_s = min(2 * rest_s, self._interval_s)

@@ -1,19 +1,19 @@
 """The append side of a compute node: one shard, one writer (ARCHITECTURE 8, thesis 5.3 and 5.5.1).
 
-A writer first asks the primary for its shard, under a new epoch. It has the shard from the metalog
-entry on that names it (`NewWriters`), and begins at the localid up to which that entry finds the
-shard ordered. Nothing that an earlier writer stored beyond it will be ordered. A replica refuses
-batches until it has applied the entry, and then says that it has.
+A writer first requests its shard from the primary, under a new epoch. It owns the shard from the
+metalog entry that names it (`NewWriters`). It begins at the first localid that is not ordered at
+that entry; what earlier writers stored from there on is never ordered. A replica refuses batches
+until it has applied the entry, and then notifies the writer.
 
 Then records collect in the open batch, which is sent when the iteration ends. While
 `frames_in_flight_max` batches are in flight, further records collect, so batches grow with the load
 (self-clocking).
 
-A batch leaves memory when a metalog entry orders its records. Without such an entry, the replicas
-are asked what they have, after `resend_s` and then after pauses that double. A batch is resent only
-to a replica that reports that it lacks the batch, so slow replicas get no more work. After
-`append_timeout_s` the callers of a batch get an unknown outcome. The batch stays, because localids
-must follow on.
+A batch leaves memory when a metalog entry orders its records. Without such an entry, the writer
+asks the replicas for their stored prefixes, after `resend_s` and then after pauses that double. A
+batch is resent only to a replica that reports that it lacks the batch, so slow replicas get no more
+work. After `append_timeout_s` the callers of a batch get an unknown outcome. The batch stays,
+because localids must be consecutive.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Takeover(enum.Enum):
     """No metalog entry names this writer yet."""
     OPEN = enum.auto()
     LOST = enum.auto()
-    """A writer with a newer epoch has it."""
+    """A writer with a newer epoch has the shard."""
     STOPPED = enum.auto()
     """This node has stopped."""
 
@@ -65,12 +65,12 @@ class Takeover(enum.Enum):
 class _Batch:
     """Records that are sent together.
 
-    A batch that is encoded was sent; an ordered one leaves the queue.
+    An encoded batch was sent. An ordered batch is no longer in the queue.
 
     Attributes:
         bytes: the size that it will have, encoded.
-        bytes_max, records_max: up to these the batch takes records without a further check of any
-            limit. They are 0 until the limits were checked for the batch.
+        bytes_max, records_max: up to these the batch accepts records without checking limits again.
+            They are 0 until the limits are first checked.
     """
 
     __slots__ = (
@@ -147,7 +147,7 @@ class ShardWriter:
         self._in_flight_bytes = 0
         self._full_disks = FullDisks()
         self.barrier: LocalId = 0
-        """Below it lie all records whose append timed out: they may still be ordered."""
+        """All records whose append timed out lie below it; they may still be ordered."""
         self._sent_again: dict[NodeId, tuple[LocalId, Resend]] = {}
         """By replica: the localid from which batches were resent, and when to resend them again."""
 
@@ -165,7 +165,7 @@ class ShardWriter:
         """Whether disks that appends need are full: too few replicas have room, or the primary has
         none.
         """
-        return not self._full_disks.leave(self.replicas, self._copies, self._quorum)
+        return not self._full_disks.permit_appends(self.replicas, self._copies, self._quorum)
 
     # --- appends
 
@@ -214,8 +214,8 @@ class ShardWriter:
     def _open_for(self, records: int, size_bytes: int) -> _Batch:
         """Return the open batch for `records` more records; a new one, if they do not fit.
 
-        Checks all limits, and sets those of the batch. These stay right while the batch is open,
-        because the other appends that wait only become fewer.
+        Checks all limits, and sets those of the batch. These stay valid while the batch is open,
+        because the other waiting appends only become fewer.
         """
         records_left = self._pending_max - self.pending
         bytes_left = self._pending_bytes_max - self._pending_bytes
@@ -291,7 +291,7 @@ class ShardWriter:
         while self._in_flight and self._in_flight[0].end <= end:
             batch = self._in_flight.popleft()
             self._in_flight_bytes -= len(batch.encoded)
-            assert batch.first >= span.first_localid, "spans of a shard follow on"
+            assert batch.first >= span.first_localid, "spans of a shard are consecutive"
             self._forget(batch)
             offset = batch.first - span.first_localid
             done.append(OrderedBatch(batch, span.first_seqnum + offset))
@@ -313,7 +313,7 @@ class ShardWriter:
         self._question.stop()
 
     def named(self, epoch: Epoch, cut: LocalId) -> list[Effect]:
-        """Note whom the metalog names as writer of the shard, and how far the shard is ordered
+        """Note the writer that a metalog entry names, and how many records of the shard are ordered
         there.
         """
         if epoch > self.epoch:
@@ -326,7 +326,7 @@ class ShardWriter:
         return []
 
     def joined(self, epoch: Epoch, cut: LocalId) -> list[Effect]:
-        """Note whom the metalog names as writer, and how much of the shard is ordered.
+        """Note the writer that the metalog names, and how many records of the shard are ordered.
 
         When the node joins again, the outcome of batches that were ordered meanwhile is not known.
         If the entry that named this writer was replaced, it asks for the shard again.
@@ -345,8 +345,8 @@ class ShardWriter:
         return effects + self.named(epoch, cut)
 
     def move(self, replicas: Sequence[NodeId]) -> list[Effect]:
-        """Send batches to other replicas from now on. A new one is asked what it has, and then gets
-        the batches in flight.
+        """Send batches to other replicas from now on. A new replica is asked for its stored prefix,
+        and then gets the batches in flight.
         """
         added = [replica for replica in replicas if replica not in self.replicas]
         self._full_disks.forget([node for node in self.replicas if node not in replicas])
@@ -429,7 +429,7 @@ class ShardWriter:
         return effects
 
     def refusal(self) -> IndilogError:
-        """Return why no append is taken now; valid if that is so."""
+        """Return why no append is accepted now; call it only in that case."""
         if self.takeover is Takeover.STOPPED:
             return NotReadyError("The platform has stopped; open it again.")
         return self._lost() if self.takeover is Takeover.LOST else self._full_disks.error()
@@ -509,7 +509,7 @@ class ShardWriter:
         return [Send(replica, message) for replica in self.replicas]
 
     def check_invariants(self) -> None:
-        """In flight, batches follow on; what waits is what the queues hold."""
+        """Assert that batches in flight are consecutive, and that sums equal the queues."""
         batches = [*self._in_flight, *self._closed]
         assert self._closed_records == sum(len(b.waiters) for b in batches)
         assert self._closed_bytes == sum(b.bytes for b in batches)

@@ -81,7 +81,7 @@ class Trims:
             except ValueError as error:
                 del self._under_way[message.request]
                 return [Answer(trim.waiter, error)]
-            return [Ignore(message, "a trim refused that reaches not beyond the tail")]
+            return [Ignore(message, "a refusal of a trim that is not beyond the tail")]
         trim.resend.stop()
         self._under_way[message.request] = trim._replace(position=message.position)
         return []

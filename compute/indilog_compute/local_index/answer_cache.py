@@ -37,7 +37,7 @@ class _Zone:
 
 
 class AnswerCache:
-    """At most `entries_max` zones in at most `bytes_max` bytes; the least recently used goes first.
+    """At most `entries_max` zones in at most `bytes_max` bytes; the least recently used is evicted.
 
     Attributes:
         hits: lookups answered.
@@ -55,25 +55,25 @@ class AnswerCache:
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
-        """How many zones it holds."""
+        """How many zones are cached."""
         return len(self._zones)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held, by the measured cost of a zone."""
+        """Bytes of the cached zones, by the measured cost of a zone."""
         return len(self._zones) * ZONE_BYTES
 
     def learn_next(self, tag: TagHash, bound: SeqNum, seqnum: SeqNum, shard: ShardId) -> None:
-        """Keep that the first record of `tag` from `bound` on is at `seqnum`."""
+        """Cache that the first record of `tag` from `bound` on is at `seqnum`."""
         assert bound <= seqnum, "the first from a bound on is not before it"
         self._learn(tag, seqnum, _Zone(shard, bound, seqnum))
 
     def learn_prev(
         self, tag: TagHash, bound: SeqNum, seqnum: SeqNum, shard: ShardId, tail: SeqNum
     ) -> None:
-        """Keep that the last record of `tag` up to `bound`, and below `tail`, is at `seqnum`.
+        """Cache that the last record of `tag` up to `bound`, and below `tail`, is at `seqnum`.
 
-        `tail` is the log's tail in the question: beyond it the answer may change.
+        `tail` is the log's tail in the question; the answer may change from there on.
         """
         assert seqnum <= bound, "the last up to a bound is not after it"
         assert seqnum < tail, "only ordered records are found"
@@ -148,6 +148,6 @@ class AnswerCache:
             for seqnum in seqnums:
                 zone = self._zones[tag, seqnum]
                 assert zone.below <= seqnum <= zone.above, "a zone lies around its record"
-                assert seqnum_before < zone.below, "no other record lies in it"
-                assert above_before < seqnum, "nor in the one before"
+                assert seqnum_before < zone.below, "no record before it lies in its zone"
+                assert above_before < seqnum, "nor does it lie in the zone before"
                 seqnum_before, above_before = seqnum, zone.above

@@ -6,8 +6,8 @@ question is sent. More index data arrives before the answer. The answer still fi
 has evicted no record of that tag since. So a tag is *expected* when a question about it is sent.
 Any eviction of its records ends the expectation. An answer without an expectation, or with another
 limit, is dropped. The timestamps of thesis 5.7 exclude answers about records beyond the applied
-tail. Expectations also prevent that a tag counts as complete if it was evicted between question and
-answer.
+tail. Expectations also keep a tag that was evicted between question and answer from counting as
+complete.
 
 The first record of a tag without a row stays valid until its next record, which begins a row. Until
 then it answers lookups. A tag without any record is proven to have none.
@@ -33,8 +33,8 @@ _SHARE: Final = 32
 class Expectations:
     """Expectations, first records and wanted tags: each at most a 32nd of the Tag Cache's tags.
 
-    The oldest are dropped first. That is harmless: a tag is then not known to be complete, or has
-    no row until it is looked up again.
+    The oldest are dropped first. This costs only hits: a tag is then not known to be complete, or
+    has no row until it is looked up again.
 
     Attributes:
         firsts: the first record of each tag without a row; None: the tag has no record. The least

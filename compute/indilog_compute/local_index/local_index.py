@@ -38,7 +38,7 @@ class LocalIndex:
 
     `Found`, `Empty` and `Matches` are always right for that prefix; `Miss` means to ask the index
     tier. The index starts empty, at the beginning or at any `(position, tail)` of a running log. A
-    crash loses it, without harm.
+    crash loses it and does no harm.
 
     Args:
         config: the limits.
@@ -121,7 +121,7 @@ class LocalIndex:
             for lost in part.lost:
                 self._lost.add(lost)
         if self._waiting_tags >= WAITING_MAX or len(self._waiting) >= WAITING_MAX:
-            self._settle()
+            self._apply_waiting()
         if parts:
             self._tag_tail = parts[-1].first_seqnum + parts[-1].count
         self.tag_position += 1
@@ -131,10 +131,10 @@ class LocalIndex:
     def _tags(self) -> TagCache:
         """The Tag Cache, with all index data that was applied."""
         if self._waiting:
-            self._settle()
+            self._apply_waiting()
         return self._tag_cache
 
-    def _settle(self) -> None:
+    def _apply_waiting(self) -> None:
         waiting, self._waiting, self._waiting_tags = self._waiting, [], 0
         if not self._tag_cache.enabled:
             return
@@ -253,11 +253,11 @@ class LocalIndex:
         return self._tags.enabled
 
     def knows_tag(self, tag: TagHash) -> bool:
-        """Whether the index tier need not be asked if `tag` is new."""
+        """Whether it is known here if `tag` is new, so that the index tier is not asked."""
         return self._tags.knows(tag)
 
     def has_recent(self, tag: TagHash, seqnums: int) -> bool:
-        """Whether the newest `seqnums` records of `tag`, or all that there are, are held."""
+        """Whether the newest `seqnums` records of `tag`, or all that there are, are cached."""
         return self._tags.has_recent(tag, seqnums)
 
     def expect(self, tag: TagHash) -> None:
@@ -303,7 +303,7 @@ class LocalIndex:
             }
             for name, part in self._parts.items()
         }  # fmt: skip
-        status["tag_cache"] |= {"entries": self._tags.held, "tags": len(self._tags)}
+        status["tag_cache"] |= {"entries": self._tags.seqnums_cached, "tags": len(self._tags)}
         return status
 
     @property

@@ -1,7 +1,7 @@
 """The Popularity Cache: the shards of older records that were read recently (thesis 5.1.2).
 
-It holds only seqnums below the head of the Suffix, learned from lookups that missed. It knows
-single seqnums and no ranges, so it has point hits only (algorithm 2).
+It has only seqnums below the head of the Suffix, learned from lookups that missed. It has single
+seqnums and no ranges, so it has point hits only (algorithm 2).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PopularityCache:
 
     Attributes:
         hits: lookups answered.
-        misses: lookups of a seqnum that is not held.
+        misses: lookups of a seqnum that is not cached.
     """
 
     __slots__ = ("_entries_max", "_shards", "hits", "misses")
@@ -35,21 +35,21 @@ class PopularityCache:
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
-        """How many seqnums it holds."""
+        """How many seqnums are cached."""
         return len(self._shards)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held, by the measured cost of an entry."""
+        """Bytes of the cached entries, by the measured cost of an entry."""
         return len(self._shards) * ENTRY_BYTES
 
     def learn(self, seqnum: SeqNum, shard: ShardId) -> None:
-        """Keep the answer to a lookup that missed."""
+        """Cache the answer to a lookup that missed."""
         if self._entries_max:
             self._shards[seqnum] = shard
 
     def find(self, bound: SeqNum) -> Answer:
-        """Return the record at `bound` if it is held; the same for both directions."""
+        """Return the record at `bound` if it is cached; the same for both directions."""
         shard = self.shard_of(bound)
         return MISS if shard is None else Found(bound, shard)
 

@@ -27,8 +27,8 @@ left plus a 64th of its age. So the order of evictions may deviate from the orde
 by that much. With one partition (a small cache) the order is exact.
 
 **Memory.** Bounded in seqnums and in bytes, by costs measured in CPython. A tag may exceed its
-limit by an eighth before its oldest seqnums are evicted, so that eviction is amortised. The seqnums
-actually held count toward the total.
+limit by an eighth before its oldest seqnums are evicted, so that eviction is amortised. The total
+counts the cached seqnums, these included.
 """
 
 from __future__ import annotations
@@ -79,20 +79,21 @@ _Partition: TypeAlias = dict[TagHash, Row]
 """Tags in the order of their last events, the oldest first."""
 
 
-def _move_to_end(partition: _Partition, tag: TagHash, held: Row) -> None:
-    """Make `tag` the newest by event, and `held` its row."""
+def _move_to_end(partition: _Partition, tag: TagHash, cached: Row) -> None:
+    """Move `tag` to the end of its partition, with `cached` as its row."""
     del partition[tag]
-    partition[tag] = held
+    partition[tag] = cached
 
 
 class TagCache:
-    """Has for each cached tag every record from the head of its row on, and sometimes all records.
+    """Caches rows of tags: every record of a tag from the head of its row on, and sometimes all
+    records.
 
-    Holds at most `bytes_max` bytes and `seqnums_max` seqnums in all, and `seqnums_per_tag_max`
+    Caches at most `bytes_max` bytes and `seqnums_max` seqnums in all, and `seqnums_per_tag_max`
     seqnums plus an eighth for one tag. With a limit of 0 it is empty and every lookup misses.
 
     Attributes:
-        held: how many seqnums it holds.
+        seqnums_cached: how many seqnums are cached.
         hits: lookups answered, proven absence included.
         misses: lookups of an unknown tag, or below the head of one that is not complete.
     """
@@ -100,7 +101,7 @@ class TagCache:
     __slots__ = (
         "_bytes_enough", "_bytes_max", "_cursor", "_cut_above", "_enough", "_expectations",
         "_horizon", "_mask", "_own", "_partitions", "_per_tag_max", "_position", "_rows",
-        "_seqnums_max", "_tags", "held", "hits", "misses",
+        "_seqnums_max", "_tags", "hits", "misses", "seqnums_cached",
     )  # fmt: skip
 
     def __init__(
@@ -134,23 +135,23 @@ class TagCache:
         self._tags = 0
         self._rows = 0
         """How many tags have arrays."""
-        self.held = 0
+        self.seqnums_cached = 0
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
-        """How many tags it holds."""
+        """How many tags are cached."""
         return self._tags
 
     @property
     def enabled(self) -> bool:
-        """Whether it may hold anything."""
+        """Whether it may cache anything."""
         return self._seqnums_max > 0
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held, by the measured cost of a tag, of its arrays and of a seqnum."""
+        """Bytes of all rows, by the measured cost of a tag, of its arrays and of a seqnum."""
         tags = self._tags + len(self._expectations)
-        return tags * TAG_BYTES + self._rows * ROW_BYTES + self.held * SEQNUM_BYTES
+        return tags * TAG_BYTES + self._rows * ROW_BYTES + self.seqnums_cached * SEQNUM_BYTES
 
     # --- index data
 
@@ -180,8 +181,8 @@ class TagCache:
         for tag, first, end in rows.groups:
             start = first
             partition = partitions[tag & mask]
-            held = partition.get(tag)
-            if held is None:
+            cached = partition.get(tag)
+            if cached is None:
                 if shard_at[start] not in own:
                     start = self._first_of_interest(tag, shard_at[start:end], start)
                     if start == end:
@@ -191,14 +192,14 @@ class TagCache:
                 self._tags += 1
                 if firsts and tag in firsts:
                     self._begin(partition, tag)
-                self.held += 1
+                self.seqnums_cached += 1
                 start += 1
                 if start == end:
                     continue
             row = self._with_arrays(partition, tag)
             row.seqnums.frombytes(seqnums[8 * start : 8 * end])
             row.shards.frombytes(shards[2 * start : 2 * end])
-            self.held += end - start
+            self.seqnums_cached += end - start
             if row.accessed != position:
                 row.accessed = position
                 _move_to_end(partition, tag, row)
@@ -206,9 +207,9 @@ class TagCache:
                 self._cut(tag, row)
 
     def _first_of_interest(self, tag: TagHash, shards: memoryview[int], start: int) -> int:
-        """Return which of the new records of a tag, from index `start` on, begins the tag's row.
+        """Return the index of the new record, from `start` on, that begins the tag's row.
 
-        The number of records: none of them begins a row.
+        It is the number of records if none begins a row.
         """
         if self._expectations.begins_row(tag):
             return start
@@ -229,7 +230,7 @@ class TagCache:
                 return
             partition[tag] = single_of(seqnums[0], shard, self._position)
             self._tags += 1
-            self.held += 1
+            self.seqnums_cached += 1
             seqnums = seqnums[1:]
             if tag in self._expectations.firsts:
                 self._begin(partition, tag)
@@ -238,7 +239,7 @@ class TagCache:
         row.shards.extend(array("H", (shard,)) * len(seqnums))
         row.accessed = self._position
         _move_to_end(partition, tag, row)
-        self.held += len(seqnums)
+        self.seqnums_cached += len(seqnums)
         if len(row.seqnums) > self._cut_above:
             self._cut(tag, row)
 
@@ -276,15 +277,15 @@ class TagCache:
             if len(of_tag) > cut_above:
                 self._cut(tag, row)
         self._tags += created
-        self.held += added + created
+        self.seqnums_cached += added + created
 
     def _with_arrays(self, partition: _Partition, tag: TagHash) -> TagRow:
         """Return the row of a cached tag; give it arrays if it has none."""
-        held = partition[tag]
-        if isinstance(held, int):
-            held = partition[tag] = TagRow(held)
+        cached = partition[tag]
+        if isinstance(cached, int):
+            cached = partition[tag] = TagRow(cached)
             self._rows += 1
-        return held
+        return cached
 
     def _begin(self, partition: _Partition, tag: TagHash) -> None:
         """Begin a new row with the tag's first record, if the index tier has answered it."""
@@ -292,20 +293,20 @@ class TagCache:
 
     def _know_first(self, partition: _Partition, tag: TagHash, first: First | None) -> None:
         """Set the first record below a row's head; None: there is none, the row is complete."""
-        held = partition[tag]
+        cached = partition[tag]
         if first is not None:
             row = self._with_arrays(partition, tag)
             row.minimum = None if row.complete else first
-        elif isinstance(held, int):
-            partition[tag] = held | COMPLETE_BIT
+        elif isinstance(cached, int):
+            partition[tag] = cached | COMPLETE_BIT
         else:
-            held.complete, held.minimum = True, None
+            cached.complete, cached.minimum = True, None
 
     def _cut(self, tag: TagHash, row: TagRow) -> None:
         """Evict the oldest seqnums of one tag: its head moves up."""
         excess = len(row.seqnums) - self._per_tag_max
         row.cut(excess)
-        self.held -= excess
+        self.seqnums_cached -= excess
         self._expectations.lose(tag)
 
     # --- eviction
@@ -313,10 +314,10 @@ class TagCache:
     def _make_room(self) -> None:
         """Evict whole tags, least recently accessed first, when a limit is exceeded.
 
-        It evicts more than necessary at once: each time, finding the front of a dictionary skips
-        the slots deleted there before.
+        It evicts more than necessary at once, because each search for the front of a dictionary
+        skips all slots that were deleted there.
         """
-        if self.held <= self._seqnums_max and self.size_bytes <= self._bytes_max:
+        if self.seqnums_cached <= self._seqnums_max and self.size_bytes <= self._bytes_max:
             return
         while self._excessive():
             self._evict_from(self._partitions[self._cursor])
@@ -327,27 +328,27 @@ class TagCache:
                     self._horizon = self._next_horizon()
 
     def _excessive(self) -> bool:
-        """Whether more is held than eviction leaves."""
-        over = self.held > self._enough or self.size_bytes > self._bytes_enough
+        """Whether the cache is larger than eviction should leave it."""
+        over = self.seqnums_cached > self._enough or self.size_bytes > self._bytes_enough
         return over and self._tags > 0
 
     def _evict_from(self, partition: _Partition) -> None:
         """Evict tags of one partition up to the horizon, until the limits hold."""
         evicted: list[TagHash] = []
-        horizon, left, bytes_left = self._horizon, self.held, self.size_bytes
+        horizon, left, bytes_left = self._horizon, self.seqnums_cached, self.size_bytes
         enough, bytes_enough = self._enough, self._bytes_enough
-        for tag, held in partition.items():
+        for tag, cached in partition.items():
             if left <= enough and bytes_left <= bytes_enough:
                 break
-            if isinstance(held, int):
-                if held >> ACCESSED_SHIFT & ACCESSED_MASK > horizon:
+            if isinstance(cached, int):
+                if cached >> ACCESSED_SHIFT & ACCESSED_MASK > horizon:
                     break
                 left -= 1
                 bytes_left -= TAG_BYTES + SEQNUM_BYTES
             else:
-                if held.accessed > horizon:
+                if cached.accessed > horizon:
                     break
-                seqnums = len(held.seqnums)
+                seqnums = len(cached.seqnums)
                 left -= seqnums
                 bytes_left -= TAG_BYTES + ROW_BYTES + seqnums * SEQNUM_BYTES
                 self._rows -= 1
@@ -355,7 +356,7 @@ class TagCache:
         for tag in evicted:
             del partition[tag]
         self._expectations.lose_all(evicted)
-        self.held = left
+        self.seqnums_cached = left
         self._tags -= len(evicted)
 
     def _next_horizon(self) -> MetalogPosition:
@@ -368,17 +369,17 @@ class TagCache:
     # --- answers of the index tier
 
     def knows(self, tag: TagHash) -> bool:
-        """Whether the index tier need not be asked if `tag` is new."""
+        """Whether it is known here if `tag` is new, so that the index tier is not asked."""
         return tag in self._partitions[tag & self._mask] or tag in self._expectations
 
     def has_recent(self, tag: TagHash, seqnums: int) -> bool:
-        """Whether the newest `seqnums` records of `tag`, or all that there are, are held."""
-        held = self._partitions[tag & self._mask].get(tag)
-        if held is None:
+        """Whether the newest `seqnums` records of `tag`, or all that there are, are cached."""
+        cached = self._partitions[tag & self._mask].get(tag)
+        if cached is None:
             return self._expectations.is_new(tag)
-        if isinstance(held, int):
-            return bool(held & COMPLETE_BIT) or seqnums <= 1
-        return held.complete or len(held.seqnums) >= seqnums
+        if isinstance(cached, int):
+            return bool(cached & COMPLETE_BIT) or seqnums <= 1
+        return cached.complete or len(cached.seqnums) >= seqnums
 
     def expect(self, tag: TagHash, limit: SeqNum) -> None:
         """Note a question to the index tier about `tag` below `limit`, the tail applied here.
@@ -400,12 +401,12 @@ class TagCache:
         if not self._expectations.fulfil(tag, limit):
             return
         partition = self._partitions[tag & self._mask]
-        held = partition.get(tag)
-        if held is None:
+        cached = partition.get(tag)
+        if cached is None:
             self._expectations.learn_first(tag, first)
-        elif first is None or first.seqnum < head_of(held):
+        elif first is None or first.seqnum < head_of(cached):
             self._know_first(partition, tag, first)
-        elif first.seqnum == head_of(held):
+        elif first.seqnum == head_of(cached):
             self._know_first(partition, tag, None)
         self._make_room()
 
@@ -439,7 +440,7 @@ class TagCache:
                 return
             partition[tag] = single_of(seqnums[-1], shards[-1], self._position)
             self._tags += 1
-            self.held += 1
+            self.seqnums_cached += 1
         if seqnums:
             self._put_older(partition, tag, seqnums, shards, limit)
         if complete:
@@ -461,13 +462,13 @@ class TagCache:
         """Put records below `limit` before those that the row has, unless the row reaches further
         back.
         """
-        held = partition[tag]
-        if head_of(held) <= seqnums[0]:
+        cached = partition[tag]
+        if head_of(cached) <= seqnums[0]:
             return
         row = self._with_arrays(partition, tag)
         before = len(row.seqnums)
         row.put_before(seqnums, shards, limit)
-        self.held += len(row.seqnums) - before
+        self.seqnums_cached += len(row.seqnums) - before
         if row.minimum is not None and row.minimum.seqnum >= row.head:
             row.complete, row.minimum = True, None
 
@@ -478,14 +479,14 @@ class TagCache:
         """
         self._expectations.forget(tag)
         partition = self._partitions[tag & self._mask]
-        held = partition.get(tag)
-        if held is None:
+        cached = partition.get(tag)
+        if cached is None:
             return
         row = self._with_arrays(partition, tag)
         row.complete, row.minimum = False, None
         before = len(row.seqnums)
         row.put_before((), (), until)
-        self.held -= before - len(row.seqnums)
+        self.seqnums_cached -= before - len(row.seqnums)
         if not row.seqnums:
             del partition[tag]
             self._tags -= 1
@@ -495,47 +496,47 @@ class TagCache:
 
     def find_next(self, tag: TagHash, bound: SeqNum) -> Answer:
         """Return the first record with `tag` and seqnum >= `bound` (algorithms 3 and 4)."""
-        held = self._partitions[tag & self._mask].get(tag)
-        if held is None:
+        cached = self._partitions[tag & self._mask].get(tag)
+        if cached is None:
             return self._without_row(tag, self._expectations.next(tag, bound))
-        answer = next_in(held, bound) if isinstance(held, int) else held.next(bound)
+        answer = next_in(cached, bound) if isinstance(cached, int) else cached.next(bound)
         if answer is MISS:
             self.misses += 1
         else:
-            self._hit(tag, held)
+            self._hit(tag, cached)
         return answer
 
     def find_prev(self, tag: TagHash, bound: SeqNum) -> Answer:
         """Return the last record with `tag` and seqnum <= `bound`."""
-        held = self._partitions[tag & self._mask].get(tag)
-        if held is None:
+        cached = self._partitions[tag & self._mask].get(tag)
+        if cached is None:
             return self._without_row(tag, self._expectations.prev(tag, bound))
-        answer = prev_in(held, bound) if isinstance(held, int) else held.prev(bound)
+        answer = prev_in(cached, bound) if isinstance(cached, int) else cached.prev(bound)
         if answer is MISS:
             self.misses += 1
         else:
-            self._hit(tag, held)
+            self._hit(tag, cached)
         return answer
 
     def find_range(self, tag: TagHash, bound: SeqNum, limit: int) -> RangeAnswer:
         """Return the first `limit` records with `tag` from `bound` on; fewer: there are no more."""
-        held = self._partitions[tag & self._mask].get(tag)
-        if held is None:
+        cached = self._partitions[tag & self._mask].get(tag)
+        if cached is None:
             answer = self._without_row(tag, self._expectations.next(tag, bound))
             return Matches((), ()) if answer is EMPTY else MISS
-        matches = range_in(held, bound, limit)
+        matches = range_in(cached, bound, limit)
         if matches is MISS:
             self.misses += 1
         else:
-            self._hit(tag, held)
+            self._hit(tag, cached)
         return matches
 
-    def _hit(self, tag: TagHash, held: Row) -> None:
+    def _hit(self, tag: TagHash, cached: Row) -> None:
         """Count a read hit: an event of the tag."""
         self.hits += 1
-        if accessed_of(held) != self._position:
+        if accessed_of(cached) != self._position:
             partition = self._partitions[tag & self._mask]
-            _move_to_end(partition, tag, touched(held, self._position))
+            _move_to_end(partition, tag, touched(cached, self._position))
 
     def _without_row(self, tag: TagHash, answer: Answer) -> Answer:
         """Count the answer to a lookup of a tag that has no row; a miss makes the tag wanted."""
@@ -549,13 +550,13 @@ class TagCache:
 
     def check_invariants(self) -> None:
         """Assert the bounds, the order, and that the counters are right."""
-        tags = [held for partition in self._partitions for held in partition.values()]
-        rows = [held for held in tags if not isinstance(held, int)]
+        tags = [cached for partition in self._partitions for cached in partition.values()]
+        rows = [cached for cached in tags if not isinstance(cached, int)]
         lengths = [len(row.seqnums) for row in rows]
         assert self._tags == len(tags), "tags are counted"
         assert self._rows == len(rows), "arrays are counted"
-        assert self.held == len(tags) - len(rows) + sum(lengths), "seqnums are counted"
-        assert self.held <= self._seqnums_max, "more seqnums than allowed"
+        assert self.seqnums_cached == len(tags) - len(rows) + sum(lengths), "seqnums are counted"
+        assert self.seqnums_cached <= self._seqnums_max, "more seqnums than allowed"
         assert self.size_bytes <= self._bytes_max or not tags, "more bytes than allowed"
         assert max(lengths, default=0) <= self._cut_above, "more seqnums of a tag than allowed"
         for row in rows:
@@ -565,5 +566,7 @@ class TagCache:
         for partition in self._partitions:
             accesses = list(map(accessed_of, partition.values()))
             assert accesses == sorted(accesses), "a partition is in the order of events"
-            assert not partition.keys() & self._expectations.firsts.keys(), "a row knows by itself"
+            assert not partition.keys() & self._expectations.firsts.keys(), (
+                "a tag with a row has no first record"
+            )
         self._expectations.check_invariants()

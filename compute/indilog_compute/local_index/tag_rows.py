@@ -4,8 +4,8 @@ A row has the highest seqnums of the tag, ascending, with their shards, and the 
 the tag's last event. From the *head*, the oldest seqnum kept, on no record of the tag is missing.
 Below the head a row may state one of two facts, the fields of the extended Tag Cache:
 
-- *complete*: there is nothing below the head;
-- *minimum*: the first record that ever had the tag; what lies between it and the head is not known.
+- *complete*: the tag has no records below the head;
+- *minimum*: the first record that ever had the tag; records between it and the head are unknown.
 
 Most tags of some workloads have one record and never a second one. Such a row is one integer,
 `seqnum << 64 | complete << 63 | last access << 16 | shard`; a `TagRow` is made of it when a second
@@ -66,7 +66,7 @@ class TagRow:
         del self.seqnums[:excess], self.shards[:excess]
 
     def put_before(self, seqnums: Sequence[SeqNum], shards: Sequence[ShardId], end: SeqNum) -> None:
-        """Replace everything below `end` by these, ascending, all below `end`."""
+        """Replace the seqnums below `end` by `seqnums`, which are ascending and below `end`."""
         assert len(seqnums) == len(shards), "each seqnum has a shard"
         assert not seqnums or seqnums[-1] < end, "only records below `end` are replaced"
         kept = bisect_left(self.seqnums, end)

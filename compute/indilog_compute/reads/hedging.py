@@ -24,14 +24,15 @@ _TOKENS_MAX: Final = 16.0
 
 
 class Hedges:
-    """The tries that may be hedged, in the order of sending, and the durations of recent tries.
+    """The attempts that may be hedged, in the order of sending, and the durations of recent
+    attempts.
 
-    Guarantee: at most `share_max` of the tries so far were hedged.
+    Guarantee: at most `share_max` of the attempts so far were hedged.
 
     Attributes:
-        delay_s: seconds after which a try is hedged; follows the 99th percentile of the last 512
-            tries.
-        hedged: how many tries were hedged.
+        delay_s: seconds after which an attempt is hedged; follows the 99th percentile of the last
+            512 attempts.
+        hedged: how many attempts were hedged.
     """
 
     __slots__ = (
@@ -50,24 +51,24 @@ class Hedges:
         self.hedged = 0
 
     def note_sent(self, request: int, now: Instant) -> None:
-        """Note a try that another replica could answer, too."""
+        """Note an attempt that another replica could answer, too."""
         if self._share_max > 0:
             self._tokens = min(self._tokens + self._share_max, _TOKENS_MAX)
-            assert not self._waiting or self._waiting[-1][0] <= now, "tries are noted in order"
+            assert not self._waiting or self._waiting[-1][0] <= now, "attempts are noted in order"
             self._waiting.append((now, request))
 
     def note_duration(self, seconds: float) -> None:
-        """Note how many seconds a try took."""
+        """Note how many seconds an attempt took."""
         self._tried.append(seconds)
         self._estimated += 1
         if self._estimated >= _SAMPLES_PER_ESTIMATE and len(self._tried) >= _SAMPLES_MIN:
             self._estimated = 0
             ordered = sorted(self._tried)
-            assert ordered[0] >= 0, "no try takes negative time"
+            assert ordered[0] >= 0, "no attempt takes negative time"
             self.delay_s = max(ordered[len(ordered) * 99 // 100], self._delay_s_min)
 
     def due(self, now: Instant, under_way: Container[int]) -> list[int]:
-        """Remove and return the tries to hedge now; `under_way` are those still unanswered."""
+        """Remove and return the attempts to hedge now; `under_way` are those still unanswered."""
         found: list[int] = []
         self._drop_answered(under_way)
         while self._waiting and self._waiting[0][0] + self.delay_s <= now:
@@ -80,14 +81,14 @@ class Hedges:
         return found
 
     def deadline(self, under_way: Container[int]) -> Instant | None:
-        """When to hedge the oldest unanswered try; None: no try can be hedged."""
+        """When to hedge the oldest unanswered attempt; None: none can be hedged."""
         self._drop_answered(under_way)
         if not self._waiting or self._tokens < 1:
             return None
         return Instant(self._waiting[0][0] + self.delay_s)
 
     def clear(self) -> None:
-        """Forget all tries."""
+        """Forget all attempts."""
         self._waiting.clear()
 
     def _drop_answered(self, under_way: Container[int]) -> None:

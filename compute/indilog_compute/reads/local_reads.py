@@ -29,7 +29,7 @@ class LocalReads:
         """Return the record, or None if its absence is proven; `PENDING`: ask other nodes.
 
         Raises:
-            TrimmedError: the bound, or all that could be found, is trimmed.
+            TrimmedError: the bound is trimmed, or every record that the read could find is.
         """
         if direction is Direction.NEXT:
             answer = local.find_next(tag, bound)

@@ -3,8 +3,8 @@
 The floor of a log applies to all its tags; a single tag may have a higher one.
 
 A read by a tag needs no floor of the tag: the Tag Cache drops trimmed records, and the index tier
-knows the rest. But a record may have been trimmed in all its tags since it was cached. Reads of a
-whole log must skip such a record, so the engine also keeps floors of tags.
+knows all floors of tags. But a record may have been trimmed in all its tags since it was cached.
+Reads of a whole log must skip such a record, so the engine also keeps floors of tags.
 
 An engine gets every trim from the metalog, except those before it joined. It may also have dropped
 floors for lack of room. If the known floor of a log is not *exact*, the true floor may be higher,
@@ -120,9 +120,9 @@ class LogFloors:
             self.horizon = max(self.horizon, forgotten)
 
     def floor_of(self, log: TagHash, seqnum: SeqNum) -> SeqNum | None:
-        """Return a floor of a log that suffices to tell whether `seqnum` is trimmed.
+        """Return a floor of a log that is exact enough to decide whether `seqnum` is trimmed.
 
-        None: this node cannot tell it.
+        None: this node knows none that is.
         """
         known, exact = self._floors.get(log, _NOTHING)
         if exact or not log or seqnum < known or seqnum >= self.horizon:
@@ -139,9 +139,9 @@ class LogFloors:
     ) -> bool:
         """Whether the log's floor lets the local index answer with `found` (None: no record).
 
-        False: the index tier must be asked, for one of three reasons. The floor is not known well
-            enough here. Or the bound is trimmed, and the floor of the tag may be higher. Or index
-            data from before a trim is not applied yet, and may have a record above the floor.
+        False: the index tier must be asked, for one of three reasons. The floor is not known
+            exactly enough here. Or the bound is trimmed, and the floor of the tag may be higher. Or
+            index data from before a trim is not applied yet, and may have a record above the floor.
 
         Raises:
             TrimmedError: the floor is above the bound, or above the record found before it.

@@ -66,9 +66,9 @@ class LookupRoutes:
         if self._merged_by_master(request):
             aggregator = self._master(chosen, request)
         else:
-            turn = request // 2 if self._aggregation == "both" else request
+            rotation = request // 2 if self._aggregation == "both" else request
             aggregator, _ = self._silent.pick(
-                self._placement.view.aggregators, turn, now, trial=trial
+                self._placement.view.aggregators, rotation, now, trial=trial
             )
         return Route(self._placement.view.number, tuple(chosen), aggregator, now)
 
@@ -106,6 +106,6 @@ class LookupRoutes:
 
     def _master(self, chosen: Sequence[NodeId], request: int) -> NodeId:
         """Return one of the nodes asked; a silent one only if all are silent."""
-        turn = request // 2 if self._aggregation == "both" else request
+        rotation = request // 2 if self._aggregation == "both" else request
         trusted = [node for node in chosen if node not in self._silent] or chosen
-        return trusted[turn % len(trusted)]
+        return trusted[rotation % len(trusted)]

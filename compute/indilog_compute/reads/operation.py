@@ -43,7 +43,7 @@ class Tail(NamedTuple):
 
 
 class Stage(enum.Enum):
-    """The thing that an operation waits for."""
+    """What an operation waits for."""
 
     POSITION = enum.auto()
     """The metalog and the index data, up to the session's position."""
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
 
 
 class Operation:
-    """One read by one caller, over all its tries.
+    """One read by one caller, with all its attempts.
 
     Attributes:
         fresh: whether the read must see all records committed at its start: it asks the primary
@@ -76,25 +76,24 @@ class Operation:
         route: of a lookup in flight, the nodes that it asks.
         trims: of a lookup in flight, `LocalIndex.trims` when it was sent.
         seqnums, shards: the records to fetch, in the order of the answer, once they are known.
-        asked: for each shard that has not answered, the records requested in this try, and from
+        asked: for each shard that has not answered, the records requested in this attempt, and from
             which replicas.
-        asked_at: when this try was sent to storage.
+        asked_at: when this attempt was sent to storage.
         log: the tag of the log that is read; 0: not of one log.
         floor_awaited: a floor that a lookup reported, and the position of its trim, which this read
             waits for; None: no lookup reported one.
         trimmed: those of `seqnums` that turned out to be trimmed.
-        turn: which of the replicas is asked next; None: none was asked yet.
-        denied: pairs of a replica and a seqnum that it called unknown.
+        rotation: selects the replica that is asked next; None: none was asked yet.
+        denied: pairs of a replica and a seqnum that the replica reported as unknown.
         names: the names of records whose data is damaged at a replica that sent their names.
         away: seqnums of records on cold storage that a replica could not read in time.
     """
 
     __slots__ = (
         "asked", "asked_at", "away", "bound", "count", "created", "denied", "direction",
-        "floor_awaited", "fresh",
-        "limit", "log", "log_names", "names", "page", "position", "probed", "records", "reflects",
-        "route", "seqnums", "shards", "stage", "started", "tag", "trimmed", "trims",
-        "turn", "waiter",
+        "floor_awaited", "fresh", "limit", "log", "log_names", "names", "page", "position",
+        "probed", "records", "reflects", "rotation", "route", "seqnums", "shards", "stage",
+        "started", "tag", "trimmed", "trims", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -125,7 +124,7 @@ class Operation:
         self.page = page
         self.log_names = log_names
         self.created = self.started = Instant(0.0)
-        self.turn: int | None = None
+        self.rotation: int | None = None
         self.fresh = fresh
         self.stage = Stage.TAIL if fresh else Stage.POSITION
         self.probed = False
@@ -202,8 +201,8 @@ class Operation:
     def trimmed_error(self, error: TrimmedError, position: MetalogPosition) -> TrimmedError | None:
         """Return the error for the caller, because a lookup reported a floor.
 
-        `position`: after this many metalog entries the floor's trim is applied. None: this node has
-        not applied them, so the read first waits for them. It waits only once for a floor, because
+        Returns None if the floor's trim, which is in the first `position` metalog entries, is
+        not applied here; the read then waits for it first. It waits only once for a floor, because
         `position` may be that of a later trim.
         """
         floor = error.first_seqnum
@@ -227,7 +226,9 @@ class Operation:
         if self.stage is Stage.LOOKUP:
             if self.count > 1 or len(seqnums) > 1:
                 return "records of a page that storage was not asked for"
-            return None if self._may_match(seqnums[0]) else "a match beyond what was looked for"
+            return (
+                None if self._may_match(seqnums[0]) else "a match outside the range of the lookup"
+            )
         asked = self.asked.get(message.shard)
         if asked is None:
             return "records of a shard that was not asked"

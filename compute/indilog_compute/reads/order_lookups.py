@@ -1,5 +1,5 @@
-"""Answers two questions about old records by metalog entries: which seqnum was the first that was
-ordered at a time or later (`Log.find_time`, decision 0012), and where records are stored.
+"""Lookups of old records by the metalog: the first seqnum that was ordered at a time or later
+(`Log.find_time`, decision 0012), and the places of records.
 
 Storage nodes have all entries. Each entry has the time of the primary's clock, which never goes
 back along the metalog. So a seqnum that a storage node finds is final. Places of records never
@@ -20,7 +20,7 @@ from indilog_compute.reads.operation import Answered
 
 
 class _Lookup:
-    """One question of one caller, over all its tries."""
+    """One question of one caller, with all its attempts."""
 
     __slots__ = ("attempt", "behind", "expires", "position", "question", "resend", "waiter")
 
@@ -108,7 +108,11 @@ class OrderLookups:
             return []
         nodes = self._placement.view.storage_nodes
         if sender not in nodes or message.position < 0 or not _answers(lookup.question, message):
-            return [Ignore(message, "found by no storage node, or something else than asked for")]
+            return [
+                Ignore(
+                    message, "an answer of a node that is no storage node, or to another question"
+                )
+            ]
         if message.found or message.position >= lookup.position:
             del self._lookups[message.request]
             value = message.seqnum if isinstance(message, TimeFound) else message.spans

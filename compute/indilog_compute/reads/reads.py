@@ -1,8 +1,8 @@
 """The read side of a compute node: reads that could not be answered at once (ARCHITECTURE 9, thesis
 5.4).
 
-A read that the local index proves and the record cache holds is answered before it gets here. The
-others take one of these ways:
+A read is answered earlier if the local index proves the answer and the record cache has the record
+(`local_reads`). All other reads go one of these ways:
 
 - Hit: the local index found the seqnum. Ask a replica of its shard (read type 1).
 - Miss: ask one replica of every index shard, all about the log below one `limit`. Storage answers
@@ -10,12 +10,12 @@ others take one of these ways:
 - The session's position is not applied here yet: wait for it, then decide.
 - A fresh read: ask the primary what is committed, raise the session to it, then decide.
 
-Every try has a request number of its own, so a late answer to an earlier try is ignored. A try that
-takes longer than `lookup_timeout_s` is retried with other replicas. A read that takes longer than
-`read_timeout_s` fails with a retryable error. "Unknown" of one replica is never taken for "absent":
-the next replica is asked, and when all say it, the record is lost. "Trimmed" is an outcome of its
-own, decided by the floor of the log or tag. A read of a whole log skips a record that is dead in
-all its tags (ARCHITECTURE 13).
+Every attempt has its own request number, so a late answer to an earlier attempt is ignored. An
+attempt that takes longer than `lookup_timeout_s` is repeated with other replicas. A read that takes
+longer than `read_timeout_s` fails with a retryable error. The answer "unknown" of one replica never
+means "absent": the next replica is asked. If all replicas answer "unknown", the record is lost.
+"Trimmed" is an outcome of its own, decided by the floor of the log or tag. A read of a whole log
+skips a record that is dead in all its tags (ARCHITECTURE 13).
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class Reads:
         """Questions to the index tier that make later reads hit the local index."""
 
     def number_from(self, request: int) -> None:
-        """Number tries above `request`, so that answers to an earlier incarnation match none."""
+        """Number attempts above `request`, so that answers to an earlier incarnation match none."""
         self._next_request = request
 
     @property
     def last_request(self) -> int:
-        """The number of the newest try."""
+        """The number of the newest attempt."""
         return self._next_request
 
     @property
@@ -127,7 +127,7 @@ class Reads:
 
     @property
     def hedged(self) -> int:
-        """Tries for which a further replica was asked, since the start."""
+        """Attempts for which a further replica was asked, since the start."""
         return self._storage.hedges.hedged
 
     def begin_iteration(self, now: Instant) -> None:
@@ -254,7 +254,9 @@ class Reads:
         return self._floors.may_be_trimmed(record.seqnum, operation.tag)
 
     def _probe(self, operation: Operation, local: LocalIndex) -> list[Effect]:
-        """Ask storage for the record at the bound: it is often of the log that is read."""
+        """Ask storage for the record at the bound: that record often belongs to the log that is
+        read.
+        """
         if operation.log_names is None or operation.probed:
             return []
         operation.probed = True
@@ -307,8 +309,10 @@ class Reads:
         a page can end before it.
         """
         # Each question of a read goes to another replica, and so do consecutive reads.
-        operation.turn = self._next_request + 1 if operation.turn is None else operation.turn + 1
-        lost = self._storage.choose(operation, missing, operation.turn, self._now)
+        operation.rotation = (
+            self._next_request + 1 if operation.rotation is None else operation.rotation + 1
+        )
+        lost = self._storage.choose(operation, missing, operation.rotation, self._now)
         if lost is not None:
             if operation.page and operation.has_first:
                 return [operation.answer(operation.gathered(self._config.messages.page_bytes_max))]
@@ -352,7 +356,7 @@ class Reads:
                 assert_never(unreachable)
 
     def _on_records(self, sender: NodeId, message: RecordsRead, now: Instant) -> list[Effect]:
-        """Take in records from storage; a late answer to an earlier try is ignored."""
+        """Take in records from storage; a late answer to an earlier attempt is ignored."""
         self._storage.silent.answered(sender)
         operation = self._requests.get(message.request)
         if operation is None:
@@ -422,7 +426,9 @@ class Reads:
         seqnums = tuple(r.seqnum for r in records) or message.unknown or message.trimmed
         del self._requests[message.request]
         if seqnums[0] != operation.bound and operation.route is not None:
-            self._tier.routes.answered(operation.route)  # at the bound, one index shard answers
+            self._tier.routes.answered(
+                operation.route
+            )  # at the bound, only one index shard has answered
         if message.trimmed and not operation.passed_by(seqnums[0]):
             return self._skip(operation, message.trimmed[-1], now)
         operation.records.update({r.seqnum: r for r in records})
@@ -463,7 +469,7 @@ class Reads:
         if operation is None:
             return []
         if operation.stage is not Stage.LOOKUP:
-            return [Ignore(message, "a lookup's result while no lookup is under way")]
+            return [Ignore(message, "a result, while no lookup is under way")]
         if operation.lookup_contradicted_by(message):
             return [Ignore(message, "a result of another lookup than was asked for")]
         del self._requests[message.request]
@@ -507,7 +513,7 @@ class Reads:
     # --- time
 
     def deadline(self) -> Instant | None:
-        """When the first try, parked read, question or hedge is due; None: nothing waits."""
+        """When the first attempt, parked read, question or hedge is due; None: nothing waits."""
         times: list[float] = []
         if self._requests:
             oldest = next(iter(self._requests.values()))
@@ -523,7 +529,7 @@ class Reads:
         return Instant(min(times)) if times else None
 
     def on_time(self, now: Instant) -> list[Effect]:
-        """Retry overdue tries with other nodes; fail reads that exceed `read_timeout_s`."""
+        """Repeat overdue attempts with other nodes; fail reads that exceed `read_timeout_s`."""
         self.questions.on_time(now)
         effects: list[Effect] = []
         while self._requests:

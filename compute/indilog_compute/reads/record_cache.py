@@ -42,7 +42,7 @@ _EVICTED: Final = _Span((), (), 0.0, 0.0, 0)
 
 
 class RecordCache:
-    """Holds at most `bytes_max` bytes of records and `aux_bytes_max` of aux data; 0: holds nothing.
+    """Caches at most `bytes_max` bytes of records and `aux_bytes_max` of aux data; 0: nothing.
 
     Records are immutable, so a cached record is never outdated. A record that is not cached may
     exist.
@@ -194,7 +194,7 @@ class RecordCache:
         return self._firsts[-1] + len(self._spans[-1].datas)
 
     def aux_of(self, seqnum: SeqNum) -> bytes | None:
-        """Return the aux data kept for `seqnum`, whether or not its record is held."""
+        """Return the aux data kept for `seqnum`, whether or not its record is cached."""
         if not self._aux:
             return None
         aux = self._aux.get(seqnum)

@@ -1,9 +1,9 @@
 """Nodes that did not answer in time: index nodes, aggregators and storage nodes.
 
-They are asked after the others, because the shards of a lost storage node may be copied for hours
-(decision 0048), and a lost index node may come back late. After a pause one question tries such a
-node again; the pause doubles while it does not answer. If only silent nodes could answer, one of
-them is asked: avoiding nodes may unbalance the load, but never prevents an answer.
+They are asked after the others: copying the shards of a lost storage node may take hours (decision
+0048), and a lost index node may be restarted late. After a pause one question tries such a node
+again; the pause doubles while it does not answer. If only silent nodes could answer, one of them is
+asked: avoiding nodes may unbalance the load, but never prevents an answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Silence:
 
 
 class SilentNodes:
-    """Chooses nodes in turn, those that answer before the silent ones.
+    """Chooses nodes in rotation, those that answer before the silent ones.
 
     Args:
         pause_s: how long a node is not asked after its first timeout, seconds; doubled up to 32
@@ -66,32 +66,34 @@ class SilentNodes:
             silence = self._silent.get(node)
             if silence is None:
                 self._silent[node] = _Silence(self._pause_s, now)
-            elif asked_at >= silence.since:  # else it shows nothing new
+            elif asked_at >= silence.since:  # an older question shows nothing new
                 longest = self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
                 silence.pause_s = min(2 * silence.pause_s, longest)
                 silence.since, silence.tried_again = now, Instant(now + silence.pause_s)
 
     def pick(
-        self, nodes: Sequence[NodeId], turn: int, now: Instant, *, trial: bool = False
+        self, nodes: Sequence[NodeId], rotation: int, now: Instant, *, trial: bool = False
     ) -> tuple[NodeId, bool]:
-        """Return one of `nodes`, of which there is at least one, and whether a silent node is tried
-        again. `trial`: the question tries another one already.
+        """Return one of `nodes` (at least one), and whether the question tries a silent node again.
+
+        `rotation`: selects the first candidate. `trial`: the question already tries another silent
+        node again.
         """
-        first = turn % len(nodes)
+        first = rotation % len(nodes)
         if not self._silent:
             return nodes[first], trial
-        in_turn = (*nodes[first:], *nodes[:first])
-        for node in in_turn:
+        rotated = (*nodes[first:], *nodes[:first])
+        for node in rotated:
             silence = self._silent.get(node)
             if silence is None:
                 return node, trial
             if not trial and silence.tried_again <= now:
                 silence.tried_again = Instant(now + silence.pause_s)
                 return node, True
-        return min(in_turn, key=lambda node: self._silent[node].tried_again), trial
+        return min(rotated, key=lambda node: self._silent[node].tried_again), trial
 
     def keep(self, nodes: Collection[NodeId]) -> None:
-        """Forget all nodes but these."""
+        """Forget all nodes except these."""
         self._silent = {node: s for node, s in self._silent.items() if node in nodes}
 
     def check_invariants(self, nodes: Collection[NodeId]) -> None:

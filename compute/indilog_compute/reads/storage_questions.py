@@ -44,16 +44,16 @@ class StorageQuestions:
         self,
         operation: Operation,
         missing: Mapping[ShardId, Sequence[SeqNum]],
-        turn: int,
+        rotation: int,
         now: Instant,
     ) -> DataLossError | NotReadyError | None:
         """Choose for each shard a replica that may have the first missing record.
 
-        The replica is asked for all missing records that it may have. Returns the error if no
-        replica has the first missing record of all. A shard without a replica for a later one is
-        not asked: the records before it come first. A replica that lacks one record may have
-        others. A replica may also have a record that its answer left out, because a page is limited
-        in bytes.
+        The replica is asked for all missing records that it may have. Returns an error if no
+        replica has the very first missing record. A shard without a replica that has a later record
+        is not asked, because the page can end before that record. A replica that lacks one record
+        may have others. A replica may also have a record that its answer left out, because a page
+        is limited in bytes.
         """
         asked: dict[ShardId, Asked] = {}
         firsts = {seqnums[0] for seqnums in missing.values()}
@@ -69,7 +69,7 @@ class StorageQuestions:
                         "answer; try again."
                     )
                 return self._lost(operation, shard, seqnums)
-            replica, _ = self.silent.pick(replicas, turn, now)
+            replica, _ = self.silent.pick(replicas, rotation, now)
             wanted = tuple(s for s in seqnums if (replica, s) not in operation.denied)
             asked[shard] = Asked((replica,), wanted)
         operation.asked = asked
@@ -124,7 +124,7 @@ class StorageQuestions:
     def _left(
         self, operation: Operation, shard: ShardId, seqnums: Sequence[SeqNum]
     ) -> list[NodeId]:
-        """Return the replicas that have called none of these records unknown."""
+        """Return the replicas that have not reported any of these records as unknown."""
         replicas, denied = self._placement.replicas(shard), operation.denied
         if not denied:
             return list(replicas)
@@ -136,7 +136,7 @@ class StorageQuestions:
         """Return the error for lost records: the first one and those directly after it.
 
         The range ends before the first record that a replica may have. A caller that continues
-        there finds further lost records.
+        there is notified of further lost records.
         """
         first = missing[0]
         wanted = frozenset(missing)

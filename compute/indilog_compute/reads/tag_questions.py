@@ -160,10 +160,10 @@ class TagQuestions:
         if len(message.seqnums) != 8 * len(question.tags) or len(message.shards) * 4 != len(
             message.seqnums
         ):
-            return [Ignore(message, "first records of other tags than were asked about")]
+            return [Ignore(message, "first records of tags that were not asked about")]
         columns = array("Q", message.seqnums), array("H", message.shards)
         if any(question.limit <= seqnum < NOT_KNOWN for seqnum in columns[0]):
-            return [Ignore(message, "a first record beyond what was looked for")]
+            return [Ignore(message, "a first record outside the range of the question")]
         question.missing.discard(sender)
         for tag, seqnum, shard in zip(question.tags, *columns, strict=True):
             if seqnum == NOT_KNOWN:

@@ -107,7 +107,7 @@ class ReadyWaiters:
         return len(self._waiters)
 
     def add(self, waiter: object) -> None:
-        """Let one more wait.
+        """Add a waiter.
 
         Raises:
             OverloadedError: too many wait already.

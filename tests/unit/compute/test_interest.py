@@ -43,7 +43,7 @@ def test_tags_of_other_writers_that_no_read_asked_for_take_no_memory() -> None:
     for position in range(50):
         tags = [[LOG, 1000 + 3 * position + n] for n in range(3)]
         cache.apply([part_of(3 * position, *tags, shard=OTHER)], position)
-    assert (len(cache), cache.held, cache.size_bytes) == (0, 0, 0)
+    assert (len(cache), cache.seqnums_cached, cache.size_bytes) == (0, 0, 0)
     assert cache.find_next(1000, 0) is MISS
 
 

@@ -180,7 +180,7 @@ def test_a_tag_keeps_its_newest_seqnums_and_at_most_an_eighth_more(per_tag_max: 
         known = held(feed.cache, 1, feed.tail)
         assert known == list(range(feed.tail - len(known), feed.tail))
         assert min(per_tag_max, feed.tail) <= len(known) <= per_tag_max + per_tag_max // 8
-        assert feed.cache.held == len(known)
+        assert feed.cache.seqnums_cached == len(known)
 
 
 def test_a_whole_column_larger_than_the_limit_is_cut_at_once() -> None:
@@ -255,9 +255,9 @@ def test_a_large_cache_keeps_its_limit_after_every_position() -> None:
         tags = [[LOG, chance.getrandbits(64)] for _ in range(100)]
         cache.apply([part_of(feed.tail, *tags)], feed.position)
         feed.position, feed.tail, total = feed.position + 1, feed.tail + 100, total + 100
-        assert cache.held <= seqnums_max
+        assert cache.seqnums_cached <= seqnums_max
     cache.check_invariants()
-    assert cache.held > seqnums_max * 0.95
+    assert cache.seqnums_cached > seqnums_max * 0.95
     assert total > 2 * seqnums_max
     assert isinstance(cache.find_prev(LOG, MAX_SEQNUM), Found)  # in use all the time
 
@@ -329,7 +329,7 @@ def test_a_limit_of_zero_holds_nothing_and_misses_everything(
 ) -> None:
     feed = Feed(seqnums_max, per_tag_max)
     feed.records([LOG, 1], [LOG, 2])
-    assert (len(feed.cache), feed.cache.held, feed.cache.size_bytes) == (0, 0, 0)
+    assert (len(feed.cache), feed.cache.seqnums_cached, feed.cache.size_bytes) == (0, 0, 0)
     assert feed.cache.find_next(1, 0) is MISS
     assert feed.cache.find_prev(LOG, 5) is MISS
     assert feed.cache.find_range(LOG, 5, 1) is MISS
@@ -339,7 +339,7 @@ def test_a_limit_of_one_holds_the_last_touched_tag_or_nothing() -> None:
     feed = Feed(1, 1)
     for tag in (1, 2, 1, 3):
         feed.records([tag])
-        assert feed.cache.held == 1
+        assert feed.cache.seqnums_cached == 1
         assert feed.cache.find_next(tag, feed.tail - 1) == found(feed.tail - 1)
 
 

@@ -35,42 +35,42 @@ def after(seconds: float) -> Instant:
 
 
 def test_the_delay_follows_the_99th_percentile_of_recent_reads() -> None:
-    tries = hedges()
+    hedging = hedges()
     for n in range(99):
-        tries.note_duration(0.002 + n * 1e-6)
-    assert tries.delay_s == 1.0, "too few to say"
+        hedging.note_duration(0.002 + n * 1e-6)
+    assert hedging.delay_s == 1.0, "too few to say"
     for _ in range(3):
         for n in range(200):
-            tries.note_duration(0.010 if n % 50 == 0 else 0.003)
-    assert tries.delay_s == 0.010, "two in a hundred take so long"
+            hedging.note_duration(0.010 if n % 50 == 0 else 0.003)
+    assert hedging.delay_s == 0.010, "two in a hundred take so long"
     for _ in range(600):
-        tries.note_duration(0.004)
-    assert tries.delay_s == 0.004
+        hedging.note_duration(0.004)
+    assert hedging.delay_s == 0.004
     for _ in range(600):
-        tries.note_duration(0.0)
-    assert tries.delay_s == 0.001, "never at once"
+        hedging.note_duration(0.0)
+    assert hedging.delay_s == 0.001, "never at once"
 
 
 def test_a_try_is_hedged_once_when_it_takes_longer_than_the_delay() -> None:
-    tries = hedges()
-    tries.note_sent(1, after(0.0))
-    tries.note_sent(2, after(0.5))
-    assert tries.deadline({1, 2}) == after(1.0)
-    assert tries.due(after(0.9), {1, 2}) == []
-    assert tries.due(after(1.0), {1, 2}) == [1]
-    assert tries.deadline({1, 2}) == after(1.5)
-    assert tries.due(after(9.0), {1, 2}) == [2]
-    assert tries.deadline({1, 2}) is None
+    hedging = hedges()
+    hedging.note_sent(1, after(0.0))
+    hedging.note_sent(2, after(0.5))
+    assert hedging.deadline({1, 2}) == after(1.0)
+    assert hedging.due(after(0.9), {1, 2}) == []
+    assert hedging.due(after(1.0), {1, 2}) == [1]
+    assert hedging.deadline({1, 2}) == after(1.5)
+    assert hedging.due(after(9.0), {1, 2}) == [2]
+    assert hedging.deadline({1, 2}) is None
 
 
-def test_an_answered_try_is_neither_hedged_nor_waited_for() -> None:
-    tries = hedges()
+def test_an_answered_attempt_is_neither_hedged_nor_waited_for() -> None:
+    hedging = hedges()
     for request in range(5):
-        tries.note_sent(request, after(0.0))
-    assert tries.deadline({4}) == after(1.0)
-    assert tries.due(after(2.0), {4}) == [4]
-    tries.note_sent(5, after(2.0))
-    assert tries.deadline(set()) is None
+        hedging.note_sent(request, after(0.0))
+    assert hedging.deadline({4}) == after(1.0)
+    assert hedging.due(after(2.0), {4}) == [4]
+    hedging.note_sent(5, after(2.0))
+    assert hedging.deadline(set()) is None
 
 
 @given(
@@ -80,16 +80,16 @@ def test_an_answered_try_is_neither_hedged_nor_waited_for() -> None:
 def test_at_most_the_configured_share_of_slow_tries_is_hedged(
     share: float, rounds: list[tuple[int, float]]
 ) -> None:
-    tries = hedges(share)
+    hedging = hedges(share)
     now, sent, hedged = 0.0, 0, 0
     for count, pause in rounds:
         for _ in range(count):
             sent += 1
-            tries.note_sent(sent, after(now))
+            hedging.note_sent(sent, after(now))
         now += pause
-        hedged += len(tries.due(after(now), range(sent + 1)))
+        hedged += len(hedging.due(after(now), range(sent + 1)))
         assert hedged <= share * sent + 1e-6
-        assert tries.hedged == hedged
+        assert hedging.hedged == hedged
 
 
 def test_a_share_of_more_than_all_is_refused() -> None:

@@ -145,9 +145,9 @@ def test_until_all_index_shards_have_answered_nothing_is_known() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ((NO_RECORD,), "other tags"),
-        ((NO_RECORD, 40), "beyond"),
-        ((), "other tags"),
+        ((NO_RECORD,), "tags that were not asked about"),
+        ((NO_RECORD, 40), "outside the range"),
+        ((), "tags that were not asked about"),
     ],
 )
 def test_an_impossible_answer_is_ignored(columns: tuple[int, ...], reason: str) -> None:
