@@ -15,7 +15,7 @@ from indilog.config.group import KIB, MIB, Group, names_listed
 class GatewayConfig(Group):
     """The HTTP server of a compute node."""
 
-    may_be_zero: ClassVar[frozenset[str]] = frozenset({"port"})
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"port", "calls_forwarded_max"})
 
     host: str = "127.0.0.1"
     """Address on which the gateway listens. An address other than loopback needs `tls_cert`,
@@ -48,6 +48,10 @@ class GatewayConfig(Group):
     descriptors_reserve: int = 256
     """Open files that are reserved for the journal, workers and links; at most half of the
     process's limit.
+    """
+    calls_forwarded_max: int = 256
+    """Calls that a gateway has forwarded to other compute nodes and that are not answered; each
+    uses one connection. Further calls wait for a slot of their own node. 0: no call is forwarded.
     """
     gateway_bytes_max: int = 256 * MIB
     """Bytes of bodies, pages and link messages held in a gateway. A request that would exceed it is

@@ -3,17 +3,20 @@
 It is a FastAPI application on uvicorn, in the process of a compute node.
 
 `app` assembles it. `guard` checks each request before all routes, with `credentials` and `login`.
-`invoke` is the hot path, a plain ASGI callable; `apps`, `records` and `operation` are the other
-routes. `client_link` is the WebSocket of `indilog.connect`. `problems` turns errors into answers.
-`openapi` and `page` describe the interface. `server` runs it on a port and on a `unix_socket`.
+`invoke` is the hot path, a plain ASGI callable; `forwarding` runs calls on other compute nodes.
+`apps`, `records` and `operation` are the other routes. `client_link` is the WebSocket of
+`indilog.connect`. `problems` turns errors into answers. `openapi` and `page` describe the
+interface. `server` runs it on a port and on a `unix_socket`.
 """
 
 from indilog_compute.gateway.app import create_gateway, guard_port, guard_unix_socket
+from indilog_compute.gateway.forwarding import Peers
 from indilog_compute.gateway.server import GatewayServer, tls_of
 from indilog_compute.gateway.unix_socket import socket_in
 
 __all__ = [
     "GatewayServer",
+    "Peers",
     "create_gateway",
     "guard_port",
     "guard_unix_socket",

@@ -29,6 +29,7 @@ from indilog_compute.gateway.client_link import client_router
 from indilog_compute.gateway.clients import SHARE, ClientLeftError
 from indilog_compute.gateway.counters import GatewayCollector, GatewayCounters
 from indilog_compute.gateway.credentials import Credentials
+from indilog_compute.gateway.forwarding import Forwarder, Peers
 from indilog_compute.gateway.guard import Guard
 from indilog_compute.gateway.heads import Heads
 from indilog_compute.gateway.invoke import PREFIX, InvokeEndpoint
@@ -67,6 +68,7 @@ class GatewayApp(FastAPI):
 
     Attributes:
         resources: limits and counters, shared with the servers that run this application.
+        forwarder: runs calls on other compute nodes; None: there are none.
     """
 
     def __init__(
@@ -82,13 +84,16 @@ class GatewayApp(FastAPI):
         self._invoke = invoke
         self._heads = heads
         self.resources = resources
+        self.forwarder: Forwarder | None = None
         self._described_at = -1
         self._base: dict[str, Any] | None = None
         self._streams: set[asyncio.Task[Any]] = set()
         """Tasks that are sending an answer; the long ones are streams of records."""
 
     def end_streams(self) -> None:
-        """End all streams, because the platform stops."""
+        """End all streams and unused connections, because the platform stops."""
+        if self.forwarder is not None:
+            self.forwarder.close()
         for task in self._streams:
             task.cancel()
 
@@ -167,6 +172,7 @@ def create_gateway(
     *,
     request_snapshots: Callable[[], MetalogPosition] | None = None,
     members: ClusterMembers | None = None,
+    peers: Peers | None = None,
 ) -> GatewayApp:
     """Return the gateway's ASGI application.
 
@@ -179,6 +185,8 @@ def create_gateway(
         registry: Prometheus registry to which the gateway adds its metrics; None: a new one.
         request_snapshots: asks index nodes for snapshots; None: there is no such route.
         members: changes the nodes of the cluster; None: the platform is one process.
+        peers: the other compute nodes, which run calls that find no room here; None: there are
+            none.
     """
     body_bytes_max = config.cluster.batch_bytes_max
     registry = registry or CollectorRegistry(auto_describe=False)
@@ -189,8 +197,10 @@ def create_gateway(
         return {**status(), "gateway": resources.status()}
 
     registry.register(GatewayCollector(resources.status))
-    invoke = InvokeEndpoint(host, resources, body_bytes_max=body_bytes_max)
+    forwarder = _forwarder(peers, config, resources.counters)
+    invoke = InvokeEndpoint(host, resources, body_bytes_max=body_bytes_max, forwarder=forwarder)
     app = GatewayApp(host, invoke, resources, Heads(host.positions))
+    app.forwarder = forwarder
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
     # base64 makes a record a third longer
     limits = RecordLimits.of(config)
@@ -204,6 +214,20 @@ def create_gateway(
     _add_pages(app)
     _add_errors(app, resources.counters)
     return app
+
+
+def _forwarder(peers: Peers | None, config: Config, counters: GatewayCounters) -> Forwarder | None:
+    calls_max = config.node.gateway.calls_forwarded_max
+    if peers is None or calls_max == 0:
+        return None
+    return Forwarder(
+        peers,
+        calls_max=calls_max,
+        answer_bytes_max=max(
+            config.node.functions.result_bytes_max, config.cluster.message_bytes_max
+        ),
+        counters=counters,
+    )
 
 
 def guard_port(gateway: GatewayApp, host: FunctionHost, node: NodeConfig, token: str) -> Guard:

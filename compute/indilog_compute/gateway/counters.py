@@ -15,6 +15,10 @@ _COUNTERS: Final = {
     "connections_refused": "Connections beyond the limit",
     "requests_malformed": "Requests that are not valid HTTP",
     "bytes_refused": "Requests and messages refused because the byte budget was full",
+    "calls_forwarded": "Calls that another compute node took",
+    "calls_forwarded_refused": "Times that another compute node had no room for a call",
+    "calls_forwarded_lost": "Forwarded calls whose compute node was lost before it answered",
+    "calls_taken": "Calls taken from other compute nodes",
     "requests_refused": "Requests refused before routing: name, origin, token or body type",
 }
 _GAUGES: Final = {
@@ -36,6 +40,10 @@ class GatewayCounters:
         requests_malformed: requests that are not valid HTTP.
         requests_refused: requests that `guard` refused before routing: unknown host name, foreign
             origin, no token, or a wrong type of body.
+        calls_forwarded: calls that another compute node took.
+        calls_forwarded_refused: times that another compute node had no room for a call.
+        calls_forwarded_lost: forwarded calls whose compute node was lost before it answered.
+        calls_taken: calls taken from other compute nodes.
     """
 
     clients_left: int = 0
@@ -43,6 +51,10 @@ class GatewayCounters:
     connections_refused: int = 0
     requests_malformed: int = 0
     requests_refused: int = 0
+    calls_forwarded: int = 0
+    calls_forwarded_refused: int = 0
+    calls_forwarded_lost: int = 0
+    calls_taken: int = 0
 
     def status(self) -> dict[str, int]:
         """Return the counts by name."""

@@ -2,17 +2,17 @@
 
 It has no routing and no request object, because a FastAPI route takes three times as long as a bare
 ASGI answer. It decodes nothing: the worker gets the body's bytes, and the caller gets the worker's
-bytes.
+bytes. A call that would wait here is offered to other compute nodes (`forwarding`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qs
+from typing import Any, Final, NamedTuple, TypeAlias
+from urllib.parse import parse_qs, quote
 
 import msgspec
 
@@ -21,6 +21,7 @@ from indilog.base.errors import (
     IndilogError,
     InvalidArgumentsError,
     NotReadyError,
+    OverloadedError,
 )
 from indilog.link.link_messages import Failed, Returned, error_from
 from indilog_compute.gateway.clients import (
@@ -30,6 +31,14 @@ from indilog_compute.gateway.clients import (
     cancel_if_left,
     read_body,
     wait_until_left,
+)
+from indilog_compute.gateway.forwarding import (
+    FORWARDED_HEADER,
+    REFUSED_HEADER,
+    ForwardedCall,
+    Forwarder,
+    Offers,
+    PeerAnswer,
 )
 from indilog_compute.gateway.problems import (
     Problem,
@@ -52,19 +61,58 @@ KEY_HEADER: Final = b"idempotency-key"
 _JSON: Final[Header] = (b"content-type", b"application/json")
 _PROBLEM: Final[Header] = (b"content-type", b"application/problem+json")
 _QUERY: Final = ("async", "delay")
+_RELAYED: Final = frozenset(
+    {b"content-type", b"location", b"retry-after", POSITION_HEADER, INVOCATION_HEADER}
+)
+"""Headers of another compute node's answer that the caller gets."""
 _TRUE: Final = ("1", "true", "yes")
 _FALSE: Final = ("0", "false", "no")
 
 
+class _Request(NamedTuple):
+    """A request for a call, with its complete body.
+
+    Attributes:
+        position: the session's position; 0: none.
+        key: the idempotency key; may be empty.
+        is_recorded: whether the call is recorded, because it is asynchronous or has a key.
+        was_forwarded: whether another compute node forwarded it, so that this node must not.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    name: str
+    arguments: bytes
+    position: int
+    key: str
+    is_recorded: bool
+    was_forwarded: bool
+
+
 class InvokeEndpoint:
-    """Answers all requests below `/functions/`."""
+    """Answers all requests below `/functions/`.
+
+    Args:
+        host: runs the functions.
+        resources: limits and counters.
+        body_bytes_max: largest body of a request.
+        forwarder: runs calls on other compute nodes; None: there are none.
+    """
 
     def __init__(
-        self, host: FunctionHost, resources: GatewayResources, *, body_bytes_max: int
+        self,
+        host: FunctionHost,
+        resources: GatewayResources,
+        *,
+        body_bytes_max: int,
+        forwarder: Forwarder | None = None,
     ) -> None:
         self._host = host
         self._resources = resources
         self._body_bytes_max = body_bytes_max
+        self._forwarder = forwarder
+        self._offers = Offers(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the function that the path names, and answer with its result.
@@ -91,95 +139,236 @@ class InvokeEndpoint:
             )
             await _send_problem(send, details, ((b"allow", b"POST"),))
             return
-        what = "The size of the call's arguments in bytes"
-        arguments = await read_body(scope, receive, self._body_bytes_max, what=what)
         name = f"{app}.{function}"
+        position, key, forwarded = _headers(scope)
+        is_recorded = bool(key) or bool(scope["query_string"])
+        what = "The size of the call's arguments in bytes"
+        if forwarded is None:
+            arguments = await read_body(scope, receive, self._body_bytes_max, what=what)
+        else:
+            send = self._offers.with_load(send)
+            try:
+                self._offers.check(name, forwarded, is_recorded=is_recorded)
+            except OverloadedError as error:
+                await _send_problem(send, problem_of(error))
+                return
+            with self._offers.reserved():  # this reads the body, so the other node sends it
+                arguments = await read_body(scope, receive, self._body_bytes_max, what=what)
+            self._resources.counters.calls_taken += 1
+        was_forwarded = forwarded is not None
+        request = _Request(
+            scope, receive, send, name, arguments, position, key, is_recorded, was_forwarded
+        )
         if scope["query_string"] and (delay_s := _start_later_s(name, scope)) is not None:
-            await self._send_async(send, scope, name, arguments, delay_s)
+            await self._send_async(request, delay_s)
+        elif key:
+            await self._call_once(request)
+        else:
+            await self._call(request)
+
+    async def _call(self, request: _Request) -> None:
+        """Run a plain call, here or on another compute node."""
+        try:
+            call = self._host.call(request.name, request.arguments, position=request.position)
+        except NotReadyError as error:
+            if request.was_forwarded:
+                await _refuse(request, error)
+            elif not isinstance(error, OverloadedError) or not await self._ran_elsewhere(request):
+                raise
             return
-        position, key = _headers(scope)
-        if key:
-            once = self._host.call_once(name, arguments, key=key, position=position)
-            await self._send_once(scope, receive, send, name, once)
+        if request.was_forwarded and call.worker is None and self._host.withdraw(call):
+            await _refuse(request, OverloadedError(f"{request.name} got no slot on this node."))
             return
-        call = self._host.call(name, arguments, position=position)
+        elsewhere: ForwardedCall | None = None
         try:
             if call.worker is None and not call.outcome.done():
-                await self._wait_for_worker(receive, call)
+                elsewhere = self._elsewhere(request)
+                if answer := await self._wait_for_worker(request.receive, call, elsewhere):
+                    await self._relay(request, answer)
+                    return
+                if elsewhere is not None and elsewhere.is_taken:  # that node did not begin it
+                    call = self._host.call(
+                        request.name, request.arguments, position=request.position
+                    )
+                    if call.worker is None:
+                        await self._wait_for_worker(request.receive, call, None)
             outcome = await asyncio.shield(call.outcome)
         except asyncio.CancelledError:
-            await _send_problem(send, self._cut_off(call))
+            may_run = elsewhere is not None and elsewhere.may_have_run
+            await _send_problem(request.send, self._cut_off(call, may_run=may_run))
             return
-        await self._send_outcome(scope, send, call.invocation, outcome)
+        await self._send_outcome(request, call.invocation, outcome)
 
-    async def _wait_for_worker(self, receive: Receive, call: Call) -> None:
-        """Wait for the end of `call`. If the client disconnects before a worker takes the call,
-        cancel the call.
+    async def _wait_for_worker(
+        self, receive: Receive, call: Call, elsewhere: ForwardedCall | None
+    ) -> PeerAnswer | None:
+        """Wait for the end of `call` here, or until another node has taken it; return the answer of
+        that node. If the client disconnects before a worker takes the call, cancel the call.
 
         Raises:
             ClientLeftError: the client disconnected; a call that a worker has taken continues.
+            CallOutcomeUnknownError: another node took the call and was lost.
         """
-        leaving = asyncio.ensure_future(wait_until_left(receive))
-        ends: set[asyncio.Future[Any]] = {leaving, call.outcome}
+        leaving: asyncio.Future[Any] = asyncio.ensure_future(wait_until_left(receive))
+        forwarding: asyncio.Future[PeerAnswer | None] | None = None
+        if elsewhere is not None and self._forwarder is not None:
+            forwarding = asyncio.ensure_future(
+                self._forwarder.forward_waiting(
+                    elsewhere,
+                    is_waiting=lambda: call.worker is None and not call.outcome.done(),
+                    withdraw=lambda: self._host.withdraw(call),
+                )
+            )
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if forwarding is not None:
+                await asyncio.wait(
+                    {leaving, call.outcome, forwarding}, return_when=asyncio.FIRST_COMPLETED
+                )
+                if elsewhere is not None and elsewhere.is_taken:
+                    await asyncio.wait({leaving, forwarding}, return_when=asyncio.FIRST_COMPLETED)
+                    if not forwarding.done():
+                        raise ClientLeftError
+                    return forwarding.result()
+            await asyncio.wait({leaving, call.outcome}, return_when=asyncio.FIRST_COMPLETED)
             if not call.outcome.done():
                 if call.worker is None:
                     self._host.cancel(call)
                 raise ClientLeftError
         finally:
             leaving.cancel()
+            if forwarding is not None:
+                forwarding.cancel()
+        return None
 
-    async def _send_once(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        name: str,
-        once: Coroutine[Any, Any, tuple[str, Returned | Failed]],
-    ) -> None:
+    async def _call_once(self, request: _Request) -> None:
+        """Run a call with a key, here or on another compute node."""
+        once = self._run_once(request)
         try:
-            invocation, outcome = await cancel_if_left(receive, once)
+            answer = await cancel_if_left(request.receive, once)
         except asyncio.CancelledError:
             details = problem_of_stop(
                 NotReadyError(
-                    f"The platform stopped before {name} ended; repeat it with the same key."
+                    f"The platform stopped before {request.name} ended; repeat it with the same "
+                    "key."
                 )
             )
-            await _send_problem(send, details)
+            await _send_problem(request.send, details)
             return
-        await self._send_outcome(scope, send, invocation, outcome)
+        if isinstance(answer, PeerAnswer):
+            await self._relay(request, answer)
+        else:
+            await self._send_outcome(request, *answer)
 
-    def _cut_off(self, call: Call) -> Problem:
-        """Cancel `call`, and return the problem for its caller."""
-        began = call.worker is not None
-        self._host.cancel(call)
-        if not began:
-            return problem_of_stop(_nothing_done(call.name))
-        return problem_of_stop(
-            CallOutcomeUnknownError(
-                f"The platform stopped while {call.name} ran; it may have had effects."
-            )
+    async def _run_once(self, request: _Request) -> PeerAnswer | tuple[str, Returned | Failed]:
+        if (
+            self._forwarder is not None
+            and (elsewhere := self._recorded_elsewhere(request)) is not None
+            and (answer := await self._forwarder.forward(elsewhere)) is not None
+        ):
+            return answer
+        return await self._host.call_once(
+            request.name, request.arguments, key=request.key, position=request.position
         )
 
-    async def _send_async(
-        self, send: Send, scope: Scope, name: str, arguments: bytes, delay_s: float
-    ) -> None:
-        position, key = _headers(scope)
+    # --- calls that another compute node runs
+
+    def _elsewhere(self, request: _Request) -> ForwardedCall | None:
+        """Return the call as it may be forwarded; None: it may not."""
+        if self._forwarder is None or request.was_forwarded:
+            return None
+        deployed_at = self._host.deployed_at(request.name)
+        if deployed_at is None:
+            return None
+        scope = request.scope
+        target = scope.get("raw_path") or quote(scope["path"]).encode()
+        if scope["query_string"]:
+            target += b"?" + scope["query_string"]
+        headers = b"".join(
+            b"%b: %b\r\n" % (name, value)
+            for name, value in scope["headers"]
+            if name in (POSITION_HEADER, KEY_HEADER)
+        )
+        return ForwardedCall(
+            request.name,
+            target,
+            request.arguments,
+            headers=headers,
+            key=request.key,
+            deployed_at=deployed_at,
+            answer_s=None if request.is_recorded else self._host.longest_s(request.name),
+        )
+
+    def _recorded_elsewhere(self, request: _Request) -> ForwardedCall | None:
+        """Return a recorded call as it may be forwarded; None: it begins here, because a slot is
+        free or its key is known.
+        """
+        name, key = request.name, request.key
+        if key and self._host.has_key(name, request.arguments, key):
+            return None
+        if self._offers.has_room(name, is_recorded=True):
+            return None
+        return self._elsewhere(request)
+
+    async def _ran_elsewhere(self, request: _Request) -> bool:
+        """Offer a call that is refused here to other nodes; True: one ran it, and the caller has
+        the answer.
+        """
+        elsewhere = self._elsewhere(request)
+        if self._forwarder is None or elsewhere is None:
+            return False
         try:
+            answer = await cancel_if_left(request.receive, self._forwarder.forward(elsewhere))
+        except asyncio.CancelledError:
+            if not elsewhere.may_have_run:
+                raise
+            await _send_problem(request.send, problem_of_stop(_cut_while_running(request.name)))
+            return True
+        if answer is not None:
+            await self._relay(request, answer)
+        return answer is not None
+
+    async def _relay(self, request: _Request, answer: PeerAnswer) -> None:
+        """Send the answer of another compute node to the caller."""
+        headers = tuple(header for header in answer.headers if header[0] in _RELAYED)
+        send = request.send
+        if len(answer.body) > LARGE_BYTES:
+            send = partial(self._resources.send, request.scope, send)
+        await _send(send, answer.status, headers, answer.body)
+
+    # --- answers
+
+    def _cut_off(self, call: Call, *, may_run: bool) -> Problem:
+        """Cancel `call`, and return the problem for its caller. `may_run`: another compute node may
+        run the call.
+        """
+        began = call.worker is not None or may_run
+        self._host.cancel(call)
+        error = _cut_while_running(call.name) if began else _nothing_done(call.name)
+        return problem_of_stop(error)
+
+    async def _send_async(self, request: _Request, delay_s: float) -> None:
+        name, key = request.name, request.key
+        elsewhere = self._recorded_elsewhere(request) if self._forwarder and not delay_s else None
+        try:
+            if self._forwarder is not None and elsewhere is not None:
+                answer = await self._forwarder.forward(elsewhere)
+                if answer is not None:
+                    await self._relay(request, answer)
+                    return
             invocation = await self._host.send(
-                name, arguments, position=position, delay_s=delay_s, key=key
+                name, request.arguments, position=request.position, delay_s=delay_s, key=key
             )
         except asyncio.CancelledError:
-            await _send_problem(send, problem_of_stop(_perhaps_recorded(name, key)))
+            await _send_problem(request.send, problem_of_stop(_perhaps_recorded(name, key)))
             return
         body = msgspec.json.encode({"invocation": invocation})
         location = (b"location", f"/invocations/{invocation}".encode())
-        await _send(send, HTTPStatus.ACCEPTED, (_JSON, location), body)
+        await _send(request.send, HTTPStatus.ACCEPTED, (_JSON, location), body)
 
     async def _send_outcome(
-        self, scope: Scope, send: Send, invocation: str, outcome: Returned | Failed
+        self, request: _Request, invocation: str, outcome: Returned | Failed
     ) -> None:
+        send = request.send
         headers = (
             (INVOCATION_HEADER, invocation.encode()),
             (POSITION_HEADER, b"%d" % outcome.position),
@@ -188,8 +377,13 @@ class InvokeEndpoint:
             await _send_problem(send, problem_of(error_from(outcome)), headers)
             return
         if len(outcome.result) > LARGE_BYTES:
-            send = partial(self._resources.send, scope, send)
+            send = partial(self._resources.send, request.scope, send)
         await _send(send, HTTPStatus.OK, (_JSON, *headers), outcome.result)
+
+
+async def _refuse(request: _Request, error: NotReadyError) -> None:
+    """Answer that a call was taken from another compute node and did not begin."""
+    await _send_problem(request.send, problem_of(error), ((REFUSED_HEADER, b"1"),))
 
 
 def _perhaps_recorded(name: str, key: str) -> IndilogError:
@@ -199,6 +393,12 @@ def _perhaps_recorded(name: str, key: str) -> IndilogError:
         )
     return CallOutcomeUnknownError(
         f"The platform stopped while it recorded a call of {name}; the call may or may not run."
+    )
+
+
+def _cut_while_running(name: str) -> IndilogError:
+    return CallOutcomeUnknownError(
+        f"The platform stopped while {name} ran; it may have had effects."
     )
 
 
@@ -235,9 +435,11 @@ def _misfit(name: str, field: str, problem: str) -> InvalidArgumentsError:
     return InvalidArgumentsError(sentence, [{"field": field, "problem": problem}])
 
 
-def _headers(scope: Scope) -> tuple[int, str]:
-    """Return the session's position and the idempotency key; 0 and empty if absent."""
-    position, key = 0, ""
+def _headers(scope: Scope) -> tuple[int, str, bytes | None]:
+    """Return the session's position, the idempotency key, and the mark of a forwarded call; 0,
+    empty and None if absent.
+    """
+    position, key, forwarded = 0, "", None
     for name, value in scope["headers"]:
         if name == POSITION_HEADER:
             position = int(value)  # `Heads` has checked that it is a number
@@ -245,7 +447,9 @@ def _headers(scope: Scope) -> tuple[int, str]:
             key = value.decode("latin-1").strip()
             if not key:
                 raise ValueError("Idempotency-Key is empty; leave it out, or give a key.")
-    return position, key
+        elif name == FORWARDED_HEADER:
+            forwarded = value
+    return position, key, forwarded
 
 
 async def _send_problem(send: Send, details: Problem, headers: tuple[Header, ...] = ()) -> None:

@@ -76,6 +76,7 @@ class Runs(Generic[CallT]):
 
     Attributes:
         rerun: number of invocations begun here that an executor had begun before.
+        calling: number of calls that wait or run for invocations.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Runs(Generic[CallT]):
         stop: Callable[[CallT], None],
         executor: Callable[[], str],
     ) -> None:
-        self.rerun = 0
+        self.rerun = self.calling = 0
         self._log = log
         self._start = start
         self._stop = stop
@@ -191,11 +192,14 @@ class Runs(Generic[CallT]):
             depth=accepted.depth,
             invocation=accepted.id,
         )
+        self.calling += 1
         try:
             return await asyncio.shield(call.outcome)  # a cancellation must not reach the call
         except asyncio.CancelledError:
             self._stop(call)
             raise
+        finally:
+            self.calling -= 1
 
     async def _record(self, event: Event, invocation: RecordedInvocation) -> None:
         """Append an event; retry until it is acknowledged. A second copy of the record has no

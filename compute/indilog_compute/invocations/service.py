@@ -266,6 +266,12 @@ class InvocationService:
         """Return the number of open invocations of an application."""
         return self._table.open_by_application[application]
 
+    @property
+    def not_started(self) -> int:
+        """Number of invocations that this node owns and whose function was not called yet."""
+        own = self._table.executors.get(self._executor.name)
+        return max(0, (len(own.ids) if own is not None else 0) - self._runs.calling)
+
     # --- status and outcomes
 
     async def status_of(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002 - the field's name

@@ -125,6 +125,27 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return len(self._workers)
 
     @property
+    def load(self) -> tuple[int, int]:
+        """The calls that hold a slot or wait for one, and the slots of workers that take calls."""
+        taking = len(self._workers) - len(self._suspended)
+        return self._slots_used + self._waiting, taking * self._worker_calls_max
+
+    def free_slots(self, name: str) -> int:
+        """Return how many calls of an application would start at once."""
+        if name in self._queues:
+            return 0
+        free = sum(
+            max(0, self._worker_calls_max - counted.slots)
+            for worker, counted in self._workers.items()
+            if worker not in self._suspended
+        )
+        if not self._is_shared:
+            return free
+        application = self._applications.get(name)
+        own = application.slots if application is not None else 0
+        return min(free, max(0, self._slots_of_one(own) - own))
+
+    @property
     def least_loaded(self) -> WorkerT | None:
         """The worker with the fewest calls; None if it is suspended or there is none."""
         worker = min(self._workers, key=self._load, default=None)
@@ -345,8 +366,14 @@ class Dispatcher(Generic[WorkerT, CallT]):
             return True
         application = self._applications.get(name)
         own = application.slots if application is not None else 0
+        return own < self._slots_of_one(own)
+
+    def _slots_of_one(self, own: int) -> int:
+        """Return the slots that an application may use which holds `own` of them now, while several
+        are deployed.
+        """
         slots = len(self._workers) * self._worker_calls_max
-        return own < limit_of_one(self._shares.slots, slots, self._slots_used - own, is_shared=True)
+        return limit_of_one(self._shares.slots, slots, self._slots_used - own, is_shared=True)
 
     def _free_worker(self) -> WorkerT | None:
         """Return the least loaded worker with a free slot. It is a plain loop for speed, because

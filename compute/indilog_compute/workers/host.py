@@ -22,7 +22,7 @@ from indilog.base.errors import (
     OverloadedError,
     UnknownFunctionError,
 )
-from indilog.base.ids import MetalogPosition
+from indilog.base.ids import MetalogPosition, SeqNum
 from indilog.base.log import LogSource
 from indilog.config import Config
 from indilog.link.link_messages import Failed, Greeting, Limits, Question, Returned
@@ -76,7 +76,7 @@ class FunctionHost:
         self._node = node
         self._logs = logs
         self.positions = Positions(logs)
-        self._checking = 0
+        self._checking = self._accepting = 0
         self._invocation_prefix = secrets.token_hex(6)
         self._invocation_numbers = itertools.count(1)
         self._servers: dict[WorkerProcess, LinkServer] = {}
@@ -231,6 +231,58 @@ class FunctionHost:
         )
         self._router.submit(call)
         return call
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """The calls that hold a slot or wait for one, and the slots of workers that take calls."""
+        return self._router.load
+
+    def free_slots(self, name: str) -> int:
+        """Return how many calls of `app.function` would start at once."""
+        return self._router.free_slots(name.partition(".")[0])
+
+    @property
+    def recorded_not_started(self) -> int:
+        """Recorded calls that this node owns or is about to record, and whose function does not run
+        or wait for a slot yet.
+        """
+        return self._accepting + self._invocations.not_started
+
+    def deployed_at(self, name: str) -> SeqNum | None:
+        """Return the seqnum of the deployment that `app.function` runs now; None: it is not
+        deployed here, or does not load.
+        """
+        try:
+            deployed, _ = self._applications.function(name)
+        except UnknownFunctionError:
+            return None
+        return deployed.seqnum if deployed.problem is None else None
+
+    def longest_s(self, name: str) -> float:
+        """Return the seconds that a plain call of `app.function` may take on a node, including its
+        time in the queue.
+
+        Raises:
+            UnknownFunctionError: it is not deployed.
+        """
+        _, spec = self._applications.function(name)
+        functions = self._node.functions
+        runs_s = spec.timeout_s or functions.call_timeout_s
+        return functions.call_wait_s_max + runs_s + functions.worker_stop_s
+
+    def has_key(self, name: str, arguments: bytes, key: str) -> bool:
+        """Tell whether this node knows an invocation of `app.function` with this key.
+
+        Raises:
+            InvalidArgumentsError: the key was used with other arguments.
+        """
+        return self._invocations.known(name, arguments, key) is not None
+
+    def withdraw(self, call: Call) -> bool:
+        """Forget a call that waits for a slot, because another compute node runs it; its outcome is
+        never resolved. False: the call has begun or ended here.
+        """
+        return self._router.withdraw(call)
 
     def cancel(self, call: Call) -> None:
         """Cancel a call whose outcome is not needed. Without effect if the call has ended."""
@@ -390,15 +442,19 @@ class FunctionHost:
         """
         if (known := self._invocations.known(name, arguments, key)) is not None:
             return known
+        self._accepting += delay_s == 0
         try:
-            await self._check_arguments(name, arguments)
-        except (UnknownFunctionError, InvalidArgumentsError):
-            if key and (known := await self._invocations.known_by_now(name, arguments, key)):
-                return known
-            raise
-        return await self._invocations.accept(
-            name, arguments, position=position, depth=depth, delay_s=delay_s, key=key
-        )
+            try:
+                await self._check_arguments(name, arguments)
+            except (UnknownFunctionError, InvalidArgumentsError):
+                if key and (known := await self._invocations.known_by_now(name, arguments, key)):
+                    return known
+                raise
+            return await self._invocations.accept(
+                name, arguments, position=position, depth=depth, delay_s=delay_s, key=key
+            )
+        finally:
+            self._accepting -= delay_s == 0
 
     async def _check_arguments(self, name: str, arguments: bytes) -> None:
         """Let a worker check the arguments of a call before it is recorded."""

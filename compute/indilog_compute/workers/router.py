@@ -111,6 +111,15 @@ class CallRouter:
         """Number of calls that wait for a slot."""
         return self._dispatcher.waiting
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """The calls that hold a slot or wait for one, and the slots of workers that take calls."""
+        return self._dispatcher.load
+
+    def free_slots(self, application: str) -> int:
+        """Return how many calls of an application would start at once."""
+        return 0 if self._stopping else self._dispatcher.free_slots(application)
+
     def calls_of(self, worker: WorkerProcess) -> int:
         """Return the number of calls of `worker`."""
         kept = self._workers.get(worker)
@@ -242,6 +251,15 @@ class CallRouter:
     def cancel(self, call: Call) -> None:
         """Cancel a call whose outcome is not needed. Without effect if the call has ended."""
         self._stop(call, CallOutcomeUnknownError(f"{call.name} was cancelled by its caller."))
+
+    def withdraw(self, call: Call) -> bool:
+        """Forget a call that waits for a slot, because another compute node runs it; its outcome is
+        never resolved. False: the call has begun or ended here.
+        """
+        if call.worker is not None or not self._dispatcher.withdraw(call):
+            return False
+        self._release(call)
+        return True
 
     # --- internal: sending a call to a worker
 

@@ -46,6 +46,7 @@ from indilog_ordering.sequencer import Sequencer
 from indilog_storage.node import StorageNode
 
 if TYPE_CHECKING:  # imported only when a gateway runs, because other nodes do not need it
+    from indilog_compute.gateway import Peers
     from indilog_compute.gateway.app import GatewayApp
     from indilog_compute.gateway.operation import ClusterMembers
     from indilog_compute.workers.host import FunctionHost
@@ -311,11 +312,23 @@ async def gateway_running(
             registry,
             request_snapshots=logs.request_snapshots,
             members=members,
+            peers=_peers_of(logs, platform_dir) if run is not None else None,
         )
         async with _listening(gateway, host, config, platform_dir / TOKEN_FILE, port_is) as url:
             yield url
     finally:
         await host.stop()
+
+
+def _peers_of(logs: LocalLogs, platform_dir: Path) -> Peers:
+    """Return the other compute nodes, whose data directories are in `platform_dir`."""
+    from indilog_compute.gateway import Peers, socket_in
+
+    return Peers(
+        logs.node,
+        nodes=lambda: logs.engine.placement.view.engines,
+        socket_of=lambda node: socket_in(platform_dir / node),
+    )
 
 
 @asynccontextmanager

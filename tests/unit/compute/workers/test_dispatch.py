@@ -244,3 +244,33 @@ def test_nested_calls_are_put_back_at_once_or_not_at_all() -> None:
         made.put_back([Call("parent"), nested("child")])
     made.check_invariants()
     assert made.waiting == 0
+
+
+def test_free_slots_are_those_that_a_call_would_get_at_once() -> None:
+    made = dispatcher(workers=2, slots=2)
+    assert (made.free_slots("a"), made.load) == (4, (0, 4))
+    first = calls("123")
+    for call in first:
+        made.admit(call)
+    made.admit(nested("n"))
+    assert (made.free_slots("a"), made.load) == (1, (3, 4))
+    made.suspend("w1")
+    assert (made.free_slots("a"), made.load) == (0, (3, 2))
+    made.resume("w1")
+    for call in calls("45"):
+        made.admit(call)
+    assert (made.free_slots("a"), made.load) == (0, (5, 4))
+    made.finished("w0", first[0])
+    made.finished("w0", first[2])
+    assert made.free_slots("a") == 1
+
+
+def test_free_slots_of_an_application_are_limited_by_its_share() -> None:
+    made = dispatcher(workers=2, slots=4, pending=100, is_shared=True)
+    for call in calls("12"):
+        made.admit(call)
+    assert (made.free_slots("a"), made.free_slots("b")) == (4, 4), "0.75 of 8, and 0.75 of 6"
+    for call in calls("34567"):
+        made.admit(call)
+    assert (made.free_slots("a"), made.free_slots("b")) == (0, 1), "0.75 of 2"
+    assert made.load == (7, 8)

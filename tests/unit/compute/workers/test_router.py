@@ -527,3 +527,23 @@ async def test_a_worker_that_died_before_it_took_calls_gets_none() -> None:
     router.add(worker.process)
     submitted(router, app)
     assert (router.running, router.waiting) == (0, 1)
+
+
+async def test_a_waiting_call_can_be_withdrawn_and_one_that_began_cannot() -> None:
+    router, app = router_of(), deployed()
+    worker = Worker(router)
+    running, waiting, next_ = (submitted(router, app) for _ in range(3))
+    await worker.until_asked(1)
+    assert (router.withdraw(running), router.withdraw(waiting)) == (False, True)
+    assert not router.withdraw(waiting)
+    assert (app.running, router.waiting, waiting.outcome.done()) == (2, 1, False)
+    assert waiting.timer is not None
+    assert waiting.timer.cancelled()
+    worker.link.answer(worker.asked[0][0], Returned(0, b"1"))
+    await worker.until_asked(2)
+    worker.link.answer(worker.asked[1][0], Returned(0, b"2"))
+    assert await next_.outcome == Returned(0, b"2")
+    assert (app.running, router.load) == (0, (0, 1))
+    router.check_invariants()
+    router.stop()
+    assert router.free_slots("demo") == 0

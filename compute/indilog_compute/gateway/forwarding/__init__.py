@@ -1,0 +1,30 @@
+"""Runs calls on other compute nodes when this node has no room for them (docs/decisions/0051).
+
+- `peers`: decides, without I/O, which compute node to ask
+- `headers`: the headers of a forwarded call and its answer
+- `connection`: one HTTP connection to another compute node's gateway
+- `connections`: opens and keeps them
+- `forwarder`: offers a call to other nodes, and returns the answer
+- `offers`: decides whether this node takes a call that another node offers
+
+A gateway offers a call by a request with `Expect: 100-continue`, whose body it keeps back. A node
+with room answers `100 Continue`, and then gets the body. Any other answer refuses the call, and
+says how many calls the node has. A request without its body is never executed, so a call that was
+not taken certainly did not run.
+"""
+
+from indilog_compute.gateway.forwarding.connection import PeerAnswer
+from indilog_compute.gateway.forwarding.forwarder import ForwardedCall, Forwarder
+from indilog_compute.gateway.forwarding.headers import FORWARDED_HEADER, REFUSED_HEADER
+from indilog_compute.gateway.forwarding.offers import Offers
+from indilog_compute.gateway.forwarding.peers import Peers
+
+__all__ = [
+    "FORWARDED_HEADER",
+    "REFUSED_HEADER",
+    "ForwardedCall",
+    "Forwarder",
+    "Offers",
+    "PeerAnswer",
+    "Peers",
+]

@@ -1,0 +1,72 @@
+"""Opens connections to other compute nodes, and keeps a few that carry no call."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Final
+
+from indilog.base.ids import NodeId
+from indilog_compute.gateway.forwarding.connection import PeerConnection
+from indilog_compute.gateway.forwarding.peers import Peers
+
+IDLE_MAX: Final = 16
+"""Connections without a call that are kept for each node."""
+
+
+class PeerConnections:
+    """Connections to the other compute nodes.
+
+    Args:
+        answer_bytes_max: largest body of an answer.
+    """
+
+    def __init__(self, peers: Peers, answer_bytes_max: int) -> None:
+        self._peers = peers
+        self._answer_bytes_max = answer_bytes_max
+        self._idle: dict[NodeId, list[PeerConnection]] = {}
+
+    async def take(self, node: NodeId) -> tuple[PeerConnection, bool]:
+        """Return a connection to a node, for one caller, and whether it has carried calls before.
+
+        Raises:
+            OSError: the node cannot be reached.
+        """
+        idle = self._idle.get(node, [])
+        while idle:
+            if (connection := idle.pop()).is_reusable:
+                return connection, True
+        return await _connected(self._peers.socket_of(node), self._answer_bytes_max), False
+
+    def give_back(self, node: NodeId, connection: PeerConnection) -> None:
+        """Keep a connection for later calls, or close it."""
+        idle = self._idle.setdefault(node, [])
+        idle[:] = [kept for kept in idle if kept.is_reusable]
+        if connection.is_reusable and len(idle) < IDLE_MAX:
+            idle.append(connection)
+        else:
+            connection.close()
+
+    def keep_only(self, nodes: tuple[NodeId, ...]) -> None:
+        """Close the connections to nodes that are not in the cluster any more."""
+        for node in self._idle.keys() - set(nodes):
+            for connection in self._idle.pop(node):
+                connection.close()
+
+    def close(self) -> None:
+        """Close the connections that carry no call."""
+        self.keep_only(())
+
+
+async def _connected(socket: Path, answer_bytes_max: int) -> PeerConnection:
+    """Connect to a Unix socket, whose path may be longer than an address allows (107 bytes)."""
+    folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        address = f"/proc/self/fd/{folder}/{socket.name}"
+        _, connection = await asyncio.get_running_loop().create_unix_connection(
+            lambda: PeerConnection(answer_bytes_max), address
+        )
+    finally:
+        os.close(folder)
+    return connection

@@ -1,0 +1,327 @@
+"""Offers calls that find no room here to other compute nodes, and returns their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+from indilog.base.errors import CallOutcomeUnknownError
+from indilog.base.ids import NodeId, SeqNum
+from indilog_compute.gateway.counters import GatewayCounters
+from indilog_compute.gateway.forwarding.connection import (
+    PeerAnswer,
+    PeerConnection,
+    PeerLostError,
+)
+from indilog_compute.gateway.forwarding.connections import PeerConnections
+from indilog_compute.gateway.forwarding.headers import (
+    FORWARDED_HEADER,
+    LOAD_HEADER,
+    REFUSED_HEADER,
+    Load,
+    load_in,
+)
+from indilog_compute.gateway.forwarding.peers import Peers, PeerTable
+
+OFFERS_MAX: Final = 2
+"""Nodes that are asked one after the other; the call then waits here."""
+OFFER_S: Final = 1.0
+"""Seconds in which a node must take or refuse a call that is offered to it."""
+AGAIN_S: Final = 0.1
+"""Seconds until a waiting call is offered again, if no answer of a node shows room before."""
+
+
+class ForwardedCall:
+    """A call that may run on another compute node.
+
+    Args:
+        name: `app.function`.
+        target: path and query of its request.
+        body: its arguments.
+        headers: `name: value` lines of the caller's request that the other node needs.
+        key: its idempotency key; may be empty.
+        deployed_at: seqnum of the deployment that this node runs.
+        answer_s: seconds within which the other node must answer after it has taken the call; None:
+            no limit.
+
+    Attributes:
+        is_taken: whether another node has taken the call, so that it no longer waits here.
+        may_have_run: whether it may have run there.
+    """
+
+    __slots__ = (
+        "answer_s", "application", "body", "head", "is_taken", "key", "may_have_run", "name",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        target: bytes,
+        body: bytes,
+        *,
+        headers: bytes,
+        key: str,
+        deployed_at: SeqNum,
+        answer_s: float | None,
+    ) -> None:
+        self.name = name
+        self.application = name.partition(".")[0]
+        self.body = body
+        self.key = key
+        self.answer_s = answer_s
+        self.is_taken = self.may_have_run = False
+        self.head = (
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+            b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+            b"%b: %d\r\n%b\r\n" % (target, FORWARDED_HEADER, deployed_at, headers)
+        )
+
+
+class Forwarder:
+    """Forwards calls of one gateway.
+
+    Args:
+        peers: the other compute nodes.
+        calls_max: calls that may be offered or forwarded at a time.
+        answer_bytes_max: largest body of an answer.
+        counters: count what was forwarded.
+    """
+
+    def __init__(
+        self, peers: Peers, *, calls_max: int, answer_bytes_max: int, counters: GatewayCounters
+    ) -> None:
+        self._peers = peers
+        self._calls_max = calls_max
+        self._counters = counters
+        self._connections = PeerConnections(peers, answer_bytes_max)
+        self._table = PeerTable()
+        self._nodes: tuple[NodeId, ...] = ()
+        self._in_flight = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        """Calls that wait here and are offered again, oldest first."""
+        self._is_offering = False
+        """Whether one of the calls that wait here is being offered; the others wait for its end."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def forward(
+        self, call: ForwardedCall, commit: Callable[[], bool] = lambda: True
+    ) -> PeerAnswer | None:
+        """Offer a call to other nodes; return the answer of the node that took it. None: it may be
+        run here. No node took it, or one took it and did not begin it, or it has a key and its node
+        was lost.
+
+        Args:
+            call: the call.
+            commit: called when a node takes the call, just before it gets the body. False: the call
+                is not needed there any more.
+
+        Raises:
+            CallOutcomeUnknownError: a node took the call and was lost, or did not answer in time.
+        """
+        asked: set[NodeId] = set()
+        while len(asked) < OFFERS_MAX and not call.is_taken:
+            if (node := self._choose(call, asked)) is None:
+                return None
+            asked.add(node)
+            self._in_flight += 1
+            self._table.sent(node)
+            try:
+                answer = await self._offer(node, call, commit)
+            finally:
+                self._in_flight -= 1
+                self._table.ended(node)
+            if answer is not None:
+                return answer
+        return None
+
+    async def forward_waiting(
+        self,
+        call: ForwardedCall,
+        *,
+        is_waiting: Callable[[], bool],
+        withdraw: Callable[[], bool],
+    ) -> PeerAnswer | None:
+        """Offer a call that waits for a slot here, until a node takes it or it begins here. It
+        keeps its place in the queue of this node until another node takes it.
+
+        Args:
+            call: the call.
+            is_waiting: tells whether it waits for a slot here.
+            withdraw: removes it from the queue of this node; False: it has begun or ended here.
+
+        Returns:
+            The answer of the node that took it. None: it has begun or ended here; or, if
+            `call.is_taken`, it was withdrawn and must be submitted here again.
+
+        Raises:
+            CallOutcomeUnknownError: as `forward`.
+        """
+        is_first = True
+
+        def commit() -> bool:
+            self._is_offering = False
+            return withdraw()
+
+        while is_waiting():
+            if self._waiting or self._is_offering or not is_first:
+                await self._wait(is_first=is_first)
+            is_first = False
+            if not is_waiting():
+                self._wake_one()
+                return None
+            self._is_offering = True
+            try:
+                answer = await self.forward(call, commit)
+            finally:
+                if not call.is_taken:
+                    self._is_offering = False
+            if call.is_taken:
+                return answer
+        return None
+
+    def close(self) -> None:
+        """Close all connections that carry no call."""
+        self._connections.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- internal
+
+    def _choose(self, call: ForwardedCall, asked: set[NodeId]) -> NodeId | None:
+        if self._in_flight >= self._calls_max:
+            return None
+        nodes = tuple(node for node in self._peers.nodes() if node != self._peers.own)
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self._table.set_nodes(nodes)
+            self._connections.keep_only(nodes)
+        return self._table.choose(call.application, _now(), without=asked)
+
+    async def _offer(
+        self, node: NodeId, call: ForwardedCall, commit: Callable[[], bool]
+    ) -> PeerAnswer | None:
+        """Offer a call to one node; None: the node did not take it, it was lost with a call that
+        has a key, or the call was not needed there.
+        """
+        try:
+            answer = await self._run_at(node, call, commit)
+        except (OSError, PeerLostError, TimeoutError):
+            self._table.unreachable(node, _now())
+            self._check_lost(node, call)
+            return None
+        if answer is None:
+            return None
+        if answer.value(REFUSED_HEADER) is not None:
+            self._refused(node, call, answer)
+            call.may_have_run = False
+            return None
+        if (load := _load_of(answer)) is not None:
+            self._table.answered(node, load, _now())
+            if load.has_room:
+                self._wake_one()
+        return answer
+
+    async def _run_at(
+        self, node: NodeId, call: ForwardedCall, commit: Callable[[], bool]
+    ) -> PeerAnswer | None:
+        """Offer a call to one node, send its body, and return the answer; None: the body was not
+        sent.
+
+        Raises:
+            OSError, PeerLostError, TimeoutError: the node was lost, or did not answer in time.
+        """
+        connection, refusal = await self._offered(node, call)
+        is_whole = False
+        try:
+            if refusal is not None:
+                self._refused(node, call, refusal)
+                return None
+            if not commit():
+                return None
+            call.is_taken = call.may_have_run = True
+            self._counters.calls_forwarded += 1
+            self._wake_one()  # the node may have room for another one
+            async with asyncio.timeout(call.answer_s):
+                answer = await connection.run(call.body)
+            is_whole = True
+            return answer
+        finally:
+            if not is_whole:
+                connection.close()
+            self._connections.give_back(node, connection)
+
+    async def _offered(
+        self, node: NodeId, call: ForwardedCall
+    ) -> tuple[PeerConnection, PeerAnswer | None]:
+        """Return a connection on which the node waits for the body of `call`, or the refusal."""
+        async with asyncio.timeout(OFFER_S):
+            while True:
+                connection, is_kept = await self._connections.take(node)
+                try:
+                    return connection, await connection.offer(call.head)
+                except PeerLostError:
+                    if not is_kept:
+                        raise
+                except BaseException:
+                    connection.close()
+                    raise
+
+    def _check_lost(self, node: NodeId, call: ForwardedCall) -> None:
+        """Raise the error for a call that may have run on a lost node, unless it has a key."""
+        if not call.may_have_run:
+            return
+        self._counters.calls_forwarded_lost += 1
+        if not call.key:
+            raise CallOutcomeUnknownError(
+                f"The compute node {node} was lost while it ran {call.name}; the call may have had "
+                "effects."
+            )
+
+    def _refused(self, node: NodeId, call: ForwardedCall, answer: PeerAnswer) -> None:
+        self._counters.calls_forwarded_refused += 1
+        load = _load_of(answer)
+        self._table.refused(node, call.application, load, _now())
+        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and load is None:
+            self._table.unreachable(node, _now())  # it stops, or has too many connections
+
+    async def _wait(self, *, is_first: bool) -> None:
+        """Wait until a node may have room."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if is_first:
+            self._waiting.append(waiter)
+        else:
+            self._waiting.appendleft(waiter)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._on_time)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif waiter.done() and not waiter.cancelled():
+                self._wake_one()
+            raise
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._wake_one()
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._on_time)
+
+    def _wake_one(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+
+def _load_of(answer: PeerAnswer) -> Load | None:
+    return load_in(answer.value(LOAD_HEADER) or b"")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

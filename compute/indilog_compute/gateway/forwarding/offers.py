@@ -1,0 +1,67 @@
+"""Decides whether this compute node takes a call that another one offers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from indilog.base.errors import OverloadedError
+from indilog_compute.gateway.forwarding.headers import LOAD_HEADER, Load, deployment_in
+from indilog_compute.workers.host import FunctionHost
+
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Offers:
+    """Takes a call only if it can start at once, on the deployment that its node runs or on a newer
+    one.
+    """
+
+    def __init__(self, host: FunctionHost) -> None:
+        self._host = host
+        self._reserved = 0
+        """Calls that were taken, and whose bodies have not arrived."""
+
+    def check(self, name: str, forwarded: bytes, *, is_recorded: bool) -> None:
+        """Check that this node takes a call.
+
+        Args:
+            name: `app.function`.
+            forwarded: value of the header `FORWARDED_HEADER`.
+            is_recorded: whether the call is asynchronous or has a key.
+
+        Raises:
+            OverloadedError: it does not; nothing was done.
+        """
+        wanted, deployed = deployment_in(forwarded), self._host.deployed_at(name)
+        if wanted is None or deployed is None or deployed < wanted:
+            raise OverloadedError(f"{name} was not taken: this node runs an older deployment.")
+        if not self.has_room(name, is_recorded=is_recorded):
+            raise OverloadedError(f"{name} was not taken: no slot is free on this node.")
+
+    def has_room(self, name: str, *, is_recorded: bool) -> bool:
+        """Tell whether a call of `app.function` would start at once."""
+        used = self._reserved + (self._host.recorded_not_started if is_recorded else 0)
+        return self._host.free_slots(name) > used
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Reserve a slot for a call whose body arrives."""
+        self._reserved += 1
+        try:
+            yield
+        finally:
+            self._reserved -= 1
+
+    def with_load(self, send: Send) -> Send:
+        """Return an ASGI `send` that adds this node's load to an answer."""
+
+        async def send_with_load(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                calls, slots = self._host.load
+                load = Load(calls + self._reserved, slots).encode()
+                message = {**message, "headers": [*message["headers"], (LOAD_HEADER, load)]}
+            await send(message)
+
+        return send_with_load

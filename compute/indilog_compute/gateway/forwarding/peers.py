@@ -1,0 +1,144 @@
+"""Decides, without I/O, which compute node is asked to take a call.
+
+It is the one with the fewest calls, as far as this node knows. A node's load is known for
+`LOAD_KEPT_S` after an answer of that node. A node of unknown load counts with the calls that this
+node has forwarded to it. Its answer then says the load, so nodes exchange nothing while no call is
+forwarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from indilog.base.ids import NodeId
+from indilog_compute.gateway.forwarding.headers import Load
+
+LOAD_KEPT_S: Final = 0.05
+"""Seconds for which the load that an answer said is used. It is the time of a few short calls."""
+UNREACHABLE_S: Final = 1.0
+"""Seconds for which a node that could not be reached is not asked."""
+
+
+class Peers(NamedTuple):
+    """The other compute nodes of the cluster.
+
+    Attributes:
+        own: name of this compute node.
+        nodes: returns the compute nodes of the newest view.
+        socket_of: returns the path of a node's Unix socket. Nodes on other machines would need
+            another kind of address here.
+    """
+
+    own: NodeId
+    nodes: Callable[[], Sequence[NodeId]]
+    socket_of: Callable[[NodeId], Path]
+
+
+class _Peer:
+    """What is known about one compute node.
+
+    Attributes:
+        load: the load that its last answer said; None: none did.
+        learned_at: when that answer came.
+        sent: calls that this node forwarded to it, and that are not answered.
+        since: calls that this node has forwarded to it since that answer.
+        asked: number of the last choice that chose it, for ties.
+        unreachable_until: when it may be asked again.
+        refused: when it refused a call of an application, for the last `LOAD_KEPT_S`.
+    """
+
+    __slots__ = ("asked", "learned_at", "load", "refused", "sent", "since", "unreachable_until")
+
+    def __init__(self) -> None:
+        self.load: Load | None = None
+        self.learned_at = 0.0
+        self.sent = self.since = self.asked = 0
+        self.unreachable_until = 0.0
+        self.refused: dict[str, float] = {}
+
+
+class PeerTable:
+    """The other compute nodes, and how busy they are. Times are in seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self._peers: dict[NodeId, _Peer] = {}
+        self._choices = 0
+
+    def set_nodes(self, nodes: Collection[NodeId]) -> None:
+        """Set which nodes may be asked; what is known about other nodes is forgotten."""
+        if nodes != self._peers.keys():
+            self._peers = {node: self._peers.get(node) or _Peer() for node in nodes}
+
+    def choose(
+        self, application: str, now: float, *, without: Collection[NodeId] = ()
+    ) -> NodeId | None:
+        """Return the node with the fewest calls that may have room; None: there is none.
+
+        Args:
+            application: application of the call.
+            now: the time.
+            without: nodes that are not asked.
+        """
+        may = [
+            (self._calls(peer, now), peer.asked, node)
+            for node, peer in self._peers.items()
+            if node not in without and self._may_have_room(peer, application, now)
+        ]
+        if not may:
+            return None
+        chosen = min(may)[2]
+        self._choices += 1
+        self._peers[chosen].asked = self._choices
+        return chosen
+
+    def sent(self, node: NodeId) -> None:
+        """Count a call that is offered to a node."""
+        if (peer := self._peers.get(node)) is not None:
+            peer.sent += 1
+            peer.since += 1
+
+    def ended(self, node: NodeId) -> None:
+        """Count the end of a call that was offered to a node."""
+        if (peer := self._peers.get(node)) is not None and peer.sent:
+            peer.sent -= 1
+
+    def answered(self, node: NodeId, load: Load, now: float) -> None:
+        """Take the load that the answer to a call said. The call's end may have made room for any
+        application.
+        """
+        if (peer := self._peers.get(node)) is not None:
+            peer.load, peer.learned_at, peer.since = load, now, 0
+            peer.refused.clear()
+
+    def refused(self, node: NodeId, application: str, load: Load | None, now: float) -> None:
+        """Take the load that a refusal said, and do not offer calls of this application to the node
+        for `LOAD_KEPT_S`.
+        """
+        if (peer := self._peers.get(node)) is not None:
+            if load is not None:
+                peer.load, peer.learned_at, peer.since = load, now, 0
+            peer.refused = {a: at for a, at in peer.refused.items() if now - at < LOAD_KEPT_S}
+            peer.refused[application] = now
+
+    def unreachable(self, node: NodeId, now: float) -> None:
+        """Do not ask a node for `UNREACHABLE_S`."""
+        if (peer := self._peers.get(node)) is not None:
+            peer.unreachable_until = now + UNREACHABLE_S
+
+    # --- internal
+
+    def _calls(self, peer: _Peer, now: float) -> int:
+        """Return the calls that a node has, as far as it is known."""
+        if peer.load is None or now - peer.learned_at >= LOAD_KEPT_S:
+            return peer.sent
+        return peer.load.calls + peer.since
+
+    def _may_have_room(self, peer: _Peer, application: str, now: float) -> bool:
+        if now < peer.unreachable_until:
+            return False
+        if now - peer.refused.get(application, -LOAD_KEPT_S) < LOAD_KEPT_S:
+            return False
+        is_known = peer.load is not None and now - peer.learned_at < LOAD_KEPT_S
+        return not is_known or peer.load is None or self._calls(peer, now) < peer.load.slots
