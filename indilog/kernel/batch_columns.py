@@ -1,7 +1,7 @@
 """Many record batches at once, as columns of all their records (layout: `indilog.kernel.records`).
 
-Programs that read a whole log decode millions of records. So the code here has no Python step for
-each record. It makes a few calls for each batch: joins of byte strings, and one CRC for each part.
+Programs that read a whole log decode millions of records. So the code here runs no Python step per
+record. Per batch it makes a few calls: joins of byte strings, and one CRC for each part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEADER: Final = np.dtype(
     ]
 )  # fmt: skip
 _UNSTATED_BYTES: Final = 4
-"""The CRC of a header covers all of it but the CRC."""
+"""Bytes at the end of a header, its own CRC, that this CRC does not cover."""
 
 Counts = NDArray[np.int64]
 assert _HEADER.itemsize == HEADER_BYTES
@@ -42,9 +42,9 @@ class BatchColumns:
     """The intact batches among the given ones, with their headers, columns and data.
 
     Args:
-        payloads: for each batch the bytes from its start on, perhaps more than the batch; None: it
+        payloads: for each batch, the bytes from its start on, perhaps beyond its end; None: it
             could not be read.
-        expected: what they must be; a batch of other records counts as damaged.
+        expected: the records that each batch must have; a batch of other records counts as damaged.
 
     Attributes:
         damaged: indexes of the batches with damaged headers or columns.

@@ -1,8 +1,8 @@
 """Records on cold storage, as storage nodes know them: objects, the note of an object, and what a
 node asks of its cold store (decision 0039; content of an object: `indilog.kernel.cold_objects`).
 
-An object holds all records of a range of localids of one shard. A note in the journal says that it
-does; from then on the node needs no batch of these records on its own disk.
+An object holds all records of a range of localids of one shard. A note in the journal names the
+object. From then on, the node needs no batch of these records on its own disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from indilog.base.ids import LocalId, MetalogPosition, SeqNum, ShardId
 
 VERSION: Final = 1
 MARKER: Final = "indilog-cold"
-"""Prefix of the name of the marker: an empty object that shows that a place is the right one."""
+"""Prefix of the name of the marker: an empty object. A place without it is not reachable, or not
+the right one.
+"""
 _NAME: Final = re.compile(
     r"shard-(?P<shard>\d{5})/"
     r"(?P<number>\d{10})-(?P<first>\d+)-(?P<end>\d+)-(?P<crc>[0-9a-f]{8})\.parquet"
@@ -36,8 +38,8 @@ class ColdObject(msgspec.Struct, frozen=True, array_like=True):
         footer_crc: CRC of the end of the object.
         witness: seqnum of one of its records; while that record is not trimmed, the object is
             needed.
-        witness_tags: the tags of that record, 8 bytes each; none: it is not known whether all
-            records are trimmed.
+        witness_tags: the tags of that record, 8 bytes each; none: whether all records are trimmed
+            is not known.
     """
 
     version: int
@@ -110,8 +112,8 @@ class ColdBatch(NamedTuple):
 
 
 class ListObjects(NamedTuple):
-    """Return the objects of this node, before anything else is asked; `is_first`: the node knows of
-    none.
+    """Return the objects of this node; the first request to a store. `is_first`: the node knows of
+    no object.
     """
 
     is_first: bool
@@ -168,7 +170,7 @@ class ObjectWritten(NamedTuple):
 
 
 class ColdBatchRead(NamedTuple):
-    """A batch as it was; None: the object has no intact batch there.
+    """A batch as it was written; None: the object has no intact batch there.
 
     `away`: the store did not answer in time, so nothing is known about the batch.
     """
@@ -179,8 +181,8 @@ class ColdBatchRead(NamedTuple):
 
 
 class ColdTags(NamedTuple):
-    """The tags of consecutive records: their seqnums (u64 each), how many tags each has (u8), and
-    these (u64 each, that of the log first).
+    """The tags of consecutive records: the seqnums (u64 each), the number of tags of each record
+    (u8), and the tags (u64 each, that of the log first).
     """
 
     seqnums: bytes
@@ -196,7 +198,7 @@ class ColdTagsRead(NamedTuple):
 
 
 class ObjectDeleted(NamedTuple):
-    """Whether an object is deleted now, also if it was not there."""
+    """Whether an object does not exist any more, or never existed."""
 
     number: int
     done: bool

@@ -2,9 +2,9 @@
 0039, docs/FORMATS.md).
 
 Its first columns are those of the Spark source, so that any program that reads Parquet can use it.
-From the other columns, a reader builds each record batch again, byte for byte. A batch that was
-built again has the header's CRC that its columns state, and that CRC covers all of the batch. So a
-batch that was read is the one that was written, or it is damaged.
+From the other columns, a reader rebuilds each record batch, byte for byte. The columns state the
+CRC of the batch's header, which covers the whole batch. So a rebuilt batch either has this CRC and
+equals the one that was written, or it is damaged.
 
 A row group has whole batches, about `GROUP_BYTES` of them. A reader fetches the end of the object
 once and then one row group at a time.
@@ -49,7 +49,7 @@ _MAGIC: Final = b"PAR1"
 _SEPARATOR: Final = "\x1f"
 
 pc: Final[Any] = pyarrow.compute
-"""Without types: the published ones lack variants that are used here."""
+"""Untyped, because the published types lack variants that are used here."""
 _FIELDS: Final[list[pa.Field[Any]]] = [
     *RECORD_FIELDS,
     pa.field("tag_kinds", pa.string()),
@@ -196,19 +196,19 @@ def _groups(records: NDArray[np.int64], batches: Sequence[ColdBatch]) -> Iterato
 
 
 def _check_same(encoded: EncodedObject, batches: Sequence[ColdBatch]) -> None:
-    """Check that the batches decoded from an object equal those that it was made of."""
+    """Check that the batches decoded from an object equal those from which it was made."""
     content, crc = encoded
     reader = ObjectReader(len(content), crc, lambda offset, size: content[offset : offset + size])
     found = [b for group in range(reader.groups) for b in reader.batches(group).values()]
     if found != [batch.payload for batch in batches]:
-        raise MalformedFrameError("a batch cannot be built again from its columns")
+        raise MalformedFrameError("a batch cannot be rebuilt from its columns")
 
 
 # --- reading
 
 
 class _Part(io.RawIOBase):
-    """A file object of which only one part is in memory."""
+    """A file object with only one part in memory."""
 
     def __init__(self, size: int, start: int, content: bytes) -> None:
         super().__init__()
@@ -216,14 +216,14 @@ class _Part(io.RawIOBase):
         self._at = 0
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read on; fewer bytes outside the part."""
+        """Read from the current place; outside the part, fewer bytes are returned."""
         start, end = self._at - self._start, self._size if size < 0 else self._at + size
         found = self._content[max(0, start) : max(0, end - self._start)] if start >= 0 else b""
         self._at += len(found)
         return found
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move."""
+        """Set the current place."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset
         return self._at
@@ -242,7 +242,7 @@ class _Part(io.RawIOBase):
 
 
 class ObjectReader:
-    """An object, of which row groups can be read.
+    """Reads row groups of an object.
 
     Args:
         size: bytes of the object.
@@ -265,7 +265,7 @@ class ObjectReader:
         try:
             self._info = msgspec.json.decode(stated[_INFO_KEY], type=_Info)
         except (KeyError, msgspec.DecodeError) as error:
-            raise MalformedFrameError(f"it does not say what it holds: {error}") from error
+            raise MalformedFrameError(f"its content is not described: {error}") from error
 
     @property
     def groups(self) -> int:
@@ -278,7 +278,7 @@ class ObjectReader:
         return int(self._metadata.serialized_size)
 
     def group_of(self, localid: LocalId) -> int | None:
-        """Return the row group with a record; None: none has it."""
+        """Return the row group that has a record; None: no row group has it."""
         groups = self._info.groups
         index = bisect_right(groups, localid, key=lambda group: group.first) - 1
         return index if index >= 0 and localid <= groups[index].last else None
@@ -328,7 +328,7 @@ class ObjectReader:
 
 
 def _footer_bytes(tail: bytes) -> int:
-    """Return how long the end of an object is, from its last bytes.
+    """Return the length of an object's footer, which its last bytes state.
 
     Raises:
         MalformedFrameError: the bytes are not the last bytes of an object.
@@ -387,7 +387,7 @@ def _all_tags(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
 
 
 def _names(table: pa.Table) -> pa.Array[Any]:
-    """Return the names of each record, as batches have them."""
+    """Return the names of each record, in the form that batches have."""
     logs = _column(table, "log").fill_null("")
     lists = _column(table, "tag_names")
     letters, _ = _content(_column(table, "tag_kinds"))

@@ -1,9 +1,9 @@
 """The floors of logs and tags, and which records are dead below them (ARCHITECTURE 13).
 
 `Trim` entries of the metalog raise floors. Floors only grow, so they may be applied early, twice
-and in any order. There may be many, for example one for each object of a store. They are kept in
-sorted arrays, 24 bytes each, with the newest ones in a small mapping beside them. The floor of a
-tag is dropped when the floor of its log is as high: records below it are trimmed with the log.
+and in any order. A log may have many floors, for example one for each object of a store. So floors
+are in sorted arrays, 24 bytes each; only the newest ones are in a small mapping. The floor of a tag
+is dropped when the floor of its log is as high: records below it are trimmed with the log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Floors:
     """The floors of tags; the floor of a tag without one is 0.
 
     Attributes:
-        highest: the highest of all floors: nothing at or above it is trimmed.
+        highest: the highest of all floors; no record at or above it is trimmed.
     """
 
     __slots__ = ("_logs", "_recent", "_tags", "_untils", "highest")
@@ -52,7 +52,7 @@ class Floors:
         self.highest: SeqNum = 0
 
     def __len__(self) -> int:
-        """How many tags have a floor, at most: a recent one may be counted twice."""
+        """An upper bound of how many tags have a floor: a recent floor may count twice."""
         return len(self._tags) + len(self._recent)
 
     @property
@@ -151,7 +151,7 @@ class Trimmed:
     """All floors of logs and of tags that are known.
 
     A record is *dead* below the floor of its log, or below the floors of all its tags if it has
-    any: no lookup finds it, and only a read of its seqnum would.
+    any: no lookup finds it; only a read of its seqnum could.
     """
 
     __slots__ = ("logs", "tags")
@@ -166,7 +166,7 @@ class Trimmed:
         return max(self.logs.highest, self.tags.highest)
 
     def apply(self, floors: Iterable[Floor]) -> list[Floor]:
-        """Raise floors; return those that were lower before."""
+        """Raise floors; return those that were raised."""
         return [floor for floor in floors if self._raise(floor)]
 
     def _raise(self, floor: Floor) -> bool:
@@ -180,10 +180,11 @@ class Trimmed:
         return not covered and self.tags.raise_to(tag, until, log)
 
     def page(self, after: FloorCursor, count: int) -> tuple[tuple[Floor, ...], bool]:
-        """Return the first `count` floors after a cursor, and whether these are all.
+        """Return the first `count` floors after a cursor, and whether no others follow.
 
         Floors of logs come last: if a trim between two pages drops a tag's floor, the log's floor
-        that covers it is in a later page. So all pages together cover what the first one promises.
+        that covers it is in a later page. So all pages together have every floor that was there at
+        the first page.
         """
         assert count > 0, "a page without floors would never end"
         page: list[Floor] = []
@@ -205,7 +206,7 @@ class Trimmed:
     def dead(self, first_seqnum: SeqNum, tag_counts: bytes, tags: bytes) -> Mask:
         """Return which of consecutive records are dead, given their tag columns.
 
-        The first tag of a record is its log's. A record without tags is a tombstone: it was dead.
+        The first tag of a record is its log's. A record without tags is a tombstone, so it is dead.
         """
         counts = np.frombuffer(tag_counts, np.uint8).astype(np.int64)
         seqnums = np.arange(len(counts), dtype=np.uint64) + np.uint64(first_seqnum)

@@ -1,8 +1,9 @@
-"""Which index shard has the index data of which metalog position (thesis 5.3.1, round robin; 5.6.3,
-index shards come and go).
+"""The schedule: which index shard has the index data of a metalog position (thesis 5.3.1, round
+robin; 5.6.3, adding and removing index shards).
 
-Only this module knows the rule. The schedule is a list of eras that only grows. Inside an era
-positions go round robin over its index shards. An index shard that a later era leaves out is
+Only this module has the rule. The schedule is a list of eras, to which eras are only added. Within
+an era, positions are assigned to its index shards round robin. An index shard that a later era
+leaves out is
 retired: it gets no further positions, and still answers lookups about its own.
 """
 
@@ -138,4 +139,4 @@ class IndexPositions:
 
 
 EVERY_POSITION: Final = IndexPositions([PositionRange(0, NO_POSITION, 1)])
-"""All positions; an engine follows them."""
+"""All positions: those of an engine."""

@@ -4,7 +4,7 @@ in docs/FORMATS.md).
 A row says that the record at `seqnum`, of shard `shard`, has `tag`. Every record also has a row for
 the empty tag, 0. Rows are sorted by (tag, seqnum), in row groups of bounded size, the unit of later
 reads. The file's name has the CRC of the whole file, so that damage anywhere is detected; pages
-have their own CRCs, for later reads. A Bloom filter excludes most tags that the file has no row of.
+have their own CRCs, for later reads. A Bloom filter excludes most tags without rows in the file.
 
 The shell of an index node writes and reads its snapshots; the requests and answers are defined
 here. Other programs that rebuild an index write the same files with the functions here. pyarrow is
@@ -115,7 +115,7 @@ class RowGroups(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot on disk, and the directory of its rows.
+    """A snapshot on disk, with the bounds of its row groups and the filter of its tags.
 
     Attributes:
         info: what it covers.
@@ -148,7 +148,7 @@ class SnapshotOpened(NamedTuple):
 class WriteSnapshot(NamedTuple):
     """Write a snapshot of the rows of `base` (None: there is none before) and those of `recent`.
 
-    Writing begins when everything persisted before is synced, so that no snapshot is ahead of the
+    Writing begins when everything persisted earlier is synced, so that no snapshot is ahead of the
     log. `recent` is called in a thread; all its rows are at or above the base's tail. Rows of the
     base that `floors` names are left out. The tag filter has at most `filter_bytes_max` bytes.
     """
@@ -163,7 +163,7 @@ class WriteSnapshot(NamedTuple):
 class SnapshotWritten(NamedTuple):
     """The snapshot is durable; None: it could not be written.
 
-    `base_lost`: the snapshot before is damaged or missing, so a retry would fail, too.
+    `base_lost`: the previous snapshot is damaged or missing, so a retry would fail, too.
     """
 
     position: MetalogPosition
@@ -223,11 +223,12 @@ def sorted_rows(pieces: Sequence[Rows]) -> Rows:
 def merged(base: Iterable[Rows], recent: Rows) -> Iterator[Rows]:
     """Yield the rows of both, sorted; of a tag, those of `base` have smaller seqnums.
 
-    Holds one piece of `base` at a time.
+    Only one piece of `base` is in memory at a time.
     """
     taken = 0
     for piece in base:
-        # A tag at the end of the piece may continue in the next one, before the recent rows of it.
+        # The last tag of the piece may continue in the next piece, whose rows precede its recent
+        # rows.
         until = int(np.searchsorted(recent.tags, piece.tags[-1], side="left"))
         yield sorted_rows([piece, recent.part(taken, max(taken, until))])
         taken = max(taken, until)
@@ -373,7 +374,7 @@ def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
     """Open a snapshot whose CRC was checked.
 
     Raises:
-        MalformedFrameError: the file holds no snapshot, or one of another version.
+        MalformedFrameError: the file is no snapshot, or one of another version.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -392,7 +393,7 @@ def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
         info = msgspec.json.decode(metadata[_INFO_KEY], type=SnapshotInfo)
         tags = TagFilter(b64decode(metadata[_TAGS_KEY]))
     except (KeyError, ValueError) as error:
-        raise MalformedFrameError(f"{file} does not say what it covers: {error}") from error
+        raise MalformedFrameError(f"{file} does not state what it covers: {error}") from error
     return parquet, Snapshot(info, _groups_of(parquet), parquet.metadata.num_rows, tags)
 
 

@@ -29,7 +29,7 @@ class HasEpoch(Protocol):
 
 
 class Fit(enum.Enum):
-    """How a page of entries fits a copy."""
+    """How a page of entries relates to a copy."""
 
     FOLLOWS = enum.auto()
     """The copy equals the page up to the copy's end."""
@@ -40,22 +40,23 @@ class Fit(enum.Enum):
     DIFFERS = enum.auto()
     """The copy equals the page up to a position, and has another entry there."""
     UNRELATED = enum.auto()
-    """The copy has another entry directly before the page, so they differ somewhere before the
-    page.
+    """The copy has another entry directly before the page, so the two differ at that entry or
+    earlier.
     """
 
 
 class Comparison(NamedTuple):
-    """A fit, and up to which position the copy and the page are known to be equal."""
+    """A fit, and the position up to which the copy and the page are known to be equal."""
 
     fit: Fit
     equal: MetalogPosition
 
 
 class Extent(NamedTuple):
-    """How far a copy goes: which incarnation proposed its last entry, and how many it has.
+    """The extent of a copy: the incarnation that proposed its last entry, and how many entries it
+    has.
 
-    A copy is a prefix of what that incarnation had. So of two extents the greater one belongs to
+    A copy is a prefix of that incarnation's metalog. So of two extents the greater one belongs to
     the newer copy, and equal extents belong to equal copies.
     """
 
@@ -84,7 +85,7 @@ class TrimExtent(NamedTuple):
 
 
 class LineageColumns(msgspec.Struct, frozen=True, array_like=True):
-    """A lineage as checkpoints hold it: where each run begins, and its epoch."""
+    """A lineage in the form of checkpoints: where each run begins, and its epoch."""
 
     base: MetalogPosition
     position: MetalogPosition
@@ -93,7 +94,7 @@ class LineageColumns(msgspec.Struct, frozen=True, array_like=True):
 
 
 NO_ENTRIES: Final = LineageColumns(0, 0, (0,), (Epoch(0),))
-"""The lineage of nothing."""
+"""The lineage of a copy without entries."""
 
 
 class Lineage:
@@ -121,7 +122,7 @@ class Lineage:
         return Epoch(self._epochs[-1])
 
     def append(self, epoch: Epoch, position: MetalogPosition | None = None) -> None:
-        """Add the next entry, at `position` if positions are left out before it."""
+        """Add the next entry; `position`: where it is, if positions before it are skipped."""
         position = self.position if position is None else position
         assert position >= self.position, "entries are added in order"
         if epoch != self._epochs[-1]:
@@ -174,7 +175,9 @@ class Lineage:
     def compare(
         self, start: MetalogPosition, previous: Epoch, entries: Sequence[HasEpoch]
     ) -> Comparison:
-        """Compare with consecutive entries from `start` on; `previous`: epoch of the one before."""
+        """Compare with consecutive entries from `start` on; `previous`: the epoch of the entry
+        before.
+        """
         if start == self.position and previous == self._epochs[-1]:
             return Comparison(Fit.FOLLOWS, start)
         if start > self.position:

@@ -1,8 +1,8 @@
 """Records whose tags are lost: ranges of seqnums that no index covers (decision 0024).
 
 Storage reports in index data which records of a position are lost. Index nodes and compute nodes
-keep these ranges. A read whose answer would cross one raises `DataLossError`. A range never
-shrinks, except below the floor of a trim, where no read looks any more.
+keep these ranges. A read whose answer would cross one raises `DataLossError`. A range shrinks only
+when records in it are trimmed, so that no read needs them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LostRange(NamedTuple):
     end: SeqNum
 
     def error(self) -> DataLossError:
-        """Return the error of a read that this range makes unanswerable."""
+        """Return the error of a read that cannot be answered because of this range."""
         last = self.end - 1
         one = self.start == last
         which = f"seqnum {last}" if one else f"seqnums {self.start} to {last}"

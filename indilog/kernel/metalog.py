@@ -1,5 +1,5 @@
-"""The metalog: what all nodes agree on, and how each derives the same order from it (ARCHITECTURE
-2).
+"""The metalog: the decisions of the sequencers, from which every node derives the same order
+(ARCHITECTURE 2).
 
 An entry has a dense position. `NewRecords` is a cut, written as a difference: how many further
 records of each productive shard are ordered. A node that has applied all entries below position p
@@ -9,9 +9,9 @@ knows exactly the records below seqnum `tail(p)`. The order inside an entry asce
 `Trim` raises floors; records below a floor are forgotten (ARCHITECTURE 13). Trims are numbered, so
 a node that receives only trims detects a gap.
 
-`NewWriters` gives shards to new writers. What an earlier writer of such a shard has stored and no
-entry below has ordered is never ordered (decision 0047). `NewReplicas` moves shards to other
-storage nodes (decision 0048). `NewView` installs the next view (decision 0049).
+`NewWriters` gives shards to new writers. Records that an earlier writer stored, and that no entry
+below has ordered, are never ordered (decision 0047). `NewReplicas` moves shards to other storage
+nodes (decision 0048). `NewView` installs the next view (decision 0049).
 """
 
 from __future__ import annotations
@@ -80,17 +80,18 @@ class NewWriters(_OrdersNothing, frozen=True, array_like=True, tag="W"):
 
 
 class NewReplicas(_OrdersNothing, frozen=True, array_like=True, tag="R"):
-    """Each of these shards has these replicas from this entry on. The entry orders no records.
+    """From this entry on, each of these shards has these replicas. The entry orders no records.
 
-    The first ones count, as many as the view gives the shard: a new one among them stores what its
-    writer sends from the shard's ordered length at this entry on, and fetches older records.
+    The first ones count, as many as the view gives the shard. A new counting replica stores the
+    batches that the writer sends, from the shard's ordered length at this entry on. It fetches
+    older records from other replicas.
     """
 
     replicas: dict[ShardId, tuple[NodeId, ...]]
 
 
 class NewView(_OrdersNothing, frozen=True, array_like=True, tag="V"):
-    """The cluster has these nodes from this entry on. The entry orders no records."""
+    """From this entry on, the cluster has these nodes. The entry orders no records."""
 
     following: View
 
@@ -105,9 +106,10 @@ class Replicas(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """Records with `tag` below seqnum `until` are trimmed; `of_log`: it is the tag of a whole log.
+    """Records with `tag` below seqnum `until` are trimmed; `of_log`: whether it is the tag of a
+    log.
 
-    Floors only grow: the higher of two for one tag holds, in any order of arrival.
+    Floors only grow: of two floors of a tag, the higher one is valid, in any order of arrival.
 
     Attributes:
         log: the tag of the log whose records have `tag`; 0: not given. A floor not above that of
@@ -121,9 +123,7 @@ class Floor(NamedTuple):
 
 
 class FloorCursor(NamedTuple):
-    """How far pages of floors were sent: floors of tags come first, ascending, then those of
-    logs.
-    """
+    """The last floor of a page; floors of tags come first, ascending, then those of logs."""
 
     of_log: bool = False
     tag: TagHash = 0
@@ -164,8 +164,8 @@ _NAME_BYTES: Final = NODE_NAME_MAX + 2
 
 
 def is_possible(entry: Entry) -> bool:
-    """Whether a decoded entry is valid: it has shards of two bytes (thesis 5.1.1) with at least one
-    record each or a writer each, or floors of valid tags and seqnums.
+    """Whether a decoded entry is valid: each of its shards is a number of two bytes (thesis 5.1.1)
+    and has at least one record, or a writer or replicas; tags, seqnums and nodes are valid.
     """
     if isinstance(entry, Trim):
         return len(entry.floors) <= TRIM_FLOORS_MAX and all(
@@ -213,7 +213,7 @@ def _are_possible(replicas: tuple[NodeId, ...]) -> bool:
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True):
-    """A base: it replaces all entries below `position` by what they add up to (decision 0030).
+    """A base: a summary that replaces all entries below `position` (decision 0030).
 
     Attributes:
         position: the number of entries that it replaces.
@@ -239,7 +239,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_possible(self) -> bool:
-        """Whether entries can add up to this."""
+        """Whether there can be entries that this summarises."""
         counts = (self.position, self.trims, self.time_us, *self.cut.values())
         return (
             all(0 <= count <= MAX_SEQNUM for count in counts)
@@ -254,7 +254,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def with_entries(self, entries: Iterable[Entry]) -> Base:
-        """Return what the entries from `position` on add to it."""
+        """Return the base that also summarises these entries, which follow from `position` on."""
         growing = GrowingBase(self)
         for entry in entries:
             growing.apply(entry)
@@ -267,7 +267,7 @@ _page_decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
 
 
 def size_bound(entry: Entry) -> int:
-    """Return the largest size of an encoded entry in bytes; most are not encoded for it."""
+    """Return an upper bound of an encoded entry's size in bytes, mostly without encoding it."""
     if isinstance(entry, Trim):
         return _ENTRY_BYTES + _FLOOR_BYTES * len(entry.floors)
     if isinstance(entry, NewReplicas):
@@ -280,12 +280,12 @@ def size_bound(entry: Entry) -> int:
 
 
 def entry_encoded(entry: Entry) -> bytes:
-    """Return the bytes of one entry, as journals hold them."""
+    """Return the bytes of one entry, as in journals."""
     return _encoder.encode(entry)
 
 
 def entry_decoded(payload: bytes) -> Entry:
-    """Return the entry that `payload` holds.
+    """Return the entry in `payload`.
 
     Raises:
         MalformedFrameError: this release cannot decode the payload.
@@ -301,12 +301,12 @@ NO_INCARNATION: Final = Epoch(0)
 
 
 def entries_encoded(entries: Sequence[Entry]) -> bytes:
-    """Return the bytes of several consecutive entries, as ordering journals hold them."""
+    """Return the bytes of several consecutive entries, as in ordering journals."""
     return _encoder.encode(entries)
 
 
 def entries_decoded(payload: bytes) -> tuple[Entry, ...]:
-    """Return the entries that `payload` holds.
+    """Return the entries in `payload`.
 
     Raises:
         MalformedFrameError: this release cannot decode the payload.
@@ -332,7 +332,7 @@ class Span(NamedTuple):
 
 
 class MetalogReplay:
-    """The state that the entries below `position` add up to.
+    """The state after the entries below `position`.
 
     Invariant: `tail == sum(cut.values())` for a replay that started at the beginning. A replay may
     also start at a given `(position, tail, cut, trims)`.
@@ -357,7 +357,9 @@ class MetalogReplay:
         self.cut: dict[ShardId, LocalId] = dict(cut or {})
 
     def apply(self, entry: Entry) -> list[Span]:
-        """Apply the entry at `position`; return what it ordered, ascending by shard and seqnum."""
+        """Apply the entry at `position`; return the spans that it ordered, ascending by shard and
+        seqnum.
+        """
         assert entry.position == self.position, "entries are applied in order, without gaps"
         spans: list[Span] = []
         cut, tail = self.cut, self.tail
@@ -390,7 +392,7 @@ class GrowingBase(MetalogReplay):
         """The view that entries install; None: no entry does."""
 
     def apply(self, entry: Entry) -> list[Span]:
-        """Add the next entry; return what it ordered."""
+        """Add the next entry; return the spans that it ordered."""
         self._time_us = max(self._time_us, entry.time_us)
         if isinstance(entry, NewWriters):
             self._writers.update(entry.writers)
@@ -411,7 +413,7 @@ class GrowingBase(MetalogReplay):
         return dict(self._replicas)
 
     def base(self) -> Base:
-        """Return what all entries so far add up to."""
+        """Return the base that summarises all entries so far."""
         assert self.trims <= self.position, "each trim is an entry"
         return Base(
             self.position, self.last, self.tail, dict(self.cut), self.trims, self._time_us,

@@ -1,9 +1,9 @@
-"""The nodes of the cluster, and which of them keep which shard, as metalog entries change them.
+"""The nodes of the cluster and the replicas of each shard, as metalog entries change them.
 
-The view says which nodes there are, and where shards are at first. An entry installs the next view
-(`NewView`, decision 0049). Another one moves shards between storage nodes (`NewReplicas`, decision
-0048). Each role keeps a `Placement` of its own, because roles apply the same entry at different
-times.
+A view names the nodes, and the first replicas of each shard. One kind of entry installs the next
+view (`NewView`, decision 0049). Another kind moves shards between storage nodes (`NewReplicas`,
+decision 0048). Each role keeps a `Placement` of its own, because roles apply the same entry at
+different times.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from indilog.kernel.metalog import Replicas
 from indilog.kernel.view import FIRST_VIEW, NO_WRITER, View
 
 _ANNOUNCERS: Final = 2
-"""How many storage nodes send data that belongs to no shard, so that one of them may be down."""
+"""How many storage nodes send data that belongs to no shard: two, so that one of them may be
+down.
+"""
 
 
 class Placement:
     """The newest view, and the replicas of all shards, as one role knows them.
 
     The first replicas of a shard are its *counting* ones, as many as the view gives it: their
-    reports decide what is ordered. Those after them are kept until the counting ones have every
-    record; new batches go to them, too.
+    reports decide what is ordered. Further replicas are kept until the counting ones have every
+    record. Until then, new batches are sent to them, too.
 
     Attributes:
         view: the newest view that was installed.
-        moved: the replicas that metalog entries name, by shard; the other shards are where the view
-            has them.
+        moved: the replicas that metalog entries name, by shard. All other shards have the view's
+            replicas.
     """
 
     __slots__ = ("_first", "moved", "view")
@@ -81,27 +83,27 @@ class Placement:
 
     @property
     def announcers(self) -> tuple[NodeId, ...]:
-        """The storage nodes that announce what belongs to no shard: positions without records, and
-        trims. Receivers skip repeated announcements.
+        """The storage nodes that announce facts of no shard: trims, and positions without records.
+        Receivers skip repeated announcements.
         """
         counting = {node for shard in self.shards for node in self.counting(shard)}
         return tuple(sorted(counting)[:_ANNOUNCERS])
 
     def move(self, replicas: Mapping[ShardId, Replicas]) -> None:
-        """Note new replicas; those of an older entry than the one that is known are ignored."""
+        """Note new replicas, unless those of a newer entry are known."""
         for shard, moved in replicas.items():
             if moved.since >= self.since(shard):
                 self.moved[shard] = moved
 
     def install(self, view: View) -> bool:
-        """Note the view of an entry; return whether it is newer than the one that is known."""
+        """Note the view of an entry; return whether it is newer than the known one."""
         if view.number <= self.view.number:
             return False
         self.view = view
         return True
 
     def restore(self, replicas: Mapping[ShardId, Replicas], view: View | None) -> None:
-        """Put what entries name in place of what was known of them."""
+        """Replace all known replicas and the view by what the applied entries name."""
         self.moved = dict(replicas)
         self.view = self._first
         if view is not None:

@@ -1,5 +1,5 @@
-"""Many records as Arrow arrays: what programs that read a whole log, and objects on cold storage,
-have as columns.
+"""Many records as Arrow arrays: the columns of programs that read a whole log, and of objects on
+cold storage.
 
 The arrays are made from `indilog.kernel.batch_columns`, without a Python step for each record.
 Importing this module imports pyarrow, so the platform imports it only in threads that need it.
@@ -83,13 +83,13 @@ class RecordArrays:
         return pa.array(spelled, pa.string()).take(logs.indices)
 
     def tag_names(self) -> pa.Array[Any]:
-        """Return the tags as text: what follows each separator and the letter of its kind."""
+        """Return the tags as text: each follows a separator and the letter of its kind."""
         names, ends = self._columns.names()
         tag_ends = self._tag_ends()
         column = np.frombuffer(names, np.uint8)
         separators = np.flatnonzero(column == SEPARATOR[0])
         starts = separators + 2
-        # A tag ends at the next separator, the last one of a record where its names end.
+        # A tag ends at the next separator. The last tag of a record ends with its names.
         stops = np.append(separators[1:], len(names))[: len(starts)]
         tagged = np.diff(tag_ends, prepend=0) > 0
         stops[tag_ends[tagged] - 1] = ends[tagged]

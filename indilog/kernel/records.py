@@ -11,8 +11,8 @@ looping over records. Layout, little endian, without padding:
     data     concatenated
 
 The columns CRC covers the columns with the names, the data CRC all data, and each record's own CRC
-its data. So damage to data costs only the records that it hit; tags, names and times stay readable
-(decision 0024). The first tag of a record is the tag of its log.
+its data. So damage to data affects only the damaged records, and their tags, names and times stay
+readable (decision 0024). The first tag of a record is the tag of its log.
 
 A batch is written and read whole, and cuts fall between batches only. That makes an `append_batch`
 atomic and its seqnums consecutive.
@@ -92,7 +92,7 @@ class BatchHeader(NamedTuple):
 
 
 class RawRecord(NamedTuple):
-    """One record as a batch holds it, before it has a seqnum."""
+    """One record of a batch, before it has a seqnum."""
 
     data: bytes
     names: bytes
@@ -105,8 +105,8 @@ class BatchBuilder:
     Every append calls `add`, or inlines it for speed.
 
     Attributes:
-        data: the data of each record. Callers keep this list after the batch is packed, so it must
-            not change then.
+        data: the data of each record. Callers keep this list, so it must not change after the batch
+            is packed.
         columns: the tags and names of each record; at most 255 tags. The caller checks limits.
         names: of each record, once they are packed.
     """
@@ -161,7 +161,7 @@ def packed_batch(header: BatchHeader, columns: bytes, data: bytes | memoryview) 
 
 
 def batch_header(buffer: bytes | memoryview) -> BatchHeader:
-    """Read and check a batch's header; of the body only the length is checked.
+    """Read and check a batch's header; only the length of the body is checked.
 
     Raises:
         MalformedFrameError: too short, not a batch, of an unknown version, or the header's CRC is

@@ -1,9 +1,9 @@
 """A Bloom filter over tags (B. H. Bloom, CACM 13(7), 1970).
 
-It answers "no" only for a tag that was never added, and "yes" wrongly for about one in a hundred
-others. A tag sets `PROBES` bits, found by double hashing (Kirsch and Mitzenmacher, ESA 2006). The
-number of bits is a power of two. So a filter that was built for more tags than were added is
-folded: one half is combined with the other, and the places of a tag stay right modulo the smaller
+The answer "no" is always right. The answer "yes" is wrong for about one in a hundred tags that were
+never added. A tag sets `PROBES` bits, found by double hashing (Kirsch and Mitzenmacher, ESA 2006).
+The number of bits is a power of two. So a filter that was built for more tags than were added is
+folded: one half is combined with the other, and the bits of a tag are found modulo the smaller
 size.
 """
 
@@ -73,7 +73,7 @@ class TagFilterBuilder:
     Args:
         tags_max: about the largest number of tags that are added; with more tags, false positives
             are more frequent.
-        bytes_max: how large it is, at most; a power of two below it.
+        bytes_max: the largest size; the size is a power of two at or below it.
     """
 
     def __init__(self, tags_max: int, *, bytes_max: int) -> None:
@@ -85,7 +85,7 @@ class TagFilterBuilder:
         self._tags = 0
 
     def add(self, tags: NDArray[np.uint64]) -> None:
-        """Add tags, each of which comes once."""
+        """Add tags, each of them once."""
         self._tags += len(tags)
         mixed = tags * np.uint64(_MIX)
         place, step = mixed & np.uint64(_LOW), mixed >> np.uint64(32) | np.uint64(1)

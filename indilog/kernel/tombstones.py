@@ -1,4 +1,4 @@
-"""What a journal keeps of discarded record batches after their segment was rewritten (ARCHITECTURE
+"""The frames that replace discarded record batches when their segment is rewritten (ARCHITECTURE
 13, decision 0016).
 
 It keeps their localids and their writer, which recovery needs to continue the shard after them.

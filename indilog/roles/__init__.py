@@ -1,1 +1,1 @@
-"""Roles: events and times in, effects out; and what several of them share."""
+"""Roles (events and times in, effects out) and the parts that several roles share."""

@@ -1,5 +1,5 @@
-"""When a reader of the metalog asks the primary for entries (PITFALLS 8: a gap is fetched, it never
-stalls).
+"""When a reader of the metalog requests entries from the primary (PITFALLS 8: a gap is fetched, so
+it never stalls the reader).
 
 Storage nodes and engines ask after a start, at a gap, and after a restart of the primary. They also
 ask while a caller waits for entries that do not arrive.
@@ -14,13 +14,13 @@ from indilog.wire.messages import MetalogWanted
 
 
 class CatchUp:
-    """Asks at once for each page while entries are missed, and again after a pause that doubles.
+    """Asks at once for each page while entries are missing, and again after a pause that doubles.
 
-    A catch-up ends when the reader has all entries that an answer of this catch-up called committed
+    A catch-up ends when the reader has all entries that an answer to it reported as committed
     (`MetalogReader.behind`).
 
     Attributes:
-        reader: the applied entries, as requests to the primary describe them.
+        reader: checks received entries, and makes the requests to the primary.
     """
 
     __slots__ = ("_resend", "reader")
@@ -30,16 +30,16 @@ class CatchUp:
         self._resend = resend
 
     def ask_at_once(self, now: Instant) -> MetalogWanted | None:
-        """Return the question about a gap that was not asked yet; None: there is none."""
+        """Return a request for a gap that was not requested yet; None: there is no such gap."""
         if not self.reader.eager:
             return None
         self._resend.sent(now)
         return self.reader.wanted()
 
     def ask(self, now: Instant, *, waiting: bool) -> MetalogWanted | None:
-        """Return what to ask the primary now; None: nothing.
+        """Return the request that is due now; None: none is.
 
-        `waiting`: a caller needs a later position, which may be on its way.
+        `waiting`: a caller needs a later position, whose entry may be in transit.
         """
         reader, resend = self.reader, self._resend
         if reader.progressed:
@@ -56,5 +56,5 @@ class CatchUp:
         return None
 
     def deadline(self) -> Instant | None:
-        """When to ask again; None: nothing is missed."""
+        """When to ask again; None: nothing is missing."""
         return self._resend.due

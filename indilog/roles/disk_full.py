@@ -15,8 +15,8 @@ BELIEVED_S: Final = 5 * _REPEAT_S
 
 
 class DiskFullNotifier:
-    """Sends `DiskFull` to `receivers`: at once, periodically while the disk is full, and when it
-    has room.
+    """Sends `DiskFull` to `receivers`: at once and then periodically while the disk is full, and
+    once when it has room again.
     """
 
     def __init__(self, receivers: Iterable[NodeId]) -> None:

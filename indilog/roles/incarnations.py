@@ -1,9 +1,9 @@
 """The newest incarnation of each node.
 
-A process that restarts takes a greater epoch (`Received.incarnation`). Reports of an earlier
-incarnation may be untrue by then: the process may have lost its disk. The transport refuses frames
-of an incarnation older than the newest one that it received. A role whose decisions depend on
-reports checks the incarnation too, so that it is correct in any order of arrival.
+A process that restarts takes a greater epoch (`Received.incarnation`). Reports of its earlier
+incarnations may then be wrong, because the process may have lost its disk. The transport refuses
+frames of an incarnation older than the newest one that it received. A role whose decisions depend
+on reports checks the incarnation too, so that it is correct in any order of arrival.
 """
 
 from __future__ import annotations

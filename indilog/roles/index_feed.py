@@ -47,7 +47,7 @@ class ReadyBlock:
 
 
 class _Gathering:
-    """A position with some of its data; it is incomplete, or an earlier position is."""
+    """A position with some of its data; it is incomplete, or waits for an earlier position."""
 
     __slots__ = ("copy_of", "epoch", "missing", "parts", "previous", "size_bytes", "tail")
 
@@ -74,8 +74,8 @@ class _Gathering:
 class IndexFeed:
     """The positions of `positions` that are not before `position`, in order.
 
-    Holds at most `positions_max` positions that are not ready, and `bytes_max` bytes of them
-    besides the next position. Above these limits the farthest positions are dropped; the owner of
+    Buffers at most `positions_max` positions that are not ready, and `bytes_max` bytes of them
+    besides the next position. Beyond these limits it drops the latest positions, and the owner of
     the feed requests them again.
     """
 
@@ -95,7 +95,7 @@ class IndexFeed:
         self._gathering: dict[MetalogPosition, _Gathering] = {}
 
     def set_positions(self, positions: IndexPositions, start: MetalogPosition) -> None:
-        """Follow other positions from `start` on; none of those was taken yet."""
+        """Use other positions from `start` on; none of these was taken yet."""
         self._positions = positions
         self.position = positions.first_from(min(self.position, start))
         for position in [held for held in self._gathering if held not in positions]:
@@ -108,12 +108,12 @@ class IndexFeed:
 
     @property
     def end(self) -> MetalogPosition:
-        """The position after the farthest one with data here."""
+        """The position after the latest one with data here."""
         return max(self._gathering, default=self.position - 1) + 1
 
     @property
     def horizon(self) -> MetalogPosition:
-        """The first position that is too far ahead to be held."""
+        """The first position that is too far ahead to be buffered."""
         return self._positions.after(self.position, self._positions_max)
 
     def put(self, blocks: Iterable[IndexBlock], copy_of: Epoch = NO_INCARNATION) -> None:
@@ -161,11 +161,13 @@ class IndexFeed:
             yield block
 
     def reject(self, block: ReadyBlock) -> None:
-        """Undo `take` of a block whose data cannot be true: its position is missing again."""
+        """Undo `take` of a block with impossible data: its position is missing again."""
         self.position = block.position
 
     def _shed(self) -> None:
-        """Drop the farthest positions, never the next one: half of the bytes, so it is rare."""
+        """Drop the latest positions, up to half of the bytes so that this is rare, but never the
+        next one.
+        """
         for position in sorted(self._gathering, reverse=True):
             if self._held_bytes <= self._bytes_max // 2 or position == self.position:
                 return

@@ -24,8 +24,9 @@ class Leadership:
     def begin(self, event: TermBegun, sender: NodeId | None = None) -> bool:
         """Note a term; return whether this role must resend all reports to its primary.
 
-        That is so if the term is newer than the known one. It is also so if the primary itself
-        announces that it leads (`sender`): it ignored what it got before it knew of its term.
+        It must if the term is newer than the known one. It also must if the primary itself
+        (`sender`) announces the term: a primary ignores reports that it got before it knew of its
+        term.
         """
         if event.term < self.term or (event.term == self.term and sender != self.primary):
             return False

@@ -1,18 +1,18 @@
 """A reader of the metalog: what it checks before it applies entries, and which entries it requests.
 
 A reader (storage node, engine) has a copy of the committed entries. The primary may lose published
-entries, if its journal is damaged in a way that looks like a torn end. It then proposes other
-entries in their places. So each message with entries names the incarnation that proposed the entry
-before them, and the number of committed entries. A reader applies an entry only if all entries
-before it equal the primary's.
+entries if damage to its journal looks like a torn tail. It then proposes other entries in their
+places. So each message with entries names the incarnation that proposed the entry before them, and
+the number of committed entries. A reader applies an entry only if all entries before it equal the
+primary's.
 
-After the first message of a new incarnation of the primary, the reader has its copy confirmed. It
-requests the entries after its last one, and names the incarnation that proposed its last one. The
-primary answers from the position up to which both copies are equal. Entries of the copy after that
-position were replaced.
+After the first message of a new incarnation of the primary, the reader asks it to confirm the copy.
+The request is for the entries after the last one of the copy, and names the incarnation that
+proposed that last one. The primary answers from the position up to which both copies are equal.
+Entries of the copy after that position were replaced.
 
 Answers are matched with questions by a number. So a late or repeated answer, or entries that were
-sent unasked, never end a catch-up.
+sent unrequested, never end a catch-up.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Taken(NamedTuple):
 
     Attributes:
         entries: the entries to apply now, in order; the reader counts them as applied.
-        wrong_from: first drop the entries from this position on; None: none is wrong.
+        wrong_from: the caller first drops the entries from this position on; None: all are right.
         restarted: it is the first message of a new incarnation of the primary.
         refused: why the message was ignored; None: it was not.
     """
@@ -57,7 +57,7 @@ class MetalogReader:
         known_end: entries below this are committed, according to the primary.
         unconfirmed: whether entries of the copy may be missing or wrong.
         asked_from: the start of the question in flight; None: there is none.
-        progressed: entries were applied since the owner last reset it.
+        progressed: whether entries were applied since the owner last reset this.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class MetalogReader:
         self.asked_from: MetalogPosition | None = None
         self.progressed = False
         self._eager = True
-        """Whether a reason to ask has come up since the last question."""
+        """Whether there is a new reason to ask since the last question."""
         self._request = 0
         self._incarnation = Epoch(0)
 
@@ -116,7 +116,7 @@ class MetalogReader:
         return MetalogWanted(self.asked_from, self.lineage.last, self._request)
 
     def begin_term(self, *, elsewhere: bool) -> None:
-        """Have the copy confirmed by the primary of a new term; `elsewhere`: it is another node.
+        """Ask the primary of a new term to confirm the copy; `elsewhere`: it is another node.
 
         Incarnations of two nodes cannot be compared.
         """
@@ -126,8 +126,8 @@ class MetalogReader:
         self.mark_unconfirmed()
 
     def note_incarnation(self, incarnation: Epoch) -> bool | None:
-        """Note an incarnation of the primary. True: it is a new one; None: a newer one is known, so
-        the message must be ignored.
+        """Note an incarnation of the primary; return whether it is new. None: a newer one is known,
+        so the message must be ignored.
 
         A new incarnation makes the copy unconfirmed and the committed end unknown. The very first
         one does not: the reader asked at its start.
@@ -146,15 +146,15 @@ class MetalogReader:
     def refused_base(self, event: Received, message: MetalogBase) -> str | None:
         """Note that the requested entries are gone; return why the message was ignored, or None.
 
-        Missing entries are requested again after a pause: a reader that gets the history elsewhere
-        needs the entries after it.
+        Missing entries are requested again after a pause: a reader that gets the history from
+        another node needs the entries after it.
         """
         if event.incarnation < self._incarnation:
             return "a base of an earlier incarnation of the primary"
         if self.asked_from is None or message.request != self._request:
-            return "a base that was not requested, or no longer is"
+            return "a base that was not requested, or is no longer wanted"
         if not message.base.is_possible:
-            return "a base that no entries add up to"
+            return "a base that no entries can produce"
         self.unconfirmed, self.asked_from = True, None
         self.known_end = max(self.known_end, message.base.position)
         return None
@@ -162,8 +162,8 @@ class MetalogReader:
     def take(self, event: Received, message: MetalogEntries) -> Taken:
         """Handle a message of the primary; the caller applies the returned entries.
 
-        If `wrong_from` lies before the copy's base, none are returned: the caller starts a new
-        copy.
+        If `wrong_from` lies before the copy's base, no entries are returned, and the caller starts
+        a new copy.
         """
         if (restarted := self.note_incarnation(event.incarnation)) is None:
             return Taken(refused="metalog entries of an earlier incarnation of the primary")
@@ -213,7 +213,7 @@ def _misfit(message: MetalogEntries) -> str | None:
     epoch = message.previous
     for position, entry in enumerate(entries, start):
         if entry.position != position or entry.epoch < epoch:
-            return "entries that do not follow on"
+            return "entries that are not consecutive"
         if not is_possible(entry):
             return "an entry with impossible shards or counts"
         epoch = entry.epoch

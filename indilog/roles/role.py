@@ -40,8 +40,8 @@ class FrameKind(enum.IntEnum):
     frames before it.
     """
     GONE_RECORDS = 6
-    """Which records were in discarded batches (`indilog.kernel.tombstones`); written when their
-    segment is rewritten (storage). No role writes it.
+    """Which records were in discarded batches (`indilog.kernel.tombstones`; storage). The shell
+    writes it when it rewrites their segment.
     """
     METALOG_STATE = 9
     """The state of a sequencer's copy: whether it may lack entries, and which terms it refuses
@@ -76,7 +76,7 @@ class FrameKind(enum.IntEnum):
 ELSEWHERE: Final = b""
 """What `Shrinks.needed` returns for a batch whose records a later frame places elsewhere."""
 METALOG_KINDS: Final = frozenset({FrameKind.METALOG, FrameKind.METALOG_STATE})
-"""All that a sequencer writes."""
+"""The kinds of frames that a sequencer writes."""
 
 
 class Location(NamedTuple):
@@ -109,7 +109,7 @@ class TermBegun(NamedTuple):
 
 
 class MembersWanted(NamedTuple):
-    """The cluster is to have these nodes; the primary proposes the view that has them.
+    """The cluster should have these nodes; the primary proposes a view with them.
 
     The metadata store keeps them. A process learns the newest ones at its start, and later ones
     some time after they were set.
@@ -164,8 +164,8 @@ class ColdAnswered(NamedTuple):
 
 
 class SpaceChanged(NamedTuple):
-    """The disk is full except for `room` bytes, the role's share for batches in flight; None: it
-    has room again.
+    """The disk is full except for `room` bytes, the role's share for batches in flight; None: the
+    disk has room again.
 
     Sent to roles that persist (`SurvivesLoss`). Frames beyond `room` wait in the shell.
     """
@@ -190,7 +190,7 @@ Event: TypeAlias = (
 
 
 class Send(NamedTuple):
-    """Send `message` to `to`. It may be lost, repeated or late; never changed.
+    """Send `message` to `to`. The message may be lost, repeated or late, but is never changed.
 
     Not `urgent`: no caller waits for it. Within a process it may then wait for further messages, so
     that its receiver handles them together.
@@ -229,7 +229,7 @@ class AskCold(NamedTuple):
     """List, write, read or delete objects of this storage node on cold storage, then answer with
     `ColdAnswered`.
 
-    A shell that cannot reach a cold store answers so.
+    If the shell cannot reach a cold store, the answer says so.
     """
 
     request: ColdRequest
@@ -265,8 +265,8 @@ class Discard(NamedTuple):
 
     It happens after the next sync, because the reason for it may not be durable before.
 
-    `elsewhere`: a later frame says where the records are. Then the frame stays as it is until its
-    segment is rewritten, and recovery finds it or not.
+    `elsewhere`: a later frame names another place of the records. The frame then stays as it is
+    until its segment is rewritten, so recovery may or may not find it.
     """
 
     location: Location
@@ -274,9 +274,9 @@ class Discard(NamedTuple):
 
 
 class ReclaimableBytes(NamedTuple):
-    """Bytes that this role does not need inside frames that it needs, by segment.
+    """Unneeded bytes inside needed frames of this role, by segment.
 
-    These numbers replace all that the role reported before.
+    These numbers replace all earlier ones of the role.
 
     `Shrinks.needed` leaves these bytes out when a segment is rewritten. `began`: when the role
     began to count; bytes that died after that are counted the next time.
@@ -287,7 +287,7 @@ class ReclaimableBytes(NamedTuple):
 
 
 class Ignore(NamedTuple):
-    """Count and log an event from outside that does not fit."""
+    """Count and log an event from another process that is not valid now."""
 
     event: object
     reason: str
@@ -356,7 +356,7 @@ class SurvivesLoss(Protocol):
 
 @runtime_checkable
 class Checkpoints(Protocol):
-    """A role that starts from a checkpoint, and then recovers only what was persisted later
+    """A role that starts from a checkpoint, and then recovers only what was persisted after it
     (decision 0028).
     """
 
@@ -368,13 +368,12 @@ class Checkpoints(Protocol):
 
     @property
     def unsaved(self) -> int:
-        """Estimated work that a checkpoint taken now would save a start besides replaying frames,
-        as a number of frames. 0 directly after `checkpoint`.
+        """The work that a checkpoint taken now would save the next start, in addition to the replay
+        of frames. An estimate as a number of frames; 0 directly after `checkpoint`.
         """
 
     def checkpoint(self) -> Callable[[], bytes]:
-        """Copy the state that all frames written so far add up to; return a function that encodes
-        the copy.
+        """Copy the state after all frames written so far; return a function that encodes the copy.
 
         Called between two iterations, when every `Persist` was answered. The function may be called
         once, in another thread.
@@ -421,12 +420,13 @@ class TakesCopies(Protocol):
 
 @runtime_checkable
 class Shrinks(Protocol):
-    """A role that does not need all record batches that it persisted (decision 0016)."""
+    """A role that no longer needs some of the record batches that it persisted (decision 0016)."""
 
     def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
         """Return the part of a batch that must stay: all of it, or a smaller batch with tombstones.
         None: only a note that these records are gone. `ELSEWHERE`: nothing, because a later frame
-        says where the records are; without a checkpoint that frame needs the batch.
+            names the new place of the records; a replay without a checkpoint needs the batch for
+            that frame.
 
         It changes nothing. The answer depends on frames persisted before, and is used only when
         they are durable. `location` is the one by which the role knows the batch.
@@ -443,7 +443,7 @@ class ReportsStatus(Protocol):
 
 @runtime_checkable
 class ServesCallers(Protocol):
-    """A role for which callers in its process wait."""
+    """A role that callers in its process wait for."""
 
     def abandon(self) -> Sequence[Effect]:
-        """Return an answer for each waiting caller: no outcome will come any more."""
+        """Return an answer for each waiting caller, because the role stops."""

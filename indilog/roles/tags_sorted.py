@@ -19,7 +19,7 @@ WAITING_MAX: Final = 2048
 _FEW: Final = 48
 _SAMPLE: Final = 256
 _TAG_SHARE: Final = 3
-"""Sorting pays if the distinct tags among the newest are fewer than one in this many."""
+"""Sorting is faster if the newest pairs have fewer than one distinct tag per this many pairs."""
 _TAG_BYTES: Final = 8
 
 
@@ -41,7 +41,7 @@ class RowsByTag(NamedTuple):
 def rows_by_tag(parts: Sequence[ShardTags]) -> RowsByTag | None:
     """Return the rows of parts that ascend by seqnum and whose columns have matching lengths.
 
-    None: there are few rows, or their tags mostly differ, so taking them one by one is faster.
+    None: there are few rows, or their tags mostly differ, so adding them one by one is faster.
     """
     joined = b"".join([part.tags for part in parts])
     size = len(joined) // _TAG_BYTES

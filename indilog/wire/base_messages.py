@@ -11,12 +11,11 @@ from indilog.wire.wire_message import WireMessage
 
 
 class MetalogCovered(WireMessage, frozen=True):
-    """storage → primary: everything that the metalog says below `position` is in both checkpoints
-    of this node.
+    """storage → primary: both checkpoints of this node cover the metalog entries below `position`.
 
     `epoch` is the incarnation that proposed the entry before `position`; 0: there is none. From it
     the primary computes how many of these entries equal its own. `term` is the newest one that the
-    sender knows; a primary counts these messages of its own term only, as with `ShardProgress`.
+    sender knows; as with `ShardProgress`, a primary counts only messages of its own term.
     Lost: the primary keeps its entries until the next one.
     Repeated: absolute.
     """
@@ -43,7 +42,7 @@ class HistoryWanted(WireMessage, frozen=True):
 
     `last` is the incarnation that proposed the last entry that the sender has. `end_epoch` is the
     incarnation that proposed the entry before `end`. A node whose entry there has this epoch has
-    the right entries below it.
+    the primary's entries below it.
     Lost: another storage node is asked after a pause.
     Repeated: answered again.
     """
@@ -58,8 +57,8 @@ class HistoryWanted(WireMessage, frozen=True):
 class History(WireMessage, frozen=True):
     """storage → storage: the entries from `start` on, without floors.
 
-    `start` is the `start` of the `HistoryWanted`, or 0 if the copy of the node that asked differs
-    from what was committed. `previous` is the incarnation that proposed the entry before `start`.
+    `start` is the `start` of the `HistoryWanted`, or 0 if the asking node's copy differs from the
+    committed entries. `previous` is the incarnation that proposed the entry before `start`.
     `lacking`: the sender itself does not have the entries below `end`.
     Lost: another storage node is asked after a pause.
     Repeated: the second one matches no question.

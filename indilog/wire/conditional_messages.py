@@ -42,11 +42,11 @@ class HomeIs(WireMessage, frozen=True):
 class ConditionalAppend(WireMessage, frozen=True):
     """engine → engine: append these records of `log` if the condition `after` holds.
 
-    `home` is the incarnation of the receiver that may do it; another one answers that the outcome
-    is unknown. A record has data and tags.
+    `home` is the incarnation of the receiver that may append; another incarnation answers that the
+    outcome is unknown. A record has data and tags.
     Lost: resent until it is answered; then the outcome is unknown to the caller.
-    Repeated: the receiver knows the newest requests of each sender, and answers again. An older one
-    is ignored.
+    Repeated: the receiver remembers the newest requests of each sender, and answers them again. An
+        older request is ignored.
     """
 
     request: int

@@ -1,4 +1,4 @@
-"""The envelope: what travels on a socket between nodes (docs/FORMATS.md)."""
+"""The envelope: a frame on a socket between nodes (docs/FORMATS.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from indilog.wire.messages import Message
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What travels on a socket: messages of one sender to one receiver, with the sender's epoch."""
+    """A frame on a socket: messages of one sender to one receiver, with the sender's epoch."""
 
     version: int
     epoch: Epoch

@@ -108,7 +108,7 @@ class ShardStored(WireMessage, frozen=True):
     batch, on request, and after a start of the storage node.
 
     `epoch` is the newest writer that the replica knows from the metalog; 0: none. An older writer
-    learns from it that it was fenced. A replica sends this as well when it learns of a writer.
+    learns from it that it was fenced. A replica also sends this when it learns of a writer.
     Lost: the engine sends `ShardStoredWanted` after a pause.
     Repeated: absolute.
     """
@@ -119,17 +119,17 @@ class ShardStored(WireMessage, frozen=True):
 
 
 class ShardProgress(WireMessage, frozen=True):
-    """storage → primary: how far this node has stored each of its shards durably, without gaps.
+    """storage → primary: the durable, gap-free prefix of each shard on this node.
 
     `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
     durable. `term` is the newest one that the sender knows. A primary counts reports of its own
     term only: one of an earlier term may be from before the sender lost its disk.
-    `position` entries are applied; 0 while no shard was ever moved. Of a shard that an entry moved,
-    only reports of nodes that have applied that entry count.
+    `position`: how many entries are applied; 0 while no shard was ever moved. If an entry moved a
+    shard, only nodes that have applied that entry count for it.
     Lost: resent with the next change and with the next term, and periodically while something
     stored is not ordered.
-    Repeated: the receiver keeps the largest prefix, under the shard's writer, from the newest
-    incarnation of the sender.
+    Repeated: the receiver keeps the largest prefix of the shard's writer from the newest
+        incarnation of the sender.
     """
 
     term: Epoch
@@ -214,8 +214,8 @@ class TailIs(WireMessage, frozen=True):
 
 class TermIs(WireMessage, frozen=True):
     """sequencer → engine, storage: the newest term that the sender knows, and its primary. Sent by
-    a new primary, by a primary that lacks a report, and by a sequencer that got a message for a
-    primary and is none.
+    a new primary, by a primary that lacks a report, and by a sequencer that is no primary and got a
+    message for one.
 
     Lost: the receiver learns the term from the metadata store, or after it has resent its message.
     Repeated: absolute.
@@ -231,7 +231,7 @@ class TermIs(WireMessage, frozen=True):
 class ShardWanted(WireMessage, frozen=True):
     """engine → primary: the writer `epoch` wants its shard.
 
-    The primary first orders what the ack quorum has stored of the previous writer, and then
+    The primary first orders the previous writer's records that the ack quorum has stored, and then
     proposes `NewWriters`. That entry is the answer. A sole sequencer waits for the reports of all
     replicas.
     Lost: resent until the entry, or `TailIs.writers`, names the writer.
@@ -250,7 +250,7 @@ class ShardTags(msgspec.Struct, frozen=True, array_like=True):
     each).
 
     `lost`: the records whose tags no replica has, ascending. Their counts are 0, like those of
-    trimmed records; but a lost record may have had any tag.
+    trimmed records, but a lost record may have had any tag.
     """
 
     shard: ShardId
@@ -281,11 +281,11 @@ class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
 class IndexData(WireMessage, frozen=True):
     """storage → index, engine: index data of some metalog positions: the type-S data.
 
-    The first replica of a shard sends it unasked: each position to one index shard, and to every
-    engine. Two storage nodes send it for positions without records. They also resend the last
-    position of each index shard after the first entry of a new incarnation.
-    `copy_of` is the incarnation that proposed the sender's last entry: the data agrees with that
-    incarnation's metalog.
+    The first replica of a shard sends it unrequested: each position to one index shard, and to
+    every engine. Two storage nodes send it for positions without records. They also resend the last
+    position of each index shard after the first entry of a new incarnation. `copy_of` is the
+    incarnation that proposed the sender's last entry: the data agrees with that incarnation's
+    metalog.
     Lost: an index node asked about a later position, or an engine that sees a gap, sends
     `IndexDataWanted`.
     Repeated: positions and parts already applied are skipped.
@@ -299,7 +299,7 @@ class IndexDataWanted(WireMessage, frozen=True):
     """index, engine → storage: asks for the index data of positions `start`, `start + step`, ...
     below `end`.
 
-    The storage node answers with what it has applied, as many positions as fit one message.
+    The storage node answers with the positions that it has applied, as many as fit one message.
     Lost: asked again after a pause.
     Repeated: answered again.
     """
@@ -320,8 +320,8 @@ class IndexLookup(WireMessage, frozen=True):
     limit - 1)], descending. The node answers when it has applied all *its* metalog positions below
     `position`. So every index shard answers about the same prefix of the log, and the aggregate
     skips nothing.
-    `names_first`: the engine may have the record. For a single match that is not the bound itself
-    it wants the seqnum first, and asks storage itself.
+    `names_first`: the engine may have the record in its cache. For a single match other than the
+    bound, it wants the seqnum instead of the record, and asks storage itself.
     Lost: the engine restarts the lookup under a new `request` after its deadline.
     Repeated: answered again; the aggregator counts each index shard once.
     """
@@ -415,8 +415,8 @@ class LookupResult(WireMessage, frozen=True):
 
 
 class ReadRecords(WireMessage, frozen=True):
-    """engine, index, aggregator → storage: asks for the records at these seqnums of a shard; the
-    answer goes to `origin`.
+    """engine, index, aggregator → storage: asks for the records at these seqnums of a shard;
+    storage answers `origin`.
 
     Storage waits until it has applied the metalog up to them, `trims` trims, and an entry of
     incarnation `epoch` of the primary or of a later one.
@@ -452,8 +452,9 @@ STORED_RECORD_OVERHEAD_BYTES: Final = 32
 class RecordsRead(WireMessage, frozen=True):
     """storage → engine: the requested records; `unknown` are those that this replica cannot show.
 
-    Unknown never means absent: the engine asks another replica. `trimmed` are those trimmed as of
-    `position`, the position of the last trim known here: with their log, or in all of their tags.
+    Unknown never means absent: the engine asks another replica. `trimmed` are those that are
+    trimmed, with their log or in all of their tags, as of `position`: that of the last trim known
+    here.
     Lost: asked again at another replica.
     Repeated: the second one finds no request.
     """
@@ -470,15 +471,15 @@ class RecordsRead(WireMessage, frozen=True):
     """Those unknown records that are on cold storage, which did not answer in time."""
     since: MetalogPosition = -1
     """The position of the last entry that moved the shard, as far as the sender knows; -1: none. An
-    engine that knows of another move does not count the unknown records: one that is a new replica
-    for the sender may be complete for the engine, or not be a replica any more.
+    engine that knows another move does not count the unknown records as lost: the sender may be a
+    new replica that has not fetched them, or no longer a replica.
     """
 
 
 class AuxSet(WireMessage, frozen=True):
     """engine → storage: keep `aux` beside the record, if there is room.
 
-    Lost: the aux data is missing, which it may always be.
+    Lost: the aux data is missing, which is always allowed.
     Repeated: absolute.
     """
 
@@ -503,7 +504,7 @@ class DiskFull(WireMessage, frozen=True):
 
 class BatchesWanted(WireMessage, frozen=True):
     """storage → storage: asks for the batches of a shard with the ordered localids [first, end),
-    which the sender lost.
+    which the sender lacks.
 
     Lost: asked again after a pause, of another replica.
     Repeated: answered again.
@@ -517,8 +518,8 @@ class BatchesWanted(WireMessage, frozen=True):
 class Batches(WireMessage, frozen=True):
     """storage → storage: intact batches among the requested ones from `first` on, as many as fit.
 
-    None at all: this replica does not have the batch of `first` either. Only batches of ordered
-    records are sent; replicas cannot differ about these.
+    Without batches: this replica does not have the batch of `first` either. Only batches of ordered
+    records are sent, because all replicas have the same.
     Lost: asked again.
     Repeated: batches no longer missing are ignored.
     """
@@ -530,7 +531,7 @@ class Batches(WireMessage, frozen=True):
     """Localids [first, end) among the requested ones that were trimmed and discarded here."""
     lacking_to: LocalId = 0
     """This replica has lost everything from `first` up to here, durably: a restart would not find
-    it either. Not greater than `first`: the replica cannot tell.
+    it either. Not greater than `first`: no loss is certain.
     """
     trims: int = 0
     """How many trims this replica has applied: those of `gone` are among them."""

@@ -1,4 +1,4 @@
-"""The messages about what metalog entries say: times, and places of records (ARCHITECTURE 9).
+"""The messages about facts from metalog entries: times, and places of records (ARCHITECTURE 9).
 `indilog.wire.messages` says how to read them.
 """
 
@@ -22,8 +22,7 @@ class TimeLookup(WireMessage, frozen=True):
 
 
 class TimeFound(WireMessage, frozen=True):
-    """storage → engine: the answer is `seqnum`; a node that has applied `position` metalog entries
-    has it.
+    """storage → engine: the answer is `seqnum`, according to the first `position` metalog entries.
 
     `found` is False if none of the `position` entries applied here has a stamp that late; `seqnum`
     is then the tail after them.
@@ -38,7 +37,7 @@ class TimeFound(WireMessage, frozen=True):
 
 
 class PlacesLookup(WireMessage, frozen=True):
-    """engine → storage: asks where the records from seqnum `start` to below `end` are.
+    """engine → storage: asks for the places of the records from seqnum `start` to below `end`.
 
     Lost: another storage node is asked after a pause.
     Repeated: answered again.
@@ -50,8 +49,8 @@ class PlacesLookup(WireMessage, frozen=True):
 
 
 class PlacesFound(WireMessage, frozen=True):
-    """storage → engine: the spans of the first of these records, ascending, without gaps; a node
-    that has applied `position` metalog entries has them.
+    """storage → engine: the spans of the first of these records, ascending, without gaps, according
+    to the first `position` metalog entries.
 
     `found` is False if no entry applied here ordered `start`.
     Lost: another storage node is asked after a pause.

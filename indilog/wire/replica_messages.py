@@ -14,10 +14,10 @@ from indilog.wire.wire_message import WireMessage
 class StorageAlive(WireMessage, frozen=True):
     """storage → primary: the heartbeat of a storage node.
 
-    `position` entries are applied. `complete`: shards of which the node has every record that these
-    entries ordered, but those that no replica has. `has_room`: whether its disk takes batches.
-    `term` is the newest one that the sender knows.
-    Lost: without any for `storage_lost_s`, the node counts as lost.
+    `position`: how many entries are applied. `complete`: shards of which the node has every record
+    that these entries ordered, except those that no replica has. `has_room`: whether its disk has
+    room for batches. `term` is the newest one that the sender knows.
+    Lost: a node without a heartbeat for `storage_lost_s` counts as lost.
     Repeated: absolute.
     """
 
@@ -33,9 +33,10 @@ class PlacementIs(WireMessage, frozen=True):
 
     Storage nodes send it when they apply an entry that changes either; two of them also send it
     periodically.
-    Lost: the next one is equal or newer. Until then reads are sent to a replica that may be lost,
-    and repeated by the engine; lookups that rest on a newer view wait.
-    Repeated: the newest view holds, and of each shard the replicas of the latest entry.
+    Lost: the next one is equal or newer. Until then, reads are sent to a replica that may be lost,
+        and the engine repeats them; lookups that name a newer view wait.
+    Repeated: the receiver keeps the newest view, and for each shard the replicas of the latest
+        entry.
     """
 
     view: View

@@ -1,7 +1,7 @@
 """The messages among sequencers: the consensus core's (ARCHITECTURE 8.3, decision 0042).
 
 `indilog.wire.messages` says how to read them. `term` is the term of the primary: its incarnation,
-from the metadata store's sequence, so no two primaries have the same.
+numbered by the metadata store, so no two primaries have the same.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class MetalogStored(WireMessage, frozen=True):
 
     `round` is the newest round of that primary that arrived. `learner`: as in `Sealed`. `common`:
     the last message did not fit this copy; the copies can be equal up to this extent at most.
-    After a start a node also sends it unasked.
+    After a start a node also sends it unrequested.
     Lost: the primary resends after a pause, and the answer is repeated.
     Repeated: absolute.
     """

@@ -17,8 +17,8 @@ class TrimWanted(WireMessage, frozen=True):
     """engine → primary: asks to raise this floor, of a whole log or of a tag.
 
     Lost: resent until it is answered or the caller's deadline has passed.
-    Repeated: answered with its entry if that is known; otherwise it makes an entry that changes
-    nothing.
+    Repeated: answered with the entry of the trim if that is known; otherwise the primary proposes
+        an entry that changes nothing.
     """
 
     request: int
@@ -27,7 +27,7 @@ class TrimWanted(WireMessage, frozen=True):
 
 class TrimIs(WireMessage, frozen=True):
     """primary → engine: a node that has applied `position` entries has applied the trim. None:
-    refused, because it reaches beyond `tail`.
+    refused, because the floor is beyond `tail`.
 
     Lost: the engine resends `TrimWanted`.
     Repeated: the second one finds no request.
@@ -42,12 +42,14 @@ class TagFloors(WireMessage, frozen=True):
     """storage → index, storage: the floors raised by the trims after the first `start`, up to the
     first `trims`.
 
-    Two storage nodes send it unasked for every trim. On request (`start` None) it is a page of all
-    floors: those after the cursor `after`, in order; `last` marks the last page. A floor in a page
-    may be newer than `trims` says. A node that has applied `position` metalog entries has applied
-    all these trims. `epoch` is the incarnation of the primary that proposed the last of the trims,
-    `previous` the one that proposed the last of the first `start`. `copy_of` is as in `IndexData`.
-    Without floors and with `start` equal to `trims` the message says which trims there are.
+    Two storage nodes send it unrequested for every trim. On request (`start` None) it is a page of
+    all floors: those after the cursor `after`, in order; `last` marks the last page. A floor in a
+    page may be newer than `trims` says. A node that has applied `position` metalog entries has
+    applied all these trims. `epoch` is the incarnation of the primary that proposed the last of the
+    trims. `previous` is the one that proposed the last of the first `start` trims. `copy_of` is as
+    in `IndexData`.
+    Without floors and with `start` equal to `trims`, the message announces only which trims there
+    are.
     Lost: a lookup names more trims than are applied, or the next `TagFloors` has a later `start`;
     the index node sends `TagFloorsWanted`.
     Repeated: floors only grow.
@@ -107,8 +109,8 @@ class Discarded(WireMessage, frozen=True):
     """storage → index: these records of the shard are discarded; all records below seqnum `end`
     were checked.
 
-    Because of the first `trims` trims, no read may return them any more. Lost records are not among
-    them. `runs` is as in the question, `copy_of` as in `IndexData`.
+    According to the first `trims` trims, no read may return them any more. Lost records are not
+    among them. `runs` is as in the question, `copy_of` as in `IndexData`.
     Lost: the question is asked again.
     Repeated: ignored.
     """
@@ -134,7 +136,7 @@ class SnapshotWanted(WireMessage, frozen=True):
 NO_RECORD: Final = 2**64 - 1
 """In `TagFirsts`: no record has the tag."""
 NOT_KNOWN: Final = 2**64 - 2
-"""In `TagFirsts`: the node cannot say."""
+"""In `TagFirsts`: the node does not know the first record."""
 
 
 class TagFirstsWanted(WireMessage, frozen=True):

@@ -12,7 +12,8 @@ class WireMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     Attributes:
         promises: whether the message claims anything that must hold after a crash of its sender.
-            One that does not may leave before the sync of what the sender wrote (decision 0006).
+            A message that claims nothing may be sent before the sync of what the sender wrote
+            (decision 0006).
     """
 
     promises: ClassVar[bool] = True

@@ -320,9 +320,9 @@ def test_a_base_that_was_not_requested_or_is_impossible_is_ignored() -> None:
     node.tell(MetalogBase(base, asked.request), sender=B)
     node.tell(MetalogBase(Base(5, Epoch(1), 9), asked.request), sender=PRIMARY)
     assert node.ignored[-3:] == [
-        "a base that was not requested, or no longer is",
+        "a base that was not requested, or is no longer wanted",
         "a base of a node that is not the primary",
-        "a base that no entries add up to",
+        "a base that no entries can produce",
     ]
     assert node.node.position == 0
 
