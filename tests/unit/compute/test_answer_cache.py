@@ -54,7 +54,7 @@ def test_records_beyond_the_callers_tail_are_not_answered() -> None:
     assert cache.find_next(TAG, 5, 10) == found(9)
 
 
-def test_zones_around_one_record_grow_together() -> None:
+def test_zones_around_one_record_are_merged() -> None:
     cache = AnswerCache(10)
     cache.learn_next(TAG, 7, 9, ShardId(1))
     cache.learn_next(TAG, 3, 9, ShardId(1))
@@ -64,7 +64,7 @@ def test_zones_around_one_record_grow_together() -> None:
     assert cache.find_next(TAG, 3, TAIL) == cache.find_prev(TAG, 15, TAIL) == found(9)
 
 
-def test_the_least_recently_used_answer_goes_first_and_its_tag_with_the_last() -> None:
+def test_the_least_recently_used_answer_is_evicted_first_and_a_tag_with_its_last() -> None:
     cache = AnswerCache(2)
     cache.learn_next(TAG, 0, 1, ShardId(1))
     cache.learn_next(TAG, 2, 4, ShardId(1))
@@ -91,7 +91,7 @@ def test_a_trimmed_tag_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("limits", [(0, 1 << 20), (10, 0)])
-def test_a_limit_of_zero_holds_nothing(limits: tuple[int, int]) -> None:
+def test_a_limit_of_zero_caches_nothing(limits: tuple[int, int]) -> None:
     cache = AnswerCache(limits[0], bytes_max=limits[1])
     cache.learn_next(TAG, 0, 1, ShardId(1))
     assert cache.find_next(TAG, 0, TAIL) is MISS

@@ -311,7 +311,7 @@ def test_a_home_answers_copies_of_a_request_alike() -> None:
     assert messages(hear(driver, request)) == [answer]
 
 
-def test_a_home_does_not_execute_a_request_to_its_incarnation_before() -> None:
+def test_a_home_does_not_execute_a_request_to_an_earlier_incarnation() -> None:
     driver = home_driver()
     request = ConditionalAppend(1, Epoch(0), "orders", After("t"), ((b"x", ("t",)),))
     ((_, answer),) = sends(hear(driver, request), ConditionalAnswer)

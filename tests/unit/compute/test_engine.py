@@ -156,7 +156,7 @@ def test_a_lookup_without_a_match_is_a_proven_none() -> None:
     assert answers(effects) == [Answered(None, 4)]
 
 
-def test_an_unknown_record_is_asked_of_the_other_replica_then_reported_as_lost() -> None:
+def test_an_unknown_record_is_requested_from_the_other_replica_then_reported_lost() -> None:
     driver = joined(record_cache_bytes_max=0)
     driver.order(1)
     driver.read(0)

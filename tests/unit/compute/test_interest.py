@@ -1,5 +1,5 @@
-"""Of which tags a Tag Cache begins rows: those written at its node, and those that reads asked for
-(decision 0038).
+"""The tags for which a Tag Cache begins rows: those written at its node, and those that reads asked
+for (decision 0038).
 """
 
 from __future__ import annotations

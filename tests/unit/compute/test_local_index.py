@@ -25,7 +25,7 @@ def part_of(first: int, length: int, tag: int = TAG, shard: int = 0) -> ShardTag
 
 
 def index_of(cuts: int, suffix_cuts_max: int = 2) -> LocalIndex:
-    """An index that has seen `cuts` cuts of two records, the shard being the cut's number."""
+    """An index that has applied `cuts` cuts of two records; the shard is the cut's number."""
     index = LocalIndex(node_config(suffix_cuts_max=suffix_cuts_max, popularity_entries_max=2))
     for cut in range(cuts):
         index.apply_spans([span_of(2 * cut, 2, shard=cut)])

@@ -56,7 +56,7 @@ def move(driver: Driver, *replicas: NodeId) -> list[Effect]:
     return driver.hear(PRIMARY, entries_message((entry,)))
 
 
-def test_batches_go_to_the_new_replica_when_it_says_what_it_has() -> None:
+def test_batches_are_sent_to_the_new_replica_when_it_reports_its_prefix() -> None:
     driver = joined()
     driver.engine.append(b"one", carrying(LOG, TAG), "waiter")
     ((_, batch), _) = sends(driver.turn(), AppendBatch)
@@ -95,7 +95,7 @@ def test_a_node_that_joins_knows_the_replicas() -> None:
 
 
 def test_a_replica_that_lacked_a_record_before_a_move_is_asked_again_after_it() -> None:
-    """It may have been a new one then, and the one that had the record is dropped."""
+    """It may have been a new replica then, and the replica that had the record is dropped."""
     driver = joined(record_cache_bytes_max=0)
     driver.order(1)
     driver.read(0)
@@ -172,7 +172,7 @@ def test_a_page_ends_before_a_lost_record_of_another_shard() -> None:
 
 
 def test_a_lost_record_is_not_reported_before_an_earlier_one_of_another_shard_came() -> None:
-    """Otherwise a reader that goes on behind it misses the earlier one."""
+    """Otherwise a reader that continues after it misses the earlier record."""
     driver = TwoShards()
     first = driver.show(1, lost=True)
     driver.now += 3.0

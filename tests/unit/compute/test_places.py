@@ -1,4 +1,4 @@
-"""Where records are, as a compute node finds it."""
+"""The places of records, as a compute node looks them up."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_the_cache_never_holds_more_than_its_limit() -> None:
     assert cache.size_bytes == cache_of(3, 1, 2, 3).size_bytes
 
 
-def test_a_limit_of_zero_holds_nothing() -> None:
+def test_a_limit_of_zero_caches_nothing() -> None:
     cache = cache_of(0, 1, 2)
     assert len(cache) == 0
     assert cache.find(1) is MISS

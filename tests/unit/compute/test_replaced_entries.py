@@ -157,7 +157,7 @@ def test_index_data_of_another_entry_is_not_applied() -> None:
     assert driver.engine.tag_position == 1
 
 
-def test_lookups_and_reads_name_the_incarnation_that_they_rest_on() -> None:
+def test_lookups_and_reads_name_the_incarnation_of_their_entries() -> None:
     driver = joined(record_cache_bytes_max=0)
     driver.order(1)
     from_primary(driver, entries_message([of(2, 1, 1)], previous=1), 2)

@@ -81,7 +81,7 @@ def test_a_writer_begins_where_the_entry_that_names_it_finds_the_shard_ordered()
     assert contents(first) == contents(second) == [b"x", b"y"]
 
 
-def test_the_shard_is_asked_for_again_after_a_pause_and_of_a_new_primary_at_once() -> None:
+def test_the_shard_is_requested_again_after_a_pause_and_from_a_new_primary_at_once() -> None:
     shard = writer(resend_s=1)
     assert shard.want(at(0.5)) is None
     assert shard.deadline() == at(1)
@@ -99,8 +99,8 @@ def test_a_node_that_joins_late_learns_that_it_has_its_shard() -> None:
     assert batches(shard.flush(at(0)))[0].header.first == 4
 
 
-def test_a_replica_that_lost_its_disk_gets_what_is_not_ordered() -> None:
-    """A4: it learns of the writer from the metalog, and says how much it has."""
+def test_a_replica_that_lost_its_disk_gets_the_unordered_records() -> None:
+    """A4: it learns of the writer from the metalog, and reports its stored prefix."""
     shard = opened(cut=4)
     append(shard, b"x")
     (sent,) = shard.flush(at(1))

@@ -86,7 +86,7 @@ def test_a_start_in_the_middle_knows_nothing_below_and_the_future_above() -> Non
     assert suffix.find_prev(49) is MISS
 
 
-def test_a_limit_of_zero_holds_nothing_and_misses_everything() -> None:
+def test_a_limit_of_zero_caches_nothing_and_misses_everything() -> None:
     suffix = suffix_of({0: 2}, {1: 2}, cuts_max=0)
     assert (suffix.head, suffix.tail, len(suffix)) == (4, 4, 0)
     for bound in range(6):

@@ -238,7 +238,7 @@ def test_a_miss_is_no_event() -> None:
     assert held(feed.cache, 1, feed.tail) == []
 
 
-def test_a_forgotten_tag_that_comes_back_starts_over() -> None:
+def test_an_evicted_tag_that_is_appended_again_begins_a_new_row() -> None:
     feed = Feed(seqnums_max=2, per_tag_max=2)
     for tag in (1, 2, 3, 1):
         feed.records([tag])
@@ -324,7 +324,7 @@ def test_memory_stays_flat_over_new_tags() -> None:
 
 
 @pytest.mark.parametrize(("seqnums_max", "per_tag_max"), [(0, 10), (10, 0), (0, 0)])
-def test_a_limit_of_zero_holds_nothing_and_misses_everything(
+def test_a_limit_of_zero_caches_nothing_and_misses_everything(
     seqnums_max: int, per_tag_max: int
 ) -> None:
     feed = Feed(seqnums_max, per_tag_max)

@@ -51,7 +51,7 @@ def answer(
     exact: bool = False,
     replica: int = 0,
 ) -> Received:
-    """What one index shard says; even seqnums are in shard 0, odd ones in shard 1."""
+    """The answer of one index shard; even seqnums are in shard 0, odd ones in shard 1."""
     shards = tuple(ShardId(seqnum % 2) for seqnum in seqnums)
     message = IndexAnswer(
         request, ENGINE, direction, index_shard, count, exact, seqnums, shards, index_shards=3
@@ -83,7 +83,7 @@ def test_replicas_of_a_shard_are_read_round_robin() -> None:
         assert node.handle(answers, T0) == read(4, to=storage_node, request=request)
 
 
-def test_no_match_anywhere_is_proven_to_the_origin() -> None:
+def test_without_any_match_the_origin_gets_a_proof_of_absence() -> None:
     effects = aggregator().handle([answer(0), answer(1), answer(2)], T0)
     assert effects == [Send(ENGINE, LookupResult(1, (), ()))]
 
@@ -102,7 +102,7 @@ def test_a_result_is_as_of_the_last_trim_that_any_index_shard_knows() -> None:
     assert effects == [Send(ENGINE, LookupResult(1, (), (), position=7))]
 
 
-def test_a_match_is_named_to_an_origin_that_asks_for_its_place() -> None:
+def test_an_origin_that_asks_for_names_gets_the_place_of_the_match() -> None:
     node = aggregator()
     effects: list[Effect] = []
     for index_shard, seqnums in enumerate(((9,), (), (5,))):
@@ -158,7 +158,7 @@ def test_lookups_of_two_engines_with_one_number_are_different() -> None:
     assert node.handle([answer(2)], T0) == [Send(ENGINE, LookupResult(1, (), ()))]
 
 
-def test_a_lookup_that_is_not_completed_is_dropped_after_a_while() -> None:
+def test_a_lookup_that_is_not_completed_is_dropped_after_its_timeout() -> None:
     node = aggregator()
     node.handle([answer(0)], T0)
     assert node.deadline() == T0 + 5.0

@@ -87,7 +87,7 @@ def test_index_data_that_was_not_requested_is_no_answer() -> None:
     assert not pages.is_answer(A, blocks(1, 4))
 
 
-def test_a_source_that_is_too_far_ahead_is_held_until_there_is_room() -> None:
+def test_a_source_that_is_too_far_ahead_is_paused_until_there_is_room() -> None:
     pages = fetch()
     assert pages.on_answer(A, blocks(1, 4, 7), 1, 7) == []
     assert not pages.is_answer(A, blocks(7))
@@ -95,7 +95,7 @@ def test_a_source_that_is_too_far_ahead_is_held_until_there_is_room() -> None:
     assert pages.resume(4) == []
 
 
-def test_a_held_source_is_not_asked_for_positions_known_meanwhile() -> None:
+def test_a_paused_source_is_not_asked_for_positions_known_meanwhile() -> None:
     pages = fetch()
     pages.on_answer(A, blocks(1, 4, 7), 1, 7)
     assert pages.resume(13) == [ask(A, 13)]

@@ -197,7 +197,7 @@ def test_an_exact_match_goes_straight_to_storage_and_to_the_aggregator() -> None
     assert effects == [Send(A, read), Send(AGGREGATOR, answer)]
 
 
-def test_a_lookup_for_several_is_never_exact() -> None:
+def test_a_lookup_for_several_records_is_never_exact() -> None:
     node = index_node()
     node.handle([data(one(1, 4), one(3, 7))], T0)
     effects = node.handle([lookup(4, position=5, count=2)], T0)
@@ -212,7 +212,7 @@ def test_the_empty_tag_finds_any_record_of_this_index_shard() -> None:
     assert answers(node.handle([back], T0)) == [(4,)]
 
 
-def test_no_match_is_answered_too() -> None:
+def test_a_lookup_without_a_match_is_answered_too() -> None:
     node = index_node()
     assert answers(node.handle([lookup(0, position=1)], T0)) == [()]
 
@@ -339,7 +339,7 @@ def test_page_after_page_is_fetched_until_an_answer_brings_nothing_new() -> None
     assert node.deadline() is None
 
 
-def test_live_index_data_does_not_put_off_what_is_missed() -> None:
+def test_live_index_data_does_not_delay_the_fetch_of_missing_data() -> None:
     node = index_node()
     node.handle([data(one(3, 7))], T0)
     node.handle([data(one(5, 8))], Instant(T0 + 0.9))
@@ -360,7 +360,7 @@ def test_a_waiting_lookup_sets_how_far_to_fetch() -> None:
     assert asked(node.handle([], Instant(T0 + 1.0))) == [(B, 1, 9), (A, 1, 9)]
 
 
-def test_a_source_held_at_the_horizon_is_asked_when_there_is_room() -> None:
+def test_a_source_paused_at_the_horizon_is_asked_when_there_is_room() -> None:
     node = index_node(started=False, index_positions_ahead_max=2)
     node.handle([Started(Epoch(1)), NO_SNAPSHOT], T0)
     ahead = [block(p, p + 1, [0, 1], tags(p - 1, (LOG,))) for p in (1, 3, 5)]
@@ -444,7 +444,7 @@ def test_a_node_that_is_no_index_node_is_refused() -> None:
         IndexNode(ENGINE, [VIEW], Config())
 
 
-def test_shards_that_moved_are_asked_where_they_are() -> None:
+def test_moved_shards_are_read_from_their_new_replicas() -> None:
     """Records for an exact match, and index data."""
     node = index_node()
     node.handle([data(one(1, 0), one(3, 1))], T0)

@@ -91,7 +91,7 @@ def test_a_node_begins_with_its_snapshot_and_fetches_the_rest_only() -> None:
     "foreign", [snapshot_of(5, index_shard=0), snapshot_of(5, era=3), snapshot_of(5, era=4)]
 )
 def test_a_snapshot_of_another_index_shard_or_schedule_is_not_used(foreign: Snapshot) -> None:
-    """What it holds at its positions is not what is this index shard's now."""
+    """Its positions are not those that this index shard has now."""
     node = index_node(started=False)
     node.handle([Started(Epoch(1))], T0)
     effects = node.handle([reported(SnapshotOpened(foreign))], T0)
@@ -99,7 +99,7 @@ def test_a_snapshot_of_another_index_shard_or_schedule_is_not_used(foreign: Snap
     assert asked(node.handle([NO_SNAPSHOT], T0)) == [(A, 1, EVERYTHING), (B, 1, EVERYTHING)]
 
 
-def test_lookups_of_what_is_on_the_disk_wait_for_one_read() -> None:
+def test_lookups_of_a_row_group_on_disk_share_one_read() -> None:
     node = with_snapshot()
     effects = node.handle([lookup(0, position=5), lookup(0, position=5, request=2)], T0)
     assert asked_of_disk(effects) == [ReadRows(5, 0)]
@@ -171,7 +171,7 @@ def test_a_snapshot_is_wanted_by_engines_only() -> None:
     ]
 
 
-def test_a_snapshot_that_could_not_be_written_is_tried_again_later() -> None:
+def test_a_snapshot_that_could_not_be_written_is_retried_later() -> None:
     node = index_node(index_snapshot_entries_min=2, index_snapshot_retry_s=7.0)
     node.handle([data(one(1, 4))], T0)
     assert asked_of_disk(node.handle([reported(SnapshotWritten(3, None))], T0)) == []
@@ -198,7 +198,7 @@ def test_index_data_for_which_there_is_no_memory_waits_for_the_snapshot() -> Non
 
 
 def test_a_node_whose_memory_is_full_after_a_snapshot_writes_the_next_one() -> None:
-    """Nothing more is applied then, so nothing else would begin it."""
+    """Nothing more is applied then, so no other event would begin the write."""
     node = index_node(index_memory_bytes_max=500, index_snapshot_entries_min=10**6)
     (first,) = asked_of_disk(node.handle([data(one(1, 4))], T0))
     assert isinstance(first, WriteSnapshot)

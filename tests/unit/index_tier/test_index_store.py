@@ -57,7 +57,7 @@ def finished(store: IndexStore, disk: SnapshotDisk, search: Search) -> list[int]
     return search.seqnums
 
 
-def test_a_search_that_waits_while_more_goes_to_the_disk_skips_nothing() -> None:
+def test_a_search_that_waits_while_generations_are_dropped_skips_nothing() -> None:
     """The row group before the one it waits for had records that were in memory at that time."""
     store, disk = IndexStore(memory_bytes_max=2_500, entries_min=1), SnapshotDisk(group_rows=3)
     for position, tags in ((1, (TAG, 9)), (2, (TAG, TAG))):
@@ -95,7 +95,7 @@ def test_an_absent_record_is_proven_by_one_read_at_most() -> None:
     assert (search.seqnums, reads <= 1) == ([], True)
 
 
-def test_a_snapshot_is_due_when_half_as_much_is_new_as_the_last_one_had() -> None:
+def test_a_snapshot_is_due_when_new_entries_are_half_of_the_last_one() -> None:
     store, disk = IndexStore(memory_bytes_max=MANY, entries_min=10), SnapshotDisk(group_rows=100)
     store.add(part(0, *[TAG] * 4))
     assert not is_due(store)
@@ -110,7 +110,7 @@ def test_a_snapshot_is_due_when_half_as_much_is_new_as_the_last_one_had() -> Non
     assert is_due(store)
 
 
-def test_short_of_memory_only_generations_in_the_snapshot_are_dropped() -> None:
+def test_when_memory_is_short_only_generations_in_the_snapshot_are_dropped() -> None:
     store, disk = IndexStore(memory_bytes_max=2_000, entries_min=1), SnapshotDisk(group_rows=100)
     store.add(part(0, *range(1, 30)))
     store.shrink()
@@ -136,7 +136,9 @@ def test_a_write_that_failed_leaves_everything_in_memory_and_due() -> None:
 
 
 def test_trimmed_records_leave_the_memory_and_the_next_checkpoint() -> None:
-    """Beside the index the store keeps what it was made of, for checkpoints (decision 0028)."""
+    """Besides the index, the store keeps its index data as it arrived, for checkpoints (decision
+    0028).
+    """
     store, log, own = IndexStore(memory_bytes_max=MANY, entries_min=MANY), 50, range(60, 65)
     model: list[tuple[int, int, int]] = []
 

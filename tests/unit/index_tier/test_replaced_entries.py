@@ -1,5 +1,5 @@
 """Claims about an index node that has index data of metalog entries that were replaced (decision
-0031): it notices, begins again, and answers nothing from what was.
+0031): it detects this, rebuilds its index, and answers nothing from replaced entries.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def with_two() -> IndexNode:
 
 
 def again(node: IndexNode, *blocks: IndexBlock, copy_of: int) -> None:
-    """Let the node begin with no snapshot, and storage tell what there is."""
+    """Let the node begin without a snapshot, and storage send its index data."""
     node.handle([NO_SNAPSHOT], T0)
     node.handle([data(*blocks, copy_of=copy_of)], T0)
 
@@ -122,7 +122,7 @@ def test_index_data_of_a_storage_node_with_replaced_entries_is_ignored() -> None
     assert node.position == 7, "an older copy says nothing about a newer one"
 
 
-def test_a_lookup_that_rests_on_a_new_incarnation_waits_until_what_is_here_is_confirmed() -> None:
+def test_a_lookup_of_a_new_incarnation_waits_until_the_index_is_confirmed() -> None:
     """The node cannot know whether incarnation 2 has the entries that 1 had."""
     node = with_two()
     assert answers(node.handle([asks_of(1, 0, 5)], T0)) == [(4, 7)]
@@ -134,7 +134,7 @@ def test_a_lookup_that_rests_on_a_new_incarnation_waits_until_what_is_here_is_co
     assert answers(node.handle([asks_of(2, 5, 5)], T0)) == [(7,)], "once is enough"
 
 
-def test_a_waiting_lookup_is_answered_from_what_replaced_the_entries() -> None:
+def test_a_waiting_lookup_is_answered_from_the_replacing_entries() -> None:
     node = with_two()
     assert node.handle([asks_of(2, 0, 5)], T0) == []
     node.handle([data(of(2, 1, 3, 7, tag=9), copy_of=2)], T0)
@@ -187,7 +187,8 @@ def test_a_checkpoint_that_does_not_follow_on_the_snapshot_is_not_used() -> None
 
 def test_entries_beyond_the_end_of_an_idle_newer_metalog_are_dropped() -> None:
     """Positions 1, 3 and 5 are applied; incarnation 2 lost 4 and 5, ordered one entry at 4, and is
-    idle. Storage has no index data of position 5, so only the lookup says that ours is not there.
+    idle. Storage has no index data of position 5, so only the lookup shows that our entry there was
+    replaced.
     """
     node = index_node()
     node.handle([data(of(1, 0, 1, 4), of(1, 1, 3, 7), of(1, 1, 5, 9), copy_of=1)], T0)
@@ -201,7 +202,9 @@ def test_entries_beyond_the_end_of_an_idle_newer_metalog_are_dropped() -> None:
 
 
 def test_the_entry_at_the_end_of_a_newer_metalog_is_compared_too() -> None:
-    """The lookup rests on an entry of incarnation 2 at position 3; ours there is of 1."""
+    """The lookup depends on an entry of incarnation 2 at position 3; our entry there is of
+    incarnation 1.
+    """
     node = with_two()
     effects = node.handle([asks_of(2, 0, 4)], T0)
     assert (reasons(effects), opens(effects)) == ([REPLACED], [4])
@@ -210,7 +213,9 @@ def test_the_entry_at_the_end_of_a_newer_metalog_is_compared_too() -> None:
 
 
 def test_a_lookup_of_entries_that_a_newer_metalog_never_had_is_dropped() -> None:
-    """Incarnation 3 went on where 1 ended; what 2 proposed at position 2 is in no other copy."""
+    """Incarnation 3 continued where 1 ended; the entry that 2 proposed at position 2 is in no other
+    copy.
+    """
     node = index_node()
     node.handle([data(of(1, 0, 1, 4), of(1, 1, 3, 7), of(3, 1, 5, 9), copy_of=3)], T0)
     effects = node.handle([asks_of(2, 0, 3)], T0)
@@ -227,7 +232,7 @@ def test_index_data_of_an_older_copy_does_not_follow_on_what_a_newer_one_confirm
     assert answers(node.handle([data(of(2, 1, 5, 9, tag=9), copy_of=2)], T0)) == [(4, 7)]
 
 
-def test_index_data_held_since_before_a_newer_copy_is_asked_for_again() -> None:
+def test_index_data_buffered_since_before_a_newer_copy_is_requested_again() -> None:
     node = index_node()
     node.handle([data(of(1, 0, 1, 4), of(1, 1, 5, 9), copy_of=1)], T0)
     node.handle([data(msgspec.structs.replace(of(1, 0, 1, 4), parts=()), copy_of=2)], T0)

@@ -50,13 +50,13 @@ def test_the_first_record_of_each_tag_is_answered_with_its_shard() -> None:
 
 
 def test_a_tag_is_new_also_when_the_index_is_on_the_disk() -> None:
-    """The filter of the snapshot tells; a tag that it may have is not worth a read."""
+    """The filter of the snapshot shows it; for a tag that the filter may have, nothing is read."""
     node = with_snapshot()
     assert reported(node.handle([wanted(TAG, 99, position=5)], T0)) == [[NOT_KNOWN, NO_RECORD]]
 
 
 def test_records_beyond_the_limit_do_not_count() -> None:
-    """The record that is being appended may be indexed before the question comes: the race of
+    """The record that is being appended may be indexed before the question arrives: the race of
     thesis 5.7.
     """
     node = index_node()
@@ -65,7 +65,7 @@ def test_records_beyond_the_limit_do_not_count() -> None:
     assert reported(node.handle([wanted(TAG, limit=5, position=2)], T0)) == [[4]]
 
 
-def test_the_answer_waits_for_the_positions_that_it_is_about() -> None:
+def test_the_answer_waits_for_all_positions_below_its_own() -> None:
     node = index_node()
     assert reported(node.handle([wanted(TAG, position=2)], T0)) == []
     assert reported(node.handle([data(one(1, 4))], T0)) == [[4]]

@@ -96,7 +96,9 @@ def test_an_unknown_tag_has_no_records() -> None:
 def test_every_tag_finds_its_records_in_parts_of_any_shape(
     records: list[tuple[int, ...]],
 ) -> None:
-    """Parts with one tag a record, with as many each, and with a common first tag go other ways."""
+    """Parts with one tag per record, with equally many, and with a common first tag are added
+    differently.
+    """
     index = index_of(part(0, (LOG, 5)), part(1, *records))
     for tag in (LOG, OTHER_LOG, 5, 6, 7):
         expected = [0] if tag in (LOG, 5) else []
@@ -105,7 +107,7 @@ def test_every_tag_finds_its_records_in_parts_of_any_shape(
 
 
 def test_a_tag_that_a_record_has_twice_finds_it_once() -> None:
-    """Two texts may have one hash; then the record would be found as often as it has it."""
+    """Two texts may have one hash; the record would then be found twice."""
     index = index_of(
         part(0, (LOG, 5, 5), (LOG, 6, 6)), part(2, (LOG, LOG), (LOG, 5)), part(4, (5, 5, 6))
     )

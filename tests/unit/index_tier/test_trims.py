@@ -59,7 +59,7 @@ def test_the_floor_of_the_log_holds_for_its_tags_before_they_are_swept() -> None
     assert (answer.seqnums, answer.floor, answer.log_floor) == ((), 5, 5)
 
 
-def test_an_answer_says_as_of_what_position_its_floors_are() -> None:
+def test_an_answer_names_the_position_of_its_floors() -> None:
     node = index_node()
     reported = TagFloors(0, 1, (Floor(TAG, 5, of_log=False),), position=9)
     node.handle([data(one(1, 4)), Received(A, reported, Epoch(1))], T0)
@@ -101,7 +101,7 @@ def test_a_page_of_a_node_that_knows_fewer_trims_than_the_first_promises_no_more
     assert [after for _, after in asks(node.handle([], again))] == [0]
 
 
-def test_floors_are_asked_for_elsewhere_when_a_node_stays_silent() -> None:
+def test_floors_are_requested_from_another_node_when_one_stays_silent() -> None:
     node = index_node()
     node.handle([data(one(1, 4)), lookup_after(1, 4)], T0)
     sources = []
@@ -112,7 +112,7 @@ def test_floors_are_asked_for_elsewhere_when_a_node_stays_silent() -> None:
     assert set(sources) == {A, B}
 
 
-def test_index_data_that_is_trimmed_already_is_not_taken_in() -> None:
+def test_index_data_of_trimmed_records_is_not_indexed() -> None:
     node = index_node()
     node.handle([trims(0, Floor(LOG, 100, of_log=True)), data(one(1, 4), one(3, 7))], T0)
     assert (node.position, node.tail) == (5, 8)

@@ -140,7 +140,7 @@ def test_a_torn_object_is_refused(length: int) -> None:
         reader_of(EncodedObject(content[:length], crc)).batches(0)
 
 
-def test_an_error_of_the_store_is_not_taken_for_damage() -> None:
+def test_an_error_of_the_store_does_not_count_as_damage() -> None:
     content, crc = encode_object(batches_of([[("orders", ["t"], b"data", False)]]))
     fails = False
 

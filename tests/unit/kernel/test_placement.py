@@ -1,4 +1,4 @@
-"""Where shards are (`indilog.kernel.placement`)."""
+"""The placement of shards (`indilog.kernel.placement`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_older_entry_than_the_known_one_moves_nothing() -> None:
     assert placement.replicas(SHARD) == (B, C)
 
 
-def test_counting_replicas_announce_what_belongs_to_no_shard() -> None:
+def test_counting_replicas_announce_facts_that_belong_to_no_shard() -> None:
     placement = placed()
     before = placement.announcers
     placement.move({SHARD: Replicas(7, (C, B, A))})

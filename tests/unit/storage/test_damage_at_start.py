@@ -57,19 +57,19 @@ def number_of(machine: Machine, kind: FrameKind, nth: int) -> int:
 
 
 def reports(machine: Machine) -> list[ShardProgress | ShardStored]:
-    """Start once more; return how much is said to be stored, to the primary and to the writer."""
+    """Restart; return the stored prefixes that are reported to the primary and to the writer."""
     sent = messages(machine.turn(Started(Epoch(2))))
     return [message for message in sent if isinstance(message, ShardProgress | ShardStored)]
 
 
 def reported(machine: Machine) -> tuple[Epoch, int]:
-    """Start once more; return the report about the shard to the primary."""
+    """Restart; return the report about the shard to the primary."""
     (report,) = [said for said in reports(machine) if isinstance(said, ShardProgress)]
     return report.stored[SHARD]
 
 
 @pytest.mark.parametrize(("kind", "payload"), LEFT)
-def test_a_replica_recovers_around_any_lost_frame(*, kind: bool, payload: bool) -> None:
+def test_a_replica_recovers_all_frames_but_a_lost_one(*, kind: bool, payload: bool) -> None:
     """A5: all other frames are recovered, and the lost records are repaired."""
     pair = replicated()
     before = pair.nodes[A]

@@ -139,7 +139,7 @@ def restarted_with_a_lower_base(machine: Machine) -> None:
     assert machine.node.position == PLACES
 
 
-def test_a_node_starts_again_after_the_primary_ended_a_fetch(
+def test_a_node_can_restart_after_the_primary_ended_a_fetch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The journal has what the primary sent, behind a gap for what the storage node gave."""
@@ -165,7 +165,7 @@ def test_a_node_starts_from_the_checkpoint_before_the_one_taken_within_a_fetch(
     assert machine.restarted().node.position == 0
 
 
-def test_a_fetch_goes_on_with_another_base_when_an_answer_is_lost(
+def test_a_fetch_continues_with_another_base_when_an_answer_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = partly_adopted(monkeypatch)
@@ -178,7 +178,7 @@ def test_a_fetch_goes_on_with_another_base_when_an_answer_is_lost(
     assert any(isinstance(send.message, HistoryWanted) for send in asked)
 
 
-def test_a_page_beyond_the_base_is_taken_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_beyond_the_base_is_applied_up_to_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page answers a question from before the primary restarted with a lower base."""
     machine = partly_adopted(monkeypatch)
     machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, life=2)
@@ -235,7 +235,7 @@ def test_a_source_that_lacked_the_order_once_is_asked_again() -> None:
     sent = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY)
 
     def answer(sent: list[Send], trims: int, **history: bool) -> list[Send]:
-        """Let the source that was asked give floors and the history, or neither."""
+        """Let the source that was asked send floors and the history, or neither."""
         (asked,) = [send for send in sent if isinstance(send.message, TagFloorsWanted)]
         sent = machine.tell(TagFloors(None, trims, ()), sender=asked.to)
         (asked,) = [send for send in sent if isinstance(send.message, HistoryWanted)]

@@ -187,7 +187,7 @@ def test_a_shard_that_comes_back_has_its_batches_and_fetches_only_the_others() -
     assert all_of(nodes.nodes[A], RECORDS + 2) == expected(RECORDS + 2)
 
 
-def test_batches_survive_a_restart_that_has_lost_the_entry_which_gave_the_shard() -> None:
+def test_batches_survive_a_restart_that_lost_the_entry_that_assigned_the_shard() -> None:
     """Entries from other storage nodes are not journaled."""
     nodes = Nodes()
     nodes.move(B, C, A)
@@ -202,7 +202,7 @@ def test_batches_survive_a_restart_that_has_lost_the_entry_which_gave_the_shard(
     assert all_of(again, RECORDS + 2) == expected(RECORDS + 2)
 
 
-def test_such_batches_are_in_a_checkpoint_too() -> None:
+def test_unowned_batches_are_in_a_checkpoint_too() -> None:
     nodes = Nodes()
     nodes.move(B, C, A)
     machine = nodes.nodes[C]
@@ -214,7 +214,7 @@ def test_such_batches_are_in_a_checkpoint_too() -> None:
     assert all_of(again, RECORDS) == expected(RECORDS)
 
 
-def test_such_batches_are_freed_if_the_shard_does_not_come_back() -> None:
+def test_unowned_batches_are_freed_if_the_shard_does_not_come_back() -> None:
     nodes = Nodes()
     nodes.move(B, C, A)
     machine = nodes.nodes[C]
@@ -258,7 +258,7 @@ def test_a_dropped_shard_comes_back_from_a_checkpoint_with_its_batches() -> None
     assert all_of(nodes.nodes[A], RECORDS) == expected(RECORDS)
 
 
-def test_a_batch_that_was_being_written_when_its_shard_was_dropped_is_taken_again() -> None:
+def test_a_batch_in_flight_when_its_shard_was_dropped_is_stored_again() -> None:
     nodes = Nodes()
     machine = nodes.nodes[A]
     machine.holding = True
@@ -273,7 +273,7 @@ def test_a_batch_that_was_being_written_when_its_shard_was_dropped_is_taken_agai
 
 
 def test_an_entry_that_was_replaced_drops_no_shard() -> None:
-    """It may come again, and what it gave to the node may be acknowledged."""
+    """It may be proposed again, and records that the node stored under it may be acknowledged."""
     nodes = Nodes()
     nodes.move(B, C, A)
     machine = nodes.nodes[C]
@@ -311,7 +311,7 @@ def test_index_nodes_learn_of_replicas_at_once_and_periodically() -> None:
     assert told == again == {*VIEW.index_nodes, *VIEW.aggregators}
 
 
-def test_a_copy_waits_for_the_lost_replica_once() -> None:
+def test_a_copy_waits_for_a_silent_replica_only_once() -> None:
     nodes = Nodes(records=40, page_bytes_max=1)
     nodes.down = {A}
     nodes.sent.clear()

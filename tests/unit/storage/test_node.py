@@ -483,7 +483,7 @@ def test_an_answer_of_index_data_is_bounded_and_makes_progress(page_bytes_max: i
     assert len(rest.blocks) == 1024
 
 
-def test_a_position_that_was_read_in_part_is_left_for_the_next_answer() -> None:
+def test_a_partly_read_position_is_left_for_the_next_answer() -> None:
     machine = machine_of(record_cache_bytes_max=0, page_bytes_max=1)
     for first in range(0, 2000, 100):
         machine.tell(AppendBatch(batch(first, [b""] * 100, tags=range(1000, 1100))))
@@ -539,7 +539,7 @@ def test_a_lost_report_is_resent_although_another_entry_was_ordered_meanwhile() 
     assert progress({SHARD: (Epoch(1), 2)}) in messages(sent, PRIMARY)
 
 
-def test_a_storage_node_reports_to_the_primary_of_a_new_term_and_again_when_it_leads() -> None:
+def test_a_storage_node_reports_to_a_new_primary_and_again_when_it_announces_itself() -> None:
     machine, other = machine_of(), NodeId("sequencer-1")
     append(machine, b"a", b"b", first=0)
     begun, leads = TermBegun(Epoch(9), other), TermIs(Epoch(9), other)

@@ -313,7 +313,7 @@ def damaged_single(*, tags: bool = True) -> Machine:
 
 
 @pytest.mark.parametrize("tags", [True, False])
-def test_a_single_replica_serves_all_but_what_it_lost(*, tags: bool) -> None:
+def test_a_single_replica_serves_all_records_except_lost_ones(*, tags: bool) -> None:
     machine = damaged_single(tags=tags)
     assert read(machine, 0, 1, 2).unknown == (1,)
     assert read(machine, 0, 1, 2).unknown == (1,)
@@ -473,8 +473,10 @@ def test_a_new_writer_cuts_holes_too() -> None:
     shard.check_invariants()
 
 
-def test_records_that_were_missed_in_turn_are_one_hole() -> None:
-    """A replica that was away asks for all of them at once, not for those of each entry."""
+def test_records_missed_one_after_another_are_one_hole() -> None:
+    """A replica that was down requests all of them at once, not those of one entry after
+    another.
+    """
     shard = Shard(SHARD)
     shard.store(0, 2, Location(1, 0, 10), Epoch(1))
     for end in (4, 5, 9):

@@ -88,7 +88,7 @@ def test_replaced_entries_are_dropped_and_no_seqnum_has_two_records() -> None:
     assert data_of(read(machine, 3, shard=0)) == [(3, b"0/1")], "it is ordered again"
 
 
-def test_after_a_restart_the_newer_entries_on_disk_hold() -> None:
+def test_after_a_restart_the_newer_entries_on_disk_win() -> None:
     machine = with_two_shards()
     replace(machine)
     again = machine.restarted()
@@ -174,7 +174,7 @@ def test_a_page_that_shows_the_difference_itself_needs_no_question() -> None:
     assert truth_holds(machine)
 
 
-def test_a_node_that_learns_of_the_replacement_late_asks_and_corrects_itself() -> None:
+def test_a_node_that_detects_the_replacement_late_asks_and_corrects_itself() -> None:
     """The first message follows entries that differ here, or begins beyond its end."""
     for start in (3, 4):
         machine = with_two_shards()
@@ -267,7 +267,7 @@ def test_a_new_incarnation_makes_the_node_announce_last_positions_to_index_nodes
     assert (trims.start, trims.trims, trims.epoch, trims.copy_of) == (0, 0, 0, 2)
 
 
-def test_a_read_that_rests_on_a_new_incarnation_waits_for_its_first_entry() -> None:
+def test_a_read_of_a_new_incarnation_waits_for_its_first_entry() -> None:
     """Until then the replica may show replaced entries."""
     machine = with_two_shards()
     wanted = ReadRecords(7, ENGINE, ShardId(0), (0,), epoch=Epoch(2))
@@ -296,7 +296,9 @@ def taken_over() -> Machine:
 
 
 def replace_writer(machine: Machine, *replacing: Entry) -> list[Send]:
-    """Incarnation 2 lost the entries from the one at 2 on; let it say so, and propose others."""
+    """Incarnation 2 lost the entries from the one at 2 on; let it announce this, and propose
+    others.
+    """
     return machine.tell(entries_message([of(1, 1, {0: 2}), *replacing]), sender=PRIMARY, life=2)
 
 
@@ -311,13 +313,13 @@ def reports(machine: Machine) -> tuple[Epoch, int]:
 
 
 def lives(machine: Machine) -> list[Machine]:
-    """Return the node, and what it is after a restart without and with a checkpoint."""
+    """Return the node, and the node after a restart without and with a checkpoint."""
     bare = machine.restarted()
     machine.take_checkpoint()
     return [machine, bare, machine.restarted()]
 
 
-def test_a_replaced_entry_gives_the_shard_back_to_the_writer_before_and_keeps_the_records() -> None:
+def test_replacing_an_entry_restores_the_previous_writer_and_keeps_the_records() -> None:
     machine = taken_over()
     replace_writer(machine, of(2, 2, {}))
     for life in lives(machine):

@@ -154,7 +154,7 @@ def test_a_rewrite_and_a_restart_change_no_read(together: bool) -> None:
     ]
 
 
-def test_tombstones_are_trimmed_also_where_the_trim_is_not_known_yet() -> None:
+def test_tombstones_are_answered_as_trimmed_before_the_trim_is_known() -> None:
     """The ordering journal is not synced: a restart may find the batch without the trim."""
     machine = with_records()
     machine.tell(trim(2, 0, LOG, 3, of_log=True), sender=PRIMARY)
@@ -241,8 +241,8 @@ def test_notes_around_an_entry_that_was_replaced_change_no_read() -> None:
 
 
 def test_a_merged_note_across_an_entry_that_was_replaced_invents_no_record() -> None:
-    """The note is before that entry, which thus drops what it says of the second batch; another
-    replica says it again.
+    """The note precedes that entry, which thus drops the second batch of the note; another replica
+    reports that batch again.
     """
     machine, other = with_a_replaced_writer(A), with_a_replaced_writer(B)
     again = Machine(machine.view, machine.config, A, merged(rewritten(machine)))

@@ -251,7 +251,7 @@ def test_a_pass_rests_ten_times_as_long_as_it_worked_and_its_own_rests_count(
 
 
 def test_reading_many_small_batches_leaves_most_of_the_time_to_appends() -> None:
-    """Their bytes are few; without rests a trim of thousands of them stops everything."""
+    """Their bytes are few; without rests, a trim of thousands of them would stop all other work."""
     machine = machine_of(reclaim_rest_s_min=0.001)
     count = 1000
     for first in range(count):

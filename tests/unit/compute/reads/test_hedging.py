@@ -51,7 +51,7 @@ def test_the_delay_follows_the_99th_percentile_of_recent_reads() -> None:
     assert hedging.delay_s == 0.001, "never at once"
 
 
-def test_a_try_is_hedged_once_when_it_takes_longer_than_the_delay() -> None:
+def test_an_attempt_is_hedged_once_when_it_takes_longer_than_the_delay() -> None:
     hedging = hedges()
     hedging.note_sent(1, after(0.0))
     hedging.note_sent(2, after(0.5))
@@ -77,7 +77,7 @@ def test_an_answered_attempt_is_neither_hedged_nor_waited_for() -> None:
     st.sampled_from([0.0, 0.01, 0.05, 0.3, 1.0]),
     st.lists(st.tuples(st.integers(1, 40), st.floats(0, 3)), max_size=60),
 )
-def test_at_most_the_configured_share_of_slow_tries_is_hedged(
+def test_at_most_the_configured_share_of_slow_attempts_is_hedged(
     share: float, rounds: list[tuple[int, float]]
 ) -> None:
     hedging = hedges(share)
@@ -92,7 +92,7 @@ def test_at_most_the_configured_share_of_slow_tries_is_hedged(
         assert hedging.hedged == hedged
 
 
-def test_a_share_of_more_than_all_is_refused() -> None:
+def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(ConfigError, match="share"):
         node_config(hedged_reads_share_max=1.5)
 
@@ -145,7 +145,7 @@ def hedging() -> tuple[Driver, NodeId, ReadRecords, NodeId]:
     return driver, replica, request, other
 
 
-def test_a_slow_read_is_asked_of_the_other_replica_and_either_answer_ends_it() -> None:
+def test_a_slow_read_is_sent_to_the_other_replica_and_either_answer_ends_it() -> None:
     for late in (False, True):
         driver, replica, request, other = hedging()
         assert {replica, other} == {A, B}
@@ -169,7 +169,7 @@ def test_a_read_is_lost_only_when_both_replicas_say_unknown() -> None:
     assert type(lost).__name__ == "DataLossError"
 
 
-def test_a_read_is_hedged_once_and_then_started_again_when_no_replica_answers() -> None:
+def test_a_read_is_hedged_once_and_then_repeated_when_no_replica_answers() -> None:
     driver, _, request, _ = hedging()
     effects: list[Effect] = []
     while not effects:

@@ -1,4 +1,4 @@
-"""Claims about whom a lookup asks."""
+"""Claims about the nodes that a lookup asks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_retry_of_a_lookup_asks_none_of_the_nodes_that_did_not_answer() -> N
     assert second.aggregator != first.aggregator
 
 
-def test_a_lookup_tries_one_silent_node_and_its_answer_clears_it() -> None:
+def test_a_lookup_tries_one_silent_node_and_an_answer_ends_its_silence() -> None:
     kept = routes()
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
     assert kept.silent == 3
@@ -65,7 +65,7 @@ def test_a_lookup_tries_one_silent_node_and_its_answer_clears_it() -> None:
     assert kept.silent == 2
 
 
-def test_a_silent_node_is_tried_with_growing_pauses_and_alone_blamed() -> None:
+def test_a_silent_node_is_tried_with_growing_pauses_and_only_it_stays_silent() -> None:
     kept = routes()
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
     trial = kept.choose(6, Instant(T0 + 2))
@@ -75,7 +75,7 @@ def test_a_silent_node_is_tried_with_growing_pauses_and_alone_blamed() -> None:
     assert DEAD in kept.choose(6, Instant(T0 + 5)).replicas
 
 
-def test_lookups_under_way_when_a_node_died_log_it_once() -> None:
+def test_lookups_in_flight_when_a_node_crashed_log_it_once() -> None:
     kept = routes()
     under_way = [kept.choose(request, T0) for request in range(0, 600, 6)]
     for route in under_way:

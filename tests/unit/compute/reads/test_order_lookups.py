@@ -42,7 +42,7 @@ def test_a_time_found_by_a_lagging_storage_node_is_final() -> None:
     assert answered(effects) == {"asker": Answered(17, 3)}
 
 
-def test_nothing_found_by_a_node_behind_the_session_is_not_final() -> None:
+def test_nothing_found_by_a_node_that_lags_the_session_is_not_final() -> None:
     driver, node, request = asking(position=9)
     first, second = (A, B) if node == A else (B, A)
     ((other, again),) = asked(driver.hear(first, nothing(request, 8)))
@@ -109,7 +109,7 @@ def test_places_come_from_a_storage_node_and_fit_the_question() -> None:
     assert answered(found) == {"asker": Answered((first, following), 9)}
 
 
-def test_no_places_of_a_node_behind_the_session_are_not_final() -> None:
+def test_no_places_from_a_node_that_lags_the_session_is_not_final() -> None:
     driver = joined(resend_s=1)
     driver.engine.order_lookups.find_places(10, 20, 5, "asker")
     ((node, lookup),) = sends(driver.turn(), PlacesLookup)

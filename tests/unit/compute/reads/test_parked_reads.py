@@ -9,7 +9,7 @@ from indilog_compute.reads.parked_reads import ParkedReads
 
 
 class _Read:
-    """What `ParkedReads` looks at of an operation; counts how often its position is looked at."""
+    """The part of an operation that `ParkedReads` uses; counts how often its position is read."""
 
     looked = 0
 
@@ -29,7 +29,7 @@ def _read(at: int, created: float = 0.0) -> Any:  # noqa: ANN401 - stands in for
 
 
 def test_reads_are_released_in_the_order_of_their_positions() -> None:
-    """Costs what is released: the positions of 5,000 others are not looked at again."""
+    """The work depends on the released reads: the positions of 5,000 others are not read again."""
     parked = ParkedReads(timeout_s=10.0)
     later = [_read(100 + n) for n in range(5_000)]
     first, second = _read(2), _read(1)

@@ -100,7 +100,7 @@ def test_either_generation_may_use_what_the_other_leaves() -> None:
     assert held(cache, 2000) == [*range(50, 100), 1000]  # own appends had more than half
 
 
-def test_the_generation_with_more_than_half_gives_way() -> None:
+def test_the_generation_with_more_than_half_evicts() -> None:
     size = READ_RECORD_BYTES + 10 + len(NAMES)
     cache = RecordCache(10 * size)
     for seqnum in range(10):
@@ -119,7 +119,7 @@ def test_a_record_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None
     assert held(cache, 30) == [0, 5]
 
 
-def test_a_limit_of_zero_holds_nothing() -> None:
+def test_a_limit_of_zero_caches_nothing() -> None:
     cache = RecordCache(0, 0)
     add_span(cache, 0, 3)
     cache.add(record_of(5, aux=b"a"))
@@ -174,7 +174,7 @@ def test_aux_data_is_bounded_and_the_least_recently_used_vanishes() -> None:
     assert [r.aux for r in map(cache.get, range(3)) if r] == [b"a", None, b"c"]
 
 
-def test_aux_data_too_large_to_keep_takes_the_older_one_away() -> None:
+def test_aux_data_too_large_to_keep_removes_the_older_one() -> None:
     cache = RecordCache(10_000, AUX_BYTES + 5)
     add_span(cache, 0, 1)
     cache.set_aux(0, b"old")

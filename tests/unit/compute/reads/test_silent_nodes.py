@@ -36,7 +36,7 @@ def answered(driver: Driver, to: NodeId, request: ReadRecords) -> None:
 
 
 def readers(driver: Driver, count: int) -> list[NodeId]:
-    """Read the record so many times, one read after another; return who was asked."""
+    """Read the record so many times, one read after another; return the nodes that were asked."""
     found = []
     for _ in range(count):
         driver.read(0)
@@ -83,7 +83,7 @@ def test_a_late_answer_ends_the_silence() -> None:
     assert set(readers(driver, 2)) == {first, other}
 
 
-def test_replicas_that_are_all_silent_are_asked_in_turn() -> None:
+def test_replicas_that_are_all_silent_are_asked_in_rotation() -> None:
     driver = not_hedging()
     driver.read(0)
     found = []

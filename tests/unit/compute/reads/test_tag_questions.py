@@ -1,4 +1,4 @@
-"""What an engine asks the index tier on its own account, and what it makes of the answers."""
+"""Questions of an engine to the index tier for its Tag Cache, and its use of the answers."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_an_impossible_answer_is_ignored(columns: tuple[int, ...], reason: str) 
     assert status(driver, "tag_questions", "pending") == 2
 
 
-def test_a_question_without_an_answer_is_given_up() -> None:
+def test_a_question_without_an_answer_is_dropped() -> None:
     driver = extended(lookup_timeout_s=1.0)
     one, two = appended(driver)
     deadline = driver.engine.deadline()
@@ -176,7 +176,7 @@ def test_a_question_without_an_answer_is_given_up() -> None:
     assert read_on_the_spot(driver, 0) is PENDING
 
 
-def test_a_tag_whose_question_was_given_up_is_asked_about_again() -> None:
+def test_a_tag_whose_question_was_dropped_is_asked_about_again() -> None:
     driver = extended(lookup_timeout_s=1.0)
     assert len(appended(driver)) == 2
     assert appended(driver) == []
@@ -307,7 +307,9 @@ def test_a_record_at_the_bound_that_is_cached_needs_no_index() -> None:
 
 
 def test_an_engine_with_many_cached_records_asks_for_seqnums_first() -> None:
-    """3 trips where the record is here, 5 where not, for 4: worth it from one half on."""
+    """That takes 3 message delays if the record is cached and 5 if not, instead of 4: faster above
+    one half.
+    """
     driver = joined(local_index="none")  # type: ignore[arg-type]
     driver.engine.append(b"mine", carrying(LOG, TAG), "writer")
     driver.turn()

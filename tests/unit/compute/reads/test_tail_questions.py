@@ -1,4 +1,4 @@
-"""Fresh reads and `tail()` at one engine: which question to the primary serves whom."""
+"""Fresh reads and `tail()` at one engine: which question to the primary serves which read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for a tag is woken by index data that has it, and by no other."""
+"""A reader that waits for a tag is woken by index data with the tag, and by no other."""
 
 from __future__ import annotations
 
