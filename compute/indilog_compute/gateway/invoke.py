@@ -34,6 +34,7 @@ from indilog_compute.gateway.clients import (
 )
 from indilog_compute.gateway.forwarding import (
     FORWARDED_HEADER,
+    INVOCATION_HEADER,
     REFUSED_HEADER,
     ForwardedCall,
     Forwarder,
@@ -56,7 +57,6 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 PREFIX: Final = "/functions/"
 POSITION_HEADER: Final = b"indilog-position"
-INVOCATION_HEADER: Final = b"indilog-invocation"
 KEY_HEADER: Final = b"idempotency-key"
 _JSON: Final[Header] = (b"content-type", b"application/json")
 _PROBLEM: Final[Header] = (b"content-type", b"application/problem+json")

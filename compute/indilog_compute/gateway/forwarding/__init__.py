@@ -15,12 +15,17 @@ not taken certainly did not run.
 
 from indilog_compute.gateway.forwarding.connection import PeerAnswer
 from indilog_compute.gateway.forwarding.forwarder import ForwardedCall, Forwarder
-from indilog_compute.gateway.forwarding.headers import FORWARDED_HEADER, REFUSED_HEADER
+from indilog_compute.gateway.forwarding.headers import (
+    FORWARDED_HEADER,
+    INVOCATION_HEADER,
+    REFUSED_HEADER,
+)
 from indilog_compute.gateway.forwarding.offers import Offers
 from indilog_compute.gateway.forwarding.peers import Peers
 
 __all__ = [
     "FORWARDED_HEADER",
+    "INVOCATION_HEADER",
     "REFUSED_HEADER",
     "ForwardedCall",
     "Forwarder",

@@ -19,6 +19,7 @@ from indilog_compute.gateway.forwarding.connection import (
 from indilog_compute.gateway.forwarding.connections import PeerConnections
 from indilog_compute.gateway.forwarding.headers import (
     FORWARDED_HEADER,
+    INVOCATION_HEADER,
     LOAD_HEADER,
     REFUSED_HEADER,
     Load,
@@ -111,7 +112,7 @@ class Forwarder:
     ) -> PeerAnswer | None:
         """Offer a call to other nodes; return the answer of the node that took it. None: it may be
         run here. No node took it, or one took it and did not begin it, or it has a key and its node
-        was lost.
+        was lost or stops.
 
         Args:
             call: the call.
@@ -218,6 +219,9 @@ class Forwarder:
             self._refused(node, call, answer)
             call.may_have_run = False
             return None
+        if call.key and _was_cut_off(answer):
+            self._table.unreachable(node, _now())
+            return None
         if (load := _load_of(answer)) is not None:
             self._table.answered(node, load, _now())
             if load.has_room:
@@ -317,6 +321,13 @@ class Forwarder:
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+
+def _was_cut_off(answer: PeerAnswer) -> bool:
+    """Tell whether a recorded call has no outcome yet, because its node stops or cannot append."""
+    return answer.status == HTTPStatus.SERVICE_UNAVAILABLE and (
+        answer.value(INVOCATION_HEADER) is None
+    )
 
 
 def _load_of(answer: PeerAnswer) -> Load | None:

@@ -14,6 +14,8 @@ LOAD_HEADER: Final = b"indilog-load"
 """The load of the node that answers: `CALLS/SLOTS`."""
 REFUSED_HEADER: Final = b"indilog-refused"
 """In the answer to a forwarded call that was taken and then did not begin."""
+INVOCATION_HEADER: Final = b"indilog-invocation"
+"""In every answer that has the outcome of a call."""
 
 _DIGITS_MAX: Final = 18
 

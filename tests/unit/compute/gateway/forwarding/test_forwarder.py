@@ -176,6 +176,27 @@ async def test_a_call_with_a_key_whose_node_is_lost_may_be_run_here(tmp_path: Pa
         assert other.heads == [], "it is repeated here, not forwarded a second time"
 
 
+async def test_a_call_with_a_key_that_a_stopping_node_cut_off_may_be_run_here(
+    tmp_path: Path,
+) -> None:
+    async def cut_off(exchange: Exchange) -> None:
+        await exchange.take()
+        exchange.answer(503, indilog_load="1/1")
+
+    async def failed(exchange: Exchange) -> None:
+        await exchange.take()
+        exchange.answer(503, indilog_load="1/1", indilog_invocation="i-1")
+
+    cluster, peer = Cluster(tmp_path), FakePeer(cut_off)
+    async with cluster.joined(peer):
+        assert await cluster.forwarder.forward(forwarded(key="k")) is None
+    cluster, peer = Cluster(tmp_path / "failed"), FakePeer(failed)
+    async with cluster.joined(peer):
+        answer = await cluster.forwarder.forward(forwarded(key="k"))
+        assert answer is not None
+        assert answer.status == 503, "the function failed, and its outcome is kept"
+
+
 async def test_a_kept_connection_that_ended_meanwhile_costs_no_call(tmp_path: Path) -> None:
     cluster, peer = Cluster(tmp_path), FakePeer()
 
