@@ -93,7 +93,7 @@ class GatewayConfig(Group):
 class FunctionsConfig(Group):
     """Workers and the calls that they run."""
 
-    may_be_zero: ClassVar[frozenset[str]] = frozenset({"workers"})
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"workers", "workers_max"})
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (
         (
             "worker_silent_s",
@@ -104,7 +104,17 @@ class FunctionsConfig(Group):
     shares: ClassVar[tuple[str, ...]] = ("app_slots_share_max", "app_pending_share_max")
 
     workers: int = 2
-    """Worker processes of a compute node; 0: it runs no functions."""
+    """Worker processes of a compute node, the fewest if there is a `workers_max`; 0: it runs no
+    functions.
+    """
+    workers_max: int = 0
+    """Most worker processes of a compute node; 0: always `workers`. While calls wait for a slot,
+    further processes are started.
+    """
+    workers_idle_s: float = 30.0
+    """Seconds for which half of the slots of the other workers must have sufficed, before one of
+    more than `workers` processes is stopped. It finishes its calls first.
+    """
     worker_environment: str = ""
     """Names, separated by commas, of environment variables that are passed to functions, besides
     `PATH`, `HOME` and others that a process needs. Use it for secrets.
@@ -151,6 +161,20 @@ class FunctionsConfig(Group):
     """
     import_retry_s_max: float = 60.0
     """Longest pause between two retries to load an application, in seconds."""
+
+    @property
+    def most_workers(self) -> int:
+        """The largest number of worker processes."""
+        return self.workers_max or self.workers
+
+    def __post_init__(self) -> None:
+        """Check that the numbers of workers fit together."""
+        super().__post_init__()
+        if self.workers_max and not 1 <= self.workers <= self.workers_max:
+            raise ConfigError(
+                f"workers is 1 to workers_max ({self.workers_max}), not {self.workers}; leave out "
+                "workers_max if the number of workers is fixed."
+            )
 
     @property
     def environment_passed(self) -> tuple[str, ...]:

@@ -398,3 +398,56 @@ async def test_a_blocked_worker_does_not_delay_the_end_of_the_platform(
         await stopping
     with pytest.raises(ProcessLookupError):
         os.kill(worker["pid"], 0)
+
+
+HOLDS = """
+import os
+import indilog
+
+app = indilog.App("holds")
+
+@app.function
+async def hold(ctx: indilog.Context, name: str) -> int:
+    await ctx.log("held").append(b"%d" % os.getpid(), tags=[name])
+    await ctx.log("held").read_next("release-" + name, wait=60)
+    return os.getpid()
+"""
+
+
+async def test_workers_are_added_while_calls_wait_and_removed_after_their_calls(
+    tmp_path: Path,
+) -> None:
+    limits = {"workers": 1, "workers_max": 3, "worker_calls_max": 2, "workers_idle_s": 0.2}
+    async with running(tmp_path, **limits) as platform, asyncio.timeout(60):
+        await platform.deploy("holds", HOLDS)
+
+        def workers() -> dict[int, int]:
+            return {w["index"]: w["pid"] for w in platform.host.status()["workers"]}
+
+        assert len(workers()) == 1
+        async with indilog.connect(platform.url) as client:
+            log = client.log("held")
+            calls = {
+                name: asyncio.ensure_future(platform.call("holds.hold", name=name))
+                for name in "abcdef"
+            }
+            runs_in = {}
+            for name in calls:
+                begun = await log.read_next(name, wait=60)
+                assert begun is not None
+                runs_in[name] = int(begun.data)
+            assert set(runs_in.values()) == set(workers().values())
+            assert sorted(workers()) == [0, 1, 2]
+            last = workers()[2]
+            kept = next(name for name, pid in runs_in.items() if pid == last)
+            for name in calls.keys() - {kept}:
+                await log.append(b"", tags=["release-" + name])
+                assert (await calls[name]).json() == runs_in[name]
+            await until(lambda: 2 not in workers())
+            os.kill(last, 0)  # it runs until its call has ended
+            await log.append(b"", tags=["release-" + kept])
+            assert (await calls[kept]).json() == last
+            await until(lambda: not Path(f"/proc/{last}").exists() and sorted(workers()) == [0])
+            again = await platform.call("holds.hold", name="a")
+            assert again.json() == workers()[0]
+            assert platform.host.status()["worker_restarts"] == 0

@@ -8,11 +8,14 @@ had effects, so they are never retried automatically.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+
+import structlog
 
 from indilog.apps.app import check_delay
 from indilog.base.deployed import AppInfo
@@ -37,9 +40,12 @@ from indilog_compute.workers.call import Call
 from indilog_compute.workers.pool import WorkerPool
 from indilog_compute.workers.process import WorkerProcess
 from indilog_compute.workers.router import CallRouter
+from indilog_compute.workers.scale import Demand, WorkerScale
 from indilog_compute.workers.service_states import service_states
 from indilog_compute.workers.serving import LinkServer
 
+_RESIZE_S: Final = 0.1
+"""Seconds between two decisions on the number of workers."""
 CALL_DEPTH_MAX: Final = 64
 """Largest number of callers above a call in a chain of nested calls."""
 
@@ -102,6 +108,16 @@ class FunctionHost:
             on_lost=self._on_worker_lost,
             drained=self._drained,
         )
+        functions = node.functions
+        self._scale: WorkerScale | None = None
+        if functions.most_workers > functions.workers:
+            self._scale = WorkerScale(
+                workers_min=functions.workers,
+                workers_max=functions.most_workers,
+                slots=functions.worker_calls_max,
+                idle_s=functions.workers_idle_s,
+            )
+        self._scaling: asyncio.Task[None] | None = None
         self._invocations = InvocationService(
             logs,
             node,
@@ -125,11 +141,15 @@ class FunctionHost:
         await self._pool.start()
         self._applications.follow()
         await self._invocations.start()
+        if self._scale is not None:
+            self._scaling = asyncio.get_running_loop().create_task(self._resize(self._scale))
 
     async def stop(self) -> None:
         """End the workers. Running calls fail, and waiting calls do not begin. Recorded invocations
         run again when a compute node is running.
         """
+        if self._scaling is not None:
+            self._scaling.cancel()
         self._applications.end_services()
         await self._invocations.stop()
         self._router.stop()
@@ -471,6 +491,20 @@ class FunctionHost:
             self._checking -= 1
 
     # --- internal: workers
+
+    async def _resize(self, scale: WorkerScale) -> NoReturn:
+        """Keep as many workers running as the load needs."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(_RESIZE_S)
+            size = self._pool.size
+            starting = size - len(self._pool.workers)
+            demand = Demand(self._router.load[0], self._router.waiting, size, starting)
+            if (wanted := scale.wanted(demand, clock())) != size:
+                self._pool.resize(wanted)
+                structlog.get_logger().info(
+                    "workers resized", workers=wanted, before=size, calls=round(scale.average, 1)
+                )
 
     def _serve_worker(self, worker: WorkerProcess, call: int, message: Question | Greeting) -> None:
         server = self._servers.get(worker)

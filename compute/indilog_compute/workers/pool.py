@@ -1,5 +1,5 @@
 """Keeps worker processes running. A process that ends is replaced; if it ended soon after its
-start, after a pause that grows.
+start, after a pause that grows. The number of processes may change (`resize`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ the time that running calls get.
 
 
 class WorkerPool:
-    """A fixed number of worker processes.
+    """A number of worker processes.
 
     A process is also replaced if one of its threads still runs `worker_stop_s` seconds after the
     thread's call has ended. The old process gets no further calls, and ends after its last running
@@ -58,7 +58,7 @@ class WorkerPool:
         drained: Callable[[WorkerProcess], Awaitable[None]],
     ) -> None:
         self._node = node
-        self._size = node.functions.workers
+        self._size_at_start = node.functions.workers
         self._directory = directory
         self._limits = limits
         self._serve = serve
@@ -68,7 +68,9 @@ class WorkerPool:
         self._up: dict[int, WorkerProcess] = {}
         self._draining: dict[int, asyncio.Task[None]] = {}
         self._started = itertools.count(1)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._wanted: set[int] = set()
+        """Indexes of the workers that are kept running; those of removed workers are not in it."""
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
         self._all_up = asyncio.Event()
@@ -80,6 +82,20 @@ class WorkerPool:
         """The processes that can run functions now."""
         return tuple(self._up.values())
 
+    @property
+    def size(self) -> int:
+        """Number of workers that are kept running, including those that start."""
+        return len(self._wanted)
+
+    def resize(self, size: int) -> None:
+        """Keep `size` workers running. A removed worker gets no further calls, and ends after its
+        last running call. Only workers that take calls are removed, so `size` may be reached later.
+        """
+        while len(self._wanted) < size and not self._stopping:
+            self._add()
+        while len(self._wanted) > size and self._remove_one():
+            pass
+
     async def start(self) -> None:
         """Start all processes, and wait until each has been ready once.
 
@@ -87,9 +103,9 @@ class WorkerPool:
             NotReadyError: the processes do not start; the log says why.
         """
         shutil.rmtree(self._directory, ignore_errors=True)
-        self._tasks = [asyncio.ensure_future(self._keep(index)) for index in range(self._size)]
+        self.resize(self._size_at_start)
         try:
-            if self._size > 0:
+            if self._size_at_start > 0:
                 async with asyncio.timeout(_START_S):
                     await self._all_ready.wait()
                 await self._all_up.wait()  # `on_up` limits its own time
@@ -102,7 +118,7 @@ class WorkerPool:
         self._stopping = True
         for worker in list(self._up.values()):
             worker.link.close()
-        tasks = [*self._tasks, *self._draining.values()]
+        tasks = [*self._tasks.values(), *self._draining.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -110,12 +126,32 @@ class WorkerPool:
 
     # --- internal
 
+    def _add(self) -> None:
+        """Start a worker under the smallest index that no process has."""
+        used = self._tasks.keys() | self._draining.keys()
+        index = next(index for index in itertools.count() if index not in used)
+        self._wanted.add(index)
+        self._tasks[index] = task = asyncio.ensure_future(self._keep(index))
+        task.add_done_callback(lambda _: self._tasks.pop(index))
+
+    def _remove_one(self) -> bool:
+        """Let the worker with the greatest index finish its calls and end; False: there is none."""
+        removable = self._up.keys() - self._draining.keys()
+        if not removable:
+            return False
+        index = max(removable)
+        self._wanted.discard(index)
+        self._up.pop(index).replace()
+        return True
+
     async def _keep(self, index: int) -> None:
         clock, processes = asyncio.get_running_loop().time, self._node.processes
         pauses = RestartPauses(processes.restart_s_min, processes.restart_s_max)
         while not self._stopping:
             started = clock()
             await self._live_once(index)
+            if index not in self._wanted:
+                return
             await asyncio.sleep(pauses.after(clock() - started))
             self.restarts += 1
 
@@ -140,7 +176,7 @@ class WorkerPool:
         try:
             if await worker.until_ready():
                 self._ready.add(index)
-                if len(self._ready) == self._size:
+                if len(self._ready) == self._size_at_start:
                     self._all_ready.set()
                 await self._on_up(worker)
                 self._is_up(worker)
@@ -165,16 +201,20 @@ class WorkerPool:
         within_s = _STOPPING_S if self._stopping else STOP_S
         code = await asyncio.shield(asyncio.ensure_future(worker.stopped(within_s=within_s)))
         shutil.rmtree(directory, ignore_errors=True)
-        if not self._stopping:
-            structlog.get_logger().warning(
-                "worker ended", worker=worker.index, exit_code=code, place=worker.last_place
-            )
+        if self._stopping:
+            return
+        if worker.index not in self._wanted:
+            structlog.get_logger().info("worker removed", worker=worker.index, exit_code=code)
+            return
+        structlog.get_logger().warning(
+            "worker ended", worker=worker.index, exit_code=code, place=worker.last_place
+        )
 
     def _is_up(self, worker: WorkerProcess) -> None:
         if worker.link.is_lost:
             return
         self._up[worker.index] = worker
-        if len(self._up) == self._size:
+        if len(self._up) == self._size_at_start:
             self._all_up.set()
 
     def _lost(self, worker: WorkerProcess) -> None:

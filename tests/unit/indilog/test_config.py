@@ -214,3 +214,12 @@ def test_every_setting_of_a_node_may_be_given_without_its_group() -> None:
     assert node_config(base, port=2) == node_config(port=2, workers=3)
     with pytest.raises(ConfigError, match="There is no setting 'prot'"):
         node_config(prot=1)
+
+
+def test_the_most_workers_are_those_of_workers_unless_there_is_a_greater_limit() -> None:
+    assert node_config(workers=3).functions.most_workers == 3
+    assert node_config(workers=0).functions.most_workers == 0
+    assert node_config(workers=1, workers_max=4).functions.most_workers == 4
+    for workers in (0, 5):
+        with pytest.raises(ConfigError, match=f"workers is 1 to workers_max .4., not {workers}"):
+            node_config(workers=workers, workers_max=4)
