@@ -182,7 +182,7 @@ SIDES: Final[Mapping[str, Side]] = {
 
 
 async def compare(asked: argparse.Namespace, side: str) -> dict[str, dict[str, list[Round]]]:
-    """Fill one log for each number of tags, then read all of them in turns."""
+    """Fill one log for each number of tags, then read all of them, interleaved."""
     async with AsyncExitStack() as stack:
         reads = {}
         for tags in asked.tags:

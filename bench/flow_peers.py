@@ -85,8 +85,8 @@ async def one_round(side: Side, asked: argparse.Namespace) -> tuple[dict[Cell, R
 
 
 async def compare(asked: argparse.Namespace) -> tuple[Found, dict[str, str]]:
-    """Measure all sides in turns, round after round; return the description of each, or why it is
-    missing.
+    """Measure all sides interleaved, round after round; return the description of each, or why it
+    is missing.
     """
     found: Found = {}
     versions: dict[str, str] = {}
@@ -148,7 +148,7 @@ async def main(asked: argparse.Namespace) -> None:
         for column in ("p50 at 1" if count == 1 else f"calls/s at {count}", "ratio")
     ]
     table = table_of(
-        f"medians of {asked.rounds} rounds in turns; ratios to {BASE}",
+        f"medians of {asked.rounds} interleaved rounds; ratios to {BASE}",
         "side", *columns, "answered when",
     )  # fmt: skip
     for operation in asked.operations:

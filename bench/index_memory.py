@@ -51,7 +51,7 @@ class Sample(NamedTuple):
     """The memory of a side after a number of appends."""
 
     appends: int
-    told_bytes: int
+    reported_bytes: int
     """The index's own figure, in bytes."""
     grown_bytes: int
     """Growth of the resident memory of its process, in bytes."""
@@ -172,7 +172,7 @@ def measured(side: Side, appends: int) -> dict[str, object]:
     return found
 
 
-def tell_side(side: Side, appends: int) -> None:
+def print_side(side: Side, appends: int) -> None:
     """Measure one side in this process; print the result as JSON."""
     index = indexed(side)
     start = time.perf_counter()
@@ -209,7 +209,7 @@ def picture(found: dict[str, list[Sample]], limit: int, path: Path) -> None:
 async def main(asked: argparse.Namespace) -> None:
     """Measure every side; print a table, draw a picture."""
     if asked.side is not None:
-        tell_side(asked.side, asked.appends)
+        print_side(asked.side, asked.appends)
         return
     limit = limit_bytes(NodeConfig())
     report = Report("index_memory", asked, limit_bytes=limit, records_a_position=RECORDS)
@@ -235,7 +235,7 @@ async def main(asked: argparse.Namespace) -> None:
             f"{samples[len(samples) // 2].grown_bytes / MIB:.1f}",
             f"{samples[-1].grown_bytes / MIB:.1f}",
             "-" if side == "complete" else f"{largest / limit:.2f}",
-            f"{samples[-1].told_bytes / MIB:.1f}",
+            f"{samples[-1].reported_bytes / MIB:.1f}",
             f"{hits:.0%}" if isinstance(hits, float) else "-",
         )
     report.show(table)

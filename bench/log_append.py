@@ -1,6 +1,6 @@
 """Append micro-benchmark (WORKLOADS 1): closed-loop callers, 1 KiB records, with and without tags.
 
-The sides run in turns: no tag, one tag out of 20, a new tag for every record, and a batch of ten
+The sides run interleaved: no tag, one tag out of 20, a new tag for every record, and a batch of ten
 records per call. Every side appends to the same platform: embedded in this process, or with
 `--processes` to 3 sequencers and one replica in processes of their own.
 

@@ -1,7 +1,7 @@
 """Read micro-benchmark (WORKLOADS 1): latency of reads by the part of the platform that answers
 them.
 
-Three platforms hold the same log of tagged 1 KiB records and are measured in turns:
+Three platforms have the same log of tagged 1 KiB records and are measured interleaved:
 
 1. `local`: the local index has the tag, and the record cache has the record;
 2. `cold records`: the local index has the tag, and the record comes from storage's disk;
@@ -93,7 +93,7 @@ def reads_of(log: Log, places: list[tuple[str, int]]) -> dict[str, Operation]:
 
 
 async def main(asked: argparse.Namespace) -> None:
-    """Measure every read at every number of callers, on the three platforms in turns."""
+    """Measure every read at every number of callers, on the three platforms, interleaved."""
     report = Report("log_read", asked, record_bytes=RECORD_BYTES, tags=TAGS, settings=SETTINGS)
     async with AsyncExitStack() as stack:
         reads: dict[str, dict[str, Operation]] = {}

@@ -2,10 +2,10 @@
 (thesis 5.7).
 
 When a compute node appends a record with a tag that it does not know, it asks the index tier
-whether the tag is new. An index node answers from memory, or not at all: a read of the disk is not
-worth it. Here the node's snapshots, in real files, have many tags with one record each. The node is
-then asked about new and about existing tags. The side `unspilled` holds everything in memory; the
-side `without filter` has no filter, so any tag may be on the disk.
+whether the tag is new. An index node answers from memory only: a read of the disk would cost more
+than the answer saves. Here the node's snapshots, in real files, have many tags with one record
+each. The node is then asked about new and about existing tags. The side `unspilled` has everything
+in memory. The side `without filter` has no filter, so any tag may be on the disk.
 
     python -m bench.new_tags [--tags 10000000] [--memory-mib 512] [--questions 20000]
 """

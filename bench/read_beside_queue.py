@@ -60,7 +60,7 @@ def reads_of(log: Log, places: list[tuple[str, int]]) -> dict[str, Operation]:
 
 
 async def main(asked: argparse.Namespace) -> None:
-    """Measure every read on both platforms, in turns."""
+    """Measure every read on both platforms, interleaved."""
     report = Report("read_beside_queue", asked, record_bytes=RECORD_BYTES, tags=TAGS)
     async with AsyncExitStack() as stack:
         reads: dict[str, dict[str, Operation]] = {}

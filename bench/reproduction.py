@@ -2,7 +2,7 @@
 index shards, merging nodes, new tags. `docs/REPRODUCTION.md` has the figures beside the thesis's.
 
 Every side of an experiment is a separate platform with the thesis's limits and without a record
-cache. Sides run in turns, round by round. *Local hits* are reads without a question to the index
+cache. Sides run interleaved, round by round. *Local hits* are reads without a question to the index
 tier. *Thesis* sides lack the mechanisms that are not in the thesis (refills, the answer cache). As
 in the thesis, records are not synced (`durability = "memory"`).
 
@@ -119,7 +119,7 @@ class Found(NamedTuple):
 async def measure(
     sides: Mapping[str, Side], callers: int, asked: argparse.Namespace
 ) -> dict[str, Found]:
-    """Run the sides of one experiment in turns, each on a platform of its own."""
+    """Run the sides of one experiment interleaved, each on a platform of its own."""
     async with AsyncExitStack() as stack:
         mixings: dict[str, Mixing] = {}
         benches: dict[str, Bench] = {}

@@ -124,7 +124,7 @@ class Filler:
             case AskSnapshots(request):
                 self._tell(node, SnapshotsAnswered(without_snapshots(request)))
             case _:
-                pass  # for engines, or for people
+                pass  # for engines or operators
 
     def fill(self, records: int, batch: int) -> None:
         """Append `records` records in batches of `batch`, by two concurrent callers."""

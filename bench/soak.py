@@ -112,7 +112,7 @@ def steps(log: Callable[[str], Log]) -> dict[str, Step]:
 
 
 async def load(make: Callable[[str], Log], rate: float) -> None:
-    """Call the operations in turn, `rate` a second in all, until cancelled."""
+    """Call the operations round robin, `rate` a second in all, until cancelled."""
     calls = steps(make)
     started = asyncio.get_running_loop().time()
     for number, call in zip(itertools.count(), itertools.cycle(calls.values()), strict=False):

@@ -120,7 +120,7 @@ class Measuring:
         )  # fmt: skip
 
     async def measure(self, side: str, sides: Mapping[str, Operation], callers: int) -> None:
-        """Measure some operations in turns."""
+        """Measure some operations, interleaved."""
         found = await interleaved(
             sides, callers=callers, seconds=self.asked.seconds, rounds=self.asked.rounds
         )

@@ -20,7 +20,7 @@ app = indilog.App("counter")
 
 @dataclass
 class Account:
-    """What an account is in the store."""
+    """An account, as an object of the store."""
 
     balance: int
 
@@ -46,7 +46,7 @@ async def transfer(ctx: indilog.Context, source: str, target: str, amount: int) 
         payee.set("balance", had + amount)
         return f"{source} has {has - amount}, {target} has {had + amount}"
 
-    return await Store(ctx.log("accounts")).transact(move)  # again after a conflict
+    return await Store(ctx.log("accounts")).transact(move)  # retried after a conflict
 
 
 async def main() -> None:

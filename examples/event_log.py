@@ -1,4 +1,4 @@
-"""The log itself: append with tags, read by tag in order, follow what comes.
+"""The log itself: append with tags, read by tag in order, subscribe to new records.
 
 Prints:
     ann: created, paid

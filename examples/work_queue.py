@@ -23,7 +23,9 @@ async def upload(ctx: indilog.Context, name: str) -> None:
 
 @app.service
 async def resize(ctx: indilog.Context) -> None:
-    """Resize one picture after the other: what raises, or dies, comes again."""
+    """Resize one picture after another. If this raises or crashes, its message is delivered
+    again.
+    """
     queue = Queue(ctx.log("pictures"), "resize", shards=1)
     while True:
         async with queue.pop(wait=5, lease=30) as message:

@@ -1,8 +1,8 @@
 """Measures processor time per append, by role, with 1, 2 and 4 compute nodes (thesis 7.2.4).
 
-Every compute node is a process of its own and appends at the same fixed rate, so that more compute
-nodes mean more appends and not more waiting. Two cores cannot show growing throughput, but the cost
-of an append shows what would limit it. Each record has the tag of the log and `--tags` further
+Every compute node is a process of its own and appends at the same fixed rate, so more compute nodes
+mean more appends, not longer waits. Two cores cannot show growing throughput, but the cost of an
+append shows what would limit it. Each record has the tag of the log and `--tags` further
 tags: new ones, or ones from a pool of `--pool` tags of its compute node.
 
     python -m bench.cluster.compute_nodes [--nodes 1 2 4] [--rate 1000] [--tags 4] [--pool 0]

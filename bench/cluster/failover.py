@@ -1,7 +1,7 @@
 """Measures for how long appends pause when the primary is lost (decision 0046; Scalog 4.4).
 
 Three sequencers, one storage node and the compute node are processes of their own; this one is the
-compute node. Some callers append without a rest. In each round the primary is killed, hangs
+compute node. Some callers append without pauses. In each round the primary is killed, hangs
 (SIGSTOP), or stops in order (SIGTERM). The pause is the longest time without an acknowledgement.
 
     python -m bench.cluster.failover [--lost-s 0.5] [--rounds 5] [--appenders 4]
@@ -97,7 +97,7 @@ async def one_round(cluster: Supervisor, engine: Engine, log: Log, how: str, cal
 
 
 async def main(asked: argparse.Namespace) -> None:
-    """Lose primaries, in all ways in turns."""
+    """Lose primaries, in each of the ways alternately."""
     configure_logging("console", "error")
     report = Report("failover", asked)
     pauses: dict[str, list[float]] = {how: [] for how in WAYS}

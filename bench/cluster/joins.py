@@ -1,10 +1,10 @@
-"""What appends notice of nodes that join and leave a running cluster (decision 0049; thesis 7.1, in
+"""Measures appends while nodes join and leave a running cluster (decision 0049; thesis 7.1, in
 which compute nodes join at 30 s).
 
 A cluster of processes; its compute node is in this process, with callers that append all the time.
-A step changes the members; the table has, per step, how long the change took, the longest time
-without an acknowledged append during it, and the acknowledged appends per second in its 100 ms
-window with the fewest, as a share of the mean before the step.
+A step changes the members. For each step, the table has the duration of the change and the longest
+time without an acknowledged append. It also has the fewest acknowledged appends within 100 ms, as a
+share of the mean before the step.
 
     python -m bench.cluster.joins
 """

@@ -1,9 +1,9 @@
 """Measures for how long appends pause when a storage node is lost (decision 0048; Scalog 4.4).
 
 Three sequencers, three storage nodes and the compute node are processes of their own; this one is
-the compute node. Some callers append without a rest. In each round the first replica of the shard
-hangs (SIGSTOP). With 2 replicas the third node replaces it; with 3 replicas and an ack quorum of 2
-appends need the others only. The pause is the longest time without an acknowledgement.
+the compute node. Some callers append without pauses. In each round the first replica of the shard
+hangs (SIGSTOP). With 2 replicas the third node replaces it; with 3 replicas and an ack quorum of 2,
+appends need only the other two. The pause is the longest time without an acknowledgement.
 
     python -m bench.cluster.lost_storage [--lost-s 0.5] [--rounds 5] [--appenders 4]
 """
@@ -51,7 +51,7 @@ async def one_round(cluster: Supervisor, engine: Engine, log: Log, callers: int)
     os.kill(pid, signal.SIGCONT)
     async with asyncio.timeout(_BACK_S):
         while placement.replicas(SHARD) != placement.counting(SHARD):
-            await log.append(b"", tags=["copied"])  # the metalog goes on
+            await log.append(b"", tags=["copied"])  # the metalog advances
             await asyncio.sleep(0.05)
     return appenders.pause_s(lost_at)
 

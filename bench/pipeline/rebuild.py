@@ -3,9 +3,9 @@
 
 A platform first appends the records, with `durability = "memory"`, because this part is not
 measured. Each record has the tag of its log and `--tags-each` tags of `--tags`. Then each side runs
-in a process of its own, in turns: the image of the directory; all columns as Arrow batches; seqnum
-and data; the rebuild of all snapshots in one process; a Spark session that runs a task that does
-nothing; the rebuild in a Spark session. The medians of the rounds are shown.
+in a process of its own, interleaved: the image of the directory; all columns as Arrow batches;
+seqnum and data; the rebuild of all snapshots in one process; a Spark session that runs a task that
+does nothing; the rebuild in a Spark session. The medians of the rounds are shown.
 
 CPU seconds are those of the work, without imports. Those of Spark are of the process and its
 descendants (the JVM and Python workers), with their ends. Memory is the largest sum of their
@@ -71,7 +71,7 @@ async def filled(directory: Path, asked: argparse.Namespace) -> None:
             await asyncio.gather(*map(call, firsts))
 
 
-def tell_side(side: str, directory: Path, master: str) -> None:
+def print_side(side: str, directory: Path, master: str) -> None:
     """Run one side here; print what was measured as JSON."""
     from indilog_pipeline.log_image import LogImage
     from indilog_pipeline.rebuild.plan import Engine
@@ -187,7 +187,7 @@ def _memory_of(pid: int) -> int:
 async def main(asked: argparse.Namespace) -> None:
     """Fill a directory, measure every side, print a table."""
     if asked.side is not None:
-        tell_side(asked.side, asked.data, asked.master)
+        print_side(asked.side, asked.data, asked.master)
         return
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
         directory = asked.data or Path(temporary, "data")

@@ -1,6 +1,6 @@
 """Runs benchmarks: closed-loop callers, interleaved rounds, medians, raw samples.
 
-The speed of a shared machine varies. So all sides run in turns, round by round in alternating
+The speed of a shared machine varies. So all sides run interleaved, round by round in alternating
 order. A ratio is taken within a round, and the median of the rounds is quoted.
 """
 
@@ -101,7 +101,7 @@ Rounds: TypeAlias = dict[str, list[Round]]
 async def interleaved(
     sides: Mapping[str, Operation], *, callers: int, seconds: float, rounds: int
 ) -> Rounds:
-    """Run every side `rounds` times, in turns, each after a short warm-up that does not count.
+    """Run every side `rounds` times, interleaved, each after a short warm-up that does not count.
 
     The order is reversed with every round, so that no side always runs after the same other one.
     """

@@ -135,7 +135,7 @@ def _wiped_after_its_promise() -> None:
 
 
 def _resent(state: State, number: int) -> State:
-    """Let the deadline of a node come, if it has one."""
+    """Advance the time to the deadline of a node, if it has one."""
     return timeout(state, number) or state
 
 
@@ -254,7 +254,7 @@ def _said(error: AssertionError) -> str:
 
 
 def drawn(chance: random.Random) -> Left:
-    """Draw how much may go wrong in a walk."""
+    """Draw how many faults of each kind a walk may have."""
     return Left(
         starts=chance.randint(1, 6),
         crashes=chance.choice([0, 1, 4]),

@@ -6,8 +6,8 @@ that it writes, and syncs; messages leave. Or the node crashes before the sync: 
 promise nothing left, and any prefix of the written frames is kept. Messages stay on their way for
 any time; they are delivered in any order, also after restarts of their receiver, or never.
 
-What is checked uses evidence of its own: the frames on the disks, decoded here, and what primaries
-called committed in steps that were synced.
+The checks use their own evidence: the frames on the disks, decoded here, and the entries that
+primaries called committed in synced steps.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class View(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The outcome of a step of a node, whatever the other nodes are.
+    """The outcome of a step of a node, for any state of the other nodes.
 
     Attributes:
         early: messages that leave before the sync.
@@ -296,7 +296,7 @@ class _Out(NamedTuple):
 
 
 def _perform(effects: list[Effect], count: int, number: int, life: int, out: _Out) -> list[int]:
-    """Add what effects say to `out`; return the tokens of the frames."""
+    """Add the messages and frames of effects to `out`; return the tokens of the frames."""
     tokens: list[int] = []
     for effect in effects:
         match effect:
@@ -314,7 +314,7 @@ def _perform(effects: list[Effect], count: int, number: int, life: int, out: _Ou
 
 
 def _rest(core: Consensus) -> None:
-    """Forget when resends are due, except that they are: so states can be compared."""
+    """Forget the times of resends, but not that they are due, so that states can be compared."""
     if (leader := core.leader) is None:
         return
     for resend in (leader._seals, *(member.resend for member in leader._members.values())):

@@ -88,7 +88,9 @@ def test_a_stop_waits_for_an_object_that_is_being_written_as_long_as_for_a_read(
 def test_a_page_continues_when_its_next_batch_moves_while_cold_storage_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page waits for more batches than are read at once; the last one was in the journal."""
+    """The page waits for more batches than are read at once; the last batch was in the journal at
+    first.
+    """
     may_read = threading.Event()
     read = OpenObject.read
 

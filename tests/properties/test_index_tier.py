@@ -416,7 +416,7 @@ def faults(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
 
 
 def work(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
-    """Operations that run all the time."""
+    """Operations that may run at any time."""
     return [
         tier.order,
         lambda: tier.ask_anything(chance),

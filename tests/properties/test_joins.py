@@ -30,7 +30,9 @@ def cluster() -> SimulatedCluster:
 
 
 class Appender:
-    """Appends one record after another at a compute node; `acknowledged_at` has the instants."""
+    """Appends one record after another at a compute node; `acknowledged_at` has the times of the
+    acknowledgements.
+    """
 
     def __init__(self, cluster: SimulatedCluster, node: NodeId) -> None:
         self._cluster = cluster

@@ -37,7 +37,7 @@ from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepp
 
 
 class NeverSure:
-    """A lease that is not relied on: every append is followed by a look."""
+    """A lease that is never relied on: after every append, the records are read."""
 
     def is_sure(self) -> bool:
         return False
@@ -45,7 +45,7 @@ class NeverSure:
 
 @dataclass
 class World:
-    """One run, and what its executions did.
+    """One run, and the results of its executions.
 
     Attributes:
         done: who ran which step on which argument, in order.
@@ -101,7 +101,7 @@ def outcome(choose: Choose) -> World:
 
 
 def check(world: World) -> None:
-    """Recompute from the records alone what was decided, in the plainest way."""
+    """Recompute the decided outcomes from the records alone, with a simple model."""
     epoch = 1
     steps: dict[str, str] = {}
     ends: list[bytes] = []
@@ -155,6 +155,6 @@ def check_all() -> None:
 
 
 def test_outcomes_of_the_interleavings_do_not_depend_on_a_clock() -> None:
-    """The interleavings above do not depend on time: nothing in them asks for it."""
+    """The interleavings above do not depend on time, because no code in them reads a clock."""
     with mock.patch.object(waiting, "seconds_now", side_effect=AssertionError):
         check(outcome(lambda ready: ready[0]))

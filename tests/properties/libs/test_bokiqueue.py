@@ -51,7 +51,7 @@ class Item:
 
 
 class Model:
-    """One shard, replayed in the plainest way: `got` and `done` are what each record achieved."""
+    """A simple replay of one shard; `got` and `done` are the effects of each record."""
 
     def __init__(self) -> None:
         self.items: dict[int, Item] = {}
@@ -105,8 +105,8 @@ class Model:
 
 
 class Person:
-    """One process, or one caller of those that share a `replica` in a process: does its actions,
-    and notes what it learned.
+    """One process, or one caller of those that share a `replica` in a process: executes its
+    actions, and notes their results.
     """
 
     def __init__(self, logs: Kept, time: Time, replica: QueueReplica | None = None) -> None:
@@ -280,7 +280,7 @@ def test_two_callers_of_a_process_get_the_two_messages_in_every_interleaving() -
 @pytest.mark.heavy
 @pytest.mark.asyncio
 async def test_consumers_that_are_killed_at_random_lose_no_message() -> None:
-    """Each message is acknowledged exactly once though consumers vanish while they hold it."""
+    """Each message is acknowledged exactly once although consumers crash while they have it."""
     messages, shards = 2000, 4
     dice = random.Random(7)
     logs = MemoryLogs()

@@ -45,7 +45,9 @@ Json: TypeAlias = Any
 
 
 def model_write(document: Json, write: list[Json]) -> tuple[Json, Json]:
-    """Return the document after a write, and what was there; MISFIT as it, if it does not fit."""
+    """Return the document after a write, and the previous value; MISFIT instead of the latter if
+    the write does not fit.
+    """
     kind, path, *rest = write
     old = document
     for step in path:
@@ -130,7 +132,7 @@ def model_without(document: Json, path: list[str]) -> Json:
 
 @dataclass
 class Model:
-    """What the log says: `states[n]` is every object as of the records below n."""
+    """The state according to the log: `states[n]` is every object as of the records below n."""
 
     states: list[dict[str, Json]] = field(default_factory=lambda: [dict.fromkeys(NAMES)])
     committed: list[bool] = field(default_factory=list)
@@ -211,7 +213,7 @@ def arguments(write: Sequence[Json]) -> tuple[str, tuple[Json, ...], dict[str, J
 
 
 class Person:
-    """One session: does its actions, and notes what it learned."""
+    """One session: executes its actions, and notes their results."""
 
     def __init__(self, log: MemoryLog, cache: ViewCache | None) -> None:
         self.log = SteppedLog(log)
@@ -351,7 +353,7 @@ def test_every_reader_sees_the_result_of_a_plain_replay_of_the_log(
 
 
 def check_all(people: Sequence[Person], log: MemoryLog) -> None:
-    """Compare what each process saw, and what a newcomer sees, with the model."""
+    """Compare the results of each process, and those of a new process, with the model."""
     model = Model()
     for seqnum in range(log.logs.position):
         record = log.logs.record(seqnum)

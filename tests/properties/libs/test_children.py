@@ -44,7 +44,7 @@ _ValueT = TypeVar("_ValueT")
 
 
 def now(coroutine: Coroutine[Any, Any, _ValueT]) -> _ValueT:
-    """Run to its end what awaits nothing but a log in memory."""
+    """Run a coroutine that awaits only a log in memory to its end."""
     return run_stepped([coroutine], lambda ready: ready[0])[0]
 
 
@@ -143,7 +143,7 @@ def run_once(seed: int, *, with_cancel: bool) -> tuple[str, str, list[str]]:
     dice = random.Random(seed)
 
     def choose(ready: Sequence[int]) -> int:
-        """Who cancels is patient."""
+        """The process that cancels waits long before it does."""
         others = [number for number in ready if number != CANCEL]
         return (
             CANCEL

@@ -31,12 +31,12 @@ SEEDS = 150
 
 @dataclass
 class Process:
-    """One that executes runs and drives, with a monotonic clock of its own.
+    """A process that executes runs and has a driver, with its own monotonic clock.
 
     Attributes:
         sent_at: when it sent the last heartbeat of its name.
-        stands_still: as long as it does nothing at all.
-        has_just_woken: it does not know yet that it did so.
+        stands_still: whether it is paused.
+        has_just_woken: whether it resumed from a pause and has not noticed it.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Process:
 
 
 class World:
-    """Processes, what they say, and who has which run."""
+    """Processes, their records, and the owner of each run."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -76,7 +76,7 @@ class World:
         self.said.append(record)
 
     def soon(self, arrive: Callable[[], None]) -> None:
-        """At once, mostly; or after whatever others do meanwhile."""
+        """Mostly at once; otherwise after steps of other processes."""
         if self.is_hostile and self.dice.random() < LATE:
             self.on_the_way.append(arrive)
         else:
@@ -94,7 +94,9 @@ class World:
             executors.lost(end, now)
 
     def be_named(self, process: Process) -> None:
-        """Take another name if its lease is over by its own clock; what it had is left."""
+        """Take another name if its lease has expired by its own clock; its runs are left without an
+        executor.
+        """
         if process.sent_at is None or self.now - process.sent_at < LEASE_S:
             return
         old, process.name, process.sent_at = process.name, self.new_name(), None
@@ -203,7 +205,9 @@ class World:
                 self.turn(process)
 
     def end_well(self) -> None:
-        """Nothing more dies, is lost or late; all that was left is taken in bounded time."""
+        """No further crash, loss or delay happens; all orphaned runs are taken over in bounded
+        time.
+        """
         self.is_hostile = False
         for arrive in self.on_the_way:
             arrive()
@@ -231,7 +235,7 @@ def test_after_any_loss_live_executors_keep_their_runs_and_others_are_taken() ->
 
 
 def forgets_no_lease(self: Executors, end: SeqNum, now: float) -> None:
-    """What is lost is as if it had never been."""
+    """A planted bug: a lost record counts as if it had never existed."""
     self.end = end
 
 

@@ -55,7 +55,7 @@ class OwnLog(ElapsingLog):
 
 
 class Model:
-    """The lock, replayed in the plainest way.
+    """A simple replay of the lock.
 
     Attributes:
         holders: per record, who holds the lock after it: a token, or None.
@@ -115,7 +115,7 @@ class Model:
 
 
 class Person:
-    """One process: does its actions, and notes what it learned."""
+    """One process: executes its actions, and notes their results."""
 
     def __init__(self, logs: Kept, time: Time, name: str) -> None:
         self.logs = logs
@@ -146,7 +146,7 @@ class Person:
                     raise AssertionError(f"no action is {action}")
 
     def restart(self) -> None:
-        """Forget everything: from now on it is a process that has just begun."""
+        """Drop all state, so that it is a new process from now on."""
         self.log = OwnLog(self.logs.log("work", Session()), self.time)
         self.held = []
 
@@ -203,7 +203,7 @@ actions = st.one_of(
 
 
 def in_turns(seed: int, calls_max: int) -> Choose:
-    """Return by chance who goes on, and for how many calls, while all the others stand still."""
+    """Draw the process that continues, and for how many calls; all others are paused meanwhile."""
     chance = random.Random(seed)
     who, calls = -1, 0
 
@@ -263,7 +263,7 @@ def test_a_newcomer_finds_the_current_lock_also_after_a_stalled_checkpoint() -> 
 
 
 async def newest_stays(self: LockReplica, log: Log) -> LockCheckpoints:
-    """A planted bug: the newest checkpoint is taken for the one that goes furthest."""
+    """A planted bug: the newest checkpoint counts as the one that covers most records."""
     record = await log.read_prev(self.tags.checkpoints)
     if record is None:
         return LockCheckpoints(0, None, None)

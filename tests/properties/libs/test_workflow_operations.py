@@ -54,7 +54,7 @@ Body = Callable[[Workflow, str], Awaitable[object]]
 
 
 def now(coroutine: Coroutine[Any, Any, _ValueT]) -> _ValueT:
-    """Run to its end what awaits nothing but a log in memory."""
+    """Run a coroutine that awaits only a log in memory to its end."""
     return run_stepped([coroutine], lambda ready: ready[0])[0]
 
 
@@ -66,7 +66,7 @@ TIME = Time()
 
 
 class Outcome:
-    """What came of one interleaving.
+    """The results of one interleaving.
 
     Attributes:
         logs: all records.
@@ -87,7 +87,7 @@ class Outcome:
 
 
 def replayed(log: Log) -> tuple[RunFinished | None, dict[str, bytes]]:
-    """Return the end of the run and what was decided before, in the plainest way."""
+    """Return the end of the run and the outcomes decided before it, by a simple replay."""
     epoch = 0
     steps: dict[str, bytes] = {}
     for record in now(log.read_range(run_tag(RUN))):

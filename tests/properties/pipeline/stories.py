@@ -170,7 +170,7 @@ class Story:
         self.config = dataclasses.replace(self.config, cluster=cluster)
 
     async def read(self, log: Log, seqnum: SeqNum) -> tuple[object, ...]:
-        """Return what the platform says of a record."""
+        """Return the platform's answer to a read of a record."""
         try:
             record = await log.read(seqnum)
         except TrimmedError:

@@ -103,7 +103,7 @@ def tell_entries(machine: Machine, end: int) -> list[Send]:
 def load(machine: Machine) -> None:
     """Append all records under two writers; each batch is ordered by itself, after the next one.
 
-    The second writer drops what the first one wrote behind its half.
+    The second writer drops the records that the first one wrote after the first half.
     """
     for number, data in enumerate(DATA):
         half, of_half = divmod(number, HALF)

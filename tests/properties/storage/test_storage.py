@@ -187,7 +187,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     @rule(shard=st.sampled_from(SHARDS), size=st.integers(1, 4))
     def append_as_the_writer_before(self, shard: int, size: int) -> None:
-        """Let the writer before the newest one go on: it does not know of the newer one."""
+        """Let the previous writer continue: it does not know the newest one."""
         writer = self.writers[shard]
         if before := writer.epoch - 1:
             sent = writer.sent[before]
