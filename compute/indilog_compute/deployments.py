@@ -80,9 +80,9 @@ class Placed(NamedTuple):
     """A deployment and its place in the log.
 
     Attributes:
-        since: by schedule, the first deployment of the unbroken sequence, up to this one, in which
-            every deployment has that schedule: its time, seconds since 1970 by the log's time.
-            Schedules that differ only in `catch_up` count as the same.
+        since: for each schedule, the time of the earliest deployment since which every deployment,
+            up to this one, has that schedule (log's time, seconds since 1970). Schedules that
+            differ only in `catch_up` count as the same.
         time: when the deployment was made, by the wall clock of its writer, seconds since 1970.
         is_whole: whether this record alone, without those before it, gives the same result.
     """
@@ -114,7 +114,7 @@ class DeploymentLog:
             "deployments", "Applications deployed there are missing or old: deploy them again."
         )
         self._superseded: set[str] = set()
-        """Applications with records before their newest one that are not trimmed yet."""
+        """Applications with untrimmed records before their newest one."""
 
     def placed(self, name: str) -> Placed:
         """Return the newest deployment of an application that was deployed or undeployed here.

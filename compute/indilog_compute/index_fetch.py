@@ -56,7 +56,7 @@ class IndexFetch:
         return self._wanted(tag_position, position)
 
     def _wanted(self, start: MetalogPosition, end: MetalogPosition) -> list[Effect]:
-        assert start < end, "something is missed"
+        assert start < end, "something is missing"
         self._end = end
         wanted = IndexDataWanted(start, end, 1)
         return [Send(node, wanted) for node in self._placement.view.storage_nodes]

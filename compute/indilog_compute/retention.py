@@ -241,8 +241,8 @@ class RetentionRounds:
         return is_more
 
     async def _read_up_to(self, tail: SeqNum, reading: list[str]) -> bool:
-        """Read a page of each log in turn, until all are read or the round has read enough; return
-        whether there is more.
+        """Read pages of the logs round robin, until all are read or the round has read enough;
+        return whether there is more.
         """
         left = self._round_bytes_max
         while reading:

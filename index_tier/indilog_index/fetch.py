@@ -2,8 +2,8 @@
 
 After a restart, an index node fetches the index data that its snapshot and its checkpoint lack.
 After a lost message, it fetches the index data of that message. A storage node has index data of
-its own shards only. So the index node asks several storage nodes at once that together keep every
-shard. Each of them answers in pages of its own.
+its own shards only. So the index node asks a set of storage nodes that together keep every shard,
+all at once. Each of them answers in pages of its own.
 """
 
 from __future__ import annotations

@@ -728,7 +728,7 @@ class IndexNode:
             if not self._waiting.put(waiting.origin, waiting.lookup, now)
         ]
 
-    # --- what is missed
+    # --- missing index data
 
     @property
     def _missing(self) -> bool:

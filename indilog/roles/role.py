@@ -279,7 +279,7 @@ class ReclaimableBytes(NamedTuple):
     These numbers replace all earlier ones of the role.
 
     `Shrinks.needed` leaves these bytes out when a segment is rewritten. `began`: when the role
-    began to count; bytes that died after that are counted the next time.
+    began to count; bytes that became unneeded later are reported the next time.
     """
 
     bytes_by_segment: Mapping[int, int]
@@ -329,7 +329,8 @@ class Lost(NamedTuple):
     """A frame that was persisted and can no longer be read.
 
     Attributes:
-        kind: None: the kind is unknown, and so is whether the frame belonged to this role.
+        kind: the kind of the frame; None: it is unknown, and the frame may have been another
+            role's.
         payload: the bytes in place of its payload; not to be trusted.
         location: where they are.
     """

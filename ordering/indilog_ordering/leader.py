@@ -58,7 +58,7 @@ class Leader:
         self._owner: tuple[NodeId, Extent] | None = None
         """The owner: the node whose copy is adopted, and the extent of that copy."""
         self._asked: MetalogPosition | None = None
-        """Where the entries begin that the last request to the owner named."""
+        """The first position that was requested from the owner last."""
         self._paged = False
         """Whether the owner was sent a request in this iteration."""
         self.alone = self._majority == 1
@@ -130,7 +130,7 @@ class Leader:
         """Handle the answer to a `Seal`."""
         member = self._heard(event)
         if member is None or message.term != self._term:
-            return [Ignore(event, "an answer to another term, or of no sequencer")]
+            return [Ignore(event, "an answer to another term, or of a node that is no sequencer")]
         if message.round > self._round or message.extent.length < 0:
             return [Ignore(event, "an answer to a round that was not begun")]
         self._note_learner(member, learner=message.learner)
@@ -166,7 +166,7 @@ class Leader:
         return []
 
     def _heard(self, event: Received) -> MemberProgress | None:
-        """Return what is known of the sender; a new incarnation begins with nothing."""
+        """Return the progress of the sender; that of a new incarnation is empty."""
         member = self._members.get(event.sender)
         if member is None or event.incarnation < member.life:
             return None
@@ -291,7 +291,7 @@ class Leader:
             base.is_possible and (base.position, base.last) == (start, previous)
         )
         if impossible or misordered(start, previous, message.entries, self._term):
-            return [Ignore(event, "a copy of the metalog that cannot be")]
+            return [Ignore(event, "an impossible copy of the metalog")]
         taken = self._member.take(message)
         if not isinstance(taken, list):
             return [Ignore(event, taken or "entries that do not follow this copy")]

@@ -157,7 +157,7 @@ class Member:
         return self.metalog.committed.position
 
     def _equal(self, start: MetalogPosition, entries: tuple[Entry, ...]) -> int:
-        """Return how many of the first entries this copy has."""
+        """Return how many of `entries`, from the first one on, equal those of this copy."""
         overlap = self.metalog.page(start, start + len(entries))
         for known, (ours, theirs) in enumerate(zip(overlap, entries, strict=False)):
             if ours != theirs:
@@ -223,7 +223,7 @@ def _misfit(message: MetalogAppend) -> str | None:
     if (base := message.base) is not None:
         fits = (base.position, base.last) == (message.start, message.previous)
         if not (base.is_possible and fits and base.last <= message.term):
-            return "a base that no entries add up to"
+            return "a base that no entries can produce"
     return misordered(message.start, message.previous, message.entries, message.term)
 
 

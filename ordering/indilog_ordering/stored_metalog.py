@@ -57,7 +57,7 @@ class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     Attributes:
         base: what replaces the entries before `entries`.
-        committed: the base that all committed entries add up to.
+        committed: the base that summarises all committed entries.
         stored, promised, learner: as in `StoredMetalog`.
         entries: all other entries.
     """

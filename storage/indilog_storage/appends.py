@@ -1,15 +1,16 @@
 """The append side of a storage node: batches and writers of its shards (ARCHITECTURE 8, thesis
 5.5.1).
 
-A batch is accepted if its writer has opened the shard and the batch continues the records that were
-accepted before. It counts as stored when the journal has it. Once per iteration of the loop the
-node reports the stored prefixes of its shards to the primary. It repeats the report while stored
-records are not ordered. If it refuses a batch, it sends the writer the stored prefix of the shard,
-once per iteration. The writer then resends the rest, or finds that a newer writer has the shard.
+A batch is accepted if the applied metalog entries name its writer, and if it continues the records
+that were accepted before. It counts as stored when the journal has it. Once per iteration of the
+loop the node reports the stored prefixes of its shards to the primary. It repeats the report while
+stored records are not ordered. If it refuses a batch, it sends the writer the stored prefix of the
+shard, once per iteration. The writer then resends the rest, or finds that a newer writer has the
+shard.
 
-A shard's state is its writer and the localid where the writer opened it. States change in memory in
-the order of their frames, so replay gives the same states. The writer gets its answer when the
-state is durable.
+When an entry names a new writer, unordered records of earlier writers are dropped, and the new
+writer gets the stored prefix. The entry is journaled before batches of the new writer, so replay
+gives the same state.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Appends:
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
         """Note that a writer must get the stored prefix of the shard here, and the shard's writer.
 
-        If no applied entry names the writer yet, it gets them once an entry does.
+        If no applied entry names the writer yet, the answer is sent once an entry does.
         """
         if epoch > shard.writer:
             self.awaited = max(self.awaited, epoch)

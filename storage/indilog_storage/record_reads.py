@@ -133,7 +133,7 @@ class WaitingReads:
 
 
 class AppliedEntries(Protocol):
-    """The view of the applied metalog entries that reads need."""
+    """The facts about the applied metalog entries that reads need."""
 
     @property
     def tail(self) -> SeqNum:

@@ -37,8 +37,8 @@ class LocalIndex:
     """Answers lookups about the applied prefix of the log; its memory is bounded.
 
     `Found`, `Empty` and `Matches` are always right for that prefix; `Miss` means to ask the index
-    tier. The index starts empty, at the beginning or at any `(position, tail)` of a running log. A
-    crash loses it and does no harm.
+    tier. The index starts empty, at the beginning or at any `(position, tail)` of a running log. It
+    is lost in a crash, which costs only misses.
 
     Args:
         config: the limits.

@@ -77,7 +77,7 @@ class Suffix:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays, evicted members included until they are moved away."""
+        """Bytes of the arrays, evicted members included until they are removed."""
         return sum(map(getsizeof, (self._keys, self._ends, self._distances, self._shards)))
 
     def apply(self, spans: Sequence[Span]) -> None:
@@ -207,7 +207,7 @@ class Suffix:
     def check_invariants(self) -> None:
         """Assert that the bounds hold and that the chain is contiguous from head to tail."""
         assert len(self) <= self._cuts_max, "more members than allowed"
-        assert self._start < self._dead_max, "evicted members are moved away in time"
+        assert self._start < self._dead_max, "evicted members are removed in time"
         assert len(self._keys) == len(self._ends), "a member has a key and a part"
         assert len(self._shards) == len(self._distances), "a distance has a shard"
         assert self.head <= self.tail, "the head never passes the tail"

@@ -79,7 +79,7 @@ class Operation:
         asked: for each shard that has not answered, the records requested in this attempt, and from
             which replicas.
         asked_at: when this attempt was sent to storage.
-        log: the tag of the log that is read; 0: not of one log.
+        log: the tag of the log that is read; 0: the read is not about one log.
         floor_awaited: a floor that a lookup reported, and the position of its trim, which this read
             waits for; None: no lookup reported one.
         trimmed: those of `seqnums` that turned out to be trimmed.

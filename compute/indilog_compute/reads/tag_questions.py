@@ -75,7 +75,7 @@ class TagQuestions:
         self._new_request = new_request
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
-        self._unasked: dict[TagHash, None] = {}
+        self._unknown: dict[TagHash, None] = {}
         """Unknown tags of records that were appended in this iteration."""
         self._firsts: OrderedDict[int, _Question] = OrderedDict()
         """Questions about first records, by request, oldest first."""
@@ -104,8 +104,8 @@ class TagQuestions:
             return
         room = self._config.refills.new_tags_pending_max - self._firsts_tags
         for tag in tags:
-            if len(self._unasked) < room and not local.knows_tag(tag):
-                self._unasked[tag] = None
+            if len(self._unknown) < room and not local.knows_tag(tag):
+                self._unknown[tag] = None
 
     def missed(self, tag: TagHash) -> None:
         """Note a lookup of `tag` that missed the local index."""
@@ -121,7 +121,7 @@ class TagQuestions:
     def begin(self, now: Instant) -> list[Effect]:
         """Send the questions that are due."""
         effects: list[Effect] = []
-        if self._unasked:
+        if self._unknown:
             effects += self._ask_firsts(now)
         if self._popular:
             effects += self._ask_refills(now)
@@ -133,10 +133,10 @@ class TagQuestions:
         local = self._local
         assert local is not None, "tags are collected once the index is there"
         effects: list[Effect] = []
-        unasked = list(self._unasked)
-        self._unasked.clear()
-        for start in range(0, len(unasked), _TAGS_AT_ONCE):
-            tags = tuple(unasked[start : start + _TAGS_AT_ONCE])
+        unknown = list(self._unknown)
+        self._unknown.clear()
+        for start in range(0, len(unknown), _TAGS_AT_ONCE):
+            tags = tuple(unknown[start : start + _TAGS_AT_ONCE])
             for tag in tags:
                 local.expect(tag)
             request = self._new_request()
@@ -302,4 +302,4 @@ class TagQuestions:
         assert self._firsts_tags == sum(len(q.tags) for q in self._firsts.values())
         assert self._firsts_tags <= self._config.refills.new_tags_pending_max
         assert len(self._refills) <= self._config.refills.refills_pending_max
-        assert not self._unasked or self._local is not None
+        assert not self._unknown or self._local is not None

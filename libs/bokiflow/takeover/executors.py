@@ -66,8 +66,8 @@ class Executors:
         end: records below this seqnum are applied or skipped.
         known: live executors by name, and dead ones whose new owner has not finished.
         dead_executors: executors that were in `known`, and whose takeover has finished.
-        lost_at: when lost records were last skipped. None: no records were lost, or unknown
-            executors have been searched since.
+        lost_at: when lost records were last skipped; None if that never happened, or if unknown
+            executors were searched afterwards.
     """
 
     def __init__(self) -> None:
