@@ -185,7 +185,7 @@ async def main(asked: argparse.Namespace) -> None:
         config = configured(path, node=SETTINGS)
         async with (
             embedded(config) as platform,
-            retention_enforced(platform.shell, platform.logs, config),
+            retention_enforced(platform.logs, config),
         ):
             samples = await _sampled(platform, Path(path), asked)
     trends = {

@@ -80,7 +80,7 @@ async def main(asked: argparse.Namespace) -> None:
             engine_of(config) as (cluster, logs),
             metadata_at(cluster.metadata_address) as store,
         ):
-            members = ClusterMembers(store, config)
+            members = ClusterMembers(store, config, logs.node)
             appenders = Appenders(logs.log("bench"), asked.appenders)
             for name, counts in STEPS:
                 took_s, pause_s, worst = await one_step(members, appenders, counts)

@@ -541,7 +541,7 @@ class Engine:
         self.placement.moved = dict(message.replicas)
         if message.view is not None:
             self.placement.install(message.view)
-        effects = self._follow_view(now)
+        effects = self._follow_view(now) + self._conditional.follow_view(now)
         own = () if self._writer is None else (self._writer.shard,)
         self._local = LocalIndex(self._config.node, message.position, message.tail, own)
         self._feed = self._feed_from(message.position)
@@ -619,7 +619,7 @@ class Engine:
         effects: list[Effect] = []
         if isinstance(entry, NewView) and self.placement.install(entry.following):
             self._reads.note_moved()
-            effects += self._follow_view(now)
+            effects += self._follow_view(now) + self._conditional.follow_view(now)
         if (writer := self._writer) is not None:
             for span in spans:
                 if span.shard == writer.shard:

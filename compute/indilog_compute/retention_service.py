@@ -1,12 +1,14 @@
 """The service of one compute node that enforces retention policies, round after round.
 
-It follows the policies' log, and waits without a timer while no log has a policy.
+Each compute node has one, and the first node of the newest view enforces the policies. There the
+service follows the policies' log, and waits without a timer while no log has a policy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -23,9 +25,10 @@ _PAUSE_S: Final = 1.0
 
 
 class RetentionService:
-    """Enforces the policies of all logs, through one compute node."""
+    """Enforces the policies of all logs, through one compute node, while `serves` holds."""
 
-    def __init__(self, logs: LogSource, config: NodeConfig) -> None:
+    def __init__(self, logs: LogSource, config: NodeConfig, serves: Callable[[], bool]) -> None:
+        self.serves = serves
         self._interval_s = config.trims.retention_interval_s
         self._policies = PolicyLog(logs, logs_max=config.trims.retention_logs_max)
         self._rounds = RetentionRounds(logs, config, asyncio.sleep)
@@ -50,6 +53,9 @@ class RetentionService:
         pause_s = min(_PAUSE_S, self._interval_s)
         rest_s = pause_s
         while True:
+            if not self.serves():
+                await asyncio.sleep(self._interval_s)
+                continue
             try:
                 await self._policies.catch_up()
                 self._rounds.take(self._policies.newest)

@@ -62,7 +62,7 @@ def drain(
     """Let a compute node or a storage node leave the running cluster.
 
     A storage node leaves when other nodes have copies of all its records. A compute node finishes
-    its running calls.
+    its running calls. The command does not wait for the compute node whose gateway it calls.
     """
     gateway = Gateway(url)
     answer = gateway.delete(f"{_PATH}/{quote(node, safe='')}")
@@ -73,6 +73,12 @@ def _conclude(gateway: Gateway, state: Mapping[str, Any], *, wait: bool, timeout
     """Show what is missing until nothing is; `timeout` is in seconds."""
     deadline = time.monotonic() + timeout
     shown: list[str] = []
+    if not state["reached"] and (node := state["gateway"]) not in state["wanted"]["compute_nodes"]:
+        show.line(
+            f"{node} runs the gateway at {gateway.url}, which closes when its running calls have "
+            "ended. Use the gateway of another compute node."
+        )
+        wait = False
     while not state["reached"] and wait:
         if state["missing"] != shown:
             shown = state["missing"]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from indilog.base.ids import MetalogPosition, NodeId, ShardId
-from indilog.kernel.metalog import Replicas
+from indilog.base.ids import Epoch, MetalogPosition, NodeId, ShardId
+from indilog.kernel.metalog import NO_INCARNATION, Replicas
 from indilog.kernel.view import FIRST_VIEW, NO_WRITER, View
 
 _ANNOUNCERS: Final = 2
@@ -76,6 +76,13 @@ class Placement:
         """
         placed = self.view.shards.get(shard)
         return placed.writer if placed is not None else NO_WRITER
+
+    def has_ended(self, shard: ShardId, epoch: Epoch) -> bool:
+        """Whether a view took a shard from the compute node of this writer: records of the writer
+        that were not ordered before the entry of that view are never ordered.
+        """
+        placed = self.view.shards.get(shard)
+        return placed is not None and NO_INCARNATION < epoch <= placed.ended
 
     def shards_of(self, node: NodeId) -> tuple[ShardId, ...]:
         """Return the shards of which `node` is a replica, ascending."""

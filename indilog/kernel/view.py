@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from indilog.base.errors import ConfigError
-from indilog.base.ids import MetalogPosition, NodeId, ShardId, ViewNumber
+from indilog.base.ids import Epoch, MetalogPosition, NodeId, ShardId, ViewNumber
 from indilog.kernel.index_schedule import IndexEra, eras_below, index_shard_at
 
 NO_WRITER: Final = NodeId("")
@@ -31,6 +31,10 @@ class ShardPlacement(msgspec.Struct, frozen=True):
 
     replicas: tuple[NodeId, ...]
     writer: NodeId
+    ended: Epoch = Epoch(0)
+    """The last writer of the compute nodes that had the shard before. From the entry of the view
+    that took it from them on, no record of this or an earlier writer is ordered.
+    """
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +59,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[NodeId, ...] = ()
     """Storage nodes that had a shard at first and have left the cluster."""
     homes: tuple[NodeId, ...] = ()
-    """The compute nodes that check conditional appends, if not all with a shard: those of the
-    first view, so that a tag never changes its home (decision 0043).
+    """The compute node of each slot of tags: it checks the conditional appends with these tags
+    (decision 0052). There are as many slots as compute nodes with a shard in the first view. Empty:
+    this is the first view, and each of these nodes has one slot.
     """
     members_version: int = 0
     """The version of the wanted members (`Members`) that led to this view."""
@@ -81,7 +86,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def conditional_homes(self) -> tuple[NodeId, ...]:
-        """The compute nodes that check conditional appends."""
+        """The compute node of each slot of tags, which checks conditional appends."""
         with_shard = {placement.writer for placement in self.shards.values()}
         return self.homes or tuple(engine for engine in self.engines if engine in with_shard)
 
@@ -219,30 +224,33 @@ def view_with(
     members: Members,
     position: MetalogPosition,
     replicas_of: Callable[[ShardId], tuple[NodeId, ...]],
+    writer_of: Callable[[ShardId], Epoch],
 ) -> View:
     """Return the view that an entry at `position` installs after `view`, so that it has `members`;
     `view` itself if nothing changes (yet), or if it rests on newer members.
 
     A new compute node gets a shard without writer, or a new one, on the storage nodes with the
-    fewest shards. The shard of one that leaves keeps its records. A storage node leaves when it
-    keeps no shard. New index shards get positions after the entry.
+    fewest shards. The shard of one that leaves keeps its records, and gets no more from that
+    node. Its slots of tags go to the compute nodes with the fewest slots; the others keep theirs.
+    A storage node leaves when it keeps no shard. New index shards get positions after the entry.
 
     Args:
         view: the newest view.
-        members: see `Members`. Compute nodes that check conditional appends stay.
+        members: see `Members`.
         position: the position of the entry.
         replicas_of: all replicas of a shard now.
+        writer_of: the writer of a shard that the entries before name; 0: none.
 
     Raises:
         ConfigError: no cluster can run with these members.
     """
     if members.version < view.members_version:
         return view
-    homes = view.conditional_homes
-    engines = tuple(dict.fromkeys((*homes, *members.engines)))
+    if not members.engines:
+        raise ConfigError("A cluster needs a compute node.")
     used = {node for shard in view.shards for node in replicas_of(shard)}
     storage_nodes = {*members.storage_nodes, *used}
-    shards = _shards_with(view, engines, members.storage_nodes)
+    shards = _shards_with(view, members.engines, members.storage_nodes, writer_of)
     retired = view.index_shards[len(members.index_shards) :]
     active = tuple(range(len(members.index_shards)))
     eras = view.eras
@@ -255,11 +263,11 @@ def view_with(
         shards=shards,
         spares=tuple(sorted(storage_nodes - at_first)),
         left=tuple(sorted(at_first - storage_nodes)),
-        engines=engines,
+        engines=members.engines,
         index_shards=members.index_shards + retired,
         index_eras=eras if len(eras) > 1 else view.index_eras,
         aggregators=members.aggregators,
-        homes=homes,
+        homes=_homes_with(view.conditional_homes, members.engines),
         members_version=members.version,
     )
     following.check()
@@ -272,8 +280,28 @@ def view_with(
     return view if same else following
 
 
+def _homes_with(homes: tuple[NodeId, ...], engines: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Return the compute node of each slot: the slots of nodes that leave go to those with the
+    fewest slots, and among these to the first.
+    """
+    slots = dict.fromkeys(engines, 0)
+    for home in homes:
+        if home in slots:
+            slots[home] += 1
+    following = []
+    for home in homes:
+        if home not in slots:
+            home = min(engines, key=slots.__getitem__)  # noqa: PLW2901
+            slots[home] += 1
+        following.append(home)
+    return tuple(following)
+
+
 def _shards_with(
-    view: View, engines: tuple[NodeId, ...], storage_nodes: tuple[NodeId, ...]
+    view: View,
+    engines: tuple[NodeId, ...],
+    storage_nodes: tuple[NodeId, ...],
+    writer_of: Callable[[ShardId], Epoch],
 ) -> dict[ShardId, ShardPlacement]:
     """Return the shards of a view, so that each of the engines writes one.
 
@@ -281,25 +309,25 @@ def _shards_with(
     node that starts with it may replay entries that are older than the moves of a shard.
     """
     shards = {
-        shard: ShardPlacement(
-            placed.replicas, placed.writer if placed.writer in engines else NO_WRITER
-        )
+        shard: placed
+        if placed.writer in engines or placed.writer == NO_WRITER
+        else ShardPlacement(placed.replicas, NO_WRITER, writer_of(shard))
         for shard, placed in view.shards.items()
     }
     for engine in engines:
         if all(placed.writer != engine for placed in shards.values()):
-            shard, replicas = _shard_for_new(shards, storage_nodes)
-            shards[shard] = ShardPlacement(replicas, engine)
+            shard, placed = _shard_for_new(shards, storage_nodes)
+            shards[shard] = msgspec.structs.replace(placed, writer=engine)
     return shards
 
 
 def _shard_for_new(
     shards: dict[ShardId, ShardPlacement], storage_nodes: tuple[NodeId, ...]
-) -> tuple[ShardId, tuple[NodeId, ...]]:
+) -> tuple[ShardId, ShardPlacement]:
     """Return the shard of a new compute node: one without writer, or a new one."""
     for shard, placed in sorted(shards.items()):
         if placed.writer == NO_WRITER:
-            return shard, placed.replicas
+            return shard, placed
     load = dict.fromkeys(storage_nodes, 0)
     for placed in shards.values():
         for node in placed.replicas:
@@ -308,7 +336,7 @@ def _shard_for_new(
     chosen = sorted(storage_nodes, key=lambda node: (load[node], node))[:copies]
     if len(chosen) < copies:
         raise ConfigError(f"{copies} replicas need as many storage nodes; there are {len(chosen)}.")
-    return ShardId(max(shards) + 1), tuple(chosen)
+    return ShardId(max(shards) + 1), ShardPlacement(tuple(chosen), NO_WRITER)
 
 
 def with_storage_nodes_of(view: View, wanted: View) -> View:

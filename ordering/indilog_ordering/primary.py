@@ -465,7 +465,7 @@ class Primary:
             return []
         leaving = set(before.storage_nodes) - set(members.storage_nodes)
         try:
-            view = view_with(before, members, position, placement.replicas)
+            view = view_with(before, members, position, placement.replicas, self._reports.writer)
         except ConfigError as error:
             return self._refuse_members(members, str(error), now)
         if not (members.aggregators or self._merged_by_masters):
@@ -497,7 +497,7 @@ class Primary:
             if view.shards[shard].writer == before.shards[shard].writer
         }
         self._disk_full_notifier.set_receivers(view.engines)
-        self._reports.add_shards({})
+        self._reports.follow_view({})
         nothing = Extent(NO_INCARNATION, 0)
         self._covered = {n: self._covered.get(n, nothing) for n in view.storage_nodes}
 

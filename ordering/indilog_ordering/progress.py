@@ -4,7 +4,8 @@ Scalog takes the element-wise minimum over the replicas of a shard. Here a shard
 the ack-quorum-th largest prefix (`ack_quorum`); if the quorum is all replicas, that is the minimum.
 Only reports under the shard's current writer count, because a replica drops unordered records of
 earlier writers (`NewWriters`). After a shard was moved (`NewReplicas`), only reports of nodes that
-have applied that entry count: a node may have dropped the shard and been given it again.
+have applied that entry count: a node may have dropped the shard and been given it again. From the
+entry on that takes a shard from its compute node (`NewView`), no report under its writer counts.
 
 A replica that restarted may have lost its disk. The first message of its new incarnation voids its
 earlier reports. So no record is ordered because of a replica that no longer has it.
@@ -23,7 +24,7 @@ from indilog.kernel.placement import Placement
 class ShardReports:
     """The newest report of each counting replica of one shard."""
 
-    __slots__ = ("_ack_quorum", "_needed", "_stored", "epoch")
+    __slots__ = ("_ack_quorum", "_ended", "_needed", "_stored", "epoch")
 
     def __init__(self, ack_quorum: int, epoch: Epoch, needed: int | None = None) -> None:
         self._ack_quorum = ack_quorum
@@ -31,6 +32,8 @@ class ShardReports:
         """How many replicas must have reported before the shard gets another writer."""
         self._stored: dict[NodeId, LocalId] = {}
         """The stored prefix of each replica that has reported under `epoch`."""
+        self._ended = False
+        """Whether nothing more of the shard's writer is ordered."""
         self.epoch = epoch
         """The shard's writer; 0: it has none yet."""
 
@@ -38,6 +41,12 @@ class ShardReports:
         """Change the writer; reports under the previous one are dropped."""
         assert epoch > self.epoch, "writers are numbered upwards"
         self.epoch = epoch
+        self._ended = False
+        self._stored.clear()
+
+    def end(self) -> None:
+        """Order nothing more of the shard's writer: a view took the shard from it."""
+        self._ended = True
         self._stored.clear()
 
     def move(self) -> None:
@@ -49,7 +58,7 @@ class ShardReports:
 
         The largest prefix counts, so reports may be repeated and arrive in any order.
         """
-        if epoch != self.epoch or self._stored.get(replica, -1) >= stored:
+        if epoch != self.epoch or self._ended or self._stored.get(replica, -1) >= stored:
             return False
         self._stored[replica] = stored
         return True
@@ -65,7 +74,7 @@ class ShardReports:
     @property
     def known(self) -> bool:
         """Whether enough replicas have reported for the shard to get another writer."""
-        return not self.epoch or len(self._stored) >= self._needed
+        return not self.epoch or self._ended or len(self._stored) >= self._needed
 
     @property
     def progress(self) -> LocalId:
@@ -97,16 +106,21 @@ class Reports:
         self._entries_may_be_lost = entries_may_be_lost
         self._shards: dict[ShardId, ShardReports] = {}
         self._changed: set[ShardId] = set()
-        self.add_shards(writers)
+        self.follow_view(writers)
 
-    def add_shards(self, writers: Mapping[ShardId, Epoch]) -> None:
-        """Add the shards of the placement that are not known yet, with their writers."""
+    def follow_view(self, writers: Mapping[ShardId, Epoch]) -> None:
+        """Add the shards of the placement that are not known yet, with their writers. End those
+        that the newest view took from their writers.
+        """
         for shard in self._placement.shards - self._shards.keys():
             replicas = len(self._placement.counting(shard))
             quorum = self._config.quorum_of(replicas)
             needed = replicas if self._entries_may_be_lost else quorum
             epoch = writers.get(shard, NO_INCARNATION)
             self._shards[shard] = ShardReports(quorum, epoch, needed)
+        for shard, reported in self._shards.items():
+            if self._placement.has_ended(shard, reported.epoch):
+                reported.end()
 
     def note(
         self,

@@ -102,9 +102,12 @@ class Appends:
     def _keeper(self, shard: Shard, header: BatchHeader) -> _Keeper | None:
         """Return the function that persists a batch; None: the batch is refused.
 
-        A batch of the shard's writer is persisted if it is the next one or fills a hole.
+        A batch of the shard's writer is persisted if it is the next one or fills a hole, unless a
+        view took the shard from the writer: then the batch would never be ordered.
         """
         if not shard.writer or header.epoch != shard.writer:
+            return None
+        if self._placement.has_ended(shard.id, shard.writer):
             return None
         if header.first == shard.written:
             return self._accept
@@ -225,15 +228,21 @@ class Appends:
         report = self._report
         if report.due is not None and now >= report.due:
             report.due = None
-            self._progressed.update(s.id for s in self._shards.values() if s.stored > s.ordered)
+            self._progressed.update(s.id for s in self._shards.values() if self._awaits_order(s))
         if self._progressed:
             effects += self._progress(leadership, position, now)
         if report.due is None:
             for shard in self._shards.values():
-                if shard.stored > shard.ordered:
-                    report.sent(now)  # stored records remain that are not ordered
+                if self._awaits_order(shard):
+                    report.sent(now)
                     break
         return effects
+
+    def _awaits_order(self, shard: Shard) -> bool:
+        """Whether stored records may still be ordered."""
+        return shard.stored > shard.ordered and not self._placement.has_ended(
+            shard.id, shard.writer
+        )
 
     def _progress(
         self, leadership: Leadership, position: MetalogPosition, now: Instant

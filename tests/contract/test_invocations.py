@@ -80,7 +80,7 @@ def service_of(
         logs,
         config,
         node=name,
-        rank=rank,
+        rank=lambda: rank,
         record_bytes_max=logs.config.record_bytes_max,
         start=node.start,
         stop=node.stop,

@@ -47,7 +47,7 @@ class _Prober:
         self.nodes = (NodeId("prober"),)
         self.answers: dict[int, RecordsRead] = {}
         self._cluster = cluster
-        self._stands_for = cluster.view.engines[0]
+        self._stands_for = cluster.members.engines[0]
         """A node of the view, because messages of unknown nodes are ignored."""
         self._epoch = Epoch(cluster.next_epoch())
         cluster.network.settle(self)
@@ -183,7 +183,7 @@ class Aftermath:
             return
         name = workload.habits.logs[0]
         # The prober spoke for it, with a newer epoch.
-        process = cluster.process_of(cluster.view.engines[0])
+        process = cluster.process_of(cluster.members.engines[0])
         process.crash(power=False)
         process.start()
         cluster.world.run_until(cluster.ready, _HEALED_WITHIN_S)
@@ -222,7 +222,7 @@ class Aftermath:
         subscribed = [self._subscription(node) for node in cluster.members.engines]
         cluster.world.run_for(_WAITING_S)
         assert not any(task.done() for task in waiting), "no record has been appended yet"
-        position = cluster.run(self._works(cluster.view.engines[0]), within_s=_HEALED_WITHIN_S)
+        position = cluster.run(self._works(cluster.members.engines[0]), within_s=_HEALED_WITHIN_S)
         for task in waiting:
             cluster.world.run_until(task.done, _WOKEN_WITHIN_S)
             task.result()

@@ -60,7 +60,8 @@ class Chaos:
         """End the process that another one has replaced."""
         if (old := self.taken_over) is not None:
             self.taken_over = None
-            if any(p is not old and p.nodes == old.nodes for p in self.cluster.processes):
+            processes = self.cluster.processes
+            if old in processes and any(p is not old and p.nodes == old.nodes for p in processes):
                 old.crash(power=True)
                 self.cluster.remove_process(old)
 

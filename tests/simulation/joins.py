@@ -36,6 +36,8 @@ class Joins:
         self._injected = injected
         self._chance = cluster.world.chance("joins")
         self._names = set(cluster.view.nodes)
+        self._left: list[NodeId] = []
+        """Compute nodes that have left, and may come back with an empty disk."""
         self._over = len(cluster.view.sequencers) == 1 or self._chance.random() >= _SHARE
         self._mean_s = self._chance.choice(_MEAN_S)
         self._next()
@@ -62,13 +64,21 @@ class Joins:
         self._next()
 
     def _engines(self, members: Members) -> Members:
-        first = self._cluster.view.engines
         engines = members.engines
-        if len(engines) > len(first) and self._chance.random() < 0.5:
-            return _with(members, engines=engines[:-1])
+        if len(engines) > 1 and self._chance.random() < 0.5:
+            gone = self._chance.choice(engines)
+            self._left.append(gone)
+            return _with(members, engines=tuple(node for node in engines if node != gone))
         if len(engines) >= _ENGINES_MAX:
             return members
-        return _with(members, engines=(*engines, self._unused("engine")))
+        there = {node for process in self._cluster.processes for node in process.nodes}
+        back = [node for node in self._left if node not in there]
+        if back and self._chance.random() < 0.5:
+            added = self._chance.choice(back)
+            self._left.remove(added)
+        else:
+            added = self._unused("engine")
+        return _with(members, engines=(*engines, added))
 
     def _storage(self, members: Members) -> Members:
         nodes = members.storage_nodes
@@ -118,7 +128,8 @@ class Joins:
             return
         if view.members_version < cluster.members.version:
             return  # a primary that knows older members may still have a node join
-        known = {*view.nodes, *cluster.members.nodes, *cluster.view.nodes}
+        kept = set(cluster.view.nodes) - set(cluster.view.engines)
+        known = {*view.nodes, *cluster.members.nodes, *kept}
         for process in list(cluster.processes):
             if not known.intersection(process.nodes):
                 process.crash(power=False)

@@ -84,8 +84,8 @@ BUGS: Final = (
     Bug(
         "reports under an earlier writer of the shard count",
         "ordering/indilog_ordering/progress.py",
-        "if epoch != self.epoch or self._stored",
-        "if self._stored",
+        "if epoch != self.epoch or self._ended or self._stored",
+        "if self._ended or self._stored",
     ),
     Bug(
         "an entry counts as ordered only in the next one",

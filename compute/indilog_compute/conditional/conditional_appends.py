@@ -11,8 +11,9 @@ from indilog.base.errors import (
     AppendOutcomeUnknownError,
     IndilogError,
     OverloadedError,
+    SealedError,
 )
-from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, TagHash
 from indilog.config import NodeConfig
 from indilog.kernel.placement import Placement
 from indilog.link.link_messages import failed
@@ -42,6 +43,8 @@ class ConditionalAppends:
         self._requests = HomeRequests(config)
         self._served: dict[NodeId, ServedRequests] = defaultdict(ServedRequests)
         self._epoch = Epoch(0)
+        self._had_shard = False
+        """Whether this incarnation has had a shard."""
 
     def __len__(self) -> int:
         return len(self._home) + len(self._requests)
@@ -62,11 +65,27 @@ class ConditionalAppends:
         Raises:
             OverloadedError: too many are in flight.
         """
-        home = home_of(self._placement.view.conditional_homes, append.tag)
+        home = self._home_of(append.tag)
         if home == self._node:
             self._home.add(append, waiter)
         else:
             self._requests.start(append, home, waiter)
+
+    def _home_of(self, tag: TagHash) -> NodeId:
+        return home_of(self._placement.view.conditional_homes, tag)
+
+    def _is_home(self, tag: TagHash) -> bool:
+        return self._home_of(tag) == self._node
+
+    def follow_view(self, now: Instant) -> list[Effect]:
+        """Start appends again whose home has left the cluster before it executed them."""
+        effects: list[Effect] = []
+        for append, waiter in self._requests.follow(self._placement.view.conditional_homes, now):
+            try:
+                self.start(append, waiter)
+            except OverloadedError as error:
+                effects.append(Answer(waiter, error))
+        return effects
 
     def on_message(self, event: Received, now: Instant) -> list[Effect]:
         """Handle a question or an answer of another compute node."""
@@ -74,16 +93,21 @@ class ConditionalAppends:
         if sender not in self._placement.view.engines:
             return [Ignore(event, "a conditional append of a node that is no compute node")]
         match message:
-            case HomeWanted(request):
-                return [Send(sender, HomeIs(request))]
+            case HomeWanted():
+                return [self._home_is(event, message)]
             case HomeIs():
                 return self._requests.on_home(sender, message, event.incarnation, now)
             case ConditionalAppend():
                 return self._on_append(sender, message)
             case ConditionalAnswer():
-                return self._requests.on_answer(sender, message)
+                return self._requests.on_answer(sender, message, now)
             case _:
                 return [Ignore(event, "no message of conditional appends")]
+
+    def _home_is(self, event: Received, message: HomeWanted) -> Effect:
+        if self._placement.view.shard_written_by(self._node) is None:
+            return Ignore(event, "asked a node without shard to check a condition")
+        return Send(event.sender, HomeIs(message.request))
 
     def _on_append(self, sender: NodeId, message: ConditionalAppend) -> list[Effect]:
         to = Requested(sender, message.request)
@@ -123,12 +147,20 @@ class ConditionalAppends:
             ordered: records of the shard that are ordered; None: this node has not joined.
         """
         outcomes = self._home.take(effects, reads, writer)
-        refusal, barrier_reached = None, False
-        if writer is not None:
+        refusal: IndilogError | None = None
+        barrier_reached = False
+        if writer is None and self._had_shard:
+            refusal = SealedError("This compute node has no shard any more; append elsewhere.")
+        elif writer is not None:
+            self._had_shard = True
             refusal = writer.refusal() if writer.takeover in _REFUSING else None
             barrier_reached = writer.takeover is Takeover.OPEN and (ordered or 0) >= writer.barrier
         outcomes += self._home.begin(
-            now, reads, barrier_reached=barrier_reached and ordered is not None, refusal=refusal
+            now,
+            reads,
+            is_home=self._is_home,
+            barrier_reached=barrier_reached and ordered is not None,
+            refusal=refusal,
         )
         return [*self._answered(outcomes), *self._requests.begin(now)]
 

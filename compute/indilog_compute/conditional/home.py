@@ -7,14 +7,16 @@ last record with the tag, linearizably.
 Records whose append timed out may still be ordered later. Their localids lie below the barrier of
 the shard's writer, so no condition is checked until the shard is ordered up to this barrier.
 Records that an earlier incarnation stored are ordered before this incarnation gets the shard, or
-never (`NewWriters`).
+never (`NewWriters`). Records of the home before, which has left, are ordered before the entry that
+makes this node the home, or never (`NewView`). So the condition is checked after that entry is
+applied: the read of the last record reflects at least all entries that are applied here.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from indilog.base.errors import (
@@ -22,6 +24,7 @@ from indilog.base.errors import (
     IndilogError,
     NotReadyError,
     OverloadedError,
+    SealedError,
     TrimmedError,
 )
 from indilog.base.ids import (
@@ -156,13 +159,21 @@ class Home:
         self._queues.setdefault(append.tag, deque()).append(check)
 
     def begin(
-        self, now: Instant, reads: Reads, *, barrier_reached: bool, refusal: IndilogError | None
+        self,
+        now: Instant,
+        reads: Reads,
+        *,
+        is_home: Callable[[TagHash], bool],
+        barrier_reached: bool,
+        refusal: IndilogError | None,
     ) -> list[Outcome]:
         """Begin the checks that can begin; fail those that wait too long.
 
         Args:
             now: the time.
             reads: read the last records.
+            is_home: whether this node is the home of a tag by the entries that it has applied. The
+                sender of an append may have applied more.
             barrier_reached: whether the shard is ordered up to its barrier.
             refusal: the error for all appends, because this node appends nothing any more; None: it
                 may append.
@@ -178,11 +189,11 @@ class Home:
                 break
             outcomes.append(self._end(check, refusal or self._expired()))
         if barrier_reached:
-            for tag in list(self._idle):
+            for tag in [tag for tag in self._idle if is_home(tag)]:
+                del self._idle[tag]
                 queue = self._queues[tag]
                 if queue[0].stage is Stage.QUEUED:
                     outcomes += self._read(queue[0], reads, MAX_SEQNUM)
-            self._idle.clear()
         return outcomes
 
     def _expired(self) -> NotReadyError:
@@ -258,7 +269,7 @@ class Home:
         append = check.append
         try:
             if writer is None:
-                raise NotReadyError("This compute node has no shard to append to.")
+                raise SealedError("This compute node has no shard any more; append elsewhere.")
             columns = [(data, tag_columns(append.log, tags)) for data, tags in append.records]
             writer.add_batch(columns, check)
         except IndilogError as error:

@@ -4,12 +4,15 @@
 A request is addressed to one incarnation of the home, which the sender asks for first. So a copy of
 the request that arrives after a restart of the home is not executed. The home remembers the newest
 requests of each sender, so a repeated copy is not executed either.
+
+When a home leaves the cluster, the appends that were not sent to it go to the next home of their
+tags, and so do those that it refused. The outcome of the others is unknown, unless it answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -18,6 +21,7 @@ from indilog.base.errors import (
     IndilogError,
     NotReadyError,
     OverloadedError,
+    SealedError,
 )
 from indilog.base.ids import Epoch, Instant, NodeId, TagHash
 from indilog.base.resend import Resend
@@ -37,20 +41,33 @@ _REQUESTS_KEPT: Final = 4096
 """Newest requests of one sender whose answers the home keeps."""
 
 
-def home_of(nodes: Sequence[NodeId], tag: TagHash) -> NodeId:
-    """Return the home of a tag: the node with the greatest hash of node and tag (rendezvous)."""
-    return max(nodes, key=lambda node: (xxh3_64_intdigest(node.encode(), tag), node))
+def home_of(homes: Sequence[NodeId], tag: TagHash) -> NodeId:
+    """Return the home of a tag: the compute node of its slot (`View.conditional_homes`), which is
+    the slot with the greatest hash of slot and tag (rendezvous).
+    """
+    slots = range(len(homes))
+    return homes[max(slots, key=lambda slot: xxh3_64_intdigest(b"engine-%d" % slot, tag))]
+
+
+class Moved(NamedTuple):
+    """An append whose home has left before it was sent there, or refused it."""
+
+    append: Conditional
+    waiter: object
 
 
 class _Request:
     """One append at another node.
 
     Attributes:
+        asked_until: until when to ask for a home that executes it; later, a refusal is final.
         incarnation: the home's incarnation that may execute it; None: the home has not answered
             yet.
     """
 
-    __slots__ = ("append", "expires", "home", "incarnation", "number", "resend", "waiter")
+    __slots__ = (
+        "append", "asked_until", "expires", "home", "incarnation", "number", "resend", "waiter",
+    )  # fmt: skip
 
     def __init__(self, append: Conditional, home: NodeId, waiter: object, resend: Resend) -> None:
         self.append = append
@@ -58,7 +75,7 @@ class _Request:
         self.waiter = waiter
         self.resend = resend
         self.number = 0
-        self.expires = Instant(0.0)
+        self.asked_until = self.expires = Instant(0.0)
         self.incarnation: Epoch | None = None
 
     def message(self) -> HomeWanted | ConditionalAppend:
@@ -107,10 +124,8 @@ class HomeRequests:
         """Ask the homes of new appends, resend, and fail what waits too long."""
         effects: list[Effect] = []
         for request in self._starting:
-            self._last_number += 1
-            request.number = self._last_number
-            request.expires = Instant(now + self._timeout_s)
-            self._requests[request.number] = request
+            self._number(request)
+            request.asked_until = request.expires = Instant(now + self._timeout_s)
             effects.append(self._send(request, now))
         self._starting.clear()
         for request in list(self._requests.values()):
@@ -120,6 +135,12 @@ class HomeRequests:
             elif request.resend.is_due(now):
                 effects.append(self._send(request, now))
         return effects
+
+    def _number(self, request: _Request) -> None:
+        """Give a request a number that no message of it had before."""
+        self._last_number += 1
+        request.number = self._last_number
+        self._requests[request.number] = request
 
     def _send(self, request: _Request, now: Instant) -> Send:
         request.resend.sent(now)
@@ -150,13 +171,42 @@ class HomeRequests:
         request.resend.stop()
         return [self._send(request, now)]
 
-    def on_answer(self, sender: NodeId, message: ConditionalAnswer) -> list[Effect]:
-        """Answer the caller."""
+    def follow(self, homes: Sequence[NodeId], now: Instant) -> list[Moved]:
+        """Remove and return the appends that another node of `homes`, the compute nodes of the
+        slots, may execute.
+
+        Appends that were sent wait a little longer: an answer may be on its way.
+        """
+        moved = [r for r in self._starting if r.home != home_of(homes, r.append.tag)]
+        self._starting = [request for request in self._starting if request not in moved]
+        self._pending_bytes -= sum(request.append.size_bytes for request in moved)
+        for request in list(self._requests.values()):
+            if request.home == home_of(homes, request.append.tag):
+                continue
+            if request.incarnation is None:
+                self._forget(request)
+                moved.append(request)
+            else:
+                soon = Instant(now + self._resend_s[1])
+                request.expires = min(request.expires, soon)
+        return [Moved(request.append, request.waiter) for request in moved]
+
+    def on_answer(self, sender: NodeId, message: ConditionalAnswer, now: Instant) -> list[Effect]:
+        """Answer the caller, unless the home has refused the append because it has lost its shard:
+        then ask again for a home, which `follow` may change.
+        """
         request = self._requests.get(message.request)
         if request is None:
             return []
         if request.home != sender or request.incarnation is None:
             return [Ignore(message, "an answer to an append that was not sent there")]
+        if message.kind == SealedError.__name__ and now < request.asked_until:
+            del self._requests[request.number]
+            self._number(request)
+            request.incarnation, request.expires = None, request.asked_until
+            request.resend.stop()
+            request.resend.sent(now)
+            return []
         self._forget(request)
         if not message.kind:
             return [Appended([request.waiter], message.first, message.position)]

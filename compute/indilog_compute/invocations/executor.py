@@ -248,7 +248,7 @@ class Executor:
         """
         new = self._table.count - self._table.checkpointed
         enough = max(_CHECKPOINT_RECORDS_MIN, 2 * self._table.size)
-        if new >= enough * (1 + self._schedules.rank):
+        if new >= enough * (1 + self._schedules.rank()):
             yield WriteCheckpoint()
 
 

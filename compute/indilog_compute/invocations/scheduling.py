@@ -15,7 +15,7 @@ of the new clock.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -121,11 +121,13 @@ class _Watched:
 
 
 class Schedules:
-    """Watches schedules for one compute node; `rank` is its index among all, from 0."""
+    """Watches schedules for one compute node; `rank` returns its index among all, from 0, which
+    changes when others join and leave.
+    """
 
-    def __init__(self, rank: int, config: NodeConfig) -> None:
+    def __init__(self, rank: Callable[[], int], config: NodeConfig) -> None:
         self.rank = rank
-        self._behind_s = rank * config.invocations.invocation_lease_s
+        self._lease_s = config.invocations.invocation_lease_s
         self._late_s_max = config.invocations.schedule_late_s_max
         self._catch_up_max = config.invocations.schedule_catch_up_max
         self._limits = OpenLimits.of(config)
@@ -155,15 +157,17 @@ class Schedules:
             for watched in self._watched.values()
             if not self._limits.is_full(table.open_by_application, watched.application)
         ]
-        return min((t + self._behind_s for t in times if t is not None), default=None)
+        behind_s = self.rank() * self._lease_s
+        return min((t + behind_s for t in times if t is not None), default=None)
 
     def due(self, table: InvocationTable, executor: str, now: float) -> list[Accepted]:
         """Return the invocations to accept now, except those of applications at their limit."""
         accepted: list[Accepted] = []
         open_ = table.open_by_application.copy()
+        behind_s = self.rank() * self._lease_s
         for watched in self._watched.values():
             first = watched.next(table, now)
-            if first is None or first + self._behind_s > now:
+            if first is None or first + behind_s > now:
                 continue
             if self._limits.is_full(open_, watched.application):
                 continue

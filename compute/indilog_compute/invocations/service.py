@@ -73,7 +73,7 @@ class InvocationService:
     Args:
         node: name of the compute node, whose earlier incarnations count as dead at the start. None:
             no executor counts as dead at the start.
-        rank: index of the compute node, from 0.
+        rank: returns the index of the compute node, from 0.
         record_bytes_max: largest number of data bytes in a record, for checkpoints.
         start: starts a call of a function on this node.
         stop: stops such a call.
@@ -86,7 +86,7 @@ class InvocationService:
         config: NodeConfig,
         *,
         node: str | None,
-        rank: int = 0,
+        rank: Callable[[], int] = lambda: 0,
         record_bytes_max: int,
         start: StartCall[CallT],
         stop: Callable[[CallT], None],

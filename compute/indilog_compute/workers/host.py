@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, NoReturn
 
@@ -67,7 +67,7 @@ class FunctionHost:
     Args:
         node_name: the compute node's name in the view. The node takes over the invocations of its
             earlier incarnations at once.
-        rank: index of this compute node, from 0; the first one runs the schedules.
+        rank: returns the index of this compute node, from 0; the first one runs the schedules.
 
     Attributes:
         limits: the limits that the other end of a link must know.
@@ -75,7 +75,12 @@ class FunctionHost:
     """
 
     def __init__(
-        self, config: Config, logs: LogSource, *, node_name: str | None = None, rank: int = 0
+        self,
+        config: Config,
+        logs: LogSource,
+        *,
+        node_name: str | None = None,
+        rank: Callable[[], int] = lambda: 0,
     ) -> None:
         node = config.node
         self.limits = limits_of(config)

@@ -28,7 +28,7 @@ from indilog.roles.role import ReportsStatus, Role
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
 from indilog.runtime.cluster.layout import view_in
-from indilog.runtime.cluster.membership import kind_of, number_of
+from indilog.runtime.cluster.membership import kind_of
 from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.cluster.status_files import PublishedStatus, read_status
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
@@ -165,7 +165,7 @@ async def embedded(
         for logs in engines.values():
             await _wait_for_join_or_error(shell, logs)
         platform = Platform(shell, view, config, engines)
-        async with retention_enforced(shell, platform.logs, config):
+        async with retention_enforced(platform.logs, config):
             yield platform
     finally:
         if shell is not None:
@@ -231,26 +231,26 @@ async def wait_for_metalog(shell: NodeShell) -> None:
     _log.info("the primary has its metalog again", entries=max(role.length for role in roles))
 
 
-def retention_of(shell: NodeShell, logs: LocalLogs, config: Config) -> RetentionService | None:
-    """Return the service that enforces retention policies, not started yet. None: another compute
-    node enforces them (the first one of the view does).
+def rank_of(logs: LocalLogs) -> int:
+    """Return the index of a compute node among those of the newest view that it knows, from 0; a
+    node that has left comes after all of them.
     """
-    if shell.view.engines[0] not in shell.roles:
-        return None
-    logs.retention = RetentionService(logs, config.node)
+    engines = logs.engine.placement.view.engines
+    return engines.index(logs.node) if logs.node in engines else len(engines)
+
+
+def retention_of(logs: LocalLogs, config: Config) -> RetentionService:
+    """Return the service that enforces retention policies, not started yet. It does so while its
+    compute node is the first one of the newest view.
+    """
+    logs.retention = RetentionService(logs, config.node, serves=lambda: rank_of(logs) == 0)
     return logs.retention
 
 
 @asynccontextmanager
-async def retention_enforced(
-    shell: NodeShell, logs: LocalLogs, config: Config
-) -> AsyncIterator[None]:
-    """Enforce retention policies while the block runs, if this compute node is the one that
-    does.
-    """
-    if (service := retention_of(shell, logs, config)) is None:
-        yield
-        return
+async def retention_enforced(logs: LocalLogs, config: Config) -> AsyncIterator[None]:
+    """Enforce retention policies while the block runs and this compute node is the first one."""
+    service = retention_of(logs, config)
     service.start()
     try:
         yield
@@ -292,7 +292,7 @@ async def gateway_running(
     def status() -> dict[str, Any]:
         return status_of(shell, logs, run)
 
-    host = FunctionHost(config, logs, node_name=logs.node, rank=number_of(logs.node))
+    host = FunctionHost(config, logs, node_name=logs.node, rank=lambda: rank_of(logs))
     try:
         await host.start()
         registry = registry_of([shell.metrics])
@@ -453,7 +453,7 @@ def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def _engine_status(logs: LocalLogs) -> dict[str, Mapping[str, Any]]:
     status: dict[str, Mapping[str, Any]] = {**logs.engine.status()}
-    if logs.retention is not None:
+    if logs.retention is not None and logs.retention.serves():
         status["retention"] = logs.retention.status()
     return status
 

@@ -91,16 +91,18 @@ async def publish_views(store: MetadataStore, installed: Callable[[], View | Non
 
 
 class ClusterMembers:
-    """Shows and changes the members of a cluster, for its gateways."""
+    """Shows and changes the members of a cluster, for the gateway of the compute node `node`."""
 
-    def __init__(self, store: MetadataStore, config: Config) -> None:
+    def __init__(self, store: MetadataStore, config: Config, node: NodeId) -> None:
         self._store = store
         self._config = config
+        self._node = node
 
     async def state(self) -> dict[str, Any]:
         """Return the wanted and the installed nodes."""
         wanted, run = await wanted_in(self._store), await run_of(self._store)
-        return state_of(wanted.members, wanted.view, None if run is None else run.members)
+        started = None if run is None else run.members
+        return state_of(wanted.members, wanted.view, started, self._node)
 
     async def scale(self, counts: object) -> dict[str, Any]:
         """Change how many nodes the cluster is to have; return its state.

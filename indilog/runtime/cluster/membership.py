@@ -73,7 +73,7 @@ def needed(view: View, members: Members) -> tuple[NodeId, ...]:
 
 def leaving_engines(view: View, members: Members) -> frozenset[NodeId]:
     """Return the compute nodes of the installed view that leave."""
-    return frozenset(view.engines) - frozenset((*members.engines, *view.conditional_homes))
+    return frozenset(view.engines) - frozenset(members.engines)
 
 
 def scaled(members: Members, view: View, counts: Counts, config: Config) -> Members:
@@ -89,10 +89,9 @@ def scaled(members: Members, view: View, counts: Counts, config: Config) -> Memb
         ConfigError: the cluster cannot have these numbers, or cannot change while it runs.
     """
     _check_can_change(view)
-    homes = view.conditional_homes
     changed = Members(
         version=next_version(members, view),
-        engines=_engines(members, homes, counts.compute_nodes),
+        engines=_engines(members, counts.compute_nodes),
         storage_nodes=_storage_nodes(members, view, counts.storage_nodes),
         index_shards=_index_shards(members, counts.index_shards, counts.index_replicas),
         aggregators=_aggregators(members, counts.aggregators, config),
@@ -115,15 +114,11 @@ def without(members: Members, view: View, node: NodeId) -> Members:
         raise ConfigError(f"The cluster has no node {node!r}; it has {', '.join(known)}.")
     if node in view.sequencers:
         raise ConfigError(f"{node} is a sequencer: those are fixed when a cluster is created.")
-    homes = view.conditional_homes
-    if node in homes:
-        raise ConfigError(
-            f"{node} checks conditional appends, so it cannot leave: only compute nodes that were "
-            "added later can."
-        )
     kind = kind_of(node)
     if kind == "engine":
         engines = tuple(engine for engine in members.engines if engine != node)
+        if not engines:
+            raise ConfigError(f"{node} is the only compute node that stays; add another one first.")
         return msgspec.structs.replace(
             members, engines=engines, version=next_version(members, view)
         )
@@ -171,8 +166,12 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
     return sentences
 
 
-def state_of(members: Members, view: View, started: Members | None) -> dict[str, Any]:
-    """Return the wanted and the installed nodes in plain values, for people."""
+def state_of(
+    members: Members, view: View, started: Members | None, gateway: NodeId
+) -> dict[str, Any]:
+    """Return the wanted and the installed nodes in plain values, for people; `gateway` is the
+    compute node that answers.
+    """
     lacks = missing(members, view, started)
     return {
         "view": view.number,
@@ -180,7 +179,7 @@ def state_of(members: Members, view: View, started: Members | None) -> dict[str,
         "missing": lacks,
         "wanted": _described(members),
         "installed": _described(view.members),
-        "cannot_leave": list(view.conditional_homes),
+        "gateway": gateway,
     }
 
 
@@ -193,23 +192,19 @@ def _described(members: Members) -> Mapping[str, object]:
     }
 
 
-def _engines(members: Members, homes: tuple[NodeId, ...], count: int | None) -> tuple[NodeId, ...]:
-    before = tuple(dict.fromkeys((*homes, *members.engines)))
+def _engines(members: Members, count: int | None) -> tuple[NodeId, ...]:
     if count is None:
-        return before
-    if count < len(homes):
-        raise ConfigError(
-            f"Conditional appends are checked by {_names(homes)}, which cannot leave; set the "
-            f"number of compute nodes to {len(homes)} or more, not to {count}."
-        )
-    return homes + _resized([e for e in before if e not in homes], count - len(homes), homes)
+        return members.engines
+    if count < 1:
+        raise ConfigError(f"There is at least one compute node, not {count}.")
+    return _resized(members.engines, count, "engine")
 
 
 def _storage_nodes(members: Members, view: View, count: int | None) -> tuple[NodeId, ...]:
     if count is None:
         return members.storage_nodes
     _check_replicas(count, view)
-    return tuple(sorted(_resized(members.storage_nodes, count, (), "storage")))
+    return tuple(sorted(_resized(members.storage_nodes, count, "storage")))
 
 
 def _aggregators(members: Members, count: int | None, config: Config) -> tuple[NodeId, ...]:
@@ -222,7 +217,7 @@ def _aggregators(members: Members, count: int | None, config: Config) -> tuple[N
         )
     if count < 1:
         raise ConfigError(f"There is at least one aggregator, not {count}.")
-    return _resized(members.aggregators, count, (), "aggregator")
+    return _resized(members.aggregators, count, "aggregator")
 
 
 def _index_shards(
@@ -245,14 +240,12 @@ def _index_shards(
     )
 
 
-def _resized(
-    nodes: Iterable[NodeId], count: int, taken: tuple[NodeId, ...], kind: Kind = "engine"
-) -> tuple[NodeId, ...]:
+def _resized(nodes: Iterable[NodeId], count: int, kind: Kind) -> tuple[NodeId, ...]:
     """Return the `count` nodes with the smallest numbers, and new ones if there are fewer."""
     if count > NODES_MAX:
         raise ConfigError(f"A cluster has at most {NODES_MAX:,} nodes, not {count:,} of a kind.")
     kept = sorted(nodes, key=number_of)[:count]
-    used = {number_of(node) for node in (*kept, *taken)}
+    used = {number_of(node) for node in kept}
     free = (number for number in range(2 * NODES_MAX) if number not in used)
     return (*kept, *(NodeId(f"{kind}-{next(free)}") for _ in range(count - len(kept))))
 
@@ -291,7 +284,3 @@ def _check_ports(engines: Iterable[NodeId], port: int) -> None:
             f"Compute node N has the gateway port {port:,} + N, and {last:,} is above "
             f"{_PORT_MAX:,}; start with a smaller port."
         )
-
-
-def _names(nodes: Iterable[NodeId]) -> str:
-    return ", ".join(nodes)

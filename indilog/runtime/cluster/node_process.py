@@ -250,7 +250,7 @@ async def _serve(
             configured = node.start.config.node.gateway.port
             port, port_is = port_of(node.start.directory, name, configured)
             config = _config_of_engine(name, node.start, port)
-            await stack.enter_async_context(retention_enforced(node.shell, logs, config))
+            await stack.enter_async_context(retention_enforced(logs, config))
             detail = await stack.enter_async_context(
                 gateway_running(
                     node.shell,
@@ -259,7 +259,7 @@ async def _serve(
                     platform_dir=node.start.config.node.data_dir,
                     run=node.start.directory,
                     port_is=port_is,
-                    members=ClusterMembers(node.store, node.start.config),
+                    members=ClusterMembers(node.store, node.start.config, name),
                 )
             )
             if (listens_on := urlsplit(detail).port) is not None:

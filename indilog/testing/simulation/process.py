@@ -153,16 +153,9 @@ class SimulatedProcess:
             for node in self.nodes:
                 if (logs := logs_of(shell, node, cluster.config)) is not None:
                     self.logs[node] = logs
-            self._enforce_retention(shell)
+                    retention_of(logs, cluster.config).start()
         cluster.network.settle(self)
         self.on_up(self)
-
-    def _enforce_retention(self, shell: NodeShell) -> None:
-        """Start the retention service, if this process has it."""
-        cluster = self.cluster
-        logs = self.logs.get(cluster.view.engines[0])
-        if logs is not None and (service := retention_of(shell, logs, cluster.config)) is not None:
-            service.start()
 
     def _shell(self, epoch: Epoch) -> NodeShell:
         cluster, config = self.cluster, self.cluster.config

@@ -20,11 +20,13 @@ MEMBERS = {
 class Platform:
     """A gateway that records requests, and answers with the next of its states."""
 
-    def __init__(self, *missing: list[str]) -> None:
+    url = "http://here"
+
+    def __init__(self, *missing: list[str], gateway: str = "engine-0") -> None:
         self.requests: list[tuple[str, str, object]] = []
         self._states = [
             {"view": 4, "reached": not lacks, "missing": lacks, "wanted": MEMBERS,
-             "installed": MEMBERS}
+             "installed": MEMBERS, "gateway": gateway}
             for lacks in missing
         ]  # fmt: skip
 
@@ -84,6 +86,18 @@ def test_without_waiting_the_wanted_nodes_are_shown(monkeypatch: pytest.MonkeyPa
     assert shown.exit_code == 0
     assert len(platform.requests) == 1
     assert "4; these are wanted:" in shown.stdout
+
+
+def test_a_command_does_not_wait_for_the_node_whose_gateway_it_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for arguments in (("drain", "engine-1"), ("scale", "--compute-nodes", "1")):
+        platform = Platform(["engine-1 has not left yet."], gateway="engine-1")
+        shown = run(monkeypatch, platform, *arguments)
+        assert shown.exit_code == 0, shown.output
+        assert "engine-1 runs the gateway at http://here" in shown.stdout
+        assert "these are wanted" in shown.stdout
+        assert len(platform.requests) == 1
 
 
 def test_the_timeout_says_what_is_still_missing(monkeypatch: pytest.MonkeyPatch) -> None:

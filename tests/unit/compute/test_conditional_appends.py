@@ -17,7 +17,8 @@ from indilog.base.errors import (
 from indilog.base.ids import Epoch, Instant, NodeId, ViewNumber
 from indilog.base.log import After
 from indilog.config import node_config
-from indilog.kernel.metalog import NewWriters
+from indilog.kernel.metalog import NewView, NewWriters
+from indilog.kernel.view import NO_WRITER, ShardPlacement, View
 from indilog.roles.role import Answer, Appended, Effect, Received, Send
 from indilog.wire.conditional_messages import (
     ConditionalAnswer,
@@ -27,6 +28,8 @@ from indilog.wire.conditional_messages import (
 )
 from indilog.wire.messages import (
     AppendBatch,
+    IndexBlock,
+    IndexData,
     IndexLookup,
     LookupResult,
     Message,
@@ -52,7 +55,7 @@ from tests.unit.compute.engine_driver import (
 
 AT_T = Conditional("orders", After("t"), ((b"x", ("t",)),))
 AT_U = Conditional("orders", After("u"), ((b"x", ("u",)),))
-OTHER, AGGREGATOR = NodeId("engine-1"), NodeId("aggregator-0")
+OTHER, THIRD, AGGREGATOR = NodeId("engine-1"), NodeId("engine-2"), NodeId("aggregator-0")
 
 
 def batches(effects: Sequence[Effect]) -> int:
@@ -183,12 +186,13 @@ def test_waiting_appends_are_bounded() -> None:
 # --- requests
 
 
-def test_homes_are_spread_and_few_move_with_a_further_node() -> None:
+def test_tags_are_spread_over_the_slots_and_only_those_of_a_moved_slot_move() -> None:
     nodes = [NodeId(f"engine-{number}") for number in range(4)]
     homes = [home_of(nodes, tag) for tag in range(1, 2001)]
     assert all(400 < homes.count(node) < 600 for node in nodes)
-    moved = [home_of([*nodes, NodeId("engine-4")], tag) for tag in range(1, 2001)]
-    assert all(new in (old, "engine-4") for old, new in zip(homes, moved, strict=True))
+    moved = [home_of([NodeId("engine-9"), *nodes[1:]], tag) for tag in range(1, 2001)]
+    expected = [NodeId("engine-9") if home == "engine-0" else home for home in homes]
+    assert moved == expected
 
 
 class Asking:
@@ -202,6 +206,11 @@ class Asking:
     def turn(self, after_s: float = 0.0) -> list[Effect]:
         self.now += after_s
         effects = self.requests.begin(Instant(self.now))
+        self.requests.check_invariants()
+        return effects
+
+    def answer(self, answer: ConditionalAnswer) -> list[Effect]:
+        effects = self.requests.on_answer(OTHER, answer, Instant(self.now))
         self.requests.check_invariants()
         return effects
 
@@ -221,9 +230,9 @@ def test_an_append_is_addressed_to_the_incarnation_of_its_home() -> None:
     assert messages(asking.found()) == [sent]
     assert not asking.found(incarnation=8), "the first answer counts"
     assert messages(asking.turn(1.0)) == [sent]
-    done = asking.requests.on_answer(OTHER, ConditionalAnswer(1, 5, 40))
+    done = asking.answer(ConditionalAnswer(1, 5, 40))
     assert done == [Appended(["mine"], 40, 5)]
-    assert not asking.requests.on_answer(OTHER, ConditionalAnswer(1, 5, 40))
+    assert not asking.answer(ConditionalAnswer(1, 5, 40))
 
 
 def test_a_home_that_does_not_answer_has_appended_nothing() -> None:
@@ -250,11 +259,62 @@ def test_a_failed_condition_comes_with_the_position_at_which_it_is_seen() -> Non
     asking.found()
     attributes = {"last_seqnum": 12}
     answer = ConditionalAnswer(1, 9, 0, "ConditionFailedError", "later", attributes)
-    (outcome,) = answered(asking.requests.on_answer(OTHER, answer)).values()
+    (outcome,) = answered(asking.answer(answer)).values()
     assert isinstance(outcome, Answered)
     assert outcome.position == 9
     assert isinstance(outcome.value, ConditionFailedError)
     assert outcome.value.last_seqnum == 12
+
+
+def follow(asking: Asking, *homes: NodeId) -> list[object]:
+    moved = asking.requests.follow(homes, Instant(asking.now))
+    asking.requests.check_invariants()
+    return [waiter for _, waiter in moved]
+
+
+def test_an_append_that_was_not_sent_leaves_a_home_that_leaves() -> None:
+    asking = Asking()
+    asking.requests.start(AT_T, OTHER, "new")
+    assert follow(asking, OTHER) == []
+    assert follow(asking, THIRD) == ["mine", "new"]
+    asking.requests.start(AT_T, OTHER, "asked")
+    asking.turn()
+    assert follow(asking, THIRD) == ["asked"]
+    assert not asking.found()
+    assert len(asking.requests) == 0
+
+
+def test_an_append_that_was_sent_to_a_home_that_leaves_may_be_answered_for_a_while() -> None:
+    for answered_in_time in (True, False):
+        asking = Asking()
+        asking.turn()
+        asking.found()
+        assert follow(asking, THIRD) == []
+        if answered_in_time:
+            assert asking.answer(ConditionalAnswer(1, 5, 40)) == [Appended(["mine"], 40, 5)]
+            continue
+        outcomes = answered(asking.turn(node_config().messages.resend_s_max))
+        assert isinstance(outcomes["mine"], AppendOutcomeUnknownError)
+
+
+def test_an_append_that_a_home_without_shard_refused_is_asked_again() -> None:
+    asking = Asking()
+    asking.turn()
+    asking.found()
+    assert asking.answer(ConditionalAnswer(1, 0, 0, "SealedError", "lost", {})) == []
+    assert messages(asking.turn()) == [], "it asks again after a pause"
+    assert messages(asking.turn(1.0)) == [HomeWanted(2)], "no copy of the first request matches"
+    assert not asking.found(), "the late answer of the first question"
+    assert follow(asking, THIRD) == ["mine"]
+
+
+def test_a_home_that_keeps_refusing_is_believed_after_the_timeout() -> None:
+    asking = Asking()
+    asking.turn()
+    asking.found()
+    asking.now += 31
+    refused = ConditionalAnswer(1, 0, 0, "SealedError", "lost", {})
+    assert isinstance(answered(asking.answer(refused))["mine"], SealedError)
 
 
 def test_requests_end_with_their_node() -> None:
@@ -283,7 +343,7 @@ def test_a_request_is_executed_once() -> None:
 
 
 def home_driver() -> Driver:
-    """Return a home of AT_T among two compute nodes."""
+    """Return the home of all tags, among two compute nodes."""
     from indilog_compute.conditional.conditional_appends import ConditionalAppends
 
     driver = joined()
@@ -291,7 +351,8 @@ def home_driver() -> Driver:
     assert isinstance(conditional, ConditionalAppends)
     placement = driver.engine.placement
     engines = (*placement.view.engines, OTHER)
-    placement.view = msgspec.structs.replace(placement.view, engines=engines, homes=engines)
+    homes = (ENGINE, ENGINE)
+    placement.view = msgspec.structs.replace(placement.view, engines=engines, homes=homes)
     return driver
 
 
@@ -311,23 +372,55 @@ def test_a_home_answers_copies_of_a_request_alike() -> None:
     assert messages(hear(driver, request)) == [answer]
 
 
-def test_a_home_does_not_execute_a_request_to_an_earlier_incarnation() -> None:
+def moved_view(view: View, *homes: NodeId) -> NewView:
+    """Return the entry of a view in which `homes` have the slots."""
+    following = msgspec.structs.replace(view, number=ViewNumber(view.number + 1), homes=homes)
+    return NewView(0, ViewNumber(1), Epoch(1), following)
+
+
+def apply(driver: Driver, entry: NewView) -> list[Effect]:
+    position = driver.position
+    entry = msgspec.structs.replace(entry, position=position)
+    driver.position += 1
+    block = IndexBlock(position, driver.tail, (), (), Epoch(1), Epoch(min(position, 1)))
+    effects = driver.hear(PRIMARY, entries_message((entry,)))
+    return effects + driver.hear(A, IndexData((block,), copy_of=Epoch(1)))
+
+
+def test_a_new_home_checks_nothing_before_it_has_applied_the_entry_that_makes_it_one() -> None:
+    """The sender has applied it. Records of the home before are ordered below the entry."""
     driver = home_driver()
-    request = ConditionalAppend(1, Epoch(0), "orders", After("t"), ((b"x", ("t",)),))
-    ((_, answer),) = sends(hear(driver, request), ConditionalAnswer)
-    assert isinstance(answer, ConditionalAnswer)
-    assert answer.kind == "AppendOutcomeUnknownError"
-    assert not sends(driver.turn(), TailWanted)
+    placement = driver.engine.placement
+    placement.view = msgspec.structs.replace(placement.view, homes=(OTHER, OTHER))
+    request = ConditionalAppend(1, Epoch(1), "orders", After("t"), ((b"x", ("t",)),))
+    assert not sends(hear(driver, request), TailWanted)
+    effects = apply(driver, moved_view(placement.view, ENGINE, ENGINE))
+    assert batches(checked(driver, effects)) == 1
 
 
-def test_a_home_refuses_what_is_no_record() -> None:
+def test_appends_of_this_node_are_executed_here_when_their_home_has_left() -> None:
     driver = home_driver()
-    request = ConditionalAppend(1, Epoch(1), "orders", After("t"), ((b"x", ("",)),))
-    ((_, answer),) = sends(checked(driver, hear(driver, request)), ConditionalAnswer)
-    assert isinstance(answer, ConditionalAnswer)
-    assert answer.kind == "InvalidTagError"
+    placement = driver.engine.placement
+    placement.view = msgspec.structs.replace(placement.view, homes=(OTHER, OTHER))
+    driver.engine.append_if(AT_T, "mine")
+    assert messages(driver.turn()) == [HomeWanted(JOIN + 1)]
+    effects = apply(driver, moved_view(placement.view, ENGINE, ENGINE))
+    assert batches(checked(driver, effects)) == 1
+    assert [e for e in driver.order(1) if isinstance(e, Appended)] == [Appended(["mine"], 0, 2)]
 
 
-def test_messages_of_other_nodes_are_ignored() -> None:
-    driver = joined()
-    assert not messages(hear(driver, HomeWanted(1)))
+def test_a_home_that_leaves_refuses_what_it_has_not_appended() -> None:
+    driver = home_driver()
+    request = ConditionalAppend(1, Epoch(1), "orders", After("t"), ((b"x", ("t",)),))
+    assert batches(checked(driver, hear(driver, request))) == 1
+    queued = ConditionalAppend(2, Epoch(1), "orders", After("t"), ((b"x", ("t",)),))
+    hear(driver, queued)
+    view = driver.engine.placement.view
+    shards = {SHARD: ShardPlacement(view.shards[SHARD].replicas, NO_WRITER, Epoch(1))}
+    left = msgspec.structs.replace(view, engines=(OTHER,), shards=shards)
+    answers = [
+        m for _, m in sends(apply(driver, moved_view(left, OTHER, OTHER)), ConditionalAnswer)
+    ]
+    kinds = {a.request: a.kind for a in answers if isinstance(a, ConditionalAnswer)}
+    assert kinds == {1: "AppendOutcomeUnknownError", 2: "SealedError"}
+    assert not messages(hear(driver, HomeWanted(3))), "the next home answers"

@@ -8,7 +8,7 @@ import pytest
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.base.ids import Epoch, Instant, ShardId, ViewNumber
 from indilog.config import Config
-from indilog.kernel.metalog import NewView
+from indilog.kernel.metalog import NO_INCARNATION, NewView
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import NO_WRITER, ShardPlacement, View, view_of, view_with
 from indilog.roles.role import Effect, Received, Started
@@ -45,7 +45,7 @@ def with_index_shards(view: View, count: int, position: int) -> View:
     members = msgspec.structs.replace(
         view.members, index_shards=view_of(index_shards=count).index_shards, version=1
     )
-    return view_with(view, members, position, Placement(view).replicas)
+    return view_with(view, members, position, Placement(view).replicas, lambda _: NO_INCARNATION)
 
 
 def test_a_node_whose_shard_is_taken_away_appends_nothing_more() -> None:

@@ -274,7 +274,7 @@ async def test_the_service_waits_without_a_timer_until_a_log_has_a_policy(
         return await real(self, *args, **given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MemoryLog, "read_next", read_next)
-    service = RetentionService(world.logs, world.config)
+    service = RetentionService(world.logs, world.config, serves=lambda: True)
     log = world.logs.log("orders")
     await world.fill(log, 10)
     service.start()
@@ -309,7 +309,7 @@ async def test_the_service_continues_after_an_error(
         again.set()
 
     monkeypatch.setattr(PolicyLog, "catch_up", catch_up)
-    service = RetentionService(world.logs, world.config)
+    service = RetentionService(world.logs, world.config, serves=lambda: True)
     service.start()
     try:
         await again.wait()

@@ -11,7 +11,7 @@ import pytest
 from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, node_config
 from indilog.kernel.index_snapshot import SnapshotOpened
-from indilog.kernel.metalog import Replicas
+from indilog.kernel.metalog import NO_INCARNATION, Replicas
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import View, view_of, view_with
 from indilog.roles.role import (
@@ -465,7 +465,7 @@ def newer_view(position: int) -> View:
     members = msgspec.structs.replace(
         VIEW.members, index_shards=view_of(index_shards=3).index_shards, version=1
     )
-    return view_with(VIEW, members, position, Placement(VIEW).replicas)
+    return view_with(VIEW, members, position, Placement(VIEW).replicas, lambda _: NO_INCARNATION)
 
 
 def lookup_under(view: View, bound: int, *, position: int) -> Received:

@@ -11,6 +11,7 @@ from indilog.base.errors import ConfigError
 from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
 from indilog.kernel.index_schedule import IndexEra, first_difference
 from indilog.kernel.metalog import (
+    NO_INCARNATION,
     Base,
     NewView,
     entry_decoded,
@@ -35,7 +36,7 @@ def wanted(view: View = VIEW, **changes: Any) -> Members:  # noqa: ANN401 fields
 
 
 def after(view: View, members: Members) -> View:
-    return view_with(view, members, POSITION, Placement(view).replicas)
+    return view_with(view, members, POSITION, Placement(view).replicas, lambda _: NO_INCARNATION)
 
 
 def test_a_compute_node_that_joins_gets_a_shard_on_the_storage_nodes_with_the_fewest() -> None:
@@ -54,10 +55,38 @@ def test_the_shard_of_a_compute_node_that_left_is_given_to_the_next_one() -> Non
     assert other.shard_written_by(NodeId("engine-7")) == ShardId(2)
 
 
-def test_the_homes_of_conditional_appends_stay() -> None:
-    view = after(VIEW, wanted(engines=(NodeId("engine-0"), NodeId("engine-5"))))
-    assert view.engines == (*names("engine", 2), NodeId("engine-5"))
-    assert view.conditional_homes == VIEW.conditional_homes == names("engine", 2)
+def test_the_slots_of_a_compute_node_that_leaves_go_to_those_with_the_fewest() -> None:
+    first = view_of(sequencers=3, engines=4)
+    grown = after(first, wanted(first, engines=names("engine", 5)))
+    assert grown.conditional_homes == first.conditional_homes == names("engine", 4)
+    without_0 = after(grown, wanted(grown, engines=names("engine", 5)[1:]))
+    assert without_0.homes == tuple(NodeId(f"engine-{n}") for n in (4, 1, 2, 3))
+    without_3 = after(
+        without_0, wanted(without_0, engines=(NodeId("engine-4"), NodeId("engine-1")))
+    )
+    assert without_3.homes == tuple(NodeId(f"engine-{n}") for n in (4, 1, 4, 1))
+    back = after(without_3, wanted(without_3, engines=(*without_3.engines, NodeId("engine-0"))))
+    assert back.homes == without_3.homes, "a slot stays where its node stays"
+    alone = after(back, wanted(back, engines=(NodeId("engine-0"),)))
+    assert alone.homes == (NodeId("engine-0"),) * 4
+
+
+def test_a_shard_that_is_taken_away_names_the_writer_that_ended() -> None:
+    def writer_of(shard: ShardId) -> Epoch:
+        return Epoch(10 + shard)
+
+    replicas = Placement(VIEW).replicas
+    members = wanted(engines=(NodeId("engine-1"), NodeId("engine-7")))
+    view = view_with(VIEW, members, POSITION, replicas, writer_of)
+    placed = view.shards[ShardId(0)]
+    assert (placed.writer, placed.ended) == ("engine-7", Epoch(10))
+    assert view.shards[ShardId(1)].ended == Epoch(0)
+    assert Placement(view).has_ended(ShardId(0), Epoch(10))
+    assert not Placement(view).has_ended(ShardId(0), Epoch(11))
+    left = view_with(view, wanted(view, engines=(NodeId("engine-1"),)), 50, replicas, writer_of)
+    kept = view_with(left, wanted(left, storage_nodes=names("storage", 4)), 60, replicas, writer_of)
+    assert left.shards[ShardId(0)] == kept.shards[ShardId(0)]
+    assert left.shards[ShardId(0)].writer == NO_WRITER
 
 
 def test_a_storage_node_leaves_when_it_keeps_no_shard() -> None:
@@ -65,17 +94,26 @@ def test_a_storage_node_leaves_when_it_keeps_no_shard() -> None:
     kept = after(VIEW, members)
     assert NodeId("storage-2") in kept.storage_nodes
     elsewhere = names("storage", 2)
-    free = view_with(kept, members, POSITION, lambda _: elsewhere)
+    free = view_with(kept, members, POSITION, lambda _: elsewhere, lambda _: NO_INCARNATION)
     assert free.storage_nodes == members.storage_nodes
     assert (free.spares, free.left) == ((NodeId("storage-9"),), (NodeId("storage-2"),))
     back = wanted(free, storage_nodes=names("storage", 3))
-    assert view_with(free, back, POSITION, lambda _: elsewhere).storage_nodes == back.storage_nodes
+    assert (
+        view_with(free, back, POSITION, lambda _: elsewhere, lambda _: NO_INCARNATION).storage_nodes
+        == back.storage_nodes
+    )
 
 
 def test_index_shards_get_positions_after_the_entry() -> None:
     more = view_of(index_shards=4).index_shards
     grown = after(VIEW, wanted(index_shards=more))
-    fewer = view_with(grown, wanted(grown, index_shards=more[:1]), 90, Placement(grown).replicas)
+    fewer = view_with(
+        grown,
+        wanted(grown, index_shards=more[:1]),
+        90,
+        Placement(grown).replicas,
+        lambda _: NO_INCARNATION,
+    )
     assert grown.eras == (IndexEra(0, (0, 1)), IndexEra(POSITION + 1, (0, 1, 2, 3)))
     assert fewer.eras[-1] == IndexEra(91, (0,))
     assert fewer.index_shards == more, "retired index shards keep their nodes"
@@ -97,6 +135,7 @@ def test_members_older_than_those_of_the_view_change_nothing() -> None:
             {"storage_nodes": names("storage", 1), "engines": names("engine", 3)},
             "2 replicas need as many storage nodes; there are 1.",
         ),
+        ({"engines": ()}, "A cluster needs a compute node."),
         ({"index_shards": ()}, "An era of the index schedule names index shards, each once."),
         ({"index_shards": ((),)}, "Every shard and every index shard needs a replica."),
         (

@@ -7,16 +7,31 @@ from __future__ import annotations
 import msgspec
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
-from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters
+from indilog.kernel.metalog import (
+    NO_INCARNATION,
+    Entry,
+    NewRecords,
+    NewReplicas,
+    NewView,
+    NewWriters,
+)
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import Members, View, view_of, view_with
 from indilog.roles.role import Event, MembersWanted, Received
-from indilog.wire.messages import MetalogEntries, MetalogWanted, ShardWanted, TailIs, TailWanted
+from indilog.wire.messages import (
+    MetalogEntries,
+    MetalogWanted,
+    ShardProgress,
+    ShardWanted,
+    TailIs,
+    TailWanted,
+)
 from indilog.wire.sequencer_messages import MetalogAppend
 from indilog_ordering.sequencer import Sequencer
 from tests.unit.ordering.test_lost_storage import alive
 from tests.unit.ordering.test_primary import (
     ENGINE,
+    FIRST,
     SECOND,
     T0,
     elected,
@@ -153,6 +168,34 @@ def test_a_compute_node_that_leaves_receives_the_entry_and_may_ask_for_it() -> N
     assert JOINING not in {to for to, _ in sent(effects, MetalogEntries)}
 
 
+def test_nothing_more_of_a_shard_is_ordered_when_a_view_takes_it_from_its_compute_node() -> None:
+    """Its replicas may get more of it: the compute node applies the entry later."""
+    members = msgspec.structs.replace(VIEW.members, engines=(ENGINE, JOINING), version=1)
+    view = view_with(VIEW, members, 5, Placement(VIEW).replicas, lambda _: NO_INCARNATION)
+    replicas = view.shards[ShardId(1)].replicas
+    node, _ = elected(view)
+    node.handle(commit(node), T0)
+
+    def reported(count: int) -> list[Event]:
+        stored = {ShardId(1): (Epoch(1), count)}
+        message = ShardProgress(Epoch(5), stored, 100)
+        return [Received(replica, message, Epoch(1)) for replica in replicas]
+
+    effects = node.handle([*reported(3), wanted(version=2, engines=(ENGINE,))], T0)
+    entries = [e for to, m in sent(effects, MetalogAppend) for e in m.entries if to == FIRST]
+    assert [type(entry) for entry in entries] == [NewRecords, NewView], "what was reported before"
+    assert isinstance(entries[-1], NewView)
+    assert entries[-1].following.shards[ShardId(1)].ended == Epoch(1)
+    node.handle(commit(node), T0)
+    assert not sent(node.handle(reported(5), T0), MetalogAppend)
+    later = NodeId("engine-2")
+    node.handle([wanted(version=3, engines=(ENGINE, later))], T0)
+    node.handle(commit(node), T0)
+    effects = node.handle([Received(later, ShardWanted(ShardId(1), Epoch(8)), Epoch(8))], T0)
+    ((_, message), *_) = sent(effects, MetalogAppend)
+    assert [type(entry) for entry in message.entries] == [NewWriters]
+
+
 def commit(node: Sequencer) -> list[Event]:
     """What commits all proposed entries."""
     tokens = range(node.committed + 1, node.length + 1)
@@ -176,9 +219,9 @@ def test_a_second_storage_node_gets_no_shard_because_the_first_had_to_send_no_he
 
 def test_the_next_primary_answers_a_compute_node_that_left() -> None:
     members = msgspec.structs.replace(VIEW.members, engines=(ENGINE, JOINING), version=1)
-    two = view_with(VIEW, members, 5, Placement(VIEW).replicas)
+    two = view_with(VIEW, members, 5, Placement(VIEW).replicas, lambda _: NO_INCARNATION)
     one = msgspec.structs.replace(members, engines=(ENGINE,), version=2)
-    node, _ = elected(view_with(two, one, 6, Placement(two).replicas))
+    node, _ = elected(view_with(two, one, 6, Placement(two).replicas, lambda _: NO_INCARNATION))
     node.handle([persisted(1), stored(1)], T0)
     asked = Received(JOINING, MetalogWanted(0, Epoch(0), 9), Epoch(6))
     assert [to for to, _ in sent(node.handle([asked], T0), MetalogEntries)] == [JOINING]

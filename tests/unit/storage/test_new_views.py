@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.kernel.metalog import Base, NewView
+from indilog.kernel.metalog import NO_INCARNATION, Base, NewView
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import NO_WRITER, Members, View, view_of, view_with
 from indilog.roles.role import Send
-from indilog.wire.messages import AppendBatch, IndexData, ShardStored
+from indilog.wire.messages import AppendBatch, IndexData, ShardProgress, ShardStored
 from indilog.wire.replica_messages import PlacementIs
 from indilog_storage.history import HistoryFetch
 from indilog_storage.ordering import Ordering
@@ -34,7 +34,7 @@ def installed(position: int) -> View:
     """The view that an entry at `position` installs: one more compute node and index shard."""
     more = view_of(index_shards=3).index_shards
     members = Members((ENGINE, JOINING), VIEW.storage_nodes, more, VIEW.aggregators, 1)
-    return view_with(VIEW, members, position, Placement(VIEW).replicas)
+    return view_with(VIEW, members, position, Placement(VIEW).replicas, lambda _: NO_INCARNATION)
 
 
 def machine_with_view(node: NodeId = C) -> tuple[Machine, list[Send]]:
@@ -109,7 +109,9 @@ def test_a_shard_without_writer_is_answered_to_no_node_at_a_start() -> None:
     view = machine.node._moved.placement.view
     position = machine.node.position
     members = msgspec.structs.replace(view.members, engines=(ENGINE,), version=2)
-    left = view_with(view, members, position, machine.node._moved.placement.replicas)
+    left = view_with(
+        view, members, position, machine.node._moved.placement.replicas, lambda _: NO_INCARNATION
+    )
     entry = NewView(position, ViewNumber(1), Epoch(1), left)
     machine.tell(entries_message((entry,)), sender=PRIMARY)
     assert left.shards[NEW_SHARD].writer == NO_WRITER
@@ -118,11 +120,27 @@ def test_a_shard_without_writer_is_answered_to_no_node_at_a_start() -> None:
     assert answered == {ENGINE}
 
 
+def test_batches_of_a_writer_that_a_view_has_ended_are_neither_stored_nor_reported() -> None:
+    """They would never be ordered, and their writer may not know it yet."""
+    machine = Machine(VIEW, config_of(), A)
+    machine.tell(entries_message((new_writers(0, 1),)), sender=PRIMARY)
+    machine.tell(AppendBatch(batch(0, [b"stored"])))
+    assert any(isinstance(send.message, ShardProgress) for send in machine.wait(0.6))
+    members = msgspec.structs.replace(VIEW.members, engines=(JOINING,), version=1)
+    view = view_with(VIEW, members, 1, Placement(VIEW).replicas, lambda _: Epoch(1))
+    entry = NewView(1, ViewNumber(1), Epoch(1), view)
+    machine.tell(entries_message((entry,)), sender=PRIMARY)
+    machine.tell(AppendBatch(batch(1, [b"late"])))
+    assert machine.node.shards[SHARD].stored == 1
+    machine.wait(0.6)
+    assert not any(isinstance(send.message, ShardProgress) for send in machine.wait(5.0))
+
+
 def test_old_entries_are_fetched_from_nodes_of_the_newest_view() -> None:
     """A node that lost its disk may start with a view in which it is alone."""
     first = view_of(sequencers=3)
     members = msgspec.structs.replace(first.members, storage_nodes=(A, B), version=1)
-    view = view_with(first, members, 3, Placement(first).replicas)
+    view = view_with(first, members, 3, Placement(first).replicas, lambda _: NO_INCARNATION)
     history = HistoryFetch(A, Placement(first), Ordering(), config_of().node)
     history.begin(Base(10, Epoch(1), view=view))
     assert [effect.to for effect in history.conclude(Instant(0.0))] == [B]  # type: ignore[union-attr]

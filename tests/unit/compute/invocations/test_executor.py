@@ -51,9 +51,9 @@ class Nodes:
             invocations_running_max=invocations_running_max,
         )
         self.table = InvocationTable(LIMITS)
-        self.schedules = Schedules(0, config)
+        self.schedules = Schedules(lambda: 0, config)
         self.a = Executor(A, self.table, self.schedules, config)
-        self.b = Executor(B, self.table, Schedules(1, config), config)
+        self.b = Executor(B, self.table, Schedules(lambda: 1, config), config)
         self._seqnums = itertools.count()
 
     def record(self, now: float, *events: Event) -> None:

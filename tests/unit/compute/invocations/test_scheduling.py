@@ -36,7 +36,7 @@ class Clockwork:
         self.first, self.second = self.node(0), self.node(1)
 
     def node(self, rank: int) -> Schedules:
-        schedules = Schedules(rank, self._config)
+        schedules = Schedules(lambda: rank, self._config)
         schedules.take([self.scheduled])
         return schedules
 
@@ -132,7 +132,7 @@ def test_a_due_time_that_ran_before_the_clock_was_set_back_is_skipped_once() -> 
 
 def test_a_deployment_by_a_node_whose_clock_is_wrong_begins_when_it_was_ordered() -> None:
     clockwork = Clockwork("all")
-    node = Schedules(0, clockwork._config)
+    node = Schedules(lambda: 0, clockwork._config)
     behind_s = 1e6 * MINUTE  # the log's time is behind the wall clock
     scheduled = clockwork.scheduled._replace(since=at(7.5) - behind_s)
     node.take([scheduled], ahead_s=behind_s)

@@ -90,7 +90,7 @@ async def test_without_a_wish_the_members_are_those_of_the_view(
 @pytest.mark.asyncio
 async def test_changes_of_two_callers_at_once_are_both_kept(store: EmbeddedMetadataStore) -> None:
     await store_view(store, VIEW)
-    members = ClusterMembers(store, Config())
+    members = ClusterMembers(store, Config(), NodeId("engine-0"))
     await asyncio.gather(
         members.scale({"storage_nodes": 3}),
         members.scale({"compute_nodes": 2}),
@@ -106,7 +106,7 @@ async def test_changes_of_two_callers_at_once_are_both_kept(store: EmbeddedMetad
 @pytest.mark.asyncio
 async def test_a_refused_change_writes_nothing(store: EmbeddedMetadataStore) -> None:
     await store_view(store, VIEW)
-    members = ClusterMembers(store, Config())
+    members = ClusterMembers(store, Config(), NodeId("engine-0"))
     for counts in ({"storage_nodes": 1}, {"storage": 3}, {"storage_nodes": "many"}):
         with pytest.raises(ConfigError):
             await members.scale(counts)

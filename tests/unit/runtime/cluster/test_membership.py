@@ -8,6 +8,7 @@ import pytest
 from indilog.base.errors import ConfigError
 from indilog.base.ids import NodeId
 from indilog.config import ClusterConfig, Config, node_config
+from indilog.kernel.metalog import NO_INCARNATION
 from indilog.kernel.view import Members, View, view_of, view_with
 from indilog.runtime.cluster.membership import (
     Counts,
@@ -36,7 +37,9 @@ def change(members: Members = VIEW.members, view: View = VIEW, **counts: int) ->
 
 def installed(members: Members, view: View = VIEW) -> View:
     """Return the view after an entry that installs these members; shards stay where they are."""
-    return view_with(view, members, 10, lambda shard: view.shards[shard].replicas)
+    return view_with(
+        view, members, 10, lambda shard: view.shards[shard].replicas, lambda _: NO_INCARNATION
+    )
 
 
 def test_numbers_that_are_left_out_stay() -> None:
@@ -59,10 +62,10 @@ def test_added_nodes_get_the_smallest_free_numbers() -> None:
     assert set(again.storage_nodes) == set(grown.storage_nodes)
 
 
-def test_nodes_with_the_greatest_numbers_leave_first_and_homes_never() -> None:
+def test_nodes_with_the_greatest_numbers_leave_first() -> None:
     grown = change(compute_nodes=12, storage_nodes=11)
-    shrunk = scaled(grown, VIEW, Counts(compute_nodes=3, storage_nodes=2), CONFIG)
-    assert shrunk.engines == nodes("engine-0", "engine-1", "engine-2")
+    shrunk = scaled(grown, VIEW, Counts(compute_nodes=1, storage_nodes=2), CONFIG)
+    assert shrunk.engines == nodes("engine-0")
     assert shrunk.storage_nodes == nodes("storage-0", "storage-1")
 
 
@@ -78,7 +81,7 @@ def test_every_change_has_a_greater_version_than_the_view_and_the_members() -> N
 @pytest.mark.parametrize(
     ("counts", "sentence"),
     [
-        ({"compute_nodes": 1}, "checked by engine-0, engine-1, which cannot leave"),
+        ({"compute_nodes": 0}, "at least one compute node, not 0"),
         ({"storage_nodes": 1}, "2 replicas of each record need as many storage nodes, not 1"),
         ({"storage_nodes": 100}, "adds 97 nodes, each a process of this machine; add at most 32"),
         ({"storage_nodes": 2000}, "at most 1,000 nodes"),
@@ -113,7 +116,6 @@ def test_there_are_no_aggregators_where_index_nodes_merge() -> None:
     [
         ("storage-9", "has no node 'storage-9'; it has sequencer-0,"),
         ("sequencer-1", "is a sequencer"),
-        ("engine-0", "checks conditional appends, so it cannot leave"),
         ("index-0-0", "indilog cluster scale --index-shards"),
         ("aggregator-0", "is of the index tier"),
     ],
@@ -121,6 +123,14 @@ def test_there_are_no_aggregators_where_index_nodes_merge() -> None:
 def test_a_node_that_cannot_leave_is_named_with_the_reason(node: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         without(VIEW.members, VIEW, NodeId(node))
+
+
+def test_the_first_compute_nodes_may_leave_and_one_stays() -> None:
+    members = without(VIEW.members, VIEW, NodeId("engine-0"))
+    assert members.engines == nodes("engine-1")
+    assert "engine-0" in decided(members, VIEW, VIEW, VIEW.nodes).stop
+    with pytest.raises(ConfigError, match="engine-1 is the only compute node that stays"):
+        without(members, VIEW, NodeId("engine-1"))
 
 
 def test_as_many_storage_nodes_as_replicas_stay() -> None:
@@ -151,8 +161,8 @@ def test_what_is_missing_is_said_until_the_view_has_the_members() -> None:
     assert sentence.startswith("storage-0 has not left yet: its shards are copied")
     fewer = change(change(index_shards=2), installed(change(index_shards=2)), index_shards=1)
     assert missing(fewer, installed(change(index_shards=2)), fewer)
-    assert state_of(members, installed(members), members)["reached"]
-    assert not state_of(members, VIEW, members)["reached"]
+    assert state_of(members, installed(members), members, NodeId("engine-0"))["reached"]
+    assert not state_of(members, VIEW, members, NodeId("engine-0"))["reached"]
 
 
 def test_names_have_a_kind_and_a_number() -> None:
@@ -180,7 +190,9 @@ def test_a_process_stops_when_neither_members_nor_view_have_its_node() -> None:
     assert decided(members, VIEW, VIEW, running).stop == (), "the view still has it"
     gone = installed(members)
     moved = dict.fromkeys(VIEW.shards, ("storage-1", "storage-2"))
-    view = view_with(VIEW, members, 10, lambda shard: nodes(*moved[shard]))
+    view = view_with(
+        VIEW, members, 10, lambda shard: nodes(*moved[shard]), lambda _: NO_INCARNATION
+    )
     assert "storage-0" in gone.nodes
     assert "storage-0" not in view.nodes
     assert decided(members, view, gone, running).stop == ("storage-0",)
