@@ -141,10 +141,14 @@ class InvokeEndpoint:
             return
         name = f"{app}.{function}"
         position, key, forwarded = _headers(scope)
-        is_recorded = bool(key) or bool(scope["query_string"])
         what = "The size of the call's arguments in bytes"
+        is_recorded = bool(key) or bool(scope["query_string"])
         if forwarded is None:
             arguments = await read_body(scope, receive, self._body_bytes_max, what=what)
+            if self._forwarder is None and not is_recorded:
+                call = self._host.call(name, arguments, position=position)
+                await self._finish(scope, receive, send, call)
+                return
         else:
             send = self._offers.with_load(send)
             try:
@@ -179,66 +183,82 @@ class InvokeEndpoint:
         if request.was_forwarded and call.worker is None and self._host.withdraw(call):
             await _refuse(request, OverloadedError(f"{request.name} got no slot on this node."))
             return
-        elsewhere: ForwardedCall | None = None
+        is_waiting = call.worker is None and not call.outcome.done()
+        if is_waiting and (elsewhere := self._elsewhere(request)) is not None:
+            try:
+                answer = await self._wait_or_forward(request.receive, call, elsewhere)
+            except asyncio.CancelledError:
+                details = self._cut_off(call, may_run=elsewhere.may_have_run)
+                await _send_problem(request.send, details)
+                return
+            if answer is not None:
+                await self._relay(request, answer)
+                return
+            if elsewhere.is_taken:  # the other node did not begin it
+                call = self._host.call(request.name, request.arguments, position=request.position)
+        await self._finish(request.scope, request.receive, request.send, call)
+
+    async def _finish(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
+        """Answer with the outcome of a call that runs or waits here."""
         try:
             if call.worker is None and not call.outcome.done():
-                elsewhere = self._elsewhere(request)
-                if answer := await self._wait_for_worker(request.receive, call, elsewhere):
-                    await self._relay(request, answer)
-                    return
-                if elsewhere is not None and elsewhere.is_taken:  # that node did not begin it
-                    call = self._host.call(
-                        request.name, request.arguments, position=request.position
-                    )
-                    if call.worker is None:
-                        await self._wait_for_worker(request.receive, call, None)
+                await self._wait_for_worker(receive, call)
             outcome = await asyncio.shield(call.outcome)
         except asyncio.CancelledError:
-            may_run = elsewhere is not None and elsewhere.may_have_run
-            await _send_problem(request.send, self._cut_off(call, may_run=may_run))
+            await _send_problem(send, self._cut_off(call))
             return
-        await self._send_outcome(request, call.invocation, outcome)
+        await self._send_outcome(scope, send, call.invocation, outcome)
 
-    async def _wait_for_worker(
-        self, receive: Receive, call: Call, elsewhere: ForwardedCall | None
-    ) -> PeerAnswer | None:
-        """Wait for the end of `call` here, or until another node has taken it; return the answer of
-        that node. If the client disconnects before a worker takes the call, cancel the call.
+    async def _wait_for_worker(self, receive: Receive, call: Call) -> None:
+        """Wait for the end of `call`. If the client disconnects before a worker takes the call,
+        cancel the call.
 
         Raises:
             ClientLeftError: the client disconnected; a call that a worker has taken continues.
-            CallOutcomeUnknownError: another node took the call and was lost.
         """
-        leaving: asyncio.Future[Any] = asyncio.ensure_future(wait_until_left(receive))
-        forwarding: asyncio.Future[PeerAnswer | None] | None = None
-        if elsewhere is not None and self._forwarder is not None:
-            forwarding = asyncio.ensure_future(
-                self._forwarder.forward_waiting(
-                    elsewhere,
-                    is_waiting=lambda: call.worker is None and not call.outcome.done(),
-                    withdraw=lambda: self._host.withdraw(call),
-                )
-            )
+        leaving = asyncio.ensure_future(wait_until_left(receive))
+        ends: set[asyncio.Future[Any]] = {leaving, call.outcome}
         try:
-            if forwarding is not None:
-                await asyncio.wait(
-                    {leaving, call.outcome, forwarding}, return_when=asyncio.FIRST_COMPLETED
-                )
-                if elsewhere is not None and elsewhere.is_taken:
-                    await asyncio.wait({leaving, forwarding}, return_when=asyncio.FIRST_COMPLETED)
-                    if not forwarding.done():
-                        raise ClientLeftError
-                    return forwarding.result()
-            await asyncio.wait({leaving, call.outcome}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not call.outcome.done():
                 if call.worker is None:
                     self._host.cancel(call)
                 raise ClientLeftError
         finally:
             leaving.cancel()
-            if forwarding is not None:
-                forwarding.cancel()
-        return None
+
+    async def _wait_or_forward(
+        self, receive: Receive, call: Call, elsewhere: ForwardedCall
+    ) -> PeerAnswer | None:
+        """Wait until `call` has begun or ended here, or another node has run it; return the answer
+        of that node. If the client disconnects before either, cancel the call.
+
+        Raises:
+            ClientLeftError: the client disconnected; a call that has begun continues.
+            CallOutcomeUnknownError: another node took the call and was lost.
+        """
+        assert self._forwarder is not None, "`elsewhere` needs one"
+        leaving = asyncio.ensure_future(wait_until_left(receive))
+        forwarding = asyncio.ensure_future(
+            self._forwarder.forward_waiting(
+                elsewhere,
+                is_waiting=lambda: call.worker is None and not call.outcome.done(),
+                withdraw=lambda: self._host.withdraw(call),
+            )
+        )
+        ends: set[asyncio.Future[Any]] = {leaving, forwarding, call.outcome}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if forwarding.done():
+                return forwarding.result()
+            if call.outcome.done():
+                return None
+            if call.worker is None and not elsewhere.is_taken:
+                self._host.cancel(call)
+            raise ClientLeftError
+        finally:
+            leaving.cancel()
+            forwarding.cancel()
 
     async def _call_once(self, request: _Request) -> None:
         """Run a call with a key, here or on another compute node."""
@@ -257,7 +277,7 @@ class InvokeEndpoint:
         if isinstance(answer, PeerAnswer):
             await self._relay(request, answer)
         else:
-            await self._send_outcome(request, *answer)
+            await self._send_outcome(request.scope, request.send, *answer)
 
     async def _run_once(self, request: _Request) -> PeerAnswer | tuple[str, Returned | Failed]:
         if (
@@ -337,7 +357,7 @@ class InvokeEndpoint:
 
     # --- answers
 
-    def _cut_off(self, call: Call, *, may_run: bool) -> Problem:
+    def _cut_off(self, call: Call, *, may_run: bool = False) -> Problem:
         """Cancel `call`, and return the problem for its caller. `may_run`: another compute node may
         run the call.
         """
@@ -366,9 +386,8 @@ class InvokeEndpoint:
         await _send(request.send, HTTPStatus.ACCEPTED, (_JSON, location), body)
 
     async def _send_outcome(
-        self, request: _Request, invocation: str, outcome: Returned | Failed
+        self, scope: Scope, send: Send, invocation: str, outcome: Returned | Failed
     ) -> None:
-        send = request.send
         headers = (
             (INVOCATION_HEADER, invocation.encode()),
             (POSITION_HEADER, b"%d" % outcome.position),
@@ -377,7 +396,7 @@ class InvokeEndpoint:
             await _send_problem(send, problem_of(error_from(outcome)), headers)
             return
         if len(outcome.result) > LARGE_BYTES:
-            send = partial(self._resources.send, request.scope, send)
+            send = partial(self._resources.send, scope, send)
         await _send(send, HTTPStatus.OK, (_JSON, *headers), outcome.result)
 
 
