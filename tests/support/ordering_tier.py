@@ -1,9 +1,9 @@
 """Three sequencers under loss, repetition, reordering and restarts, with a model of the true state.
 
 The model uses evidence that the sequencers do not share: the records that replicas physically have,
-the frames on each disk, and the messages that left the primary. Storage takes over shards as
-ARCHITECTURE 8 and the messages `ShardClaim` and `ShardOpen` describe, so a prefix may shrink to the
-smallest of all replicas.
+the frames on each disk, and the messages that left the primary. Writers take over shards as
+decision 0047 describes (`ShardWanted`, then an entry `NewWriters`). Replicas then drop unordered
+records of earlier writers, so a prefix may shrink.
 
 A process crashes between any two steps, also after `MetalogAppend` was sent and before its entries
 are synced. Of the unsynced frames any prefix survives. `indilog.roles.role` allows two times for
@@ -367,7 +367,7 @@ class OrderingTier:
             self.say(node, message)
 
     def say(self, sender: NodeId, message: Message) -> None:
-        """Let another node send a message to the primary."""
+        """Send the primary a message of another node."""
         self.network.append(Letter(sender, PRIMARY, message, self.lives[sender]))
 
     def report(self, which: int) -> None:
@@ -406,7 +406,8 @@ class OrderingTier:
             replica.epoch, replica.stored = epoch, start
 
     def wipe_replica(self, node: NodeId) -> None:
-        """Restart a storage node without its disk; its writers survive and open it again.
+        """Restart a storage node without its disk; its writers keep running and resend their
+        batches.
 
         The primary notices the restart, because a node without its disk first requests the whole
         metalog. The node fetches records that were proposed on its earlier reports from other

@@ -84,7 +84,7 @@ def test_only_reports_of_nodes_that_know_of_the_move_count() -> None:
     assert message.entries == (entry(3, {0: 2}, at=now),)
 
 
-def test_the_lost_node_is_dropped_when_the_others_have_everything() -> None:
+def test_the_lost_node_is_dropped_when_the_others_have_every_record() -> None:
     node, now = with_a_spare()
     effects = node.handle([alive(B, 3, 0), alive(C, 3)], now)
     before = sent(effects, MetalogAppend)

@@ -138,7 +138,7 @@ A, B = REPLICAS.storage_nodes
 
 
 def test_a_smaller_prefix_of_a_replica_that_lost_its_disk_is_accepted() -> None:
-    """It stored 20, was wiped and opened again at 10 under the same writer."""
+    """It stored 20 records, was wiped, and reports 10 of the same writer afterwards."""
     node = started(REPLICAS)
     start(node)
     reports = [progress(20, sender=A), progress(10, sender=B), progress(10, sender=A, life=2)]
@@ -149,7 +149,7 @@ def test_a_smaller_prefix_of_a_replica_that_lost_its_disk_is_accepted() -> None:
 
 
 def test_a_report_ends_with_its_incarnation_at_any_message_of_the_next_one() -> None:
-    """A wiped replica has no shard open, so it reports none; it asks for the metalog."""
+    """A wiped replica knows no writers, so it reports no shard; it requests the metalog."""
     node = started(REPLICAS)
     start(node)
     node.handle([progress(20, sender=A), Received(A, MetalogWanted(0), Epoch(2))], T0)
@@ -241,8 +241,8 @@ def test_ordered_records_stay_ordered_under_a_new_writer() -> None:
     assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(2, {0: 1})), 2)]
 
 
-def test_what_the_writer_before_stored_is_ordered_before_the_shard_gets_a_new_one() -> None:
-    """Among it may be acknowledged records, if the entries that ordered them are lost."""
+def test_records_of_the_previous_writer_are_ordered_before_the_shard_gets_a_new_one() -> None:
+    """Some of these records may be acknowledged, if the entries that ordered them are lost."""
     node = started()
     start(node)
     assert node.handle([WANTED], T0) == [], "its replica has not reported"
@@ -275,7 +275,7 @@ def test_a_shard_is_given_to_its_newest_writer_only() -> None:
 
 
 def test_a_report_that_was_sent_in_an_earlier_term_does_not_count() -> None:
-    """Its sender may have lost its disk since. The primary of a new term has not heard of that."""
+    """Its sender may have lost its disk since, and the primary of a new term does not know that."""
     node = started()
     start(node)
     (ignored,) = node.handle([reported(1, 3, term=4)], T0)
@@ -317,7 +317,7 @@ def elected(
     in_flight_max: int = 512,
     backup: tuple[int, int] = (0, 0),
 ) -> tuple[Sequencer, list[Effect]]:
-    """A primary that one backup elected, which has a copy of this extent, and what it did then."""
+    """A primary that one backup with a copy of this extent elected, and its effects then."""
     node = started(view or view_of(sequencers=3), recovered=recovered, in_flight_max=in_flight_max)
     start(node)
     node.handle([persisted(len(recovered))], T0)
@@ -473,7 +473,7 @@ def test_an_entry_that_only_this_primary_has_is_adopted_and_committed() -> None:
     assert node.committed == 3
 
 
-def test_an_epoch_that_was_there_before_is_refused() -> None:
+def test_an_epoch_that_was_used_before_is_refused() -> None:
     node = started(recovered=[entry(0, {0: 1})])
     with pytest.raises(DataDirectoryError, match="older than the journals"):
         start(node)
@@ -532,7 +532,7 @@ def test_a_reader_is_answered_from_where_its_copy_agrees(
 
 
 def test_a_restarted_primary_answers_nothing_before_it_knows_the_committed_entries() -> None:
-    """Readers assume that no entry follows the committed ones; some had been published."""
+    """Readers assume that no entry follows the committed ones, but published entries may."""
     node, _ = elected(recovered=earlier(2), backup=(4, 2))
     effects = node.handle([stored(2), Received(ENGINE, MetalogWanted(0), Epoch(1))], T0)
     assert sent(effects, MetalogEntries) == []
@@ -542,7 +542,7 @@ def test_a_restarted_primary_answers_nothing_before_it_knows_the_committed_entri
     assert published[1].committed == 3
 
 
-def test_a_started_primary_announces_itself_to_all_readers() -> None:
+def test_a_started_primary_announces_its_term_to_all_readers() -> None:
     node = started()
     hello = MetalogEntries(0, Epoch(0), (), 0)
     assert sent(start(node), MetalogEntries) == [(ENGINE, hello), (STORAGE, hello)]

@@ -58,7 +58,7 @@ def test_only_reports_under_the_writer_of_the_shard_count() -> None:
     assert (shard.known, shard.progress) == (True, 5)
 
 
-def test_reports_begin_anew_with_a_new_writer() -> None:
+def test_reports_of_an_earlier_writer_do_not_count_for_a_new_one() -> None:
     shard = ShardReports(1, Epoch(1))
     shard.note(A, Epoch(1), 10)
     shard.begin(Epoch(2))
@@ -82,7 +82,7 @@ def test_a_shard_is_ordered_when_its_replicas_have_reported_nothing_beyond() -> 
 
 
 @pytest.mark.parametrize(("may_be_lost", "known"), [(False, True), (True, False)])
-def test_a_shard_gets_another_writer_while_a_replica_is_away(
+def test_a_shard_gets_another_writer_while_a_replica_is_down(
     may_be_lost: bool, known: bool
 ) -> None:
     """Unless entries may be lost: then the missing report may be about acknowledged records."""

@@ -60,7 +60,7 @@ class Cluster:
         return self.placement.replicas(SHARD)
 
 
-def test_a_spare_counts_for_a_lost_node_which_stays_until_all_is_copied() -> None:
+def test_a_spare_counts_for_a_lost_node_which_stays_until_all_records_are_copied() -> None:
     cluster = Cluster()
     cluster.copying = {C}
     cluster.pass_s(LOST_S - 1, A)
@@ -75,7 +75,7 @@ def test_a_spare_counts_for_a_lost_node_which_stays_until_all_is_copied() -> Non
     assert cluster.replicas == (B, C)
 
 
-def test_what_a_node_said_before_it_knew_of_the_move_does_not_make_it_complete() -> None:
+def test_a_heartbeat_from_before_the_move_was_known_makes_no_node_complete() -> None:
     cluster = Cluster()
     cluster.pass_s(LOST_S + 1, A)
     late = StorageAlive(Epoch(1), cluster.placement.since(SHARD), (SHARD,))
@@ -86,7 +86,7 @@ def test_what_a_node_said_before_it_knew_of_the_move_does_not_make_it_complete()
     assert cluster.replicas == (B, C)
 
 
-def test_a_node_that_restarted_is_not_complete_until_it_says_so() -> None:
+def test_a_node_that_restarted_is_not_complete_until_its_heartbeat_reports_it() -> None:
     cluster = Cluster()
     cluster.copying = {C}
     cluster.pass_s(LOST_S + 1, A)
@@ -99,7 +99,7 @@ def test_a_node_that_restarted_is_not_complete_until_it_says_so() -> None:
     assert (before, cluster.replacements.wanted(cluster.now)) == ({}, {SHARD: (B, C)})
 
 
-def test_a_shard_that_goes_on_with_fewer_replicas_is_copied_late_and_reordered_at_once() -> None:
+def test_a_shard_with_an_ack_quorum_is_copied_late_and_its_list_changes_at_once() -> None:
     cluster = Cluster(replicas=3, quorum=2)
     cluster.copying = {D}
     cluster.pass_s(LOST_S + 1, A)
@@ -115,7 +115,7 @@ def test_two_lost_nodes_of_three_are_replaced_at_once() -> None:
     assert cluster.replicas == (C, D, NodeId("storage-4"), A, B)
 
 
-def test_without_a_spare_lost_replicas_go_to_the_end_and_come_back() -> None:
+def test_without_a_spare_lost_replicas_go_to_the_end_of_the_list_and_return() -> None:
     cluster = Cluster(nodes=2)
     cluster.pass_s(LOST_S + 1, A)
     assert cluster.replicas == (B, A)
@@ -141,7 +141,7 @@ def test_shards_go_to_the_nodes_with_the_fewest() -> None:
     assert cluster.replicas == (B,), "it has no more than the others, and comes first"
 
 
-def test_nothing_moves_while_every_storage_node_is_heard() -> None:
+def test_nothing_moves_while_every_storage_node_sends_heartbeats() -> None:
     cluster = Cluster()
     cluster.pass_s(3 * REPLACED_S)
     assert cluster.placement.moved == {}
@@ -179,7 +179,7 @@ def test_a_spare_has_room_and_is_current_if_another_is() -> None:
     assert cluster.replacements.wanted(cluster.now)[SHARD] == (B, NodeId("storage-4"), A)
 
 
-def test_all_storage_nodes_are_lost_when_none_is_heard() -> None:
+def test_all_storage_nodes_are_lost_when_none_sends_heartbeats() -> None:
     cluster = Cluster()
     began = cluster.now
     while cluster.now < began + LOST_S:

@@ -51,7 +51,7 @@ def test_a_sequencer_without_a_term_leads_nothing() -> None:
 
 @pytest.mark.parametrize("newer", [TermBegun(Epoch(7), BACKUP), Received(BACKUP, SEAL, Epoch(2))])
 def test_a_primary_stops_when_a_newer_term_begins(newer: Event) -> None:
-    """It hears of it from the metadata store, or from the new primary; both come, in any order."""
+    """It learns this from the metadata store and from the new primary, in any order."""
     node = leading()
     assert node.tail == 0
     node.handle([newer], T0)
@@ -71,7 +71,7 @@ def test_a_term_older_than_a_promised_one_is_not_led() -> None:
     assert node.tail is None
 
 
-def test_a_sequencer_leads_again_in_the_same_life() -> None:
+def test_a_sequencer_leads_again_in_the_same_incarnation() -> None:
     node = leading()
     node.handle([TermBegun(Epoch(7), BACKUP)], T0)
     effects = node.handle([TermBegun(Epoch(8), NodeId("sequencer-0"))], T0)

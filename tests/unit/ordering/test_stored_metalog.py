@@ -111,7 +111,7 @@ def test_entries_after_a_hole_are_left_out_and_the_node_is_a_learner(
     assert (len(metalog), metalog.learner) == (2, True)
 
 
-def test_a_replaced_entry_after_damage_is_believed_if_the_one_before_has_its_term() -> None:
+def test_a_replaced_entry_after_damage_is_accepted_if_the_one_before_has_its_term() -> None:
     metalog = metalog_of(1, 1, 2)
     metalog.doubt(FrameKind.METALOG)
     metalog.recover(entry_encoded(entry(2, epoch=1)))
@@ -181,7 +181,7 @@ def test_a_frame_of_an_entry_that_was_cut_off_makes_nothing_stored() -> None:
         assert metalog.stored == stored
 
 
-def test_a_frame_below_the_end_replaces_everything_from_there_on_when_recovered() -> None:
+def test_recovery_replaces_all_entries_from_a_frame_below_the_end_on() -> None:
     metalog = metalog_of(1, 1, 1)
     metalog.recover(entry_encoded(entry(1, epoch=2)))
     assert metalog.page(0, 9) == (entry(0), entry(1, epoch=2))
@@ -238,7 +238,7 @@ def test_a_copy_agrees_up_to_the_surviving_entries_of_its_incarnation(
 
 
 def common_length(one: StoredMetalog, other: StoredMetalog) -> int:
-    """Find where two copies part, as primaries do."""
+    """Find the position where two copies begin to differ, as primaries do."""
     end = min(len(one), len(other))
     while not other.fits(end, one.epoch_before(end)):
         after = one.agreement(*other.common(end, one.epoch_before(end)))

@@ -130,7 +130,7 @@ def test_a_sole_sequencer_installs_no_view() -> None:
     assert node.length == before
 
 
-def test_a_storage_node_that_leaves_gives_its_shards_away_first() -> None:
+def test_a_storage_node_that_leaves_is_first_replaced_in_its_shards() -> None:
     node = primary()
     entries: list[Entry] = []
     events: list[Event] = [wanted(storage_nodes=(B, C))]

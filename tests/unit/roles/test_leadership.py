@@ -1,4 +1,4 @@
-"""Which sequencer a role takes for the primary."""
+"""Which sequencer a role regards as the primary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from indilog.roles.role import TermBegun
 A, B, C = (NodeId(f"sequencer-{number}") for number in range(3))
 
 
-def test_the_first_sequencer_is_asked_until_a_term_is_known() -> None:
+def test_messages_go_to_the_first_sequencer_until_a_term_is_known() -> None:
     leadership = Leadership(view_of(sequencers=3))
     assert (leadership.term, leadership.primary) == (0, A)
 
@@ -23,7 +23,7 @@ def test_only_a_newer_term_changes_the_primary() -> None:
     assert (leadership.term, leadership.primary) == (5, B)
 
 
-def test_a_primary_that_says_that_it_leads_hears_everything_anew() -> None:
+def test_a_primary_that_announces_its_term_gets_all_reports_again() -> None:
     """A role may learn of a term before the primary does, and what it then sends is lost."""
     leadership = Leadership(view_of(sequencers=3))
     leadership.begin(TermBegun(Epoch(5), B))
