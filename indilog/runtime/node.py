@@ -8,6 +8,12 @@ may be ahead of its disk, but no other process notices (ARCHITECTURE 2). Only me
 nothing (`Message.promises`) are sent before or during a sync. If a sync or a role fails, the shell
 ends; neither is retried.
 
+If other processes have the rest of the cluster's nodes, the roles of this process may not be ahead
+of its disk together: an entry on another disk must not rest on a batch that this disk may still
+lose (decision 0050). So what a role that persists promises to another role of the process is also
+delivered after the sync. The roles that do not persist then know nothing that is not synced, so
+their answers and messages leave at once.
+
 Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), otherwise in a
 thread. During a sync in the thread the loop continues; each output is sent after the sync that
 covers it. One slow sync does not predict the next one, so in the average no sync counts for more
@@ -159,8 +165,14 @@ class NodeShell:
         """Whether messages that are not urgent are delivered without delay, because a caller waits
         for them or delivery has begun.
         """
+        self._waiting, self._promising = self._roles_that_wait()
+        self._promised: list[tuple[NodeId, Send]] = []
+        """Promises to roles of this process, with their senders, that wait for a sync."""
         self._outbox = self._outbox_to(transport)
         self._held: list[Appended | Answer] = []
+        """Answers that wait for a sync."""
+        self._answers: list[Appended | Answer] = []
+        """Answers that wait for the end of the iteration only."""
         self._deadlines: dict[NodeId, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -184,13 +196,23 @@ class NodeShell:
         self._snapshots = SnapshotFiles(snapshots, self._wait_until_synced, self._on_snapshots)
         self._cold = ColdStore(journal.directory, config, self._wait_until_synced, self._on_cold)
 
-    def _outbox_to(self, transport: Transport | None) -> Outbox:
-        """Return the outbox. Messages may leave before a sync if one role persists: then all that
-        is not synced belongs to their sender.
+    def _roles_that_wait(self) -> tuple[frozenset[NodeId], frozenset[NodeId]]:
+        """Return the roles whose answers and messages wait for a sync, and those whose promises
+        also wait for it within this process.
         """
-        early = sum(isinstance(role, SurvivesLoss) for role in self.roles.values()) < 2
-        args = transport, self._epoch, self._config, self.metrics
-        return Outbox(*args, early=early)
+        if set(self.view.nodes) <= self.roles.keys():
+            return frozenset(self.roles), frozenset()
+        persist = frozenset(n for n, role in self.roles.items() if isinstance(role, SurvivesLoss))
+        return persist, persist
+
+    def _outbox_to(self, transport: Transport | None) -> Outbox:
+        """Return the outbox. A message that promises nothing may leave before a sync, unless it can
+        rest on what another role of this process has not synced yet.
+        """
+        early = self._waiting == self._promising or len(self._waiting) < 2
+        return Outbox(
+            transport, self._epoch, self._config, self.metrics, waiting=self._waiting, early=early
+        )
 
     # --- start and end
 
@@ -386,18 +408,22 @@ class NodeShell:
         now = self.clock.now()
         self._put_due(now)
         inbox, roles, epoch = self._inbox, self.roles, self._epoch
+        promising, waiting = self._promising, self._waiting
         touched: dict[NodeId, None] = {}  # ordered, so that a run can be repeated exactly
-        held = self._held
         for _ in range(_ROUNDS_MAX):
             if not inbox and not self._take_later(now):
                 break
             node = next(iter(inbox))
             touched[node] = None
+            held = self._held if node in waiting else self._answers
             for effect in roles[node].handle(inbox.pop(node), now):
                 # The commonest effects come first, not in `_perform`, to save a call for each.
                 if type(effect) is Appended:
                     held.append(effect)
                 elif type(effect) is Send and (to := effect.to) in roles:
+                    if node in promising and effect.message.promises:
+                        self._promised.append((node, effect))
+                        continue
                     box = inbox if effect.urgent else self._later
                     if to in box:
                         box[to].append(Received(node, effect.message, epoch))
@@ -457,7 +483,7 @@ class NodeShell:
                 assert to not in self.roles, "messages within the process are passed by reference"
                 self._outbox.put(node, to, message)
             case Appended() | Answer():
-                self._held.append(effect)
+                (self._held if node in self._waiting else self._answers).append(effect)
             case Persist():
                 self._persist(node, effect)
             case ReadFrame(location, token):
@@ -490,6 +516,9 @@ class NodeShell:
         """Send the messages that promise nothing, sync what this iteration wrote, then send the
         others.
         """
+        if self._answers:
+            answers, self._answers = self._answers, []
+            self._release_answers(answers)
         if self._sync is None:  # the lock of a running sync would block the loop
             self._journal.free_discarded()
         self._outbox.send_early()
@@ -509,6 +538,7 @@ class NodeShell:
     def _sync_in_thread(self, sync: Callable[[], None]) -> None:
         self._journal.flush()
         held, self._held = self._held, []
+        promised, self._promised = self._promised, []
         outgoing = self._outbox.take()
         covered, self._sync_waiters = self._sync_waiters, []
 
@@ -524,7 +554,15 @@ class NodeShell:
             self._release_answers(held)
             self._outbox.send(outgoing)
             resolve_all(covered)
-            if self._held or self._outbox or self._journal.dirty or self._sync_waiters:
+            self._deliver(promised)
+            if (
+                self._inbox
+                or self._held
+                or self._outbox
+                or self._promised
+                or self._journal.dirty
+                or self._sync_waiters
+            ):
                 self._schedule()
 
         # Timed in the thread, so that waiting for the thread does not count.
@@ -565,6 +603,16 @@ class NodeShell:
             held, self._held = self._held, []
             self._release_answers(held)
         self._outbox.send(self._outbox.take())
+        if self._promised:
+            promised, self._promised = self._promised, []
+            self._deliver(promised)
+
+    def _deliver(self, promised: Iterable[tuple[NodeId, Send]]) -> None:
+        """Give roles of this process the messages that waited for a sync."""
+        for sender, sent in promised:
+            box = self._inbox if sent.urgent else self._later
+            received = Received(sender, sent.message, self._epoch)
+            box.setdefault(sent.to, []).append(received)
 
     def _release_answers(self, held: list[Appended | Answer]) -> None:
         """Resolve futures, except those that their callers have cancelled."""
@@ -610,6 +658,7 @@ class NodeShell:
     def _abandon(self, reason: str) -> None:
         self._abandon_held(reason)
         self._outbox.clear()
+        self._promised.clear()
         self._inbox.clear()
         self._later.clear()
         waiters, self._sync_waiters = self._sync_waiters, []
@@ -624,12 +673,13 @@ class NodeShell:
         unknown = AppendOutcomeUnknownError(
             f"The platform stopped; the record may or may not be in the log: {reason}"
         )
-        for effect in self._held:
+        for effect in (*self._answers, *self._held):
             if isinstance(effect, Appended):
                 resolve_each(effect.waiters, unknown)
             else:  # an unknown outcome must not be reported as "nothing was done"
                 failed = isinstance(effect.outcome, BaseException)
                 resolve(effect.waiter, effect.outcome if failed else stopped)
+        self._answers.clear()
         self._held.clear()
 
     def _abandon_callers(self) -> None:

@@ -13,6 +13,7 @@ from indilog.base.ids import NodeId
 from indilog.config import KIB, ClusterConfig, Config, NodeConfig, node_config
 from indilog.config.node import flat_settings
 from indilog.kernel.view import View
+from indilog.runtime.cluster.processes import spread
 from indilog.testing.simulation import arrangement_of
 from indilog.testing.simulation.cluster import view_for
 from tests.simulation.lost_storage import with_spare
@@ -55,6 +56,8 @@ holds: few frames a checkpoint there, too, so that bases move."""
 
 _QUORUM_SHARE: Final = 0.2
 """The share of runs in which records are acknowledged before all replicas have them."""
+_SHARED_SHARE: Final = 0.25
+"""The share of runs in which a process has a node of each kind, as with `indilog up --nodes`."""
 _SEGMENT_BYTES: Final = (1 * KIB, 4 * KIB, 4 * KIB, 12 * KIB, 68 * KIB)
 
 
@@ -82,9 +85,11 @@ class Arrangement:
         return f"{shape}; segments of {self.segment_bytes} bytes; {limits}"
 
 
-def drawn(chance: random.Random, quorums: random.Random, spares: random.Random) -> Arrangement:
+def drawn(
+    chance: random.Random, quorums: random.Random, spares: random.Random, shared: random.Random
+) -> Arrangement:
     """Draw a cluster; `quorums` draws whether two of three replicas suffice, `spares` whether
-    storage nodes are replaced.
+    storage nodes are replaced, `shared` whether a few processes have a node of each kind.
     """
     storage_nodes = chance.choice((1, 2, 2, 3))
     replicas, ack_quorum = min(storage_nodes, chance.choice((1, 2, 2))), 0
@@ -108,7 +113,11 @@ def drawn(chance: random.Random, quorums: random.Random, spares: random.Random) 
     config = with_spare(Config(cluster=cluster, node=_node(chance)), spares)
     view = view_for(config)
     segment_bytes = chance.choice(_SEGMENT_BYTES)
-    return Arrangement(config, view, _processes(view, chance), segment_bytes)
+    processes = _processes(view, chance)
+    if shared.random() < _SHARED_SHARE:
+        count = max(cluster.sequencers, cluster.storage_nodes, 2)
+        processes = tuple(spread(view.nodes, count, {}).running(view.nodes).values())
+    return Arrangement(config, view, processes, segment_bytes)
 
 
 def _node(chance: random.Random) -> NodeConfig:

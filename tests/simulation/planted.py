@@ -215,8 +215,8 @@ BUGS: Final = (
     Bug(
         "entries leave before the reports on which they rest are synced",
         "indilog/runtime/node.py",
-        "early=early",
-        "early=True",
+        "if node in promising and effect.message.promises:",
+        "if node in promising and not effect.message.promises:",
     ),
     # --- failover
     Bug(

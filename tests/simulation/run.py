@@ -84,7 +84,9 @@ class Run:
         report = self.report
         source = World(report.seed)
         chance = source.chance("arrangement")
-        drawn = arrangement.drawn(chance, source.chance("ack quorum"), source.chance("spares"))
+        drawn = arrangement.drawn(
+            chance, *map(source.chance, ("ack quorum", "spares", "shared processes"))
+        )
         report.arrangement = drawn.reported()
         with (
             self._metalog.watching(),

@@ -1,14 +1,13 @@
 """Messages from roles to other processes, kept until they may be sent (ARCHITECTURE 5).
 
-A message waits for the sync of all earlier writes. Messages that promise nothing
-(`Message.promises`) are an exception, if only one role of the process persists. All messages of an
-iteration from one node to another are sent in one `Envelope`, or in a few if they are many or
-large.
+A message waits for the sync of all earlier writes if it promises something (`Message.promises`) and
+its sender may rest on what is not synced. All messages of an iteration from one node to another are
+sent in one `Envelope`, or in a few if they are many or large.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -34,10 +33,11 @@ class Outbox:
         epoch: epoch of this process.
         config: settings of this process.
         metrics: counts sent messages.
-        early: whether messages that promise nothing are sent before the sync. They may not if
-            several roles of the process persist. Otherwise a metalog entry could be sent that is
-            based on the report of a storage node in the same process, whose records may still be
-            lost.
+        waiting: the nodes of this process whose messages wait for the sync.
+        early: whether those of their messages that promise nothing are sent before it. They may not
+            if roles pass each other what is not synced yet. Otherwise a metalog entry could be sent
+            that is based on the report of a storage node in the same process, whose records may
+            still be lost.
     """
 
     def __init__(
@@ -47,8 +47,10 @@ class Outbox:
         config: Config,
         metrics: Metrics,
         *,
-        early: bool = True,
+        waiting: Collection[NodeId],
+        early: bool,
     ) -> None:
+        self._waits = waiting
         self._leave_early = early
         self._transport = transport
         self._epoch = epoch
@@ -64,7 +66,7 @@ class Outbox:
 
     def put(self, sender: NodeId, receiver: NodeId, message: Message) -> None:
         """Keep a message until it may be sent."""
-        is_early = self._leave_early and not message.promises
+        is_early = sender not in self._waits or (self._leave_early and not message.promises)
         box = self._early if is_early else self._waiting
         box.setdefault((sender, receiver), []).append(message)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.config import Config, node_config
 from indilog.kernel.view import view_of
-from indilog.roles.role import Effect, Event, FrameKind, Location, Persist
+from indilog.roles.role import Effect, Event, FrameKind, Location, Lost, Persist
 from indilog.runtime.journal.old_segments import OldSegments
 from indilog.runtime.journal.open_segments import OpenSegments
 from indilog.runtime.node import NodeShell
@@ -114,8 +114,8 @@ class StoryTransport:
         pass
 
 
-class Scripted:
-    """A role that follows its script."""
+class PassiveRole:
+    """A role that follows its script and persists nothing."""
 
     def __init__(self, script: Script | None = None) -> None:
         self._script = script or {}
@@ -141,6 +141,16 @@ class Scripted:
         pass
 
 
+class Scripted(PassiveRole):
+    """A role that follows its script; it may persist."""
+
+    def lost(self, frame: Lost, /) -> None:
+        raise AssertionError("nothing to lose")
+
+    def recovered(self) -> None:
+        pass
+
+
 class House:
     """A shell over scripted roles, with its recorded story.
 
@@ -148,7 +158,7 @@ class House:
         story: what happened outside the roles, in order.
     """
 
-    def __init__(self, roles: dict[NodeId, Scripted], **settings: float) -> None:
+    def __init__(self, roles: Mapping[NodeId, PassiveRole], **settings: float) -> None:
         self.story: list[str] = []
         self.journal = StoryJournal(self.story)
         self.transport = StoryTransport(self.story)

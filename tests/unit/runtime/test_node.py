@@ -10,6 +10,7 @@ import structlog.testing
 
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.base.ids import Epoch, Instant, NodeId
+from indilog.kernel.view import view_of
 from indilog.roles.role import (
     Answer,
     Appended,
@@ -32,6 +33,7 @@ from tests.unit.runtime.scripted import (
     A,
     B,
     House,
+    PassiveRole,
     Script,
     Scripted,
     frame_to,
@@ -253,8 +255,67 @@ async def test_the_earliest_requested_iteration_sets_the_timer() -> None:
     await house.shell.close()
 
 
+async def test_a_promise_to_a_role_of_the_process_waits_for_the_sync() -> None:
+    """Decision 0050: otherwise an entry could rest on a batch that this disk loses."""
+    script: Script = {Started: lambda _: [PERSIST, Send(B, MetalogWanted(3))]}
+    receiver = Scripted({Received: lambda _: [Send(AWAY, MetalogWanted(4))]})
+    house = House({A: Scripted(script), B: receiver})
+    await turns()
+    assert house.story == ["write b'entry'", "sync", "send 1 to engine-0"]
+    await house.shell.close()
+
+
+async def test_a_promise_to_a_role_of_the_process_waits_for_a_sync_in_the_thread() -> None:
+    script: Script = {Received: lambda _: [PERSIST, Send(B, MetalogWanted(3))]}
+    received = asyncio.Event()
+
+    def note(_: Received) -> list[Effect]:
+        received.set()
+        return []
+
+    receiver = Scripted({Received: note})
+    house = House({A: Scripted(script), B: receiver}, sync_inline_s_max=0.0)
+    await turns()
+    house.journal.gate.clear()
+    house.nudge()
+    await turns(20)
+    assert not received.is_set()
+    house.journal.gate.set()
+    await asyncio.wait_for(received.wait(), 5)
+    await house.shell.close()
+
+
+async def test_what_promises_nothing_reaches_roles_of_the_process_before_the_sync() -> None:
+    script: Script = {Started: lambda _: [PERSIST, Send(B, PROMISES_NOTHING)]}
+    receiver = Scripted({Received: lambda _: [Send(BACKUP, PROMISES_NOTHING)]})
+    house = House({A: Scripted(script), B: receiver})
+    await turns()
+    assert house.story == ["write b'entry'", "send 1 to sequencer-1", "sync"]
+    await house.shell.close()
+
+
+async def test_a_role_that_does_not_persist_answers_and_sends_before_the_sync() -> None:
+    script: Script = {Started: lambda _: [Answer(answered, None), Send(BACKUP, MetalogWanted(3))]}
+    house = House({A: Scripted({Started: lambda _: [PERSIST]}), AWAY: PassiveRole(script)})
+    answered = house.waiter("caller")
+    await turns()
+    assert house.story == ["write b'entry'", "send 1 to sequencer-1", "sync", "answered caller"]
+    await house.shell.close()
+
+
+async def test_a_process_with_all_nodes_passes_promises_at_once() -> None:
+    """Its roles are lost together: one sync covers batch, report and entry."""
+    script: Script = {Started: lambda _: [PERSIST, Send(B, MetalogWanted(3))]}
+    receiver = Scripted({Received: lambda _: [PERSIST]})
+    others = {node: Scripted() for node in view_of().nodes if node not in (A, B)}
+    house = House({A: Scripted(script), B: receiver, **others})
+    await turns()
+    assert house.story == ["write b'entry'", "write b'entry'", "sync"]
+    await house.shell.close()
+
+
 async def test_non_urgent_events_wait_for_a_sync_without_a_busy_loop() -> None:
-    message = MetalogWanted(3)
+    message = PROMISES_NOTHING
     script: Script = {
         Started: lambda _: [PERSIST],
         Received: lambda _: [Answer(answered, None), Send(B, message, urgent=False)],
