@@ -93,7 +93,7 @@ async def _processes(config: Config) -> AsyncIterator[Bench]:
         metadata = cluster.metadata_address
         keys = config.node.messages.node_keys
         engines = [await stack.enter_async_context(_engine(name, metadata, keys)) for name in names]
-        pids = {name: process.pid for name, process in cluster.processes.items()}
+        pids = {NodeId(name): process.pid for name, process in cluster.processes.items()}
         yield _bench_of(
             tuple(engines), config, {name: pid for name, pid in pids.items() if pid is not None}
         )

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from indilog.base.ids import MAX_SEQNUM
 from indilog.cli import show
-from indilog.cli.gateway import explain_mistakes
+from indilog.cli.gateway import explain_mistakes, stop
 
 
 class _CreatesByDefault(TyperGroup):
@@ -61,6 +61,9 @@ def restore(
     processes: Annotated[
         bool, typer.Option("--processes", help="Make it for `indilog up --processes`.")
     ] = False,
+    nodes: Annotated[
+        int | None, typer.Option(help="Make it for `indilog up --nodes` with so many.")
+    ] = None,
     next_seqnum: Annotated[
         int | None,
         typer.Option(
@@ -74,20 +77,23 @@ def restore(
     from indilog.config import config_from
     from indilog.runtime.cluster.supervisor import processes_config
 
-    configured = processes_config if processes else config_from
+    if processes and nodes is not None:
+        stop("Choose one of --processes and --nodes.")
+    option = " --processes" if processes else "" if nodes is None else f" --nodes {nodes}"
     with explain_mistakes(), _progress("restore") as progress:
         from indilog_pipeline.backup.restore import restore
 
+        given = (config, os.environ, {"node": {"data_dir": data}})
         made = restore(
             source,
-            configured(config, os.environ, {"node": {"data_dir": data}}),
-            "processes" if processes else "embedded",
+            processes_config(*given, shared=nodes) if option else config_from(*given),
+            "processes" if option else "embedded",
             next_seqnum=next_seqnum,
             progress=progress,
         )
     show.line(
         f"Restored {made.kept:,} records; the next seqnum is {made.next_seqnum}. Start it with "
-        f"`indilog up{' --processes' if processes else ''} --data {data}`."
+        f"`indilog up{option} --data {data}`."
     )
 
 

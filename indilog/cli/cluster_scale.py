@@ -25,6 +25,9 @@ Count = Annotated[int | None, typer.Option(show_default="as many as now")]
 
 def scale(
     *,
+    nodes: Annotated[
+        int | None, typer.Option(show_default="as many as now", help="Of `up --nodes` only.")
+    ] = None,
     compute_nodes: Count = None,
     storage_nodes: Count = None,
     index_shards: Count = None,
@@ -39,6 +42,7 @@ def scale(
     Nodes with the greatest numbers leave first. The cluster serves calls meanwhile.
     """
     given = {
+        "nodes": nodes,
         "compute_nodes": compute_nodes,
         "storage_nodes": storage_nodes,
         "index_shards": index_shards,
@@ -53,13 +57,15 @@ def scale(
 
 
 def drain(
-    node: Annotated[str, typer.Argument(help="A compute node or storage node.")],
+    node: Annotated[
+        str, typer.Argument(help="A compute node, a storage node, or a node of `up --nodes`.")
+    ],
     *,
     wait: Wait = True,
     timeout: Timeout = _WAIT_S,
     url: Url = DEFAULT,
 ) -> None:
-    """Let a compute node or a storage node leave the running cluster.
+    """Let a compute node, a storage node, or all nodes of a process leave the running cluster.
 
     A storage node leaves when other nodes have copies of all its records. A compute node finishes
     its running calls. The command does not wait for the compute node whose gateway it calls.

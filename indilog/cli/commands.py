@@ -62,6 +62,13 @@ def up(
     processes: Annotated[
         bool, typer.Option("--processes", help="One process per node, instead of one for all.")
     ] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="A cluster of so many processes on this machine, each with all roles; 3 survive "
+            "the loss of any one."
+        ),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate for https:// (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
     no_auth: Annotated[
@@ -79,10 +86,12 @@ def up(
     with explain_mistakes():
         configured = config_from(config, os.environ, overrides)
         configure_logging("console" if sys.stderr.isatty() else "json")
-        if processes:
+        if processes and nodes is not None:
+            stop("Choose one of --processes and --nodes.")
+        if processes or nodes is not None or configured.cluster.shared_processes:
             from indilog.runtime.cluster.supervisor import processes_config, run_processes
 
-            cluster = processes_config(config, os.environ, overrides)
+            cluster = processes_config(config, os.environ, overrides, shared=nodes)
             run_processes(cluster, _say_ready, supervisor_fd=supervisor_fd)
         else:
             from indilog.runtime.cluster.assembly import run_embedded

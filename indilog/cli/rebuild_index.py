@@ -148,7 +148,7 @@ def _on_spark(plan: RebuildPlan, master: str) -> Mapping[int, Built]:
 def _request_snapshots(data: Path, url: str) -> None:
     """Make all index nodes of the platform on `data` write snapshots, and wait for these."""
     with explain_mistakes():
-        view, _ = layout_in(data)
+        view = layout_in(data).view
     gateway = Gateway(url)
     deadline = time.monotonic() + _SNAPSHOTS_S_MAX
     position: int | None = None

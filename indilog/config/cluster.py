@@ -20,7 +20,9 @@ _LINK_LIMITS: Final = (
 class ClusterConfig(Group):
     """Settings that must be equal on all nodes."""
 
-    may_be_zero: ClassVar[frozenset[str]] = frozenset({"aggregators", "ack_quorum"})
+    may_be_zero: ClassVar[frozenset[str]] = frozenset(
+        {"aggregators", "ack_quorum", "shared_processes"}
+    )
 
     sequencers: int = 1
     """Nodes of the ordering tier: one primary, and the others backups. A metalog entry is committed
@@ -48,6 +50,10 @@ class ClusterConfig(Group):
     """
     engines: int = 1
     """Compute nodes."""
+    shared_processes: int = 0
+    """Processes over which the nodes of a new cluster are spread, so that each has a node of each
+    kind; 0: each node has a process of its own. `indilog up --nodes` sets it.
+    """
     durability: Literal["fsync", "memory"] = "fsync"
     """`fsync`: acknowledged records survive a crash of the process and of the machine. `memory`:
     they survive only a crash of the process; use it for benchmarks and tests. A power failure may

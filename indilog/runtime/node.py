@@ -152,19 +152,15 @@ class NodeShell:
         self._transport = transport
         self._epoch = epoch
         self._on_fatal = on_fatal
-        self._idle_s = config.node.journal.journal_idle_s
         self._loop = asyncio.get_running_loop()
         self._streams = {node: stream_of(node) for node in self.roles}
         self._fence = Fence(self.roles)
         self._inbox: dict[NodeId, list[Event]] = {}
         self._later: dict[NodeId, list[Event]] = {}
-        """Messages that are not urgent; delivered when no other work is left, or after `_LATER_S`.
-        """
+        """Messages that are not urgent, until no other work is left or `_LATER_S` have passed."""
         self._later_since: Instant | None = None
         self._hastened = False
-        """Whether messages that are not urgent are delivered without delay, because a caller waits
-        for them or delivery has begun.
-        """
+        """Whether they are delivered without delay: a caller waits, or delivery has begun."""
         self._waiting, self._promising = self._roles_that_wait()
         self._promised: list[tuple[NodeId, Send]] = []
         """Promises to roles of this process, with their senders, that wait for a sync."""
@@ -176,9 +172,8 @@ class NodeShell:
         self._deadlines: dict[NodeId, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
-        self._scheduled = False
-        self._written_bytes = 0
-        self._written_at = 0.0
+        self._scheduled = self._closed = False
+        self._written_bytes, self._written_at = 0, 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         """When to check whether the journal is idle."""
         self._sync: asyncio.Future[float] | None = None
@@ -186,15 +181,17 @@ class NodeShell:
         sharers = sum(isinstance(role, Shrinks) for role in self.roles.values())
         self._disk_space = DiskSpace(journal, config.node, self._wake_after, sharers=sharers)
         self.rewriting = Rewriting(journal, self.roles, config.node, self._wake_after, self.metrics)
-        by_stream = {self._streams[node]: role for node, role in self.roles.items()}
+        frames = config.node.journal.checkpoint_frames
         self._checkpointing = Checkpointing(
-            journal, by_stream, self._wake_after, frames=config.node.journal.checkpoint_frames
+            journal, self._by_stream(), self._wake_after, frames=frames
         )
-        self._closed = False
         self._sync_waiters: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
         self._snapshots = SnapshotFiles(snapshots, self._wait_until_synced, self._on_snapshots)
         self._cold = ColdStore(journal.directory, config, self._wait_until_synced, self._on_cold)
+
+    def _by_stream(self) -> dict[int, Role]:
+        return {self._streams[node]: role for node, role in self.roles.items()}
 
     def _roles_that_wait(self) -> tuple[frozenset[NodeId], frozenset[NodeId]]:
         """Return the roles whose answers and messages wait for a sync, and those whose promises
@@ -223,8 +220,7 @@ class NodeShell:
             journal_lost: whether the journal was there before, and is not now.
             term: the newest one; None: none has begun.
         """
-        by_stream = {self._streams[node]: role for node, role in self.roles.items()}
-        frames = recover(self._journal, by_stream, lost=journal_lost)
+        frames = recover(self._journal, self._by_stream(), lost=journal_lost)
         self.metrics.damaged += self._journal.damaged
         self.metrics.corrected += self._journal.corrected
         if frames:
@@ -575,13 +571,16 @@ class NodeShell:
             self._written_bytes = self._journal.written_bytes
             self._written_at = self._loop.time()
             if self._idle_timer is None:
-                self._idle_timer = self._loop.call_later(self._idle_s, self._on_idle)
+                self._idle_timer = self._loop.call_later(self._idle_s(), self._on_idle)
+
+    def _idle_s(self) -> float:
+        return self._config.node.journal.journal_idle_s
 
     def _on_idle(self) -> None:
         self._idle_timer = None
         if self.ended:
             return
-        rest_s = self._written_at + self._idle_s - self._loop.time()
+        rest_s = self._written_at + self._idle_s() - self._loop.time()
         if self._sync is not None or rest_s > 0:
             self._idle_timer = self._loop.call_later(max(rest_s, _LATER_S), self._on_idle)
             return

@@ -74,15 +74,15 @@ def read_journals(directory: Path) -> StoredNodes:
         DataDirectoryError: there is no data directory, or another release wrote it.
         DataLossError: the order of the log is damaged, and there is no copy of it.
     """
-    view, arrangement = layout_in(directory)
-    if arrangement == "embedded":
-        journals = [(directory / "journal", [*view.sequencers, *view.storage_nodes])]
-    else:
-        # Sequencers first: records that their copies order are then on the disks of storage nodes.
-        journals = [(directory / node, [node]) for node in (*view.sequencers, *view.storage_nodes)]
+    layout = layout_in(directory)
+    view = layout.view
+    # Sequencers first: records that their copies order are then on the disks of storage nodes. In
+    # shared processes they are read together. Then a committed entry is in two journals, and of two
+    # replicas on which it rests one is not read before the first of these.
+    journals = layout.journals((*view.sequencers, *view.storage_nodes))
     roles: dict[NodeId, Role] = {}
     stored: list[StoredNode] = []
-    for journal, nodes in journals:
+    for journal, nodes in ((directory / name, nodes) for name, nodes in journals.items()):
         reader = _read_journal(journal, nodes, view, roles)
         cold = folders_noted(journal)
         for node in nodes:

@@ -164,6 +164,7 @@ class CountsIn(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
+    nodes: int | None = None
     compute_nodes: int | None = None
     storage_nodes: int | None = None
     index_shards: int | None = None

@@ -258,6 +258,14 @@ async def retention_enforced(logs: LocalLogs, config: Config) -> AsyncIterator[N
         await service.stop()
 
 
+def load_gateway() -> None:
+    """Import what a gateway needs. It takes long, so a process that also has other nodes does it
+    before these run: a primary that sends nothing for so long is replaced.
+    """
+    import indilog_compute.gateway
+    import indilog_compute.workers.host  # noqa: F401
+
+
 @asynccontextmanager
 async def gateway_running(
     shell: NodeShell,

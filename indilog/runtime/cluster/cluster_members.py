@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
 import structlog
@@ -28,10 +29,21 @@ from indilog.runtime.cluster.cluster_state import (
     view_decoded,
 )
 from indilog.runtime.cluster.membership import Counts, same_members, scaled, state_of, without
+from indilog.runtime.cluster.processes import (
+    PROCESSES_KEY,
+    Processes,
+    check_leave_together,
+    processes_decoded,
+    with_processes,
+    without_process,
+)
 from indilog.runtime.metadata.store import MetadataStore, Written
 
 _LOOK_S: Final = 0.2
 """Seconds between two checks whether the primary has installed a view."""
+
+_Change: TypeAlias = Callable[[Members, View, Processes], tuple[Members, Processes]]
+"""Returns members and processes after a change, from those before it and the newest view."""
 
 _log = structlog.get_logger(__name__)
 
@@ -114,20 +126,54 @@ class ClusterMembers:
             given = msgspec.convert(counts, Counts)
         except msgspec.ValidationError as error:
             raise ConfigError(f"Nothing was changed: {error}.") from error
-        return await self._change(lambda members, view: scaled(members, view, given, self._config))
+        if (count := given.nodes) is not None:
+            if given != Counts(nodes=count):
+                raise ConfigError(
+                    "Nothing was changed: give the number of nodes, or those of single kinds."
+                )
+            return await self._change(partial(with_processes, count=count))
+
+        def changed(
+            members: Members, view: View, processes: Processes
+        ) -> tuple[Members, Processes]:
+            wanted = scaled(members, view, given, self._config)
+            check_leave_together(members, wanted, processes)
+            return wanted, processes
+
+        return await self._change(changed)
 
     async def drain(self, node: str) -> dict[str, Any]:
-        """Let one compute node or storage node leave; return the state of the cluster.
+        """Let one compute node or storage node, or all nodes of a shared process, leave; return the
+        state of the cluster.
 
         Raises:
             ConfigError: there is no such node, or it cannot leave; nothing was changed.
         """
-        return await self._change(lambda members, view: without(members, view, NodeId(node)))
 
-    async def _change(self, change: Callable[[Members, View], Members]) -> dict[str, Any]:
+        def left(members: Members, view: View, processes: Processes) -> tuple[Members, Processes]:
+            if node in processes.shared.values():
+                return without_process(members, view, processes, node), processes
+            changed = without(members, view, NodeId(node))
+            check_leave_together(members, changed, processes)
+            return changed, processes
+
+        return await self._change(left)
+
+    async def _change(self, change: _Change) -> dict[str, Any]:
         while True:
             wanted = await wanted_in(self._store)
-            changed = change(wanted.members, wanted.view)
+            before = await self._store.get(PROCESSES_KEY)
+            processes = Processes() if before is None else processes_decoded(before.value)
+            changed, spread = change(wanted.members, wanted.view, processes)
+            if spread != processes:
+                # First, so that the supervisor knows the process of the new nodes. If the members
+                # are not changed after it, no node uses it.
+                assert before is not None, "only shared processes change"
+                outcome = await self._store.compare_and_set(
+                    PROCESSES_KEY, msgspec.json.encode(spread), expected_version=before.version
+                )
+                if not isinstance(outcome, Written):
+                    continue
             if same_members(changed, wanted.members):
                 return await self.state()
             outcome = await self._store.compare_and_set(

@@ -9,7 +9,7 @@ of these nodes are ready, it gets the members, so that the primary installs the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -20,6 +20,12 @@ from indilog.base.ids import Epoch, NodeId
 from indilog.config import Config, config_from
 from indilog.config.node import flat_settings
 from indilog.kernel.view import Members, View
+from indilog.runtime.cluster.processes import (
+    PROCESSES_KEY,
+    Processes,
+    processes_decoded,
+    processes_in,
+)
 from indilog.runtime.metadata.embedded import values_in
 from indilog.runtime.metadata.store import MetadataStore, Written
 
@@ -36,7 +42,7 @@ PLATFORM_KEY = "platform"
 RUN_KEY = "run"
 
 Arrangement: TypeAlias = Literal["embedded", "processes"]
-"""Whether all roles share one process and one journal, or each role has its own."""
+"""Whether all nodes share one process and one journal, or there are several (`Processes`)."""
 
 
 Setting: TypeAlias = str | int | float | bool | None
@@ -69,6 +75,7 @@ class NodeStart(NamedTuple):
     epoch: Epoch
     directory: Path
     """The run's directory, for sockets and published status."""
+    processes: Processes
 
 
 async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> None:
@@ -89,9 +96,23 @@ async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> N
         )
 
 
-def layout_in(directory: Path) -> tuple[View, Arrangement]:
-    """Return the newest view of a data directory, and the arrangement of its journals. Takes no
-    lock.
+class Layout(NamedTuple):
+    """The nodes of a data directory, and where their journals are."""
+
+    view: View
+    """The newest one."""
+    arrangement: Arrangement
+    processes: Processes
+
+    def journals(self, nodes: Iterable[NodeId]) -> dict[str, tuple[NodeId, ...]]:
+        """Return the folders with the journals of `nodes`, each with its nodes."""
+        if self.arrangement == "embedded":
+            return {"journal": tuple(nodes)}
+        return self.processes.running(nodes)
+
+
+def layout_in(directory: Path) -> Layout:
+    """Return the layout of a data directory. Takes no lock.
 
     Raises:
         DataDirectoryError: there is no data directory, or its metadata file cannot be read.
@@ -104,7 +125,12 @@ def layout_in(directory: Path) -> tuple[View, Arrangement]:
             "with a view."
         )
     embedded = values[ARRANGEMENT_KEY] == b"embedded"
-    return view_decoded(values[VIEW_KEY]), "embedded" if embedded else "processes"
+    processes = values.get(PROCESSES_KEY)
+    return Layout(
+        view_decoded(values[VIEW_KEY]),
+        "embedded" if embedded else "processes",
+        Processes() if processes is None else processes_decoded(processes),
+    )
 
 
 def has_copied_layout(directory: Path) -> bool:
@@ -224,10 +250,12 @@ async def node_start(store: MetadataStore) -> NodeStart:
     if (published := run_decoded(run.value)) is None:
         raise ConfigError("The cluster's first process is of another release; use the same one.")
     epoch = Epoch(await store.next_sequence(EPOCH_KEY))
+    processes = await processes_in(store)
     return NodeStart(
         config=config_from(overrides=published.settings),
         view=view_decoded(view.value),
         addresses=published.addresses,
         epoch=epoch,
         directory=Path(published.directory),
+        processes=processes,
     )

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import msgspec
 import structlog
+import uvloop
 
 from indilog.base.errors import ConfigError, NotReadyError
-from indilog.base.ids import MetalogPosition
+from indilog.base.ids import Epoch, MetalogPosition
 from indilog.config import Config
 from indilog.kernel.metalog import NewView, entry_decoded
 from indilog.kernel.view import (
@@ -33,13 +34,18 @@ from indilog.kernel.view import (
 from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.cluster_state import (
     CONFIGURED_KEY,
+    EPOCH_KEY,
     MEMBERS_KEY,
     VIEW_KEY,
     Arrangement,
+    Layout,
+    claim_arrangement,
     members_decoded,
     view_decoded,
 )
 from indilog.runtime.cluster.membership import next_version, same_members
+from indilog.runtime.cluster.metadata_opening import opened_metadata
+from indilog.runtime.cluster.processes import claim_processes, processes_in
 from indilog.runtime.metadata.store import MetadataStore, Versioned, Written
 
 log = structlog.get_logger(__name__)
@@ -60,6 +66,10 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
         NotReadyError: another process has changed the view meanwhile.
     """
     wanted = _wanted(config)
+    if arrangement == "processes":
+        is_new = await store.get(VIEW_KEY) is None
+        count = config.cluster.shared_processes
+        await claim_processes(store, count, wanted.nodes, is_new=is_new)
     await store.compare_and_set(VIEW_KEY, msgspec.json.encode(wanted), expected_version=0)
     stored, configured = await store.get(VIEW_KEY), await store.get(CONFIGURED_KEY)
     assert stored is not None, "this start or an earlier one has set it"
@@ -76,6 +86,25 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
     value = msgspec.json.encode(wanted.members)
     await _set(store, CONFIGURED_KEY, value, version)
     return following
+
+
+def make_metadata(config: Config, arrangement: Arrangement, epoch: Epoch) -> View:
+    """Write the metadata file of a new data directory, whose journals another program writes
+    (decision 0045); return the view of its platform.
+
+    Every epoch that the platform takes is greater than `epoch`.
+
+    Raises:
+        DataDirectoryError: the directory cannot be used.
+    """
+
+    async def made() -> View:
+        async with opened_metadata(config.node) as metadata:
+            await claim_arrangement(metadata.store, arrangement)
+            metadata.file.raise_sequence(EPOCH_KEY, epoch)
+            return await view_in(metadata.store, config, arrangement)
+
+    return uvloop.run(made())
 
 
 async def _reconfigured(
@@ -96,7 +125,9 @@ async def _reconfigured(
     added = [node for node in wanted.storage_nodes if node not in before.storage_nodes]
     if tier_differs or any(node not in view.storage_nodes for node in added):
         # The metalog may have installed views that were not stored before the processes ended.
-        position, newest = _journaled(_metalog_journals(config, view, arrangement), config)
+        layout = Layout(view, arrangement, await processes_in(store))
+        journals = [config.node.data_dir / name for name in layout.journals(view.sequencers)]
+        position, newest = _journaled(journals, config)
         if newest is not None and newest.number > view.number:
             view = newest
         spares = msgspec.structs.replace(wanted, shards={}, spares=tuple(added))
@@ -165,13 +196,6 @@ def _same_index_tier(view: View, wanted: View) -> bool:
         and view.eras[-1].shards == tuple(range(count))
         and view.aggregators == wanted.aggregators
     )
-
-
-def _metalog_journals(config: Config, view: View, arrangement: Arrangement) -> list[Path]:
-    data_dir = config.node.data_dir
-    if arrangement == "embedded":
-        return [data_dir / "journal"]
-    return [data_dir / sequencer for sequencer in view.sequencers]
 
 
 def _journaled(directories: Iterable[Path], config: Config) -> tuple[MetalogPosition, View | None]:

@@ -25,8 +25,12 @@ _KINDS: Final[tuple[Kind, ...]] = ("sequencer", "storage", "index", "aggregator"
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many nodes a cluster is to have; None: as many as now."""
+    """How many nodes a cluster is to have; None: as many as now.
 
+    `nodes` counts the processes that nodes share (`indilog.runtime.cluster.processes`).
+    """
+
+    nodes: int | None = None
     compute_nodes: int | None = None
     storage_nodes: int | None = None
     index_shards: int | None = None
@@ -88,7 +92,7 @@ def scaled(members: Members, view: View, counts: Counts, config: Config) -> Memb
     Raises:
         ConfigError: the cluster cannot have these numbers, or cannot change while it runs.
     """
-    _check_can_change(view)
+    check_can_change(view)
     changed = Members(
         version=next_version(members, view),
         engines=_engines(members, counts.compute_nodes),
@@ -108,7 +112,7 @@ def without(members: Members, view: View, node: NodeId) -> Members:
         ConfigError: there is no such node, it cannot leave, or the cluster cannot change while it
             runs.
     """
-    _check_can_change(view)
+    check_can_change(view)
     known = needed(view, members)
     if node not in known:
         raise ConfigError(f"The cluster has no node {node!r}; it has {', '.join(known)}.")
@@ -250,7 +254,12 @@ def _resized(nodes: Iterable[NodeId], count: int, kind: Kind) -> tuple[NodeId, .
     return (*kept, *(NodeId(f"{kind}-{next(free)}") for _ in range(count - len(kept))))
 
 
-def _check_can_change(view: View) -> None:
+def check_can_change(view: View) -> None:
+    """Refuse to change a cluster that cannot change while it runs.
+
+    Raises:
+        ConfigError: it has one sequencer.
+    """
     if len(view.sequencers) == 1:
         raise ConfigError(
             "This cluster has one sequencer, so its nodes cannot change while it runs: set "

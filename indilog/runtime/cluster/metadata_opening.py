@@ -17,6 +17,7 @@ from indilog.base.errors import ConfigError, DataDirectoryError
 from indilog.config import NodeConfig
 from indilog.runtime.cluster.cluster_state import ARRANGEMENT_KEY, PLATFORM_KEY, VIEW_KEY
 from indilog.runtime.cluster.data_directory import opened_metadata_file
+from indilog.runtime.cluster.processes import PROCESSES_KEY
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog.runtime.metadata.store import MetadataStore
 
@@ -32,7 +33,7 @@ class OpenedMetadata(NamedTuple):
         """Copy the layout, which `layout_in` reads, into the file."""
         if self.store is self.file:
             return
-        for key in (VIEW_KEY, ARRANGEMENT_KEY):
+        for key in (VIEW_KEY, ARRANGEMENT_KEY, PROCESSES_KEY):
             found, copy = await self.store.get(key), await self.file.get(key)
             if found is not None and (copy is None or copy.value != found.value):
                 version = copy.version if copy is not None else 0

@@ -1,9 +1,13 @@
-"""Runs one node in its own process: finds its cluster through the metadata store, and runs its role
-until it must stop (ARCHITECTURE 5, "Cluster").
+"""Runs a process of a cluster: finds the cluster through the metadata store, and runs the nodes of
+the process until it must stop (ARCHITECTURE 5, "Cluster").
 
 The supervisor starts `python -m indilog.node --name storage-0 --metadata
-unix:///tmp/indilog-x/metadata`. `node_running` runs a node inside another program, such as a
-benchmark that is itself the compute node.
+unix:///tmp/indilog-x/metadata`. The name is that of the process: of its one node, or of a process
+that several nodes share (`indilog.runtime.cluster.processes`). `node_running` runs a process inside
+another program, such as a benchmark that is itself the compute node.
+
+A process of several nodes stops in two steps, so that the other processes can finish their calls
+with its help: the first SIGTERM ends its gateway and workers, the second one the process.
 """
 
 from __future__ import annotations
@@ -34,18 +38,19 @@ from indilog.runtime.cluster.assembly import (
     gateway_running,
     installed_view,
     joined,
+    load_gateway,
     logs_of,
     retention_enforced,
     role_of,
     status_of_nodes,
     wait_for_metalog,
 )
-from indilog.runtime.cluster.cluster_members import ClusterMembers, publish_views
+from indilog.runtime.cluster.cluster_members import ClusterMembers, publish_views, wanted_in
 from indilog.runtime.cluster.cluster_state import RUN_KEY, NodeStart, node_start, run_decoded
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
 from indilog.runtime.cluster.following import followed, running
 from indilog.runtime.cluster.gateway_port import keep_port, port_of
-from indilog.runtime.cluster.membership import kind_of
+from indilog.runtime.cluster.membership import kind_of, needed
 from indilog.runtime.cluster.metadata_address import metadata_at
 from indilog.runtime.cluster.status_files import publish_status
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
@@ -72,9 +77,10 @@ _log = structlog.get_logger(__name__)
 
 
 class RunningNode(NamedTuple):
-    """A node that runs on this loop."""
+    """The nodes of a process, which run on this loop."""
 
     shell: NodeShell
+    nodes: tuple[NodeId, ...]
     start: NodeStart
     transport: GrowingTransport
     store: MetadataStore
@@ -82,20 +88,20 @@ class RunningNode(NamedTuple):
 
 @asynccontextmanager
 async def node_running(
-    name: NodeId,
+    name: str,
     metadata: str,
     on_fatal: Callable[[BaseException], None],
     keys: Path | None = None,
 ) -> AsyncIterator[RunningNode]:
-    """Run the node `name` of the cluster whose metadata store is at `metadata`.
+    """Run the process `name` of the cluster whose metadata store is at `metadata`.
 
-    `keys` is the directory with the keys of this node, which a store at a TCP port requires.
+    `keys` is the directory with the keys of this process, which a store at a TCP port requires.
 
-    The node is recovered from its journal when the block begins, and synced and closed when it
+    The nodes are recovered from their journal when the block begins, and synced and closed when it
     ends.
 
     Raises:
-        ConfigError: the cluster has no such node.
+        ConfigError: the cluster has no such process.
         DataDirectoryError: its directory is in use, of a newer format, or damaged.
         NotReadyError, QuorumUnavailableError: the cluster's first process is not reachable.
     """
@@ -103,19 +109,22 @@ async def node_running(
         store = await stack.enter_async_context(metadata_at(metadata, keys))
         start = await node_start(store)
         config, view = start.config, start.view
-        role = role_of(name, [view], config)
+        nodes = await _nodes_of(name, start, store)
+        if len(nodes) > 1 and any(kind_of(node) == "engine" for node in nodes):
+            load_gateway()
+        roles = {node: role_of(node, [view], config) for node in nodes}
         undo = stack.enter_context(contextlib.ExitStack())
-        journal = _journal_of(name, start)
+        journal = _journal_of(name, nodes, start)
         undo.callback(journal.close)
         lost = await journal_lost(store, name, journal)
-        term = await term_at_start(store, view.sequencers, [name], start.epoch)
+        term = await term_at_start(store, view.sequencers, nodes, start.epoch)
         loop = asyncio.get_running_loop()
         transport = _TRANSPORTS[config.node.messages.transport](
-            start.addresses[name], start.addresses, loop, config
+            start.addresses[nodes[0]], start.addresses, loop, config
         )
         undo.callback(transport.close)
         shell = NodeShell(
-            {name: role},
+            roles,
             [view],
             config,
             journal=journal,
@@ -132,18 +141,32 @@ async def node_running(
         await stack.enter_async_context(terms_followed(store, shell.begin_term))
         run = _RunFollower(shell, transport)
         await stack.enter_async_context(followed(store, RUN_KEY, run.on_changed))
-        if name in view.sequencers:
-            lost_s = config.node.ordering.primary_lost_s
-            standing = standing_for_primary(store, name, view.sequencers, start.epoch, lost_s)
-            await stack.enter_async_context(standing)
-            views = publish_views(store, lambda: installed_view(shell))
-            await stack.enter_async_context(running(views))
-        yield RunningNode(shell, start, transport, store)
+        for node in nodes:
+            if node in view.sequencers:
+                await _stand_for_primary(node, shell, start, store, stack)
+        yield RunningNode(shell, nodes, start, transport, store)
+
+
+async def _stand_for_primary(
+    node: NodeId, shell: NodeShell, start: NodeStart, store: MetadataStore, stack: AsyncExitStack
+) -> None:
+    """Let a sequencer take over, and publish the views that it installs as primary."""
+    lost_s = start.config.node.ordering.primary_lost_s
+    standing = standing_for_primary(store, node, start.view.sequencers, start.epoch, lost_s)
+    await stack.enter_async_context(standing)
+    views = publish_views(store, lambda: installed_view(shell))
+    await stack.enter_async_context(running(views))
+
+
+async def _nodes_of(process: str, start: NodeStart, store: MetadataStore) -> tuple[NodeId, ...]:
+    """Return the nodes of a process: those of the newest view, and those that are to join."""
+    members = (await wanted_in(store)).members
+    return start.processes.nodes_of(process, needed(start.view, members)) or (NodeId(process),)
 
 
 class _RunFollower:
-    """Notifies a node of what the supervisor changes while the node runs: addresses of new nodes,
-    and then the members, so that the node has the addresses when it sends to new nodes.
+    """Notifies the nodes of a process of what the supervisor changes while they run: addresses of
+    new nodes, and then the members, so that they have the addresses when they send to new nodes.
     """
 
     def __init__(self, shell: NodeShell, transport: GrowingTransport) -> None:
@@ -161,10 +184,10 @@ class _RunFollower:
             self._shell.want_members(run.members)
 
 
-def _journal_of(name: NodeId, start: NodeStart) -> Journal:
+def _journal_of(process: str, nodes: Sequence[NodeId], start: NodeStart) -> Journal:
     config = start.config
-    persists = kind_of(name) in ("sequencer", "storage")
-    directory = config.node.data_dir / name
+    persists = any(kind_of(node) in ("sequencer", "storage") for node in nodes)
+    directory = config.node.data_dir / process
     with directory_usable(directory):
         return Journal.open(
             directory,
@@ -174,11 +197,11 @@ def _journal_of(name: NodeId, start: NodeStart) -> Journal:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one node until SIGTERM, or until its supervisor ends before the node is ready. Then end
-    the process.
+    """Run a process of a cluster until SIGTERM, or until its supervisor ends before the process is
+    ready. Then end it.
     """
-    parser = argparse.ArgumentParser("indilog.node", description="Run one node of a cluster.")
-    parser.add_argument("--name", required=True, help="the node's name in the view")
+    parser = argparse.ArgumentParser("indilog.node", description="Run a process of a cluster.")
+    parser.add_argument("--name", required=True, help="name of the process, or of its one node")
     parser.add_argument("--metadata", required=True, help="address of the metadata store")
     parser.add_argument("--keys", type=Path, help="directory with the keys of this node")
     parser.add_argument("--supervisor-fd", type=int, help="socket to the process that started it")
@@ -192,25 +215,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 async def _run(given: argparse.Namespace) -> int:
     """Run a node until it ends, and return the exit status (sysexits.h)."""
-    stop = asyncio.Event()
+    stop = _Stop()
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
         failures.append(error)
-        stop.set()
+        stop.now()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    supervisor = SupervisorLink(given.supervisor_fd, given.control, stop.set)
-    name = NodeId(given.name)
-    serving = asyncio.create_task(_serve(name, given, supervisor, stop, fail))
-    stopping = asyncio.create_task(stop.wait())
+        loop.add_signal_handler(number, stop.asked)
+    supervisor = SupervisorLink(given.supervisor_fd, given.control, stop.now)
+    serving = asyncio.create_task(_serve(given, supervisor, stop, fail))
+    stopping = asyncio.create_task(stop.serving.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        faulthandler.dump_traceback_later(NodeConfig().processes.stop_timeout_s, exit=True)
         if not supervisor.was_ready:
             serving.cancel()  # asked to stop before it was ready
+        faulthandler.dump_traceback_later(NodeConfig().processes.stop_timeout_s, exit=True)
         with contextlib.suppress(asyncio.CancelledError):
             await serving
         if failures:
@@ -230,42 +252,84 @@ async def _run(given: argparse.Namespace) -> int:
     return os.EX_SOFTWARE if failures else os.EX_OK
 
 
+class _Stop:
+    """When a process is to stop.
+
+    Attributes:
+        serving: set when gateways and workers are to end.
+        all: set when the whole process is to end.
+    """
+
+    def __init__(self) -> None:
+        self.serving = asyncio.Event()
+        self.all = asyncio.Event()
+
+    def asked(self) -> None:
+        """Handle a signal: the first one ends the gateways, a second one the process."""
+        (self.all if self.serving.is_set() else self.serving).set()
+
+    def now(self) -> None:
+        """End the process."""
+        self.serving.set()
+        self.all.set()
+
+
 async def _serve(
-    name: NodeId,
     given: argparse.Namespace,
     supervisor: SupervisorLink,
-    stop: asyncio.Event,
+    stop: _Stop,
     fail: Callable[[BaseException], None],
 ) -> None:
-    """Run the node until `stop`; a compute node also runs its gateway and workers."""
+    """Run the nodes of the process until `stop`; a compute node also runs its gateway and workers.
+
+    If the process has other nodes than a compute node, they run until `stop.all`, or until the
+    supervisor has ended.
+    """
     async with AsyncExitStack() as stack:
-        node = await stack.enter_async_context(node_running(name, given.metadata, fail, given.keys))
-        detail = ""
-        await stack.enter_async_context(
-            publish_status(node.start.directory, name, lambda: _status_of(node.shell))
+        node = await stack.enter_async_context(
+            node_running(given.name, given.metadata, fail, given.keys)
         )
+        await stack.enter_async_context(
+            publish_status(node.start.directory, node.nodes, lambda: _status_of(node.shell))
+        )
+        supervisor.up()
         await wait_for_metalog(node.shell)  # may take long; the status shows it
-        if (logs := logs_of(node.shell, name, node.start.config)) is not None:
-            await joined(logs)
-            configured = node.start.config.node.gateway.port
-            port, port_is = port_of(node.start.directory, name, configured)
-            config = _config_of_engine(name, node.start, port)
-            await stack.enter_async_context(retention_enforced(logs, config))
-            detail = await stack.enter_async_context(
-                gateway_running(
-                    node.shell,
-                    logs,
-                    config,
-                    platform_dir=node.start.config.node.data_dir,
-                    run=node.start.directory,
-                    port_is=port_is,
-                    members=ClusterMembers(node.store, node.start.config, name),
-                )
-            )
-            if (listens_on := urlsplit(detail).port) is not None:
-                keep_port(node.start.directory, name, listens_on)
-        supervisor.ready(detail, hang_s=node.start.config.node.processes.hang_s)
-        await stop.wait()
+        async with AsyncExitStack() as gateways:
+            urls = [await _gateway_of(name, node, gateways) for name in node.nodes]
+            detail = next((url for url in urls if url), "")
+            supervisor.ready(detail, hang_s=node.start.config.node.processes.hang_s)
+            await stop.serving.wait()
+        if len(node.nodes) > 1 and supervisor.drained():
+            faulthandler.cancel_dump_traceback_later()
+            await stop.all.wait()
+            faulthandler.dump_traceback_later(NodeConfig().processes.stop_timeout_s, exit=True)
+
+
+async def _gateway_of(name: NodeId, node: RunningNode, stack: AsyncExitStack) -> str:
+    """Run the gateway and the workers of a compute node; return its URL. Of another node: return
+    an empty text.
+    """
+    start = node.start
+    if (logs := logs_of(node.shell, name, start.config)) is None:
+        return ""
+    await joined(logs)
+    port, port_is = port_of(start.directory, name, start.config.node.gateway.port)
+    config = _config_of_engine(name, start, port)
+    await stack.enter_async_context(retention_enforced(logs, config))
+    url = await stack.enter_async_context(
+        gateway_running(
+            node.shell,
+            logs,
+            config,
+            platform_dir=start.config.node.data_dir,
+            run=start.directory,
+            port_is=port_is,
+            members=ClusterMembers(node.store, start.config, name),
+        )
+    )
+    if (listens_on := urlsplit(url).port) is not None:
+        keep_port(start.directory, name, listens_on)
+    return url
 
 
 def _status_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:

@@ -4,11 +4,13 @@ A process has one journal, in the folder of the data directory that has the name
 default each node has a process of its own, with the node's name. With `shared_processes`, the nodes
 of the first start are spread over that many processes, `node-0` and so on: each gets a node of each
 kind. So a machine needs one process, and the loss of one process costs one copy of everything. A
-node never moves to another process, because its frames are in that process's journal.
+node never moves to another process, because its frames are in that process's journal. So the nodes
+of a shared process leave together, and the number of a process is not used again.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -16,7 +18,16 @@ import msgspec
 
 from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.base.ids import NodeId
-from indilog.runtime.cluster.membership import kind_of
+from indilog.kernel.view import Members, View
+from indilog.runtime.cluster.membership import (
+    ADDED_MAX,
+    Kind,
+    check_can_change,
+    kind_of,
+    needed,
+    next_version,
+    without,
+)
 from indilog.runtime.metadata.store import MetadataStore, Written
 
 PROCESSES_KEY: Final = "processes"
@@ -27,7 +38,8 @@ class Processes(msgspec.Struct, frozen=True):
     """The processes of a cluster.
 
     Attributes:
-        count: number of shared processes: `node-0` up to the one before `node-{count}`.
+        count: number of shared processes that there ever were: `node-0` up to the one before
+            `node-{count}`. Some may have left.
         shared: the process of each node that shares one.
     """
 
@@ -80,6 +92,130 @@ def _replicas_at(process: str, node: NodeId, shared: Mapping[NodeId, str]) -> in
         return 0
     index_shard = node.rpartition("-")[0] + "-"
     return sum(at == process and other.startswith(index_shard) for other, at in shared.items())
+
+
+def with_processes(
+    members: Members, view: View, processes: Processes, count: int
+) -> tuple[Members, Processes]:
+    """Return `members` in `count` shared processes. A new one gets a storage node and a compute
+    node; those with the greatest numbers leave.
+
+    Args:
+        members: the nodes that the cluster is to have so far.
+        view: the newest installed view.
+        processes: the processes so far.
+        count: the new number of shared processes.
+
+    Raises:
+        ConfigError: no process is shared, or a process that would leave has to stay.
+    """
+    if not processes.count:
+        raise ConfigError(
+            "Each node of this cluster has a process of its own: give the numbers of its nodes, "
+            "such as --storage-nodes."
+        )
+    shared = [
+        name
+        for name in processes.running((*view.sequencers, *members.nodes))
+        if name in set(processes.shared.values())
+    ]
+    shared.sort(key=_number_of_process)
+    if not 1 <= count <= len(shared) + ADDED_MAX:
+        raise ConfigError(
+            f"This cluster has {len(shared)} nodes; it can have 1 to {len(shared) + ADDED_MAX} "
+            f"after a change, not {count:,}."
+        )
+    for name in reversed(shared[count:]):
+        members = without_process(members, view, processes, name)
+    for _ in range(count - len(shared)):
+        members, processes = _with_one_more(members, view, processes)
+    return members, processes
+
+
+def _with_one_more(members: Members, view: View, processes: Processes) -> tuple[Members, Processes]:
+    check_can_change(view)
+    number = processes.count
+    storage, engine = (
+        _unused(kind, number, processes, view, members) for kind in ("storage", "engine")
+    )
+    process = f"node-{number}"
+    shared = {**processes.shared, storage: process, engine: process}
+    changed = msgspec.structs.replace(
+        members,
+        storage_nodes=(*members.storage_nodes, storage),
+        engines=(*members.engines, engine),
+        version=next_version(members, view),
+    )
+    return changed, Processes(number + 1, shared)
+
+
+def _unused(kind: Kind, number: int, processes: Processes, view: View, members: Members) -> NodeId:
+    """Return a name that no node has, with this number or the next one that is free."""
+    used = {*processes.shared, *needed(view, members)}
+    names = (NodeId(f"{kind}-{n}") for n in itertools.count(number))
+    return next(name for name in names if name not in used)
+
+
+def without_process(members: Members, view: View, processes: Processes, name: str) -> Members:
+    """Return `members` without the nodes of a shared process; the same if they leave already.
+
+    An index node or aggregator is replaced by one with a process of its own.
+
+    Raises:
+        ConfigError: one of its nodes cannot leave.
+    """
+    of = processes.nodes_of(name, (*view.sequencers, *members.nodes))
+    for node in of:
+        kind = kind_of(node)
+        if kind == "index":
+            members = _with_other_replica(members, view, processes, node)
+        elif kind == "aggregator":
+            other = _unused("aggregator", 0, processes, view, members)
+            rest = tuple(n for n in members.aggregators if n != node)
+            members = msgspec.structs.replace(
+                members, aggregators=(*rest, other), version=next_version(members, view)
+            )
+        else:
+            members = without(members, view, node)
+    return members
+
+
+def _with_other_replica(
+    members: Members, view: View, processes: Processes, node: NodeId
+) -> Members:
+    """Return `members` with another index node in place of `node`."""
+    used = {*processes.shared, *needed(view, members)}
+    index_shard = node.rpartition("-")[0]
+    names = (NodeId(f"{index_shard}-{number}") for number in itertools.count())
+    other = next(name for name in names if name not in used)
+    index_shards = tuple(
+        tuple(other if replica == node else replica for replica in replicas)
+        for replicas in members.index_shards
+    )
+    return msgspec.structs.replace(
+        members, index_shards=index_shards, version=next_version(members, view)
+    )
+
+
+def check_leave_together(before: Members, after: Members, processes: Processes) -> None:
+    """Refuse a change by which only some nodes of a shared process leave: it runs until all have
+    left.
+
+    Raises:
+        ConfigError: some would stay.
+    """
+    kept = {*after.nodes}
+    for node in before.nodes:
+        if node in processes.shared and node not in kept:
+            name = processes.of(node)
+            raise ConfigError(
+                f"{node} shares the process {name} with other nodes, so it leaves together with "
+                f"them: use `indilog cluster drain {name}`, or change the number of --nodes."
+            )
+
+
+def _number_of_process(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 async def processes_in(store: MetadataStore) -> Processes:

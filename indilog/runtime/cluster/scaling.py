@@ -5,21 +5,22 @@ The supervisor watches the wanted members and the installed view. A new node joi
 so that no node sends to a peer that it cannot reach:
 
 1. The record of the run gets its address, which all processes learn.
-2. Its process starts. A storage node, an index node or an aggregator is ready at once.
-3. When all processes of the new nodes of these three kinds are ready, the record of the run gets
-   the members. All processes learn them, and the primary installs the view. A new compute node can
-   only then become ready.
+2. Its process starts. The roles of a storage node, an index node or an aggregator run at once.
+3. When those of all new nodes of these three kinds run, the record of the run gets the members. All
+   processes learn them, and the primary installs the view. A new compute node can only then become
+   ready.
 
 The process of a compute node that leaves is stopped first: without its shard, its running calls
-could not append. The processes of other nodes are stopped when neither the wanted members nor the
-installed view has the node. Each step can be repeated, so the supervisor may be killed between any
+could not append. If it shares the process with other nodes, that process ends its gateway and
+continues. The other processes are stopped when neither the wanted members nor the installed view
+has a node of theirs. Each step can be repeated, so the supervisor may be killed between any
 two of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
@@ -33,6 +34,7 @@ from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY, Run, ch
 from indilog.runtime.cluster.following import RETRY_S
 from indilog.runtime.cluster.membership import kind_of, leaving_engines, needed
 from indilog.runtime.cluster.metadata_opening import OpenedMetadata
+from indilog.runtime.cluster.processes import Processes
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
 
 _log = structlog.get_logger(__name__)
@@ -42,38 +44,64 @@ class Decision(NamedTuple):
     """What the supervisor does next."""
 
     start: tuple[NodeId, ...]
-    stop: tuple[NodeId, ...]
+    """Nodes whose processes start."""
+    stop: tuple[str, ...]
+    """Processes to stop."""
+    drain: tuple[str, ...]
+    """Processes whose gateways are to end, while their other nodes continue."""
     awaited: tuple[NodeId, ...]
-    """New nodes whose processes must be ready before the view is installed."""
+    """New nodes whose roles must run before the view is installed."""
     ending: tuple[NodeId, ...]
-    """Nodes that leave, and whose processes must end before the view is installed."""
+    """Compute nodes that leave, and must end before the view is installed."""
 
 
 def decided(
-    members: Members, installed: View, before: View, processes: Collection[NodeId]
+    members: Members,
+    installed: View,
+    before: View,
+    processes: Mapping[str, Sequence[NodeId]],
+    drained: Collection[str] = (),
 ) -> Decision:
-    """Return which processes to start and to stop.
+    """Return which processes to start, to stop and to drain.
 
     Args:
         members: the wanted members.
         installed: the newest installed view.
         before: the view that was installed when this was decided last.
-        processes: nodes that have a process.
+        processes: the running processes, with their nodes.
+        drained: those whose gateways have ended.
     """
     leaving = leaving_engines(installed, members)
-    ending = tuple(node for node in processes if node in leaving)
+    ending = tuple(
+        node
+        for name, of in processes.items()
+        if name not in drained
+        for node in of
+        if node in leaving
+    )
     # A new compute node may get the shard of one that leaves. So it starts after that one has
     # ended: a writer needs a greater epoch than the one before.
     waiting = set(members.engines) - set(installed.engines) if ending else set()
     nodes = [
         node for node in needed(installed, members) if node not in leaving and node not in waiting
     ]
-    # A compute node that left and is wanted again needs a new incarnation to get a shard.
+    # A compute node that left and is wanted again needs a new incarnation to get a shard. Other
+    # nodes of its process are not disturbed unless it is wanted.
     left = set(before.engines) - set(installed.engines)
     here = set(installed.nodes)
+    there = {node for of in processes.values() for node in of}
+
+    def stops(of: Sequence[NodeId]) -> bool:
+        again = left if len(of) == 1 else left & set(members.engines)
+        return not set(of) & set(nodes) or bool(again & set(of))
+
+    stop = tuple(name for name, of in processes.items() if stops(of))
     return Decision(
-        start=tuple(node for node in nodes if node not in processes),
-        stop=tuple(node for node in processes if node not in nodes or node in left),
+        start=tuple(node for node in nodes if node not in there),
+        stop=stop,
+        drain=tuple(
+            name for name, of in processes.items() if name not in stop and set(of) & set(ending)
+        ),
         awaited=tuple(n for n in members.nodes if n not in here and kind_of(n) != "engine"),
         ending=ending,
     )
@@ -85,35 +113,41 @@ class Scaling:
     Args:
         metadata: the metadata store.
         view: the installed view at the start.
-        processes: the processes of the cluster; nodes are added and removed.
-        start: starts the process of a node.
+        layout: returns which processes run which nodes.
+        processes: the processes of the cluster; some are added and removed.
+        start: starts a process.
         addresses: returns the addresses of nodes, given those that are known.
-        left_out: nodes whose processes another program runs.
+        left_out: processes that another program runs.
         on_left: called when the process of a node that left has ended.
 
     Attributes:
         view: the newest installed view that is known.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 what the supervisor has
         self,
         metadata: OpenedMetadata,
         view: View,
-        processes: dict[NodeId, SupervisedProcess],
-        start: Callable[[NodeId], None],
+        layout: Callable[[], Awaitable[Processes]],
+        processes: dict[str, SupervisedProcess],
+        start: Callable[[str], None],
         addresses: Callable[[Collection[NodeId], dict[NodeId, str]], dict[NodeId, str]],
-        left_out: Collection[NodeId],
+        left_out: Collection[str],
         on_left: Callable[[NodeId], None],
     ) -> None:
         self._metadata = metadata
         self._store = metadata.store
+        self._read_layout = layout
+        self._layout = Processes()
         self._processes = processes
         self._start = start
         self._addresses = addresses
         self._left_out = left_out
         self._on_left = on_left
-        self._leaving: dict[NodeId, asyncio.Task[None]] = {}
-        """The nodes whose processes are being stopped."""
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """The processes that are being stopped."""
+        self._draining: dict[str, asyncio.Task[None]] = {}
+        """The processes whose gateways are to end."""
         self.view = view
 
     async def run(self) -> NoReturn:
@@ -132,16 +166,27 @@ class Scaling:
         before, self.view = self.view, wanted.view
         if before != wanted.view:
             await self._metadata.copy_layout()
-        decision = decided(wanted.members, wanted.view, before, self._processes)
-        for node in decision.stop:
-            if node not in self._leaving:
-                self._leaving[node] = asyncio.create_task(self._stop(node))
-        new = [node for node in decision.start if node not in self._left_out]
-        if new:
-            await change_run(self._store, self._with_addresses_of(new))
-        for node in new:
-            _log.info("node added", node=node)
-            self._start(node)
+        self._layout = await self._read_layout()
+        known = needed(wanted.view, wanted.members)
+        running = {name: self._layout.nodes_of(name, known) for name in self._processes}
+        drained = [name for name, process in self._processes.items() if process.is_drained]
+        decision = decided(wanted.members, wanted.view, before, running, drained)
+        for name in decision.stop:
+            if name not in self._leaving:
+                self._leaving[name] = asyncio.create_task(self._stop(name))
+        for name in decision.drain:
+            if name not in self._draining:
+                _log.info("calls end", process=name)
+                task = asyncio.create_task(self._processes[name].drain())
+                self._draining[name] = task
+        new = self._layout.running(decision.start)
+        started = [name for name in new if name not in self._left_out]
+        if started:
+            added = [node for name in started for node in new[name]]
+            await change_run(self._store, self._with_addresses_of(added))
+        for name in started:
+            _log.info("process added", process=name, nodes=new[name])
+            self._start(name)
         awaited = [node for node in decision.awaited if not self._is_up(node)]
         if not awaited and not decision.ending and wanted.members_version > 0:
             await change_run(
@@ -157,18 +202,20 @@ class Scaling:
         return change
 
     def _is_up(self, node: NodeId) -> bool:
-        return node in self._left_out or (
-            node not in self._leaving
-            and (process := self._processes.get(node)) is not None
-            and process.is_ready
+        name = self._layout.of(node)
+        return name in self._left_out or (
+            name not in self._leaving
+            and (process := self._processes.get(name)) is not None
+            and process.is_up
         )
 
-    async def _stop(self, node: NodeId) -> None:
-        """Stop the process of a node that left."""
-        _log.info("node left", node=node)
-        await self._processes[node].stop()
-        del self._processes[node]
-        self._on_left(node)
+    async def _stop(self, name: str) -> None:
+        """Stop a process whose nodes have left."""
+        _log.info("process leaves", process=name)
+        await self._processes[name].stop()
+        del self._processes[name]
+        for node in self._layout.nodes_of(name, (NodeId(name), *self._layout.shared)):
+            self._on_left(node)
 
     async def _wait_for_change(self, wanted: Wanted, awaited: Collection[NodeId]) -> None:
         """Wait until there are other members or a new view, an awaited process is ready, or a
@@ -178,18 +225,20 @@ class Scaling:
             asyncio.create_task(self._store.watch(MEMBERS_KEY, after=wanted.members_version)),
             asyncio.create_task(self._store.watch(VIEW_KEY, after=wanted.view_version)),
             *(
-                asyncio.create_task(process.ready())
-                for node in awaited
-                if (process := self._processes.get(node)) is not None and not process.has_failed
+                asyncio.create_task(process.up())
+                for name in self._layout.running(awaited)
+                if (process := self._processes.get(name)) is not None and not process.has_failed
             ),
         ]
         try:
             await asyncio.wait(
-                {*watches, *self._leaving.values()}, return_when=asyncio.FIRST_COMPLETED
+                {*watches, *self._leaving.values(), *self._draining.values()},
+                return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
-        for node in [node for node, task in self._leaving.items() if task.done()]:
-            self._leaving.pop(node).result()
+        for tasks in (self._leaving, self._draining):
+            for name in [name for name, task in tasks.items() if task.done()]:
+                tasks.pop(name).result()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -40,16 +40,20 @@ class PublishedStatus(NamedTuple):
 
 @asynccontextmanager
 async def publish_status(
-    directory: Path, name: NodeId, status: Callable[[], Status]
+    directory: Path, nodes: Sequence[NodeId], status: Callable[[], Status]
 ) -> AsyncIterator[None]:
-    """Write the status of the node `name` at once and periodically while the block runs."""
-    path = _path(directory, name)
+    """Write the status of the `nodes` of a process at once and periodically while the block runs:
+    a file for each.
+    """
 
     async def publish_now() -> None:
-        try:
-            await asyncio.to_thread(_write, path, msgspec.json.encode(status()))
-        except OSError as error:
-            log.warning("status not written", file=str(path), error=str(error))
+        found = status()
+        for node in nodes:
+            own = {node: found[node]} if node in found else {}
+            try:
+                await asyncio.to_thread(_write, _path(directory, node), msgspec.json.encode(own))
+            except OSError as error:
+                log.warning("status not written", node=node, error=str(error))
 
     async def publish() -> None:
         while True:
@@ -64,7 +68,8 @@ async def publish_status(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        path.unlink(missing_ok=True)
+        for node in nodes:
+            _path(directory, node).unlink(missing_ok=True)
 
 
 def read_status(directory: Path, names: Iterable[NodeId]) -> PublishedStatus:

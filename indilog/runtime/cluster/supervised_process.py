@@ -90,11 +90,14 @@ class SupervisedProcess:
         self._failures_max = failures_max
         self._stopping = asyncio.Event()
         self._changed = asyncio.Condition()
+        self._up = False
         self._ready = False
+        self._drained = False
         self._was_ready = False
         self._sentence = ""
         self._final: NotReadyError | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._process: Process | None = None
 
     def start(self) -> None:
         """Start the process, and keep it running."""
@@ -119,10 +122,32 @@ class SupervisedProcess:
             raise self._final
         return self.detail
 
+    async def up(self) -> None:
+        """Wait until the roles of the process run, or it failed to start too often."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._final is not None or self._up)
+
     @property
-    def is_ready(self) -> bool:
-        """Whether the process runs and is ready."""
-        return self._ready
+    def is_up(self) -> bool:
+        """Whether the roles of the process run; it may not be ready yet."""
+        return self._up
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the process has ended its gateway, and was not restarted since."""
+        return self._drained
+
+    async def drain(self) -> None:
+        """Let the process end its gateway by SIGTERM; wait until its running calls have ended, at
+        most `stop_timeout_s`. A process of several nodes then runs its other nodes until `stop`;
+        one of a single node ends.
+        """
+        if (process := self._process) is None or self._drained:
+            return
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            process.terminate()
+            async with asyncio.timeout(self._config.processes.stop_timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._drained or self._process is not process)
 
     @property
     def has_failed(self) -> bool:
@@ -200,7 +225,7 @@ class SupervisedProcess:
 
     async def _watched_until_gone(self, process: Process, connection: socket.socket) -> int:
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_LINE_BYTES_MAX)
-        self.pid = process.pid
+        self.pid, self._process = process.pid, process
         listener = asyncio.create_task(self._listen(reader))
         others = [
             asyncio.create_task(self._stop_when_asked(process)),
@@ -210,12 +235,12 @@ class SupervisedProcess:
             status = await process.wait()
             await asyncio.wait([listener], timeout=1.0)
         finally:
-            self.pid = None
+            self.pid = self._process = None
             for task in (listener, *others):
                 task.cancel()
             writer.close()
             await asyncio.gather(listener, *others, return_exceptions=True)
-            await self._set_state(ready=False)
+            await self._set_state(up=False, ready=False, drained=False)
         return status
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -229,7 +254,11 @@ class SupervisedProcess:
                     self._silent_s_max = self._config.processes.hang_s
                 if word == "ready":
                     self.detail, self._was_ready = text, True
-                    await self._set_state(ready=True)
+                    await self._set_state(up=True, ready=True)
+                elif word == "up":
+                    await self._set_state(up=True)
+                elif word == "drained":
+                    await self._set_state(up=True, drained=True)
                 elif word == "failed":
                     self._sentence = text
                     _log.error("process cannot start", name=self.name, reason=text)
@@ -257,16 +286,23 @@ class SupervisedProcess:
 
     async def _stop_when_asked(self, process: Process) -> None:
         await self._stopping.wait()
+        timeout_s = self._config.processes.stop_timeout_s
         with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-            await asyncio.sleep(self._config.processes.stop_timeout_s)
-            _log.warning(
-                "process killed", name=self.name, after_s=self._config.processes.stop_timeout_s
-            )
+            await self.drain()
+            process.terminate()  # the second time, if it has drained
+            await asyncio.sleep(timeout_s)
+            _log.warning("process killed", name=self.name, after_s=timeout_s)
             process.kill()
 
-    async def _set_state(self, *, ready: bool = False, final: NotReadyError | None = None) -> None:
+    async def _set_state(
+        self,
+        *,
+        up: bool = False,
+        ready: bool = False,
+        drained: bool = False,
+        final: NotReadyError | None = None,
+    ) -> None:
         async with self._changed:
-            self._ready = ready
+            self._up, self._ready, self._drained = up, ready, drained
             self._final = final or self._final
             self._changed.notify_all()

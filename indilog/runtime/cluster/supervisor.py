@@ -1,8 +1,9 @@
 """The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
 
 The first process is the supervisor. It serves the metadata store to the others, unless that is
-ZooKeeper, and starts one process for each node of the view, and for each node that joins
-(`indilog.runtime.cluster.scaling`). A process that dies, or hangs for `hang_s`, is restarted. No
+ZooKeeper, and starts the processes of the nodes of the view, and of each node that joins
+(`indilog.runtime.cluster.scaling`): one for each node, or fewer that nodes share
+(`indilog.runtime.cluster.processes`). A process that dies, or hangs for `hang_s`, is restarted. No
 records pass through the supervisor. If it is killed, the other processes continue to serve as far
 as they can without it. The next supervisor adopts them if its settings are the same; otherwise it
 stops them and starts new ones.
@@ -31,7 +32,7 @@ import uvloop
 from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.base.ids import NodeId
 from indilog.config import Config, NodeConfig, config_from, node_config
-from indilog.kernel.view import View
+from indilog.kernel.view import NODES_MAX, View
 from indilog.runtime.cluster.cluster_members import wanted_in
 from indilog.runtime.cluster.cluster_state import (
     Run,
@@ -47,11 +48,13 @@ from indilog.runtime.cluster.membership import kind_of, leaving_engines, needed
 from indilog.runtime.cluster.metadata_address import published_address
 from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.cluster.node_starter import NodeStarter
+from indilog.runtime.cluster.processes import Processes, processes_in
 from indilog.runtime.cluster.run_directory import RunDirectory, remove_stale_directories
 from indilog.runtime.cluster.scaling import Scaling
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
 from indilog.runtime.cluster.supervisor_link import SupervisorLink, control_address
 from indilog.runtime.metadata.service import MetadataServer
+from indilog.runtime.metadata.store import MetadataStore
 
 PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
     "cluster": {"sequencers": 3, "storage_nodes": 2, "replicas": 2}
@@ -76,24 +79,58 @@ def processes_config(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    *,
+    shared: int | None = None,
 ) -> Config:
-    """Return the configuration of a cluster of processes; see `config_from`."""
-    return config_from(file, environment, overrides, defaults=PROCESSES_DEFAULTS)
+    """Return the configuration of a cluster of processes; see `config_from`.
+
+    `shared`: the number of processes that nodes share; None: each node has its own.
+
+    Raises:
+        ConfigError: as `config_from`; or `shared` is below 1 or above `NODES_MAX`.
+    """
+    defaults = PROCESSES_DEFAULTS if shared is None else shared_defaults(shared)
+    return config_from(file, environment, overrides, defaults=defaults)
+
+
+def shared_defaults(count: int) -> dict[str, dict[str, int]]:
+    """Return the default settings of a cluster of `count` processes with a node of each kind.
+
+    With three or more, the loss of one of them loses no data and stops nothing.
+
+    Raises:
+        ConfigError: the count is below 1 or above `NODES_MAX`.
+    """
+    if not 1 <= count <= NODES_MAX:
+        raise ConfigError(f"A cluster has 1 to {NODES_MAX:,} nodes, not {count:,}.")
+    replicas = min(count, 3)
+    cluster = {
+        "shared_processes": count,
+        "sequencers": 3 if count >= 3 else 1,
+        "storage_nodes": count,
+        "replicas": replicas,
+        "ack_quorum": replicas // 2 + 1 if count >= 3 else 0,
+        "index_shards": min(count, 2),
+        "index_replicas": min(count, 2),
+        "aggregators": min(count, 2),
+        "engines": count,
+    }
+    return {"cluster": cluster}
 
 
 class Supervisor:
     """Runs a cluster of processes.
 
     Args:
-        left_out: nodes that the supervisor does not start, because another program (a benchmark or
-            test) runs them.
+        left_out: processes that the supervisor does not start, because another program (a benchmark
+            or test) runs them.
 
     Attributes:
-        processes: by node; valid after `start`.
+        processes: by name, which is that of the node unless several share it; valid after `start`.
         metadata_address: address of the metadata store; valid after `start`.
     """
 
-    def __init__(self, config: Config, *, left_out: Collection[NodeId] = ()) -> None:
+    def __init__(self, config: Config, *, left_out: Collection[str] = ()) -> None:
         keys = config.node.messages.node_keys
         node = node_config(
             config.node,
@@ -107,7 +144,8 @@ class Supervisor:
         self._starter = NodeStarter()
         self._scaling: Scaling | None = None
         self._scaler: asyncio.Task[NoReturn] | None = None
-        self.processes: dict[NodeId, SupervisedProcess] = {}
+        self._layout = Processes()
+        self.processes: dict[str, SupervisedProcess] = {}
         self.metadata_address = ""
 
     async def start(self) -> None:
@@ -125,10 +163,11 @@ class Supervisor:
         store = metadata.store
         await claim_arrangement(store, "processes")
         remove_stale_directories()
-        run = await self._take_over_run(await run_of(store))
+        run = await self._take_over_run(store, await run_of(store))
         await view_in(store, self._config, "processes")
         await metadata.copy_layout()
         self._directory = self._directory or RunDirectory()
+        await self._read_layout(store)
         wanted = await wanted_in(store)
         nodes = needed(wanted.view, wanted.members)
         addresses = self._addresses(nodes, {} if run is None else run.addresses)
@@ -141,15 +180,17 @@ class Supervisor:
         else:
             self.metadata_address = published_address(self._config.node, self._directory.path)
         leaving = leaving_engines(wanted.view, wanted.members)
+        running = self._layout.running(node for node in nodes if node not in leaving)
         if run is not None:
-            left = [node for node in run.addresses if node not in nodes or node in leaving]
+            left = [name for name in self._layout.running(run.addresses) if name not in running]
             await _stop_processes(run, left, self._config.node)
-        for node in nodes:
-            if node not in self._left_out and node not in leaving:
-                self._start_process(node, is_member=node in wanted.view.nodes)
+        for name, of in running.items():
+            if name not in self._left_out:
+                self._start_process(name, is_member=any(node in wanted.view.nodes for node in of))
         self._scaling = Scaling(
             metadata,
             wanted.view,
+            partial(self._read_layout, store),
             self.processes,
             self._start_process,
             self._addresses,
@@ -160,7 +201,7 @@ class Supervisor:
         await self.ready()
         _log.info("cluster ready", processes=len(self.processes))
 
-    async def _take_over_run(self, run: Run | None) -> Run | None:
+    async def _take_over_run(self, store: MetadataStore, run: Run | None) -> Run | None:
         """If processes of the last run are alive, continue that run, and return it; if they have
         other settings, stop them.
 
@@ -173,10 +214,15 @@ class Supervisor:
         if run.settings == settings_of(self._config):
             return run
         _log.warning("processes of a run with other settings are stopped", run=run.directory)
-        await _stop_processes(run, run.addresses, self._config.node)
+        layout = await processes_in(store)
+        await _stop_processes(run, layout.running(run.addresses), self._config.node)
         self._directory.remove()
         self._directory = None
         return None
+
+    async def _read_layout(self, store: MetadataStore) -> Processes:
+        self._layout = await processes_in(store)
+        return self._layout
 
     @property
     def view(self) -> View | None:
@@ -190,8 +236,8 @@ class Supervisor:
             NotReadyError: a process does not start; the message has its error.
         """
         assert self.view is not None, "after `start`"
-        nodes = [node for node in self.view.nodes if node in self.processes]
-        waits = [asyncio.create_task(self._ready(node)) for node in nodes]
+        names = [n for n in self._layout.running(self.view.nodes) if n in self.processes]
+        waits = [asyncio.create_task(self._ready(name)) for name in names]
         try:
             await asyncio.gather(*waits)
         finally:
@@ -199,16 +245,16 @@ class Supervisor:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _ready(self, node: NodeId) -> None:
-        """Wait until the process of a node is ready, or the node has left."""
+    async def _ready(self, name: str) -> None:
+        """Wait until a process is ready, or its nodes have left."""
         try:
-            await self.processes[node].ready()
+            await self.processes[name].ready()
         except NotReadyError:
-            if self.view is None or node in self.view.nodes:
+            if self.view is None or name in self._layout.running(self.view.nodes):
                 raise
 
     async def stop(self) -> None:
-        """End all processes. Engines end first, so that they can still reach the others while they
+        """End all processes. Calls end first, so that they can still reach all nodes while they
         finish.
 
         A process that does not end within `stop_timeout_s` is killed. May be called again.
@@ -216,10 +262,7 @@ class Supervisor:
         if self._scaler is not None:
             self._scaler.cancel()
             await asyncio.gather(self._scaler, return_exceptions=True)
-        engines = {node for node in self.processes if kind_of(node) == "engine"}
-        for wave in (engines, self.processes.keys() - engines):
-            stops = [self.processes[node].stop() for node in wave & self.processes.keys()]
-            await asyncio.gather(*stops)
+        await stop_in_order(self.processes, self._layout)
         await self._starter.close()
         await self._metadata.aclose()
         if self._directory is not None:
@@ -230,7 +273,7 @@ class Supervisor:
     def url(self) -> str:
         """URL of the first engine's gateway; valid when that process is ready."""
         assert self.view is not None, "after `start`"
-        engine = self.processes.get(self.view.engines[0])
+        engine = self.processes.get(self._layout.of(self.view.engines[0]))
         return engine.detail if engine else ""
 
     @property
@@ -239,16 +282,16 @@ class Supervisor:
         assert self._directory is not None, "after `start`"
         return self._directory.path
 
-    def _start_process(self, node: NodeId, *, is_member: bool = False) -> None:
-        """Start the process of a node. That of a node which joins is restarted without limit: it
-        may be killed, or wait for others, before it is ready.
+    def _start_process(self, name: str, *, is_member: bool = False) -> None:
+        """Start a process. That of a node which joins is restarted without limit: it may be killed,
+        or wait for others, before it is ready.
         """
         assert self._directory is not None, "it was made"
-        command = [*NODE_PROGRAM, "--name", node, "--metadata", self.metadata_address]
-        control = control_address(self._directory.path, node)
+        command = [*NODE_PROGRAM, "--name", name, "--metadata", self.metadata_address]
+        control = control_address(self._directory.path, name)
         command += ["--control", str(control), *self._keys_given()]
-        process = self.processes[node] = SupervisedProcess(
-            node,
+        process = self.processes[name] = SupervisedProcess(
+            name,
             command,
             self._config.node,
             control=control,
@@ -275,24 +318,26 @@ class Supervisor:
         metadata store.
         """
         messages = self._config.node.messages
-        new = [node for node in nodes if node not in known]
+        new = self._layout.running(node for node in nodes if node not in known)
         socket, port = _SCHEMES[messages.transport]
         if not messages.node_host:
-            return {**known, **{node: self._address(socket, node) for node in new}}
-        # A known address keeps its port, and is never taken away in a run: ports have no gaps.
-        first = messages.node_port + 1 + len(known)
-        last = first + len(new) - 1
-        if last > _PORT_MAX:
-            raise ConfigError(
-                f"{len(known) + len(new)} nodes need the ports after node_port "
-                f"({messages.node_port:,}), and {last:,} is above {_PORT_MAX:,}; set a smaller "
-                "node_port."
-            )
-        added = {
-            node: _at_port(port, messages.node_host, first + place)
-            for place, node in enumerate(new)
-        }
-        return {**known, **added}
+            added = {name: self._address(socket, name) for name in new}
+        else:
+            # A known address keeps its port, and is never taken away in a run: ports have no gaps.
+            old = len(set(known.values()))
+            first = messages.node_port + 1 + old
+            last = first + len(new) - 1
+            if last > _PORT_MAX:
+                raise ConfigError(
+                    f"{old + len(new)} processes need the ports after node_port "
+                    f"({messages.node_port:,}), and {last:,} is above {_PORT_MAX:,}; set a smaller "
+                    "node_port."
+                )
+            added = {
+                name: _at_port(port, messages.node_host, first + place)
+                for place, name in enumerate(new)
+            }
+        return {**known, **{node: added[name] for name, of in new.items() for node in of}}
 
     def _address(self, scheme: str, name: str) -> str:
         assert self._directory is not None, "it was made"
@@ -310,7 +355,7 @@ def _at_port(scheme: str, host: str, port: int) -> str:
 
 @asynccontextmanager
 async def supervised(
-    config: Config, *, left_out: Collection[NodeId] = ()
+    config: Config, *, left_out: Collection[str] = ()
 ) -> AsyncIterator[Supervisor]:
     """Run a cluster of processes while the block runs; raises what `Supervisor.start` does."""
     supervisor = Supervisor(config, left_out=left_out)
@@ -321,17 +366,30 @@ async def supervised(
         await supervisor.stop()
 
 
-async def _stop_processes(run: Run, nodes: Iterable[NodeId], config: NodeConfig) -> int:
+async def stop_in_order(processes: Mapping[str, SupervisedProcess], layout: Processes) -> None:
+    """Stop processes: compute nodes first, then the others.
+
+    Shared processes end their gateways first, all together.
+    """
+    shared = set(layout.shared.values())
+    await asyncio.gather(*(p.drain() for name, p in processes.items() if name in shared))
+    engines = {name for name in processes if kind_of(NodeId(name)) == "engine"}
+    for wave in (engines, processes.keys() - engines):
+        await asyncio.gather(*(processes[name].stop() for name in wave & processes.keys()))
+
+
+async def _stop_processes(run: Run, names: Iterable[str], config: NodeConfig) -> int:
     """Stop processes of a run that have no supervisor; return the number of stopped processes.
 
-    Compute nodes come first, so that they still reach the others while they finish.
+    Compute nodes come first, so that they still reach the others while they finish. A shared
+    process ends at once: its running calls may fail.
     """
     stopped = 0
     for wave in (True, False):
         left = [
-            SupervisedProcess(node, (), config, control=control_address(Path(run.directory), node))
-            for node in nodes
-            if (kind_of(node) == "engine") is wave
+            SupervisedProcess(name, (), config, control=control_address(Path(run.directory), name))
+            for name in names
+            if (kind_of(NodeId(name)) == "engine") is wave
         ]
         stopped += sum(await asyncio.gather(*(process.end() for process in left)))
     return stopped
@@ -353,7 +411,8 @@ def stop_processes(config: NodeConfig) -> int:
             directory = RunDirectory.of_living(Path(run.directory)) if run else None
             if run is None or directory is None:
                 return 0
-            count = await _stop_processes(run, run.addresses, config)
+            layout = await processes_in(metadata.store)
+            count = await _stop_processes(run, layout.running(run.addresses), config)
             directory.remove()
             return count
 

@@ -1,13 +1,14 @@
 """The node's end of the connection to its supervisor. A new supervisor may replace the old one.
 
-A supervisor starts a node with one end of a socket pair, over which the node sends lines: `ready
-DETAIL`, `failed SENTENCE` if it cannot start, and, after it is ready, `heartbeat` from its event
+A supervisor starts a node with one end of a socket pair, over which the node sends lines: `up` when
+its roles run, `ready DETAIL` when it serves, `failed SENTENCE` if it cannot start, `drained` when
+its gateway has ended and its roles still run, and, after it is ready, `heartbeat` from its event
 loop. A supervisor that gets no heartbeat for `hang_s` seconds kills the node.
 
 A ready node outlives its supervisor and continues to serve. It listens at a Unix socket in the
 run's directory. The next supervisor connects there and adopts the node: it gets `ready DETAIL` and
 then the heartbeats. A node that is not ready needs the supervisor's metadata store to start, so it
-ends with its supervisor.
+ends with its supervisor, as does one that is drained.
 """
 
 from __future__ import annotations
@@ -56,10 +57,21 @@ class SupervisorLink:
         self._supervisor: socket.socket | None = None
         self._detail = ""
         self._heartbeat: asyncio.TimerHandle | None = None
+        self._is_drained = False
         self.was_ready = False
         if descriptor is not None:
             self._connect(socket.socket(fileno=os.dup(descriptor)))
             os.close(descriptor)  # the duplicate is not inherited: no child of ours keeps it open
+
+    def up(self) -> None:
+        """Report that the roles run, which may wait for other nodes."""
+        self._send_line("up")
+
+    def drained(self) -> bool:
+        """Report that no call runs here any more; return whether a supervisor gets the report."""
+        self._is_drained = True
+        self._send_line("drained")
+        return self._supervisor is not None
 
     def ready(self, detail: str, *, hang_s: float | None = None) -> None:
         """Report that the node is ready; `detail` is for people. With `hang_s`, send heartbeats."""
@@ -133,5 +145,5 @@ class SupervisorLink:
         except OSError:
             pass
         self._disconnect()
-        if self._listener is None:
+        if self._listener is None or self._is_drained:
             self._on_gone()

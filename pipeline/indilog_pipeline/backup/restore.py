@@ -39,8 +39,8 @@ from indilog.kernel.metalog import (
 from indilog.kernel.tombstones import GoneRecords, gone_encoded
 from indilog.kernel.view import View
 from indilog.roles.role import FrameKind
-from indilog.runtime.cluster.cluster_state import Arrangement
-from indilog.runtime.cluster.new_platform import make_metadata
+from indilog.runtime.cluster.cluster_state import Arrangement, layout_in
+from indilog.runtime.cluster.layout import make_metadata
 from indilog.runtime.journal.journal import Journal, stream_of
 from indilog.runtime.journal.segment import synced_directory
 from indilog_ordering.metalog_state import MetalogState, state_encoded
@@ -118,7 +118,7 @@ def restore(
         view = make_metadata(into, arrangement, Epoch(manifest.epoch + 1))
         _check_layout(plan, view)
         entries = _Entries(plan, manifest, order_in(source), after, view)
-        _write_journals(source, into, arrangement, view, plan, entries, progress)
+        _write_journals(source, into, view, plan, entries, progress)
         if data.exists():
             data.rmdir()
         new.rename(data)
@@ -281,7 +281,6 @@ class _Shards:
 def _write_journals(
     source: Path,
     config: Config,
-    arrangement: Arrangement,
     view: View,
     plan: Plan,
     entries: _Entries,
@@ -292,15 +291,12 @@ def _write_journals(
     nodes = (*view.sequencers, *view.storage_nodes)
     data = config.node.data_dir
     try:
-        for node in nodes:
-            if arrangement == "embedded" and journals:
-                journals[node] = next(iter(journals.values()))
-                continue
-            directory = data / ("journal" if arrangement == "embedded" else node)
-            journals[node] = Journal.open(
-                directory, segment_bytes=config.node.journal.segment_bytes, durability="fsync"
+        for name, sharing in layout_in(data).journals(nodes).items():
+            journal = Journal.open(
+                data / name, segment_bytes=config.node.journal.segment_bytes, durability="fsync"
             )
-            for _ in journals[node].recover():
+            journals |= dict.fromkeys(sharing, journal)
+            for _ in journal.recover():
                 raise AssertionError("a new journal is empty")
         _write_records(source, view, plan, entries, journals, progress)
         state = state_encoded(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,14 +17,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from indilog.base.errors import ConfigError, DataDirectoryError
-from indilog.base.ids import MetalogPosition, NodeId
+from indilog.base.ids import MetalogPosition
 from indilog.config import Config
 from indilog.kernel.index_schedule import Eras, IndexPositions
 from indilog.kernel.view import View, with_index_shards
 from indilog.runtime.cluster.cluster_state import (
     MEMBERS_KEY,
     VIEW_KEY,
-    Arrangement,
     has_copied_layout,
     layout_in,
     members_decoded,
@@ -173,21 +172,17 @@ def _locked(directory: Path, *, whole: bool) -> Iterator[EmbeddedMetadataStore |
     Raises:
         DataDirectoryError: such a process is running.
     """
-    view, arrangement = layout_in(directory)
-    nodes = view.nodes if whole else view.index_nodes
+    layout = layout_in(directory)
+    nodes = layout.view.nodes if whole else layout.view.index_nodes
     with ExitStack() as stack:
         metadata = None
         if whole:
             metadata = EmbeddedMetadataStore(directory / "metadata", Config().node)
             stack.enter_context(metadata)
-        for journal in (directory / name for name in _journals(arrangement, nodes)):
+        for journal in (directory / name for name in layout.journals(nodes)):
             if journal.is_dir():
                 stack.callback(os.close, lock_directory(journal / "LOCK"))
         yield metadata
-
-
-def _journals(arrangement: Arrangement, nodes: Sequence[NodeId]) -> Sequence[str]:
-    return ["journal"] if arrangement == "embedded" else nodes
 
 
 @contextmanager

@@ -105,14 +105,14 @@ def test_without_an_intact_snapshot_of_its_records_nothing_counts_as_verified(
 
 
 def test_the_number_of_index_shards_changes_and_the_platform_starts_with_it(data: Path) -> None:
-    view, _ = layout_in(data)
+    view = layout_in(data).view
     for shards, anew, of_view in ((3, [], 3), (1, [], 3), (4, ["--anew"], 4)):
         said = run(data, "--index-shards", shards, *anew)
         assert said.exit_code == 0, said.output
         assert said.output.endswith(
             f"Start the platform with index_shards = {shards} from now on.\n"
         )
-        view, _ = layout_in(data)
+        view = layout_in(data).view
         assert (len(view.index_shards), len(view.eras[-1].shards)) == (of_view, shards)
         assert asyncio.run(found(data, "t1", shards)) == list(range(1, RECORDS, 3))
         assert layout_in(data)[0] == view

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 
@@ -40,6 +42,11 @@ def installed(members: Members, view: View = VIEW) -> View:
     return view_with(
         view, members, 10, lambda shard: view.shards[shard].replicas, lambda _: NO_INCARNATION
     )
+
+
+def apart(of: Iterable[NodeId]) -> dict[str, tuple[NodeId, ...]]:
+    """Return processes with one node each."""
+    return {node: (node,) for node in of}
 
 
 def test_numbers_that_are_left_out_stay() -> None:
@@ -128,7 +135,7 @@ def test_a_node_that_cannot_leave_is_named_with_the_reason(node: str, sentence: 
 def test_the_first_compute_nodes_may_leave_and_one_stays() -> None:
     members = without(VIEW.members, VIEW, NodeId("engine-0"))
     assert members.engines == nodes("engine-1")
-    assert "engine-0" in decided(members, VIEW, VIEW, VIEW.nodes).stop
+    assert "engine-0" in decided(members, VIEW, VIEW, apart(VIEW.nodes)).stop
     with pytest.raises(ConfigError, match="engine-1 is the only compute node that stays"):
         without(members, VIEW, NodeId("engine-1"))
 
@@ -178,7 +185,7 @@ def test_names_have_a_kind_and_a_number() -> None:
 
 def test_processes_of_new_nodes_start_and_those_that_hold_data_are_awaited() -> None:
     members = change(compute_nodes=3, storage_nodes=4, index_shards=2)
-    decision = decided(members, VIEW, VIEW, VIEW.nodes)
+    decision = decided(members, VIEW, VIEW, apart(VIEW.nodes))
     assert set(decision.start) == {"engine-2", "storage-3", "index-1-0"}
     assert set(decision.awaited) == {"storage-3", "index-1-0"}, "an engine is ready only later"
     assert decision.stop == ()
@@ -187,7 +194,7 @@ def test_processes_of_new_nodes_start_and_those_that_hold_data_are_awaited() -> 
 def test_a_process_stops_when_neither_members_nor_view_have_its_node() -> None:
     running = VIEW.nodes
     members = without(VIEW.members, VIEW, NodeId("storage-0"))
-    assert decided(members, VIEW, VIEW, running).stop == (), "the view still has it"
+    assert decided(members, VIEW, VIEW, apart(running)).stop == (), "the view still has it"
     gone = installed(members)
     moved = dict.fromkeys(VIEW.shards, ("storage-1", "storage-2"))
     view = view_with(
@@ -195,21 +202,37 @@ def test_a_process_stops_when_neither_members_nor_view_have_its_node() -> None:
     )
     assert "storage-0" in gone.nodes
     assert "storage-0" not in view.nodes
-    assert decided(members, view, gone, running).stop == ("storage-0",)
-    assert decided(VIEW.members, view, gone, running).stop == (), "it is wanted again"
+    assert decided(members, view, gone, apart(running)).stop == ("storage-0",)
+    assert decided(VIEW.members, view, gone, apart(running)).stop == (), "it is wanted again"
 
 
 def test_a_compute_node_ends_its_calls_before_the_view_takes_its_shard() -> None:
     grown = installed(change(compute_nodes=3))
     running = needed(grown, grown.members)
     members = without(grown.members, grown, NodeId("engine-2"))
-    decision = decided(members, grown, grown, running)
+    decision = decided(members, grown, grown, apart(running))
     assert (decision.start, decision.stop, decision.ending) == ((), ("engine-2",), ("engine-2",))
     left = [node for node in running if node != "engine-2"]
-    assert decided(members, grown, grown, left) == ((), (), (), ())
+    assert decided(members, grown, grown, apart(left)) == ((), (), (), (), ())
     assert missing(members, grown, members) == [
         "engine-2 has not left yet: its running calls finish."
     ]
+
+
+def test_a_shared_process_ends_its_gateway_before_its_compute_node_leaves() -> None:
+    """Its storage node keeps records that are not copied yet."""
+    grown = installed(change(compute_nodes=3, storage_nodes=4))
+    here = nodes("storage-3", "engine-2")
+    running = {**apart(VIEW.nodes), "node-3": here}
+    members = VIEW.members
+    decision = decided(members, grown, grown, running)
+    assert decision == ((), (), ("node-3",), (), ("engine-2",))
+    assert decided(members, grown, grown, running, ["node-3"]) == ((), (), (), (), ())
+    half = msgspec.structs.replace(grown, engines=VIEW.engines)
+    assert decided(members, half, grown, running, ["node-3"]).stop == (), "storage-3 is installed"
+    assert decided(members, VIEW, half, running, ["node-3"]).stop == ("node-3",)
+    again = msgspec.structs.replace(members, engines=grown.engines)
+    assert decided(again, half, grown, running, ["node-3"]).stop == ("node-3",), "to start anew"
 
 
 def test_a_compute_node_that_left_and_is_wanted_again_gets_a_new_process() -> None:
@@ -217,16 +240,16 @@ def test_a_compute_node_that_left_and_is_wanted_again_gets_a_new_process() -> No
     running = needed(grown, grown.members)
     shrunk = installed(change(grown.members, grown, compute_nodes=2), grown)
     again = change(shrunk.members, shrunk, compute_nodes=3)
-    decision = decided(again, shrunk, grown, running)
+    decision = decided(again, shrunk, grown, apart(running))
     assert (decision.start, decision.stop) == ((), ("engine-2",))
     left = [node for node in running if node != "engine-2"]
-    assert decided(again, shrunk, shrunk, left).start == ("engine-2",)
+    assert decided(again, shrunk, shrunk, apart(left)).start == ("engine-2",)
 
 
 def test_a_compute_node_starts_after_those_that_leave_have_ended() -> None:
     """It may get the shard of one of them, and needs a greater epoch."""
     grown = msgspec.structs.replace(VIEW, engines=(*VIEW.engines, NodeId("engine-7")))
     members = msgspec.structs.replace(VIEW.members, engines=(*VIEW.engines, NodeId("engine-8")))
-    early = decided(members, grown, grown, [*grown.nodes, NodeId("engine-8")])
+    early = decided(members, grown, grown, apart([*grown.nodes, NodeId("engine-8")]))
     assert (early.start, set(early.stop)) == ((), {"engine-7", "engine-8"})
-    assert decided(members, grown, grown, VIEW.nodes).start == ("engine-8",)
+    assert decided(members, grown, grown, apart(VIEW.nodes)).start == ("engine-8",)

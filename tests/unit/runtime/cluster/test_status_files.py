@@ -16,9 +16,18 @@ A, B = NodeId("storage-0"), NodeId("storage-1")
 @pytest.mark.asyncio
 async def test_metrics_of_another_process_are_readable_until_it_ends(tmp_path: Path) -> None:
     status: dict[str, dict[str, int]] = {A: {"read_only": 1, "missing_records": 7}}
-    async with publish_status(tmp_path, A, lambda: status):
+    async with publish_status(tmp_path, [A], lambda: status):
         assert read_status(tmp_path, [A, B]) == (status, [B])
     assert read_status(tmp_path, [A]) == ({}, [A])
+
+
+@pytest.mark.asyncio
+async def test_each_node_of_a_process_has_a_file(tmp_path: Path) -> None:
+    status: dict[str, dict[str, int]] = {A: {"read_only": 1}}
+    async with publish_status(tmp_path, [A, B], lambda: status):
+        assert read_status(tmp_path, [A, B]) == (status, [])
+        assert read_status(tmp_path, [B]) == ({}, [])
+    assert read_status(tmp_path, [A, B]) == ({}, [A, B])
 
 
 @pytest.mark.asyncio
