@@ -209,7 +209,7 @@ class LocalLog(Log):
         answer: Ordered | Answered = await waiter
         if isinstance(answer, Answered):
             self._session.saw(answer.position)
-            assert isinstance(answer.value, Exception), "an append that was not done says why"
+            assert isinstance(answer.value, Exception), "an append without effect has an error"
             raise answer.value
         first, position = answer
         self._session.saw(position)

@@ -172,10 +172,10 @@ class Trimmed:
     def _raise(self, floor: Floor) -> bool:
         tag, until, of_log, log = floor
         if of_log:
-            news = self.logs.raise_to(tag, until)
-            if news:
+            raised = self.logs.raise_to(tag, until)
+            if raised:
                 self.tags.drop(tag, until)
-            return news
+            return raised
         covered = log and until <= self.logs.of(log)
         return not covered and self.tags.raise_to(tag, until, log)
 

@@ -1,9 +1,10 @@
 """The view: an immutable, numbered configuration of the cluster (ARCHITECTURE 3, glossary).
 
-A view says where shards are at first; metalog entries move them (`indilog.kernel.placement`). A
-metalog entry installs the next view while the cluster runs (`NewView`): compute nodes, storage
-nodes and index shards join and leave (decision 0049). A start whose configuration names more
-storage nodes or another index tier stores the next view before any node runs.
+A view names the first replicas of each shard; metalog entries move shards
+(`indilog.kernel.placement`). A metalog entry installs the next view while the cluster runs
+(`NewView`): compute nodes, storage nodes and index shards join and leave (decision 0049). A start
+whose configuration names more storage nodes or another index tier stores the next view before any
+node runs.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ NODE_NAME_MAX: Final = 64
 
 
 class ShardPlacement(msgspec.Struct, frozen=True):
-    """Where one shard is at first: its replicas, in order of preference, and its only writer."""
+    """The first placement of a shard: its replicas, in order of preference, and its only writer."""
 
     replicas: tuple[NodeId, ...]
     writer: NodeId
     ended: Epoch = Epoch(0)
-    """The last writer of the compute nodes that had the shard before. From the entry of the view
-    that took it from them on, no record of this or an earlier writer is ordered.
+    """The last writer of the compute node that had the shard before. From the entry whose view took
+    the shard from that node, no record of this or an earlier writer is ordered.
     """
 
 
@@ -55,9 +56,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[NodeId, str] = {}
     """Transport endpoints, e.g. `tcp://127.0.0.1:7401`; empty in one process."""
     spares: tuple[NodeId, ...] = ()
-    """Storage nodes that have no shard at first: they replace lost ones, or get new shards."""
+    """Storage nodes without a shard in the first placement; they replace lost ones, or get new
+    shards.
+    """
     left: tuple[NodeId, ...] = ()
-    """Storage nodes that had a shard at first and have left the cluster."""
+    """Storage nodes of the first placement that have left the cluster."""
     homes: tuple[NodeId, ...] = ()
     """The compute node of each slot of tags: it checks the conditional appends with these tags
     (decision 0052). There are as many slots as compute nodes with a shard in the first view. Empty:
@@ -111,7 +114,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def shards_of(self, node: NodeId) -> tuple[ShardId, ...]:
-        """The shards that storage node `node` has at first."""
+        """The shards of which storage node `node` is a replica in the first placement."""
         return tuple(s for s, placement in self.shards.items() if node in placement.replicas)
 
     def shard_written_by(self, engine: NodeId) -> ShardId | None:
@@ -153,11 +156,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Members(msgspec.Struct, frozen=True):
-    """The nodes that a cluster is to have, besides its sequencers. `index_shards` are the replicas
+    """The nodes that a cluster should have, besides its sequencers. `index_shards` are the replicas
     of the index shards that get new positions.
 
     Each change has a greater `version`. A primary that does not know the newest members yet does
-    not undo a view that rests on them.
+    not undo a view that was installed for them.
     """
 
     engines: tuple[NodeId, ...]
@@ -227,19 +230,20 @@ def view_with(
     writer_of: Callable[[ShardId], Epoch],
 ) -> View:
     """Return the view that an entry at `position` installs after `view`, so that it has `members`;
-    `view` itself if nothing changes (yet), or if it rests on newer members.
+    `view` itself if nothing changes yet, or if `view` was installed for newer members.
 
     A new compute node gets a shard without writer, or a new one, on the storage nodes with the
-    fewest shards. The shard of one that leaves keeps its records, and gets no more from that
-    node. Its slots of tags go to the compute nodes with the fewest slots; the others keep theirs.
-    A storage node leaves when it keeps no shard. New index shards get positions after the entry.
+    fewest shards. The shard of a compute node that leaves keeps its records, and gets no further
+    ones from that node. The slots of tags of that node go to the compute nodes with the fewest
+    slots; all other slots stay. A storage node leaves when it keeps no shard. New index shards get
+    positions after the entry.
 
     Args:
         view: the newest view.
         members: see `Members`.
         position: the position of the entry.
         replicas_of: all replicas of a shard now.
-        writer_of: the writer of a shard that the entries before name; 0: none.
+        writer_of: the writer of a shard according to the earlier entries; 0: none.
 
     Raises:
         ConfigError: no cluster can run with these members.
@@ -305,8 +309,8 @@ def _shards_with(
 ) -> dict[ShardId, ShardPlacement]:
     """Return the shards of a view, so that each of the engines writes one.
 
-    New shards are placed on `storage_nodes`. The first replicas of the others stay in the view: a
-    node that starts with it may replay entries that are older than the moves of a shard.
+    New shards are placed on `storage_nodes`. The first replicas of all other shards stay in the
+    view: a node that starts with it may replay entries that are older than the moves of a shard.
     """
     shards = {
         shard: placed
@@ -341,7 +345,7 @@ def _shard_for_new(
 
 def with_storage_nodes_of(view: View, wanted: View) -> View:
     """Return the view that follows `view`, with the storage nodes of `wanted`; `view` itself if it
-    has all of them. Those that are added have no shards at first.
+    has all of them. Added storage nodes have no shards at first.
     """
     added = tuple(node for node in wanted.storage_nodes if node not in view.storage_nodes)
     if not added:
@@ -383,8 +387,8 @@ def with_index_tier_of(view: View, wanted: View, position: MetalogPosition) -> V
 def with_index_shards(view: View, count: int, position: MetalogPosition) -> View:
     """Return the view that follows `view`, with `count` index shards from `position` on.
 
-    From position 0 on, all positions are distributed again: no index shard is retired, and the
-    schedule has one era. If the schedule is so already, `view` itself is returned.
+    If `position` is 0, all positions are distributed again: no index shard is retired, and the
+    schedule has one era. If the schedule is the same already, `view` itself is returned.
 
     Raises:
         ConfigError: `count` is below 1.

@@ -128,7 +128,7 @@ class Leader:
 
     def on_sealed(self, event: Received, message: Sealed) -> list[Effect]:
         """Handle the answer to a `Seal`."""
-        member = self._heard(event)
+        member = self._progress_of(event)
         if member is None or message.term != self._term:
             return [Ignore(event, "an answer to another term, or of a node that is no sequencer")]
         if message.round > self._round or message.extent.length < 0:
@@ -146,7 +146,7 @@ class Leader:
 
     def on_stored(self, event: Received, message: MetalogStored) -> list[Effect]:
         """Handle an acknowledgement, or the first message of an incarnation."""
-        member = self._heard(event)
+        member = self._progress_of(event)
         if member is None:
             return [Ignore(event, "metalog stored by a node that is no sequencer")]
         if message.term > self._term:
@@ -165,7 +165,7 @@ class Leader:
         member.on_mismatch(self._metalog.agreement(*message.common))
         return []
 
-    def _heard(self, event: Received) -> MemberProgress | None:
+    def _progress_of(self, event: Received) -> MemberProgress | None:
         """Return the progress of the sender; that of a new incarnation is empty."""
         member = self._members.get(event.sender)
         if member is None or event.incarnation < member.life:

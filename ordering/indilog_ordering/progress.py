@@ -186,6 +186,6 @@ class Reports:
         """Return the shards that were reported on since the last call, ascending, with their
         progress.
         """
-        news = [(shard, self._shards[shard].progress) for shard in sorted(self._changed)]
+        changed = [(shard, self._shards[shard].progress) for shard in sorted(self._changed)]
         self._changed.clear()
-        return news
+        return changed

@@ -30,10 +30,10 @@ _LOOKS: Final = 4
 class _Node:
     """What the primary knows of one storage node."""
 
-    __slots__ = ("complete", "has_room", "heard", "position")
+    __slots__ = ("complete", "has_room", "heartbeat_at", "position")
 
-    def __init__(self, heard: Instant) -> None:
-        self.heard = heard
+    def __init__(self, heartbeat_at: Instant) -> None:
+        self.heartbeat_at = heartbeat_at
         self.position: MetalogPosition = 0
         self.complete: frozenset[ShardId] = frozenset()
         self.has_room = True
@@ -70,7 +70,7 @@ class Replacements:
         """
         if now - self._ran > self._lost_s / 2:
             for node in self._nodes.values():
-                node.heard = now
+                node.heartbeat_at = now
         self._ran = now
 
     def set_nodes(
@@ -81,7 +81,7 @@ class Replacements:
             # None of them had to send heartbeats if there was only one.
             self._nodes = {node: self._nodes.get(node) or _Node(now) for node in nodes}
             for node in self._nodes.values():
-                node.heard = now
+                node.heartbeat_at = now
             self._leaving = frozenset(leaving)
             self._changed = True
 
@@ -98,7 +98,7 @@ class Replacements:
         back = self._is_lost(sender, now)
         complete = frozenset(message.complete)
         self._changed = self._changed or back or complete != node.complete
-        node.heard, node.position, node.complete = now, message.position, complete
+        node.heartbeat_at, node.position, node.complete = now, message.position, complete
         node.has_room = message.has_room
         return True
 
@@ -110,7 +110,7 @@ class Replacements:
     def _is_lost(self, node: NodeId, now: Instant, after_s: float | None = None) -> bool:
         known = self._nodes.get(node)
         lost_s = self._lost_s if after_s is None else after_s
-        return known is None or now >= known.heard + lost_s
+        return known is None or now >= known.heartbeat_at + lost_s
 
     def alive(self, now: Instant) -> frozenset[NodeId]:
         """Return the storage nodes that are not lost."""
@@ -124,10 +124,10 @@ class Replacements:
         """Return the new replicas of the shards that are to be moved now."""
         self._changed = False
         times = [
-            Instant(node.heard + after_s)
+            Instant(node.heartbeat_at + after_s)
             for node in self._nodes.values()
             for after_s in (self._lost_s, self._replaced_s)
-            if node.heard + after_s > now
+            if node.heartbeat_at + after_s > now
         ]
         self._due = min((*times, self._next_look(now)))
         found: dict[ShardId, tuple[NodeId, ...]] = {}

@@ -1,5 +1,6 @@
-"""The conditional appends of one compute node (docs/decisions/0043). It executes some of them as
-the home of their tag. Other homes execute the rest, for callers of this node.
+"""The conditional appends of one compute node (docs/decisions/0043). As the home of tags, it
+executes appends of any node's callers. Other homes execute the remaining appends of its own
+callers.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ConditionalAppends:
         return self._home_of(tag) == self._node
 
     def follow_view(self, now: Instant) -> list[Effect]:
-        """Start appends again whose home has left the cluster before it executed them."""
+        """Restart the appends whose home left the cluster before it executed them."""
         effects: list[Effect] = []
         for append, waiter in self._requests.follow(self._placement.view.conditional_homes, now):
             try:
@@ -102,11 +103,11 @@ class ConditionalAppends:
             case ConditionalAnswer():
                 return self._requests.on_answer(sender, message, now)
             case _:
-                return [Ignore(event, "no message of conditional appends")]
+                return [Ignore(event, "not a message of conditional appends")]
 
     def _home_is(self, event: Received, message: HomeWanted) -> Effect:
         if self._placement.view.shard_written_by(self._node) is None:
-            return Ignore(event, "asked a node without shard to check a condition")
+            return Ignore(event, "a request to check a condition, sent to a node without a shard")
         return Send(event.sender, HomeIs(message.request))
 
     def _on_append(self, sender: NodeId, message: ConditionalAppend) -> list[Effect]:
@@ -199,7 +200,7 @@ def _answer_of(request: int, outcome: Appended | Answered | Exception) -> Condit
     position: MetalogPosition = 0
     if isinstance(outcome, Answered):
         error, position = outcome
-    assert isinstance(error, Exception), "an append that was not done says why"
+    assert isinstance(error, Exception), "an append without effect has an error"
     failure = failed(error)
     return ConditionalAnswer(
         request, position, kind=failure.kind, message=failure.message, attributes=failure.attributes

@@ -7,9 +7,9 @@ last record with the tag, linearizably.
 Records whose append timed out may still be ordered later. Their localids lie below the barrier of
 the shard's writer, so no condition is checked until the shard is ordered up to this barrier.
 Records that an earlier incarnation stored are ordered before this incarnation gets the shard, or
-never (`NewWriters`). Records of the home before, which has left, are ordered before the entry that
-makes this node the home, or never (`NewView`). So the condition is checked after that entry is
-applied: the read of the last record reflects at least all entries that are applied here.
+never (`NewWriters`). Records of the previous home, which has left, are ordered before the entry
+that makes this node the home, or never (`NewView`). So a condition is checked only after that entry
+is applied here, because the read of the last record reflects at least all applied entries.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Home:
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether reads or the writer still owe answers, which `take` handles."""
+        """Whether reads or the writer have yet to answer; `take` handles the answers."""
         return bool(self._pending or self._reading)
 
     def add(self, append: Conditional, origin: object) -> None:
@@ -172,11 +172,11 @@ class Home:
         Args:
             now: the time.
             reads: read the last records.
-            is_home: whether this node is the home of a tag by the entries that it has applied. The
-                sender of an append may have applied more.
+            is_home: whether this node is the home of a tag according to its applied entries. The
+                sender of an append may have applied more entries.
             barrier_reached: whether the shard is ordered up to its barrier.
-            refusal: the error for all appends, because this node appends nothing any more; None: it
-                may append.
+            refusal: the error for all appends, because this node no longer appends; None: it may
+                append.
         """
         self._now = now
         outcomes: list[Outcome] = []
@@ -221,8 +221,8 @@ class Home:
     def take(
         self, effects: Sequence[Effect], reads: Reads, writer: ShardWriter | None
     ) -> list[Outcome]:
-        """Handle the answers to checks in `effects`; return the effects with their consequences
-        instead.
+        """Handle the answers to checks in `effects`; return the other effects, with those that
+        follow from the answers.
         """
         outcomes: list[Outcome] = []
         for effect in effects:

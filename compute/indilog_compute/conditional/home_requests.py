@@ -1,12 +1,12 @@
 """Sends conditional appends to the compute node that executes them, the home of their tag
 (docs/decisions/0043).
 
-A request is addressed to one incarnation of the home, which the sender asks for first. So a copy of
-the request that arrives after a restart of the home is not executed. The home remembers the newest
+The sender first asks for the home's incarnation, and addresses the request to it. So a copy of the
+request that arrives after a restart of the home is not executed. The home remembers the newest
 requests of each sender, so a repeated copy is not executed either.
 
-When a home leaves the cluster, the appends that were not sent to it go to the next home of their
-tags, and so do those that it refused. The outcome of the others is unknown, unless it answers.
+When a home leaves the cluster, appends that were not sent to it, or that it refused, are sent to
+the next home of their tags. The outcome of other appends is unknown unless the old home answers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def home_of(homes: Sequence[NodeId], tag: TagHash) -> NodeId:
 
 
 class Moved(NamedTuple):
-    """An append whose home has left before it was sent there, or refused it."""
+    """An append that its home refused, or that was not sent before the home left."""
 
     append: Conditional
     waiter: object

@@ -50,10 +50,10 @@ class StorageQuestions:
         """Choose for each shard a replica that may have the first missing record.
 
         The replica is asked for all missing records that it may have. Returns an error if no
-        replica has the very first missing record. A shard without a replica that has a later record
-        is not asked, because the page can end before that record. A replica that lacks one record
-        may have others. A replica may also have a record that its answer left out, because a page
-        is limited in bytes.
+        replica has the very first missing record. If no replica of a shard has a later record, that
+        shard is not asked, because the page can end before the record. A replica that lacks one
+        record may have others. A replica may also have a record that its answer left out, because a
+        page is limited in bytes.
         """
         asked: dict[ShardId, Asked] = {}
         firsts = {seqnums[0] for seqnums in missing.values()}
