@@ -116,7 +116,7 @@ class Primary:
         self._leaving: dict[NodeId, MetalogPosition] = {}
         """Readers that have left, with the position of the entry that they must still receive."""
         self._members: Members | None = None
-        """The nodes that the cluster is to have; None: those that it has."""
+        """The nodes that the cluster should have; None: no change is wanted."""
         self._view_is_due = False
         """Whether the members or the replicas have changed since the last view was proposed."""
         self._replacements = Replacements(self._placement, view.storage_nodes, config, now)
@@ -130,7 +130,7 @@ class Primary:
         widest = max(len(placed.replicas) for placed in view.shards.values())
         self._histories_min = max(2, widest)
         self._covered = dict.fromkeys(view.storage_nodes, Extent(NO_INCARNATION, 0))
-        """What both checkpoints of each storage node cover."""
+        """The extent that both checkpoints of each storage node cover."""
         self._covered_by_all: MetalogPosition = 0
         self._tails: dict[tuple[NodeId, int], tuple[int, ViewNumber]] = {}
         """Tail requests, by reader and request number: the round that must be confirmed first, and
@@ -138,7 +138,9 @@ class Primary:
         """
 
     def _set_readers(self, view: View) -> None:
-        """Serve the engines and storage nodes of a view; engines first: callers wait for them."""
+        """Set the readers to the engines and storage nodes of a view; engines first, because
+        callers wait for them.
+        """
         self._engines = frozenset(view.engines)
         self._readers = view.engines + view.storage_nodes
         self._reader_set = frozenset(self._readers)
@@ -299,7 +301,9 @@ class Primary:
         self._covered_by_all = min(lengths, default=0)
 
     def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:
-        """Send entries to any node: one that has left may have missed the entry that says so."""
+        """Send entries to any node: a node that has left may not have received the entry that
+        removed it.
+        """
         if message.start < 0:
             return [Ignore(event, "a position is never negative")]
         committed = self.committed
@@ -447,7 +451,7 @@ class Primary:
         return [self._leader.append(NewReplicas(position, number, epoch, wanted))]
 
     def want_members(self, members: Members) -> None:
-        """Note the nodes that the cluster is to have."""
+        """Note the nodes that the cluster should have."""
         self._members, self._view_is_due = members, True
 
     def _propose_view(self, members: Members, now: Instant) -> list[Effect]:

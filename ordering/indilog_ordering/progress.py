@@ -4,8 +4,8 @@ Scalog takes the element-wise minimum over the replicas of a shard. Here a shard
 the ack-quorum-th largest prefix (`ack_quorum`); if the quorum is all replicas, that is the minimum.
 Only reports under the shard's current writer count, because a replica drops unordered records of
 earlier writers (`NewWriters`). After a shard was moved (`NewReplicas`), only reports of nodes that
-have applied that entry count: a node may have dropped the shard and been given it again. From the
-entry on that takes a shard from its compute node (`NewView`), no report under its writer counts.
+have applied that entry count: a node may have dropped the shard and got it again. After an entry
+took a shard from its compute node (`NewView`), no report under that writer counts.
 
 A replica that restarted may have lost its disk. The first message of its new incarnation voids its
 earlier reports. So no record is ordered because of a replica that no longer has it.
@@ -33,7 +33,7 @@ class ShardReports:
         self._stored: dict[NodeId, LocalId] = {}
         """The stored prefix of each replica that has reported under `epoch`."""
         self._ended = False
-        """Whether nothing more of the shard's writer is ordered."""
+        """Whether no further records of the shard's writer are ordered."""
         self.epoch = epoch
         """The shard's writer; 0: it has none yet."""
 
@@ -45,7 +45,7 @@ class ShardReports:
         self._stored.clear()
 
     def end(self) -> None:
-        """Order nothing more of the shard's writer: a view took the shard from it."""
+        """Order no further records of the shard's writer: a view took the shard from it."""
         self._ended = True
         self._stored.clear()
 
@@ -109,8 +109,8 @@ class Reports:
         self.follow_view(writers)
 
     def follow_view(self, writers: Mapping[ShardId, Epoch]) -> None:
-        """Add the shards of the placement that are not known yet, with their writers. End those
-        that the newest view took from their writers.
+        """Add the unknown shards of the placement, with their writers. End the shards that the
+        newest view took from their writers.
         """
         for shard in self._placement.shards - self._shards.keys():
             replicas = len(self._placement.counting(shard))

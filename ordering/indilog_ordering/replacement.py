@@ -43,7 +43,7 @@ class Replacements:
     """Decides which shards are moved.
 
     Args:
-        placement: where shards are by all entries, committed or not.
+        placement: the placement of shards according to all entries, committed or not.
         nodes: all storage nodes.
         now: when the term began; all nodes count as alive then.
     """
@@ -57,7 +57,9 @@ class Replacements:
         self._replaced_s = max(self._lost_s, config.node.ordering.storage_replaced_s)
         self._nodes = {node: _Node(now) for node in nodes}
         self._leaving: frozenset[NodeId] = frozenset()
-        """Storage nodes that leave the cluster; their shards are moved although they are alive."""
+        """Storage nodes that leave the cluster; their shards are moved although the nodes are
+        running.
+        """
         self._due = self._next_look(now)
         self._ran = now
         """When this node ran last."""
@@ -76,7 +78,7 @@ class Replacements:
     def set_nodes(
         self, nodes: Collection[NodeId], leaving: Collection[NodeId], now: Instant
     ) -> None:
-        """Note which storage nodes there are, and which of them leave the cluster."""
+        """Set the storage nodes, and those of them that leave the cluster."""
         if self._nodes.keys() != set(nodes) or self._leaving != set(leaving):
             # None of them had to send heartbeats if there was only one.
             self._nodes = {node: self._nodes.get(node) or _Node(now) for node in nodes}
@@ -86,8 +88,8 @@ class Replacements:
             self._changed = True
 
     def _next_look(self, now: Instant) -> Instant:
-        """Return when to run next even without messages: `note_time` would otherwise take a quiet
-        time for a pause of this node.
+        """Return when to run next even without messages: `note_time` would otherwise regard a time
+        without messages as a pause of this node.
         """
         return Instant(now + self._lost_s / _LOOKS)
 
@@ -162,7 +164,8 @@ class Replacements:
         after_s = self._lost_s if up < self._config.quorum_of(len(counting)) else self._replaced_s
         vacant = sum(self._is_lost(node, now, after_s) for node in missing)
         spares, least = self._spares(before, load, now)
-        # Nothing waits for a node that leaves to be replaced, so one that lags does not count.
+        # No append waits for the replacement of a node that leaves, so a spare that lags does not
+        # count.
         current = [node for node in spares if self._nodes[node].position >= least]
         behind = [node for node in spares if node not in current][: max(0, vacant - len(current))]
         vacant += sum(node in leaving for node in missing)
@@ -175,8 +178,8 @@ class Replacements:
         self, replicas: tuple[NodeId, ...], load: Mapping[NodeId, int], now: Instant
     ) -> tuple[list[NodeId], MetalogPosition]:
         """Return the nodes that can replace one of `replicas`, the best first, and how many entries
-        the replicas have applied. Nodes that have applied as many come first, then those with the
-        fewest shards.
+        the replicas have applied. Nodes that have applied at least as many are best, and among
+        these the nodes with the fewest shards.
         """
         known = self._nodes
         current = [known[node].position for node in replicas if not self._is_lost(node, now)]

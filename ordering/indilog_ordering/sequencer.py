@@ -61,7 +61,7 @@ class Sequencer:
         )
         self._incarnations = Incarnations()
         self._members: Members | None = None
-        """The nodes that the cluster is to have; None: those that it has."""
+        """The nodes that the cluster should have; None: no change is wanted."""
         self._core: Consensus | None = None
         """Set by `Started`, after recovery."""
         self._leadership = Leadership(self._view)
@@ -81,7 +81,7 @@ class Sequencer:
 
     @property
     def length(self) -> MetalogPosition:
-        """How many entries it holds."""
+        """How many entries it has."""
         return len(self._metalog)
 
     @property
@@ -162,7 +162,7 @@ class Sequencer:
 
     @property
     def unsaved(self) -> int:
-        """0: frames hold everything."""
+        """0: all state is in frames."""
         return 0
 
     def checkpoint(self) -> Callable[[], bytes]:
@@ -266,7 +266,7 @@ class Sequencer:
         core = self._core
         assert core is not None, "Started is the first event"
         if not isinstance(message, ForSequencer):
-            return [Ignore(event, f"a sequencer has no use for {type(message).__name__}")]
+            return [Ignore(event, f"a sequencer does not handle {type(message).__name__}")]
         if isinstance(message, Seal | MetalogAppend) and event.sender not in self._view.sequencers:
             return [Ignore(event, "of a node that is no sequencer")]
         if isinstance(message, Seal | Sealed | MetalogAppend | MetalogStored):
@@ -280,10 +280,10 @@ class Sequencer:
         return self._primary.on_received(event, message)
 
     def _direct(self, event: Received, core: Consensus) -> list[Effect]:
-        """Answer a reader or a storage node with the primary, as far as it is known."""
+        """Refer a reader or a storage node to the primary, if it is known."""
         known = max(core.member.leader, (self._leadership.term, self._leadership.primary))
         if known[0] == 0 or known[1] == self._node:
-            return [Ignore(event, f"a backup has no use for {type(event.message).__name__}")]
+            return [Ignore(event, f"a backup does not handle {type(event.message).__name__}")]
         return [Send(event.sender, TermIs(*known))]
 
     def _forget(self, node: NodeId) -> None:
@@ -321,7 +321,7 @@ class Sequencer:
         return effects
 
     def _want_members(self, members: Members) -> None:
-        """Note the nodes that the cluster is to have; a primary installs the views with them."""
+        """Note the nodes that the cluster should have; a primary installs views with them."""
         if self._members is None or members.version >= self._members.version:
             self._members = members
             if self._primary is not None:
