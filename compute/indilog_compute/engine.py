@@ -480,12 +480,12 @@ class Engine:
         self._upkeep_at = now
         self._catch_up.reader.begin_term(elsewhere=event.primary != before)
         self._reads.begin_term(now)
-        self.trims.hurry(now)
+        self.trims.make_due(now)
         if self._local is None:
-            self._join.hurry(now)
+            self._join.make_due(now)
         if (writer := self._writer) is None:
             return []
-        writer.hurry()
+        writer.make_due()
         effects = self._want_shard(writer, now)
         if event.primary != before:
             effects += writer.on_disk_full(before, full=False, now=now)

@@ -308,7 +308,7 @@ class ShardWriter:
         self._question.sent(now)
         return ShardWanted(self.shard, self.epoch)
 
-    def hurry(self) -> None:
+    def make_due(self) -> None:
         """Let the next request be sent at once: there is a new primary."""
         self._question.stop()
 

@@ -64,10 +64,10 @@ class Trims:
             raise OverloadedError(f"{len(self):,} trims are under way; try again later.")
         self._starting.append((floor, waiter))
 
-    def hurry(self, now: Instant) -> None:
+    def make_due(self, now: Instant) -> None:
         """Send unanswered trims again, because another node is the primary."""
         for trim in self._under_way.values():
-            trim.resend.hurry(now)
+            trim.resend.make_due(now)
 
     def on_answer(self, message: TrimIs, reader: MetalogReader) -> list[Effect]:
         """Take in the primary's answer, and note the entries that it says exist."""

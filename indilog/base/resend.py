@@ -37,7 +37,7 @@ class Resend:
         """Tell whether the message was sent and the pause is over."""
         return self.due is not None and now >= self.due
 
-    def hurry(self, now: Instant) -> None:
+    def make_due(self, now: Instant) -> None:
         """If an answer is awaited, make the resend due now, because another node is to answer."""
         if self.due is not None:
             self._pause_s, self.due = self._base_s, now

@@ -28,7 +28,7 @@ class Heartbeat:
         self.has_room = True
         self._due = Instant(0.0)
 
-    def hurry(self) -> None:
+    def make_due(self) -> None:
         """Send the next heartbeat at once."""
         self._due = Instant(0.0)
 

@@ -345,7 +345,7 @@ class StorageNode:
             self._needs_upkeep = True
             self._ordering.reader.begin_term(elsewhere=event.primary != before)
             self._appends.report()
-            self._heartbeat.hurry()
+            self._heartbeat.make_due()
             self._covered.is_unreported = True
         return []
 
@@ -542,7 +542,7 @@ class StorageNode:
         self._disk_full_notifier.set_receivers(self._view.engines)
         self._appends.note_moved()
         self._care.repair.note_moved()
-        self._heartbeat.hurry()
+        self._heartbeat.make_due()
         self._needs_upkeep = True
 
     def _on_history(

@@ -157,7 +157,7 @@ class Operation:
         """Whether the operation reads exactly the record at its bound, in a log, without a tag."""
         return self.tag == EMPTY_TAG and self.log != 0
 
-    def passed_by(self, seqnum: SeqNum) -> bool:
+    def bound_is_trimmed(self, seqnum: SeqNum) -> bool:
         """Whether the record at the bound must be trimmed, because the lookup found `seqnum`
         instead.
 

@@ -284,7 +284,7 @@ class Reads:
         self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
     ) -> list[Effect]:
         """Gather the records at `seqnums` from the cache, and the rest from storage."""
-        if operation.passed_by(seqnums[0]):
+        if operation.bound_is_trimmed(seqnums[0]):
             return [operation.answer(TrimmedError(seqnums[0]))]
         assert len(seqnums) == len(shards) <= operation.count, "each record has a shard"
         operation.stage = Stage.RECORDS
@@ -337,7 +337,7 @@ class Reads:
 
     def begin_term(self, now: Instant) -> None:
         """Ask again for tails, because another node is the primary."""
-        self._tails.hurry(now)
+        self._tails.make_due(now)
 
     # --- answers
 
@@ -429,7 +429,7 @@ class Reads:
             self._tier.routes.answered(
                 operation.route
             )  # at the bound, only one index shard has answered
-        if message.trimmed and not operation.passed_by(seqnums[0]):
+        if message.trimmed and not operation.bound_is_trimmed(seqnums[0]):
             return self._skip(operation, message.trimmed[-1], now)
         operation.records.update({r.seqnum: r for r in records})
         return self._collect_learned(operation, seqnums, (message.shard,) * len(seqnums))

@@ -53,9 +53,9 @@ class TailQuestions:
         self._resend.sent(now)
         return self._request
 
-    def hurry(self, now: Instant) -> None:
+    def make_due(self, now: Instant) -> None:
         """Ask again, because another node is the primary."""
-        self._resend.hurry(now)
+        self._resend.make_due(now)
 
     def take_answered(self, request: int) -> list[Operation]:
         """Remove and return the operations that an answer serves; a late one serves none."""

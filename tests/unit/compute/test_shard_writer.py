@@ -86,7 +86,7 @@ def test_the_shard_is_requested_again_after_a_pause_and_from_a_new_primary_at_on
     assert shard.want(at(0.5)) is None
     assert shard.deadline() == at(1)
     assert shard.want(at(1)) == WANTED
-    shard.hurry()
+    shard.make_due()
     assert shard.want(at(1)) == WANTED
     shard.named(EPOCH, 0)
     assert shard.want(at(100)) is None
