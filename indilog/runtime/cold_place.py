@@ -94,6 +94,36 @@ def _crc_of(suffix: str, place: str) -> str:
     return f"{crc32c(f'{_NAME} {suffix} {place}'.encode()):08x}"
 
 
+class ColdNote:
+    """Says in a journal which folders of a place its nodes use, before the first object of any.
+
+    Args:
+        journal: directory of the journal.
+        folders: what its file `COLD` says, or is to say.
+        is_written: whether the file exists.
+    """
+
+    def __init__(self, journal: Path, folders: ColdFolders, *, is_written: bool) -> None:
+        self.folders = folders
+        self.is_written = is_written
+        self._journal = journal
+
+    def write(self, folder: ColdFolder) -> None:
+        """Write the marker and the file, if they are not there.
+
+        They are written once for all nodes of the journal. A second marker could be in the empty
+        directory of a mount that is missing by then, and let all nodes write there.
+
+        Raises:
+            ColdStoreError: the store cannot be reached.
+            OSError: the file cannot be written.
+        """
+        if not self.is_written:
+            folder.mark()
+            note_folders(self._journal, self.folders)
+            self.is_written = True
+
+
 class ColdFolder:
     """The objects of one node. Every method blocks.
 

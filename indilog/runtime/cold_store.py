@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, assert_never
 
@@ -42,13 +41,12 @@ from indilog.kernel.cold import (
 )
 from indilog.runtime.cold_place import (
     ColdFolder,
-    ColdFolders,
+    ColdNote,
     ColdStoreError,
     MissingObjectError,
     OpenObject,
     folders_noted,
     new_folders,
-    note_folders,
 )
 
 if TYPE_CHECKING:
@@ -68,12 +66,10 @@ class ColdObjects:
     Args:
         folder: folder of the objects.
         cache_bytes_max: bytes of batches that are cached.
-        note: writes the file `COLD`, before the first object; None: the file exists.
+        note: of the journal.
     """
 
-    def __init__(
-        self, folder: ColdFolder, cache_bytes_max: int, note: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, folder: ColdFolder, cache_bytes_max: int, note: ColdNote) -> None:
         self._folder = folder
         self._note = note
         self._cache_bytes_max = cache_bytes_max
@@ -86,7 +82,7 @@ class ColdObjects:
     def list(self, request: ListObjects) -> ObjectsListed:
         """Return all objects."""
         del request
-        if self._note is not None:
+        if not self._note.is_written:
             return ObjectsListed(())  # nothing was ever written
         try:
             found = self._folder.list()
@@ -114,10 +110,7 @@ class ColdObjects:
             *_witness(request),
         )  # fmt: skip
         try:
-            if self._note is not None:
-                self._folder.mark()
-                self._note()
-                self._note = None
+            self._note.write(self._folder)
             self._folder.write(made.name, content)
         except (ColdStoreError, OSError) as error:
             log.warning("no records are moved to cold storage for now", error=str(error))
@@ -246,14 +239,14 @@ class ColdStore:
         self._config = config.node.cold
         self._wait_synced = wait_synced
         self._deliver = deliver
-        self._folders: ColdFolders | None = folders_noted(journal)
-        if self._folders is not None and self._config.cold_place not in ("", self._folders.place):
-            raise ConfigError(
-                f"The old records of {journal} are in {self._folders.place}, and cold_place is "
-                f"{self._config.cold_place}; set cold_place to the former."
-            )
-        self._is_new = False
-        """Whether the file `COLD` must still be written."""
+        self._note: ColdNote | None = None
+        if (folders := folders_noted(journal)) is not None:
+            if self._config.cold_place not in ("", folders.place):
+                raise ConfigError(
+                    f"The old records of {journal} are in {folders.place}, and cold_place is "
+                    f"{self._config.cold_place}; set cold_place to the former."
+                )
+            self._note = ColdNote(journal, folders, is_written=True)
         self._nodes: dict[NodeId, ColdObjects] = {}
         self._reading: ThreadPoolExecutor | None = None
         self._working: ThreadPoolExecutor | None = None
@@ -281,18 +274,17 @@ class ColdStore:
         """Return the objects of a node; None: no place is configured or noted."""
         if (known := self._nodes.get(node)) is not None:
             return known
-        if self._folders is None:
+        if self._note is None:
             if not self._config.cold_place:
                 return None
             if isinstance(request, ListObjects) and not request.is_first:
                 log.error("the file COLD of the journal is missing", journal=str(self._journal))
                 return None
-            self._folders = new_folders(self._config.cold_place)
-            self._is_new = True
-        folders = self._folders
-        note = partial(note_folders, self._journal, folders) if self._is_new else None
+            folders = new_folders(self._config.cold_place)
+            self._note = ColdNote(self._journal, folders, is_written=False)
+        folders = self._note.folders
         folder = ColdFolder(folders.place, folders.of(node), self._config.cold_timeout_s)
-        self._nodes[node] = ColdObjects(folder, self._config.cold_cache_bytes_max, note)
+        self._nodes[node] = ColdObjects(folder, self._config.cold_cache_bytes_max, self._note)
         return self._nodes[node]
 
     async def close(self) -> None:
