@@ -10,9 +10,10 @@ them.
 
 Redis has three clients: redis-py's asyncio client with hiredis as in its documentation, which is
 the base of the ratios; the same client with the fastest settings that were found; and valkey-glide.
-IndiLog has three shapes, all with R = 1: embedded in the only client process; the client processes
-as compute nodes of a cluster of processes with 3 sequencers; and clients of an embedded platform
-over the network, like the clients of the other systems.
+IndiLog has four shapes. With R = 1: embedded in the only client process; the client processes as
+compute nodes of a cluster of processes with 3 sequencers; and clients of an embedded platform over
+the network, like the clients of the other systems. With R = 3, ack quorum 2 and 3 sequencers: the
+client processes as processes of `indilog up --nodes 3`.
 
     python -m bench.peers [--seconds 1] [--rounds 5] [--callers 1 64 256] [--clients 1 2]
                           [--sides "PostgreSQL" "indilog, embedded" ...] [--operations append ...]
@@ -49,7 +50,7 @@ from bench.support.harness import (
 from bench.support.servers import Server
 from indilog.base.ids import NodeId
 from indilog.cli.start import PlatformLog, check_port_free, platform, wait_ready
-from indilog.runtime.cluster.supervisor import supervised
+from indilog.runtime.cluster.supervisor import processes_config, supervised
 
 BASE: Final = "redis-py"
 ANSWER_S_MAX: Final = 120.0
@@ -92,6 +93,12 @@ async def serving(side: str, clients: int) -> AsyncIterator[Server]:
             async with supervised(config, left_out=nodes) as cluster:
                 address = {"metadata": cluster.metadata_address}
                 yield Server(address, "", f"{_SYNCED}, metalog on 2 of 3")
+        elif side == "indilog, one of 3 nodes":
+            config = processes_config(overrides={"node": {"data_dir": path}}, shared=3)
+            clients_are = [f"node-{2 - number}" for number in range(clients)]
+            async with supervised(config, left_out=clients_are) as cluster:
+                address = {"metadata": cluster.metadata_address}
+                yield Server(address, "", f"{_SYNCED}, records and metalog on 2 of 3")
         else:
             port = servers.free_port()
             check_port_free(port)

@@ -33,6 +33,7 @@ SIDES: Final[dict[str, tuple[str, str]]] = {
     "etcd": ("bench.sides.etcd", "etcd"),
     "indilog, embedded": ("bench.sides.indilog", "embedded"),
     "indilog, compute node": ("bench.sides.indilog", "compute_node"),
+    "indilog, one of 3 nodes": ("bench.sides.indilog", "one_of_three"),
     "indilog, connect": ("bench.sides.indilog", "connected"),
 }
 """By side, the module and function that open it. A client process imports only its own side."""

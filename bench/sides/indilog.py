@@ -1,5 +1,6 @@
-"""IndiLog, in three ways: embedded in the client process; the client process as a compute node of
-a cluster of processes, like functions; and a client over the network (`indilog.connect`).
+"""IndiLog, in four ways: embedded in the client process; the client process as a compute node of
+a cluster of processes, like functions; the client process as one of three processes with all roles;
+and a client over the network (`indilog.connect`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,15 @@ async def compute_node(address: dict[str, Any], client: int, callers: int) -> As
     """Be a compute node of the cluster at `address`."""
     node = NodeId(f"engine-{client}")
     async with platforms.joined_as(node, address["metadata"]) as log:
+        yield IndiLog(client, log)
+
+
+@asynccontextmanager
+async def one_of_three(address: dict[str, Any], client: int, callers: int) -> AsyncIterator[Peer]:
+    """Be a process of the cluster at `address`, with a node of each kind: the last one, whose
+    sequencer is not the primary, or the one before.
+    """
+    async with platforms.joined_as(f"node-{2 - client}", address["metadata"]) as log:
         yield IndiLog(client, log)
 
 

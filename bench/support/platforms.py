@@ -100,19 +100,22 @@ async def _processes(config: Config) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def joined_as(node: NodeId, metadata: str) -> AsyncIterator[Log]:
-    """Make this process the compute node `node` of a cluster; yield one of its logs."""
-    async with _engine(node, metadata) as logs:
+async def joined_as(process: str, metadata: str) -> AsyncIterator[Log]:
+    """Be the process of a cluster with this name, which has a compute node; yield one of its
+    logs.
+    """
+    async with _engine(process, metadata) as logs:
         yield logs.log("bench", Session())
 
 
 @asynccontextmanager
 async def _engine(
-    node: NodeId, metadata: str, keys: Path | None = None
+    process: str, metadata: str, keys: Path | None = None
 ) -> AsyncIterator[LocalLogs]:
-    async with node_running(node, metadata, _raise, keys) as running:
-        logs = logs_of(running.shell, node, running.start.config)
-        assert logs is not None, "the node is an engine"
+    async with node_running(process, metadata, _raise, keys) as running:
+        found = (logs_of(running.shell, node, running.start.config) for node in running.nodes)
+        logs = next((logs for logs in found if logs is not None), None)
+        assert logs is not None, "the process has a compute node"
         await joined(logs)
         yield logs
 

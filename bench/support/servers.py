@@ -214,6 +214,15 @@ def free_port() -> int:
             return port
 
 
+def two_free_ports() -> int:
+    """Return a free port after which another one is free, too."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port + 1))
+            return port
+
+
 def _wait_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> None:
     until = time.monotonic() + READY_S_MAX
     while time.monotonic() < until:

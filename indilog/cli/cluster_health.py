@@ -210,8 +210,8 @@ class Cluster:
         silent += [node for node in self.lost if node not in used]
         if silent:
             health.heals.append(
-                f"No heartbeat of {_names(silent)}: the supervisor restarts a process that ended "
-                "or hangs."
+                f"No heartbeat of {_names(silent)}: the supervisor, or systemd, restarts a "
+                "process that ended or hangs."
             )
         if not self._status["ready"]:
             health.needs_operator.append(

@@ -103,6 +103,7 @@ def _conclude(gateway: Gateway, state: Mapping[str, Any], *, wait: bool, timeout
     show.pairs(
         {
             "view": f"{state['view']}" + ("" if state["reached"] else "; these are wanted:"),
+            "sequencers": ", ".join(installed["sequencers"]),
             "compute nodes": ", ".join(installed["compute_nodes"]),
             "storage nodes": ", ".join(installed["storage_nodes"]),
             "index nodes": ", ".join(index_nodes),

@@ -100,6 +100,41 @@ def up(
 
 
 @app.command()
+def node(
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file; its table `cluster` is the same on all machines."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Where records are kept.")] = None,
+    roles: Annotated[
+        str,
+        typer.Option(help="What a machine does that joins later; the first ones have all roles."),
+    ] = "sequencer,storage,index,aggregator,compute",
+) -> None:
+    """Run this machine's process of a cluster on several machines, until Ctrl-C.
+
+    Give the same command on each machine. ZooKeeper tells them of each other.
+    """
+    from indilog.base.telemetry import configure_logging
+    from indilog.config import config_from
+    from indilog.runtime.cluster.machines.machine_process import roles_named, run_machine
+    from indilog.runtime.cluster.supervisor import processes_config
+
+    overrides = {"node": {"data_dir": data}}
+    with explain_mistakes():
+        kinds = roles_named(roles)
+        count = config_from(config, os.environ, overrides).cluster.shared_processes
+        configured = processes_config(config, os.environ, overrides, shared=count or None)
+        configure_logging("console" if sys.stderr.isatty() else "json")
+        run_machine(configured, kinds, _say_serving)
+
+
+def _say_serving(name: str, url: str) -> None:
+    show.line(f"{name} is up{f' on {url}' if url else ''}. Ctrl-C stops it.")
+
+
+@app.command()
 def down(
     *,
     data: Annotated[Path | None, typer.Option(help="Where records are kept.")] = None,

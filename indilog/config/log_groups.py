@@ -79,7 +79,8 @@ class MessagesConfig(Group):
     """
     node_port: int = 7400
     """First TCP port (1 to 65535) for `node_host`. The metadata store uses it; the nodes use the
-    next ones.
+    next ones. The process of `indilog node` uses this port and, with keys, the next
+    one for calls that other machines forward.
     """
     node_keys: Path | None = None
     """Directory with the keys of this node, made by `indilog cluster init`. With it, TCP

@@ -40,8 +40,8 @@ class ShardPlacement(msgspec.Struct, frozen=True):
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes of a cluster and their roles. Any of the sequencers may be the primary
-    (`TermBegun`); the first takes the first term. `index_shards[i]` are the replicas of index shard
-    i, including retired ones: an index shard keeps its number permanently.
+    (`TermBegun`); the first of the first view takes the first term. `index_shards[i]` are the
+    replicas of index shard i, including retired ones: an index shard keeps its number permanently.
     """
 
     number: ViewNumber
@@ -99,7 +99,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         active = self.eras[-1].shards
         index_shards = tuple(self.index_shards[shard] for shard in active)
         return Members(
-            self.engines, self.storage_nodes, index_shards, self.aggregators, self.members_version
+            self.engines,
+            self.storage_nodes,
+            index_shards,
+            self.aggregators,
+            self.members_version,
+            self.sequencers,
         )
 
     @property
@@ -156,8 +161,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Members(msgspec.Struct, frozen=True):
-    """The nodes that a cluster should have, besides its sequencers. `index_shards` are the replicas
-    of the index shards that get new positions.
+    """The nodes that a cluster should have. `index_shards` are the replicas of the index shards
+    that get new positions. No `sequencers`: the cluster keeps those that it has.
 
     Each change has a greater `version`. A primary that does not know the newest members yet does
     not undo a view that was installed for them.
@@ -168,12 +173,13 @@ class Members(msgspec.Struct, frozen=True):
     index_shards: tuple[tuple[NodeId, ...], ...]
     aggregators: tuple[NodeId, ...]
     version: int = 0
+    sequencers: tuple[NodeId, ...] = ()
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
         """All of these nodes."""
         index_nodes = tuple(node for replicas in self.index_shards for node in replicas)
-        return self.storage_nodes + index_nodes + self.aggregators + self.engines
+        return self.sequencers + self.storage_nodes + index_nodes + self.aggregators + self.engines
 
 
 Views: TypeAlias = Sequence[View]
@@ -228,6 +234,7 @@ def view_with(
     position: MetalogPosition,
     replicas_of: Callable[[ShardId], tuple[NodeId, ...]],
     writer_of: Callable[[ShardId], Epoch],
+    sequencers: tuple[NodeId, ...] | None = None,
 ) -> View:
     """Return the view that an entry at `position` installs after `view`, so that it has `members`;
     `view` itself if nothing changes yet, or if `view` was installed for newer members.
@@ -244,6 +251,8 @@ def view_with(
         position: the position of the entry.
         replicas_of: all replicas of a shard now.
         writer_of: the writer of a shard according to the earlier entries; 0: none.
+        sequencers: of the following view; they change one at a time (decision 0053). None: those of
+            `view`.
 
     Raises:
         ConfigError: no cluster can run with these members.
@@ -264,6 +273,7 @@ def view_with(
     following = msgspec.structs.replace(
         view,
         number=ViewNumber(view.number + 1),
+        sequencers=sequencers or view.sequencers,
         shards=shards,
         spares=tuple(sorted(storage_nodes - at_first)),
         left=tuple(sorted(at_first - storage_nodes)),
@@ -275,13 +285,17 @@ def view_with(
         members_version=members.version,
     )
     following.check()
-    same = (
-        view.members_version == members.version
+    return view if _has_same_nodes(view, following) else following
+
+
+def _has_same_nodes(view: View, following: View) -> bool:
+    """Whether two views have the same nodes, and were installed for the same version of members."""
+    return (
+        view.members_version == following.members_version
         and (view.engines, view.storage_nodes) == (following.engines, following.storage_nodes)
         and (view.index_shards, view.eras) == (following.index_shards, following.eras)
-        and view.aggregators == following.aggregators
+        and (view.aggregators, view.sequencers) == (following.aggregators, following.sequencers)
     )
-    return view if same else following
 
 
 def _homes_with(homes: tuple[NodeId, ...], engines: tuple[NodeId, ...]) -> tuple[NodeId, ...]:

@@ -4,7 +4,7 @@
 It is pure: messages and the time in, messages and frames out. A *term* is a number from the
 metadata store's sequence that one sequencer gets: terms grow, and no two primaries share one. Any
 sequencer may be the primary of any term, also of several consecutive ones. A *majority* is more
-than half of all sequencers of the view.
+than half of the *configuration*: the sequencers of the newest view in a copy, committed or not.
 
 1. **Promise.** A sequencer follows the newest term that it knows. It persists that term before it
    answers, and refuses messages of older ones, also after a restart (Raft 5.1).
@@ -15,7 +15,8 @@ than half of all sequencers of the view.
 3. **Seal.** A new primary sends `Seal` to all. When a majority has answered, it begins a second
    round, and waits until a majority of those nodes, in the same incarnations, has answered in it.
    So there was an instant at which a majority, the *electors*, had all promised the term. It adopts
-   the greatest copy of the electors, by last term and length, and its own if that is greater.
+   the greatest copy of the electors, by last term and length, and its own if that is greater. If
+   that copy has another configuration, it repeats this with a majority of that one.
 4. **Commit.** An entry is committed when a majority durably has it and also an entry of the
    primary's own term (Raft 5.4.2). The first entry of a term is an empty one, the *fence*. The
    majority need not include the primary's own disk.
@@ -27,6 +28,10 @@ than half of all sequencers of the view.
 6. **Rounds.** A primary numbers its rounds, and answers repeat the newest one. If a majority has
    answered in a round, no newer primary had electors when the round began. So a tail that was
    committed then is linearizable (Raft 8, ReadIndex).
+7. **Changes.** An entry adds or removes at most one sequencer, so majorities before and after it
+   share a node. It is proposed only if an entry of the primary's own term is committed, and the
+   entry of the newest view (Raft 4.1, and its correction of 2015; decision 0053). A node outside
+   the configuration gets entries before it joins, and counts in no majority.
 
 *Leader completeness*: an entry e that was committed in term u is in what every primary of a term
 v > u adopts. Let E be the majority that had e, and V the electors of v; some X is in both. If X did
@@ -52,6 +57,12 @@ A primary that is a learner itself is restored by the same rule: the second roun
 5b. A *sole* sequencer is every majority: what is on its disk is committed. It needs no promise, no
 fence and no round, and its disk cannot be restored from others.
 
+"Share a node" holds also if the configurations differ. By 7 and 3, two primaries have the same
+configuration, or neighbouring ones, or the electors of the later one include a node that has the
+fence which the earlier one committed before its change; then the later one adopts that change. This
+is Raft's argument (dissertation 4.1) for the owner of the adopted copy: its electors are a majority
+of the configuration in that copy, and no copy of theirs is greater.
+
 What is assumed: a sync is durable, and lost frames are noticed (decisions 0009, 0022). Sequencers
 of one process lose their unsynced frames together, so the nodes of a majority should run in
 different processes.
@@ -59,10 +70,9 @@ different processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.config import Config
+from indilog.kernel.view import View
 from indilog.roles.role import Effect, Ignore, Received
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.leader import Leader
@@ -75,7 +85,7 @@ class Consensus:
 
     Args:
         node: this node.
-        nodes: all sequencers.
+        view: the newest view that is known to be installed.
         metalog: the copy here, recovered.
         life: the incarnation of this node.
 
@@ -87,16 +97,23 @@ class Consensus:
     def __init__(
         self,
         node: NodeId,
-        nodes: Sequence[NodeId],
+        view: View,
         metalog: StoredMetalog,
         life: Epoch,
         config: Config,
     ) -> None:
         self._node = node
-        self._nodes = nodes
         self._config = config
-        self.member = Member(metalog, life, config)
+        self.member = Member(metalog, view, life, config)
         self.leader: Leader | None = None
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether a committed view lacks this node: it has left, or is to join."""
+        member = self.member
+        committed = max(member.committed, member.metalog.committed.position)
+        lacks = self._node not in member.view.sequencers
+        return lacks and member.metalog.view_end <= committed
 
     def begin(self) -> list[Effect]:
         """Return the first effects after a start."""
@@ -105,11 +122,11 @@ class Consensus:
     def lead(self, term: Epoch) -> list[Effect]:
         """Become the primary of a term, which is newer than all that are known here."""
         assert term > self.member.term, "a term has one primary, and begins once"
-        alone = len(self._nodes) == 1
+        alone = len(self.member.view.sequencers) == 1
         effects = [] if alone else self.member.lead(term)
         if alone:
             self.member.term = term
-        self.leader = Leader(self._node, self._nodes, self.member, term, self._config)
+        self.leader = Leader(self._node, self.member, term, self._config)
         return effects
 
     def retire(self) -> bool:

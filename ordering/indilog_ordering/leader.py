@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, majority
@@ -26,23 +26,25 @@ from indilog_ordering.member_progress import MemberProgress
 class Leader:
     """The primary of one term.
 
-    Guarantees: an entry is committed only if it is durable at a majority of all sequencers, without
-    learners. No committed entry is ever replaced.
+    Guarantees: an entry is committed only if it is durable at a majority of the configuration (the
+    sequencers of the newest view in the copy here), without learners. No committed entry is ever
+    replaced.
 
     Attributes:
+        nodes: the configuration.
         alone: whether there is no other sequencer.
         adopted: whether the metalog here has all entries that earlier terms committed, so that
             entries may be proposed.
         recovered: how many entries were adopted.
     """
 
-    def __init__(
-        self, node: NodeId, nodes: Sequence[NodeId], member: Member, term: Epoch, config: Config
-    ) -> None:
+    def __init__(self, node: NodeId, member: Member, term: Epoch, config: Config) -> None:
         self._node = node
         self._member = member
         self._metalog = member.metalog
         self._term = term
+        self._view = member.view
+        self.nodes = nodes = self._view.sequencers
         self._majority = majority(nodes)
         self._page_entries = config.node.ordering.metalog_entries_in_flight_max
         self._page_bytes = config.node.messages.page_bytes_max
@@ -50,6 +52,12 @@ class Leader:
         self._members = {
             other: MemberProgress(Resend(*self._resend_s)) for other in nodes if other != node
         }
+        self._joining: frozenset[NodeId] = frozenset()
+        """Nodes outside the configuration that are to join it."""
+        self._left: dict[NodeId, int | None] = {}
+        """Nodes that the newest configuration lacks. They get entries until they have answered in
+        this round, from which they learn that they have left; None: the entry is not committed.
+        """
         self._seals = Resend(*self._resend_s)
         """When to resend `Seal` messages until a copy is adopted."""
         self._round = 1
@@ -57,6 +65,8 @@ class Leader:
         self._round_wanted = False
         self._owner: tuple[NodeId, Extent] | None = None
         """The owner: the node whose copy is adopted, and the extent of that copy."""
+        self._chosen_by: frozenset[NodeId] = frozenset()
+        """The configuration of which a majority was sealed when the owner was chosen."""
         self._asked: MetalogPosition | None = None
         """The first position that was requested from the owner last."""
         self._paged = False
@@ -93,7 +103,7 @@ class Leader:
     @property
     def silent(self) -> tuple[NodeId, ...]:
         """The sequencers of which no message has arrived."""
-        return tuple(node for node, member in self._members.items() if not member.life)
+        return tuple(n for n, member in self._members.items() if member.elects and not member.life)
 
     def confirm(self) -> int:
         """Begin a round; return its number. Once that round is confirmed, it is certain that no
@@ -105,7 +115,7 @@ class Leader:
     @property
     def confirmed(self) -> int:
         """The newest round in which a majority has answered."""
-        rounds = [member.echoed for member in self._members.values() if member.voter]
+        rounds = [member.echoed for member in self._members.values() if member.counts]
         return self._of_majority([*rounds, *[self._round] * self._counts], 0)
 
     @property
@@ -114,15 +124,74 @@ class Leader:
         if self.alone:
             return True
         promised = self._metalog.promised == self._term == self._member.term
-        return promised and not self._metalog.learner
+        return promised and not self._metalog.learner and self._node in self.nodes
 
     def _of_majority(self, values: list[int], otherwise: int) -> int:
-        """Return the largest value that a majority of all sequencers has reached; `otherwise`:
+        """Return the largest value that a majority of the configuration has reached; `otherwise`:
         fewer than a majority have a value.
         """
         if len(values) < self._majority:
             return otherwise
         return sorted(values, reverse=True)[self._majority - 1]
+
+    # --- the configuration
+
+    def invite(self, nodes: Collection[NodeId]) -> None:
+        """Send entries also to `nodes`, which are to join the configuration."""
+        assert self.adopted, "the configuration is known"
+        self._joining = frozenset(nodes) - frozenset(self.nodes)
+        self._follow_nodes()
+
+    def can_install(self, nodes: Sequence[NodeId]) -> bool:
+        """Whether an entry may be proposed now whose view has these sequencers (rule 7 of the
+        consensus core), and a majority of them has nearly all entries, so that it will be committed
+        soon.
+        """
+        if frozenset(nodes) == frozenset(self.nodes):
+            return True
+        changed = frozenset(nodes) ^ frozenset(self.nodes)
+        if len(changed) != 1 or len(nodes) < 2 or self.alone:
+            return False
+        if not (self.settled and self._metalog.view_end <= self.committed):
+            return False
+        current = [node for node in nodes if self._is_current(node)]
+        added = frozenset(nodes) - frozenset(self.nodes)
+        return len(current) >= majority(nodes) and added <= frozenset(current)
+
+    def _is_current(self, node: NodeId) -> bool:
+        """Whether a node is no learner, and lacks at most as many entries as may be in flight."""
+        if node == self._node:
+            return not self._metalog.learner
+        member = self._members.get(node)
+        if member is None or not member.voter or member.probed:
+            return False
+        return member.stored + self._page_entries >= self.committed
+
+    def _follow_view(self) -> None:
+        """Note the configuration after the copy here has changed."""
+        if (view := self._member.view) is self._view:
+            return
+        self._view, before = view, self.nodes
+        if frozenset(view.sequencers) != frozenset(before):
+            self.nodes = view.sequencers
+            self._majority = majority(self.nodes)
+            self._joining -= frozenset(self.nodes)
+            left = frozenset(before) - frozenset(self.nodes) if self.adopted else frozenset()
+            self._left = {node: None for node in sorted(left) if node != self._node}
+            self._follow_nodes()
+
+    def _follow_nodes(self) -> None:
+        """Keep the progress of the nodes that get entries, and of no other."""
+        owner = () if self._owner is None else (self._owner[0],)
+        kept = dict.fromkeys((*self.nodes, *sorted(self._joining), *self._left, *owner))
+        known = self._members
+        self._members = {
+            node: known.get(node) or MemberProgress(Resend(*self._resend_s))
+            for node in kept
+            if node != self._node
+        }
+        for node, member in self._members.items():
+            member.elects = node in self.nodes
 
     # --- messages
 
@@ -171,7 +240,8 @@ class Leader:
         if member is None or event.incarnation < member.life:
             return None
         if event.incarnation > member.life:
-            member = MemberProgress(Resend(*self._resend_s), event.incarnation)
+            fresh = Resend(*self._resend_s)
+            member = MemberProgress(fresh, event.incarnation, elects=member.elects)
             self._members[event.sender] = member
         return member
 
@@ -199,7 +269,8 @@ class Leader:
 
     def _adopt(self, now: Instant) -> list[Effect]:
         """Seal all sequencers in two rounds, then adopt a copy. The second round begins when a
-        majority has answered; unanswered messages are resent after a pause.
+        majority has answered; unanswered messages are resent after a pause. If the adopted copy has
+        another configuration, a majority of that one is sealed, too.
         """
         self._check_voters()
         confirms = self._sealed_by(self._round + 1) and not self._sealed_by(self._round)
@@ -218,7 +289,8 @@ class Leader:
         return [Send(node, Seal(self._term, self._round)) for node in self._members]
 
     def _check_voters(self) -> None:
-        """Stop if fewer than a majority are voters: only a primary restores learners.
+        """Stop if fewer than a majority are voters: only a primary restores learners. While another
+        copy is greater, the configuration may be another one; so wait until all have answered.
 
         Raises:
             DataLossError: fewer than a majority count.
@@ -226,11 +298,17 @@ class Leader:
         lost = [
             node
             for node, member in self._members.items()
-            if member.sealed_in is not None and not member.voter
+            if member.elects and member.sealed_in is not None and not member.voter
         ]
-        if self._metalog.learner:
+        if self._metalog.learner and self._node in self.nodes:
             lost.append(self._node)
-        if len(self._members) + 1 - len(lost) < self._majority:
+        newest = max(
+            (member.extent for member in self._members.values()), default=self._metalog.extent
+        )
+        electing = (member for member in self._members.values() if member.elects)
+        is_known = all(member.sealed_in is not None for member in electing)
+        is_known |= newest <= self._metalog.extent
+        if is_known and len(self.nodes) - len(lost) < self._majority:
             first, *others = sorted(lost)
             raise DataLossError(
                 f"The order of the log is damaged on the disk of {first}, and on that of "
@@ -264,7 +342,7 @@ class Leader:
         if extents[owner] <= self._metalog.extent:
             self._begin()
             return []
-        self._owner = owner, extents[owner]
+        self._owner, self._chosen_by = (owner, extents[owner]), frozenset(self.nodes)
         start = self._metalog.agreement(*extents[owner])
         self._seals.sent(now)
         return self._ask(max(start, self._metalog.base.position))
@@ -295,8 +373,13 @@ class Leader:
         taken = self._member.take(message)
         if not isinstance(taken, list):
             return [Ignore(event, taken or "entries that do not follow this copy")]
+        self._follow_view()
         if metalog.extent >= self._owner[1]:
-            self._begin()
+            if frozenset(self.nodes) == self._chosen_by:
+                self._begin()
+            else:  # seal a majority of this configuration, too
+                self._owner = None
+                self._seals.stop()
         elif taken:
             taken += self._ask(len(metalog))
         return taken
@@ -307,6 +390,7 @@ class Leader:
         """
         self._seals.stop()
         self._owner = None
+        self._follow_nodes()
         self.adopted, self.recovered = True, len(self._metalog)
         for member in self._members.values():
             if member.sealed_in is not None:
@@ -327,7 +411,9 @@ class Leader:
         """Propose an entry."""
         assert self.adopted, "earlier entries come first"
         assert not self.deposed, "a newer primary may have proposed at this position"
-        return self._metalog.append(entry)
+        effect = self._metalog.append(entry)
+        self._follow_view()
+        return effect
 
     def _commit(self) -> None:
         """Commit what a majority has, if its last entry is of this term (Raft 5.4.2)."""
@@ -335,10 +421,19 @@ class Leader:
             if self._metalog.stored > self.committed:
                 self._metalog.commit(self._metalog.stored)
             return
-        stored = [member.stored for member in self._members.values() if member.voter]
+        stored = [member.stored for member in self._members.values() if member.counts]
         end = self._of_majority([*stored, *[self._metalog.stored] * self._counts], 0)
         if end > max(self.committed, self.recovered):
             self._metalog.commit(end)
+            if self._left:
+                self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Begin a round in which the nodes that have left learn that the entry is committed."""
+        if self._metalog.view_end <= self.committed:
+            for node, until in self._left.items():
+                if until is None:
+                    self._left[node] = self.confirm()
 
     def replicate(self, now: Instant) -> list[Effect]:
         """Send the other sequencers what they lack."""
@@ -348,6 +443,13 @@ class Leader:
         if self._round_wanted and confirmed >= self._round:
             self._round_wanted = False
             self._round += 1
+        if self._left:
+            known = self._members
+            gone = [n for n, until in self._left.items() if until and known[n].echoed >= until]
+            for node in gone:
+                del self._left[node]
+                if node not in self._joining:
+                    del self._members[node]
         return [
             effect
             for node, member in self._members.items()
@@ -426,4 +528,4 @@ class Leader:
 
 
 def _sealed_before(member: MemberProgress, end: int) -> bool:
-    return member.voter and member.sealed_in is not None and member.sealed_in < end
+    return member.counts and member.sealed_in is not None and member.sealed_in < end

@@ -7,6 +7,7 @@ from __future__ import annotations
 from indilog.base.ids import Epoch, MetalogPosition, NodeId
 from indilog.config import Config
 from indilog.kernel.metalog import Base, Entry
+from indilog.kernel.view import View
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.stored_metalog import StoredMetalog
@@ -14,6 +15,11 @@ from indilog_ordering.stored_metalog import StoredMetalog
 
 class Member:
     """A copy of the metalog that follows the primary of the newest term.
+
+    Args:
+        metalog: the copy, recovered.
+        view: the newest view that is known to be installed.
+        life: the incarnation of this node.
 
     Guarantees: each answer states what is durable. A term below a promised one is not followed, in
     this incarnation and in later ones.
@@ -26,8 +32,9 @@ class Member:
             before its process has synced them.
     """
 
-    def __init__(self, metalog: StoredMetalog, life: Epoch, config: Config) -> None:
+    def __init__(self, metalog: StoredMetalog, view: View, life: Epoch, config: Config) -> None:
         self.metalog = metalog
+        self._installed = view
         self.life = life
         self.term = metalog.promised
         self.committed: MetalogPosition = 0
@@ -72,6 +79,12 @@ class Member:
     def leader(self) -> tuple[Epoch, NodeId]:
         """The newest term whose primary is known, and that primary; term 0: none is known."""
         return (Epoch(0), NodeId("")) if self._primary is None else (self.term, self._primary)
+
+    @property
+    def view(self) -> View:
+        """The newest view of this copy, committed or not; its sequencers are the configuration."""
+        view, installed = self.metalog.view, self._installed
+        return installed if view is None or view.number < installed.number else view
 
     # --- messages
 

@@ -18,7 +18,8 @@ class MemberProgress:
 
     Attributes:
         life: its incarnation; 0: no message of it has arrived.
-        voter: whether it counts in majorities; False: it is a learner, or has not answered yet.
+        elects: whether the newest configuration of the primary has it.
+        voter: whether it is no learner; False also: it has not answered yet.
         echoed: the newest round that it has answered.
         sealed_in: the round in which its first answer to a `Seal` arrived; None: none has.
         extent: the extent of its copy when it last answered a `Seal`.
@@ -34,12 +35,19 @@ class MemberProgress:
     """
 
     __slots__ = (
-        "_went_back", "base_sent", "echoed", "extent", "learner_until", "life", "probe_at",
-        "probed", "resend", "round_sent", "sealed_in", "sent", "stored", "voter",
+        "_went_back", "base_sent", "echoed", "elects", "extent", "learner_until", "life",
+        "probe_at", "probed", "resend", "round_sent", "sealed_in", "sent", "stored", "voter",
     )  # fmt: skip
 
-    def __init__(self, resend: Resend, life: Epoch = Epoch(0)) -> None:  # noqa: B008 an int
+    def __init__(
+        self,
+        resend: Resend,
+        life: Epoch = Epoch(0),  # noqa: B008 an int
+        *,
+        elects: bool = True,
+    ) -> None:
         self.life = life
+        self.elects = elects
         self.voter = False
         self.echoed = 0
         self.sealed_in: int | None = None
@@ -53,6 +61,11 @@ class MemberProgress:
         self.round_sent = 0
         self.resend = resend
         self._went_back = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts in majorities."""
+        return self.elects and self.voter
 
     def needs_base(self, base: MetalogPosition) -> bool:
         """Whether the sequencer lacks entries that the primary has only as a base, up to `base`."""

@@ -221,7 +221,7 @@ class Primary:
             effects += self._answer_tails()
         if self._reports.changed:
             effects += self._propose()
-        if self._members is not None and self._view_is_due:
+        if self._members is not None and (self._view_is_due or self._next_sequencers is not None):
             effects += self._propose_view(self._members, now)
         if self._placement.view.moves_shards and self._replacements.is_due(now):
             effects += self._propose_replicas(now)
@@ -451,8 +451,26 @@ class Primary:
         return [self._leader.append(NewReplicas(position, number, epoch, wanted))]
 
     def want_members(self, members: Members) -> None:
-        """Note the nodes that the cluster should have."""
+        """Note the nodes that the cluster should have. Sequencers that are to join get entries."""
         self._members, self._view_is_due = members, True
+        if members.version >= self._placement.view.members_version and not self._leader.alone:
+            self._leader.invite(members.sequencers)
+
+    @property
+    def _next_sequencers(self) -> tuple[NodeId, ...] | None:
+        """The sequencers after one of them was added or removed as the members want it; None: none
+        can be changed now. All are added before any is removed, and the primary is removed last.
+        """
+        now, members = self._placement.view.sequencers, self._members
+        if members is None or not members.sequencers or members.sequencers == now:
+            return None
+        added = [node for node in members.sequencers if node not in now]
+        removed = [node for node in now if node not in members.sequencers]
+        removed.sort(key=lambda node: node == self._node)
+        changes = [(*now, node) for node in added] or [
+            tuple(node for node in now if node != gone) for gone in removed
+        ]
+        return next((nodes for nodes in changes if self._leader.can_install(nodes)), None)
 
     def _propose_view(self, members: Members, now: Instant) -> list[Effect]:
         """Install the view that has the wanted nodes, as far as that is possible now.
@@ -469,7 +487,14 @@ class Primary:
             return []
         leaving = set(before.storage_nodes) - set(members.storage_nodes)
         try:
-            view = view_with(before, members, position, placement.replicas, self._reports.writer)
+            view = view_with(
+                before,
+                members,
+                position,
+                placement.replicas,
+                self._reports.writer,
+                self._next_sequencers,
+            )
         except ConfigError as error:
             return self._refuse_members(members, str(error), now)
         if not (members.aggregators or self._merged_by_masters):
@@ -477,7 +502,8 @@ class Primary:
         entry = NewView(position, view.number, self._epoch, view)
         self._replacements.set_nodes(view.storage_nodes, leaving, now)
         if view is before:
-            if not leaving:
+            kept = not members.sequencers or set(members.sequencers) == set(before.sequencers)
+            if kept and not leaving:
                 self._members = None
             return []
         placement.install(view)

@@ -44,7 +44,7 @@ from indilog_ordering.stored_metalog import StoredMetalog
 
 
 class Sequencer:
-    """One sequencer.
+    """One sequencer. The view need not have it yet: it may be about to join.
 
     Guarantees: those of `Consensus`, and of `Primary` at the primary. After a restart it continues
     from its disk. The first message of a new incarnation of a node voids what its earlier
@@ -53,7 +53,8 @@ class Sequencer:
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         self._view = views[-1]
-        assert node in self._view.sequencers, f"{node} is a sequencer of the newest view"
+        self._other_roles = frozenset(self._view.nodes) - frozenset(self._view.sequencers)
+        assert node not in self._other_roles, f"{node} is no sequencer"
         self._node = node
         self._config = config
         self._metalog = StoredMetalog(
@@ -102,6 +103,18 @@ class Sequencer:
         primary.
         """
         return self._metalog.committed.view if self._primary is not None else None
+
+    @property
+    def sequencers(self) -> tuple[NodeId, ...]:
+        """The sequencers of the newest view here, committed or not: this node need not be one."""
+        return self._view.sequencers if self._core is None else self._core.member.view.sequencers
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the newest view, which is committed, lacks this node: it has left, or is to join.
+        A primary that has left leads until another one begins a term.
+        """
+        return self._core is not None and self._core.is_outside
 
     @property
     def learner(self) -> bool:
@@ -267,7 +280,7 @@ class Sequencer:
         assert core is not None, "Started is the first event"
         if not isinstance(message, ForSequencer):
             return [Ignore(event, f"a sequencer does not handle {type(message).__name__}")]
-        if isinstance(message, Seal | MetalogAppend) and event.sender not in self._view.sequencers:
+        if isinstance(message, Seal | MetalogAppend) and event.sender in self._other_roles:
             return [Ignore(event, "of a node that is no sequencer")]
         if isinstance(message, Seal | Sealed | MetalogAppend | MetalogStored):
             return core.on_received(event, message)
@@ -296,7 +309,7 @@ class Sequencer:
     def _start(self, event: Started) -> list[Effect]:
         assert self._core is None, "a role starts once"
         view, metalog = self._view, self._metalog
-        core = Consensus(self._node, view.sequencers, metalog, event.epoch, self._config)
+        core = Consensus(self._node, view, metalog, event.epoch, self._config)
         self._core = core
         return core.begin()
 

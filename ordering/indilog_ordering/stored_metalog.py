@@ -43,10 +43,12 @@ from indilog.kernel.metalog import (
     Base,
     Entry,
     GrowingBase,
+    NewView,
     entry_decoded,
     entry_encoded,
     size_bound,
 )
+from indilog.kernel.view import View
 from indilog.roles.role import FrameKind, Persist
 from indilog_ordering.entries import PAGE, UNPACKED_MIN, Entries, PackedEntries
 from indilog_ordering.metalog_state import MetalogState, state_decoded, state_encoded
@@ -60,6 +62,7 @@ class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=2):
         committed: the base that summarises all committed entries.
         stored, promised, learner: as in `StoredMetalog`.
         entries: all other entries.
+        views: the positions of those that install a view; None: not known.
     """
 
     base: Base
@@ -68,6 +71,7 @@ class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=2):
     promised: Epoch
     learner: bool
     entries: PackedEntries
+    views: tuple[MetalogPosition, ...] | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -96,7 +100,7 @@ class StoredMetalog:
 
     __slots__ = (
         "_broken", "_doubtful", "_entries", "_frames", "_kept", "_later", "_promise_lost", "_sole",
-        "_unstored", "base", "committed", "learner", "promised", "stored", "written",
+        "_unstored", "_views", "base", "committed", "learner", "promised", "stored", "written",
     )  # fmt: skip
 
     def __init__(self, *, sole: bool = False, kept: int = UNPACKED_MIN) -> None:
@@ -118,6 +122,8 @@ class StoredMetalog:
             page=max(1, min(PAGE, kept // 4)), unpacked_min=min(UNPACKED_MIN, kept)
         )
         self.base = Base()
+        self._views: list[tuple[MetalogPosition, View]] = []
+        """The views that entries after the base install, with their positions."""
         self._frames = 0
         """Number of frames recovered and written; the token of the next one."""
         self._unstored: deque[MetalogPosition | MetalogState | None] = deque()
@@ -162,6 +168,18 @@ class StoredMetalog:
         if end == self.base.position:
             return self.base.last
         return self._entries[end - 1].epoch if end else Epoch(0)
+
+    @property
+    def view(self) -> View | None:
+        """The newest view that the entries here install, committed or not; None: none does."""
+        return self._views[-1][1] if self._views else self.base.view
+
+    @property
+    def view_end(self) -> MetalogPosition:
+        """How many entries there are up to the one that installs `view`; at most those of the base
+        if the base has it.
+        """
+        return self._views[-1][0] + 1 if self._views else self.base.position
 
     @property
     def extent(self) -> Extent:
@@ -227,8 +245,8 @@ class StoredMetalog:
         self._doubtful = False
         assert self.base.position <= position <= len(self), "entries are persisted without gaps"
         if position < len(self):
-            self._entries.cut_off(position)
-        self._entries.append(entry)
+            self._cut_off(position)
+        self._add(entry)
         self.stored = len(self)
 
     def _proves(self, entry: Entry) -> bool:
@@ -268,7 +286,7 @@ class StoredMetalog:
 
     def _close_gaps(self) -> None:
         while (entry := self._later.pop(len(self), None)) is not None:
-            self._entries.append(entry)
+            self._add(entry)
         self.stored = len(self)
 
     def doubt(self, kind: FrameKind | None = None) -> None:
@@ -298,7 +316,8 @@ class StoredMetalog:
         entries = self._entries.copied()
         states = self.stored, self.promised, self.learner
         columns = self.base, self.committed.base(), *states
-        return lambda: _encoder.encode(StoredColumns(*columns, entries()))
+        views = tuple(position for position, _ in self._views)
+        return lambda: _encoder.encode(StoredColumns(*columns, entries(), views))
 
     def restore(self, payload: bytes) -> None:
         """Start from a checkpoint.
@@ -314,7 +333,14 @@ class StoredMetalog:
         self.stored, self.promised = columns.stored, columns.promised
         self.learner = columns.learner
         self._entries.restore(columns.entries)
+        self._restore_views(columns.views)
         self._note_written()
+
+    def _restore_views(self, positions: Iterable[MetalogPosition] | None) -> None:
+        if positions is None:  # an earlier release wrote the checkpoint
+            positions = range(self.base.position, len(self))
+        entries = ((position, self._entries[position]) for position in positions)
+        self._views = [(at, entry.following) for at, entry in entries if isinstance(entry, NewView)]
 
     # --- the state
 
@@ -336,8 +362,13 @@ class StoredMetalog:
     def append(self, entry: Entry) -> Persist:
         """Add the next entry; return its frame."""
         assert entry.position == len(self), "entries are appended in order, without gaps"
-        self._entries.append(entry)
+        self._add(entry)
         return self._persist(FrameKind.METALOG, entry_encoded(entry), entry.position)
+
+    def _add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        if isinstance(entry, NewView):
+            self._views.append((entry.position, entry.following))
 
     def _persist(
         self, kind: FrameKind, payload: bytes, content: MetalogPosition | MetalogState
@@ -352,7 +383,7 @@ class StoredMetalog:
         They stay on disk until the next entry is written. A restart before that restores them.
         """
         assert self.base.position <= end <= len(self), "only existing entries can be cut off"
-        self._entries.cut_off(end)
+        self._cut_off(end)
         self.stored = min(self.stored, end)
         if self.committed.position > end:
             self.committed = GrowingBase(self.base)
@@ -360,6 +391,11 @@ class StoredMetalog:
             None if isinstance(content, int) and content >= end else content
             for content in self._unstored
         )
+
+    def _cut_off(self, end: MetalogPosition) -> None:
+        self._entries.cut_off(end)
+        while self._views and self._views[-1][0] >= end:
+            self._views.pop()
 
     # --- the base
 
@@ -373,6 +409,7 @@ class StoredMetalog:
             return False
         self.base = self.base.with_entries(self._entries.between(self.base.position, pack_end))
         self._entries.drop_pack()
+        self._views = [(at, view) for at, view in self._views if at >= pack_end]
         if self.committed.position < pack_end:
             self.committed = GrowingBase(self.base)
         return True
@@ -390,6 +427,7 @@ class StoredMetalog:
     def _put_base(self, base: Base) -> None:
         self.base, self.committed = base, GrowingBase(base)
         self._entries.restart(base.position)
+        self._views.clear()
 
     @property
     def installing(self) -> bool:

@@ -80,6 +80,12 @@ def read_journals(directory: Path) -> StoredNodes:
     # shared processes they are read together. Then a committed entry is in two journals, and of two
     # replicas on which it rests one is not read before the first of these.
     journals = layout.journals((*view.sequencers, *view.storage_nodes))
+    missing = [name for name in journals if not (directory / name).is_dir()]
+    if layout.arrangement == "machines" and missing:
+        raise DataDirectoryError(
+            f"{directory} has no journal of {', '.join(missing)}, which are on other machines: "
+            "stop the cluster, and copy their folders there."
+        )
     roles: dict[NodeId, Role] = {}
     stored: list[StoredNode] = []
     for journal, nodes in ((directory / name, nodes) for name, nodes in journals.items()):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
+from indilog.base.errors import DataLossError
 from indilog.wire.sequencer_messages import Seal, Sealed
 from tests.consensus.world import (
     Left,
@@ -19,6 +20,7 @@ from tests.consensus.world import (
     State,
     Step,
     begin,
+    change,
     deliver,
     faults,
     kind_of,
@@ -30,6 +32,7 @@ from tests.consensus.world import (
 )
 
 NOTHING: Final = Left(0, 0, 0, 0, 0, 0, 0)
+CHANGES: Final = NOTHING._replace(changes=4)
 
 
 class Found(NamedTuple):
@@ -73,6 +76,12 @@ def _proposed(state: State, number: int) -> State:
     return after
 
 
+def _changed(state: State, number: int, changed: int) -> State:
+    after = change(state, number, changed)
+    assert after is not None, "it leads, and its last change is committed"
+    return after
+
+
 def _silent(state: State) -> State:
     """Drop all messages on their way."""
     return state._replace(letters=frozenset())
@@ -102,6 +111,26 @@ def situations(left: Left) -> Iterator[tuple[str, State]]:
     wiped = lead(restart(partly, 1, (), lost=True), 2)
     yield "a node without that entry starts a term", wiped
     yield "the primary was wiped", lead(restart(settled(partly), 0, (), lost=True), 0)
+
+
+def changes(left: Left) -> Iterator[tuple[str, State]]:
+    """Yield states in which sequencers are added and removed."""
+    leads = settled(lead(begin(3, left, spares=1), 0))
+    yield "a sequencer may be added", leads
+    added = _changed(leads, 0, 3)
+    yield "a sequencer is being added", added
+    partly = _silent(settled(added, _between(0, 1, 3)))
+    yield "a sequencer without the addition starts a term", lead(partly, 2)
+    yield "the new sequencer starts a term", lead(partly, 3)
+    yield "the new sequencer was wiped", restart(settled(added), 3, (), lost=True)
+    own = _changed(settled(added), 0, 0)
+    yield "the primary is being removed", own
+    yield "the primary was removed, and another starts a term", lead(settled(own), 1)
+    yield "the removed primary starts a term", lead(_silent(settled(own, _between(0, 1, 2))), 0)
+    only = _silent(_changed(leads, 0, 3))
+    yield "only an older primary knows of an addition", settled(lead(only, 1), _seals(1, 2))
+    down = _silent(_changed(settled(added), 0, 2))
+    yield "only an older primary knows of a removal", lead(down, 2)
 
 
 # --- histories: too long for a search, each for one rule of the core
@@ -134,6 +163,48 @@ def _wiped_after_its_promise() -> None:
     settled(_resent(state, 1))
 
 
+def _changed_before_the_fence() -> None:
+    """Two primaries change the same configuration; the second one before its fence is committed
+    (rule 7; Ongaro's correction of 2015).
+    """
+    state = settled(lead(begin(4, CHANGES, spares=1), 0))
+    state = _silent(_changed(state, 0, 4))
+    state = settled(state, _between(0, 4))
+    state = settled(lead(state, 1), _seals(1, 2, 3))
+    state = settled(state, lambda letter: {letter.sender, letter.to} == {1, 2})
+    if (after := change(_silent(state), 1, 0)) is None:
+        return
+    state = _silent(settled(_resent(after, 1), _between(1, 2)))
+    state = settled(_resent(state, 1), _between(1, 2))
+    state = settled(lead(_silent(state), 0), _between(0, 3, 4))
+    settled(_resent(state, 0), _between(0, 3, 4))
+
+
+def _changed_twice() -> None:
+    """A primary adds two sequencers, of which the first one is not committed (rule 7)."""
+    state = settled(lead(begin(3, CHANGES, spares=2), 0))
+    state = _silent(_changed(state, 0, 3))
+    if (after := change(state, 0, 4)) is None:
+        return
+    state = settled(_resent(_silent(after), 0), _between(0, 3, 4))
+    state = settled(_resent(state, 0), _between(0, 3, 4))
+    settled(lead(_silent(state), 1), _between(1, 2))
+
+
+def _sealed_by_the_old_configuration() -> None:
+    """A primary adopts a copy with a newer configuration, whose other sequencers have not promised
+    (rule 3).
+    """
+    state = settled(lead(begin(3, CHANGES, spares=1), 0))
+    state = _silent(settled(_changed(state, 0, 3), _between(0, 1, 3)))
+    state = settled(_changed(state, 0, 2), _between(0, 1, 3))
+    state = settled(lead(_silent(state), 2), _between(1, 2))
+    before = len(state.committed)
+    state = settled(_resent(_proposed(_silent(state), 0), 0), _between(0, 3))
+    assert len(state.committed) > before, "the older primary still has a majority"
+    settled(_resent(state, 2))
+
+
 def _resent(state: State, number: int) -> State:
     """Advance the time to the deadline of a node, if it has one."""
     return timeout(state, number) or state
@@ -142,6 +213,9 @@ def _resent(state: State, number: int) -> State:
 HISTORIES: Final = {
     "an elector is restored by an older primary": _restored_by_an_older_primary,
     "a node is wiped after its promise": _wiped_after_its_promise,
+    "two primaries change the same configuration": _changed_before_the_fence,
+    "a primary changes the configuration twice": _changed_twice,
+    "an adopted copy has a newer configuration": _sealed_by_the_old_configuration,
 }
 
 
@@ -149,7 +223,7 @@ def happened(name: str) -> Explored:
     """Let a history happen."""
     try:
         HISTORIES[name]()
-    except AssertionError as error:
+    except (AssertionError, DataLossError) as error:
         return Explored(1, Found(_said(error), (name,)))
     return Explored(1, None)
 
@@ -167,7 +241,7 @@ def explore(state: State, depth: int, states_max: int) -> Explored:
             for step in steps(one):
                 try:
                     after = step.take()
-                except AssertionError as error:
+                except (AssertionError, DataLossError) as error:
                     return Explored(len(seen), Found(_said(error), _way(seen, one, step)))
                 if after is None or after in seen:
                     continue
@@ -190,17 +264,22 @@ def _way(
     return tuple(step.shown() for step in reversed(way))
 
 
-def walk(seed: int, length: int = 150, *, nodes: int = 3) -> Explored:
-    """Take random steps from a random situation.
+def walk(seed: int, length: int = 150, *, nodes: int = 3, spares: int = 0) -> Explored:
+    """Take random steps from a random situation. With `spares` nodes that are no sequencers at
+    first, sequencers are added and removed.
 
     Most steps deliver messages, often those of the newest term. Now and then links are cut for a
     while; messages on them stay on their way.
     """
     chance = random.Random(seed)
     left = drawn(chance)
-    state = begin(nodes, left)
+    if spares:
+        left = left._replace(changes=chance.randint(1, 6))
+    state = begin(nodes, left, spares=spares)
     if nodes == 3 and chance.random() < 0.7:
-        state = chance.choice(_prepared())[1]._replace(left=left)
+        prepared = _prepared() if not spares else _prepared_to_change() if spares == 1 else ()
+        state = chance.choice(prepared)[1]._replace(left=left) if prepared else state
+    nodes += spares
     way: list[str] = []
     faulty = chance.choice([0.05, 0.1, 0.3])
     newest = chance.choice([0.0, 0.5, 0.9])
@@ -223,7 +302,7 @@ def walk(seed: int, length: int = 150, *, nodes: int = 3) -> Explored:
             continue
         try:
             after = step.take()
-        except AssertionError as error:
+        except (AssertionError, DataLossError) as error:
             return Explored(count, Found(_said(error), (*way, step.shown())))
         if after is not None:
             way.append(step.shown())
@@ -249,7 +328,12 @@ def _prepared() -> tuple[tuple[str, State], ...]:
     return tuple(situations(NOTHING))
 
 
-def _said(error: AssertionError) -> str:
+@lru_cache
+def _prepared_to_change() -> tuple[tuple[str, State], ...]:
+    return tuple(changes(NOTHING))
+
+
+def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -273,6 +357,16 @@ BUDGETS: Final = (
     (Left(1, 1, 0, 1, 1, 0, 1), 6),
 )
 """What may go wrong in an exhaustive search, and how many steps it takes."""
+CHANGE_BUDGETS: Final = (
+    (Left(0, 0, 0, 1, 0, 0, 0, 2), 9),
+    (Left(1, 0, 0, 0, 1, 0, 0, 1), 8),
+    (Left(1, 1, 1, 0, 1, 0, 0, 1), 6),
+)
+"""The same for searches in which sequencers are added and removed."""
+
+
+SIZES: Final = ((3, 0), (3, 1), (3, 2), (5, 0), (4, 1), (3, 1), (2, 2))
+"""Sequencers of a walk, and nodes that may be added."""
 
 
 def search(states_max: int, walks: int) -> Iterator[tuple[str, Explored]]:
@@ -284,5 +378,9 @@ def search(states_max: int, walks: int) -> Iterator[tuple[str, Explored]]:
     for left, depth in BUDGETS:
         for name, state in situations(left):
             yield f"{name}; {depth} steps", explore(state, depth, states_max)
+    for left, depth in CHANGE_BUDGETS:
+        for name, state in changes(left):
+            yield f"{name}; {depth} steps", explore(state, depth, states_max)
     for seed in range(walks):
-        yield f"walk {seed}", walk(seed, nodes=5 if seed % 4 == 3 else 3)
+        nodes, spares = SIZES[seed % len(SIZES)]
+        yield f"walk {seed}", walk(seed, nodes=nodes, spares=spares)

@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 
 from tests.consensus.explorer import (
     BUDGETS,
+    CHANGE_BUDGETS,
     HISTORIES,
     NOTHING,
+    SIZES,
+    changes,
     explore,
     happened,
     situations,
@@ -41,16 +44,24 @@ def test_no_order_of_steps_breaks_a_guarantee(name: str, left: Left, depth: int)
     assert explored.found is None, "\n".join((*explored.found.steps, explored.found.what))
 
 
+@pytest.mark.parametrize(("left", "depth"), CHANGE_BUDGETS)
+@pytest.mark.parametrize("name", [name for name, _ in changes(NOTHING)])
+def test_no_order_of_changes_breaks_a_guarantee(name: str, left: Left, depth: int) -> None:
+    state = dict(changes(left))[name]
+    explored = explore(state, depth, STATES_MAX)
+    assert explored.found is None, "\n".join((*explored.found.steps, explored.found.what))
+
+
 @pytest.mark.parametrize("name", HISTORIES)
 def test_no_history_breaks_a_guarantee(name: str) -> None:
     found = happened(name).found
     assert found is None, found.what
 
 
-@given(seed=st.integers(0, 2**32), nodes=st.sampled_from([3, 3, 5]))
-def test_no_random_walk_breaks_a_guarantee(seed: int, nodes: int) -> None:
-    """At a time, any two of five nodes may be wiped, or any one of three."""
-    explored = walk(seed, nodes=nodes)
+@given(seed=st.integers(0, 2**32), size=st.sampled_from(SIZES))
+def test_no_random_walk_breaks_a_guarantee(seed: int, size: tuple[int, int]) -> None:
+    """At a time, any two of five sequencers may be wiped, or any one of three."""
+    explored = walk(seed, nodes=size[0], spares=size[1])
     assert explored.found is None, "\n".join((*explored.found.steps, explored.found.what))
 
 

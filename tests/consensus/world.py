@@ -21,7 +21,9 @@ import msgspec
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber, majority
 from indilog.config import Config, node_config
-from indilog.kernel.metalog import Entry, NewRecords, entry_decoded
+from indilog.kernel.metalog import Entry, NewRecords, NewView, entry_decoded
+from indilog.kernel.view import View as ClusterView
+from indilog.kernel.view import view_of
 from indilog.roles.role import Effect, FrameKind, Ignore, Location, Persist, Received, Send
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.consensus import Consensus
@@ -29,6 +31,8 @@ from indilog_ordering.metalog_state import state_decoded
 from indilog_ordering.stored_metalog import StoredMetalog
 
 CONFIG: Final = Config(node=node_config(resend_s=1.0, metalog_entries_in_flight_max=2))
+CHANGING: Final = Config(node=node_config(resend_s=1.0, metalog_entries_in_flight_max=3))
+"""Where sequencers are added and removed: two fences and a change are in flight at once."""
 NOW: Final = Instant(0.0)
 LATER: Final = Instant(1e6)
 NOWHERE: Final = Location(0, 0, 0)
@@ -92,6 +96,8 @@ class Left(NamedTuple):
     timeouts: int
     questions: int
     repeats: int
+    changes: int = 0
+    """Sequencers that are added or removed."""
 
 
 class State(NamedTuple):
@@ -102,6 +108,8 @@ class State(NamedTuple):
     committed: tuple[Committed, ...]
     left: Left
     term: int
+    voting: int = 0
+    """How many of the nodes, the first ones, are sequencers at first; the others may be added."""
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -145,10 +153,20 @@ def kind_of(letter: Letter) -> type[CoreMessage]:
     return type(_decoder.decode(letter.payload))
 
 
-def begin(count: int, left: Left) -> State:
-    """Return the state of nodes that start for the first time, none of them a primary."""
-    nodes = tuple(_started(count, number, 1, (), lost=False) for number in range(count))
-    return State(nodes, frozenset(), (), left, 1)
+@lru_cache
+def first_view(voting: int) -> ClusterView:
+    """Return the view with which all nodes start."""
+    return view_of(sequencers=voting)
+
+
+def begin(count: int, left: Left, *, spares: int = 0) -> State:
+    """Return the state of nodes that start for the first time, none of them a primary; the last
+    `spares` are no sequencers yet.
+    """
+    voting, count = count, count + spares
+    known = range(count)
+    nodes = tuple(_started(count, number, 1, (), voting=voting, lost=False) for number in known)
+    return State(nodes, frozenset(), (), left, 1, voting)
 
 
 def lead(state: State, number: int) -> State:
@@ -161,7 +179,11 @@ def lead(state: State, number: int) -> State:
 def restart(state: State, number: int, disk: tuple[Frame, ...], *, lost: bool = False) -> State:
     """Restart a node as a follower."""
     before, life = state.nodes[number], state.term + 1
-    node = _started(len(state.nodes), number, life, disk, lost=lost)
+    count, voting = len(state.nodes), state.voting
+    # A node that lost its disk knows the view in the metadata store; others may know an old one.
+    installed = [one.entry for one in state.committed if _sequencers_in(one.entry) is not None]
+    known = installed[-1] if installed and lost else b""
+    node = _started(count, number, life, disk, voting=voting, lost=lost, known=known)
     had = entries_of(before.disk) if lost else ()
     gone = {(entry.position, encoded(entry)) for entry in had}
     node = node._replace(lost=before.lost | gone)
@@ -189,6 +211,17 @@ def propose(state: State, number: int, *, crash: int | None = None) -> State | N
     node, proposal = state.nodes[number], state.left.proposals
     taken = _proposing(len(state.nodes), number, node, proposal)
     return None if taken is None else _after(state, number, taken, crash)
+
+
+def change(state: State, number: int, changed: int) -> State | None:
+    """Let a primary add or remove the sequencer `changed`; None: it cannot."""
+    taken = _changing(len(state.nodes), number, state.nodes[number], changed)
+    if taken is None:
+        return None
+    after = _after(state, number, taken)
+    # The primary may not know yet that a node lost its disk. The change would then be a further
+    # loss, if too few sequencers remain without it.
+    return after if all(_may_lose(after, nodes, 0) for nodes in configurations(after)) else None
 
 
 def ask(state: State, number: int) -> State | None:
@@ -234,6 +267,25 @@ def _proposing(count: int, number: int, node: Node, proposal: int) -> Taken | No
 
 
 @_cached
+def _changing(count: int, number: int, node: Node, changed: int) -> Taken | None:
+    core = _machine(node)
+    leader = core.leader
+    if leader is None or leader.deposed or not leader.adopted or not leader.has_room:
+        return None
+    name = names(count)[changed]
+    rest = tuple(one for one in leader.nodes if one != name)
+    nodes = rest if name in leader.nodes else (*leader.nodes, name)
+    if not leader.can_install(nodes):
+        return None
+    before, metalog = core.member.view, core.member.metalog
+    view = msgspec.structs.replace(
+        before, number=ViewNumber(before.number + 1), sequencers=tuple(sorted(nodes))
+    )
+    entry = NewView(len(metalog), view.number, core.member.term, view)
+    return _taken(count, number, node, core, [leader.append(entry)])
+
+
+@_cached
 def _asked(count: int, number: int, node: Node, committed: int) -> Taken | None:
     core = _machine(node)
     if (leader := core.leader) is None or not leader.settled or node.question is not None:
@@ -266,6 +318,7 @@ def _taken(
             has_fence = leader.recovered < len(core.member.metalog)
             if not has_fence:
                 effects.append(leader.append(_entry(core, proposal=0)))
+            leader.invite(names(count))
         effects += core.replicate(now)
         tokens = _perform(effects, count, number, node.life, out)
         core.check_invariants()
@@ -324,8 +377,17 @@ def _rest(core: Consensus) -> None:
 
 
 @_cached
-def _started(count: int, number: int, life: int, disk: tuple[Frame, ...], *, lost: bool) -> Node:
-    core = _recovered(count, number, life, disk, lost=lost)
+def _started(
+    count: int,
+    number: int,
+    life: int,
+    disk: tuple[Frame, ...],
+    *,
+    voting: int,
+    lost: bool,
+    known: bytes = b"",
+) -> Node:
+    core = _recovered(count, number, life, disk, voting=voting, lost=lost, known=known)
     frames: list[Frame] = []
     for effect in core.begin():
         assert isinstance(effect, Persist)
@@ -335,16 +397,25 @@ def _started(count: int, number: int, life: int, disk: tuple[Frame, ...], *, los
 
 
 def _recovered(
-    count: int, number: int, life: int, disk: tuple[Frame, ...], *, lost: bool
+    count: int,
+    number: int,
+    life: int,
+    disk: tuple[Frame, ...],
+    *,
+    voting: int,
+    lost: bool,
+    known: bytes,
 ) -> Consensus:
-    metalog = StoredMetalog(sole=count == 1, kept=8)
+    metalog = StoredMetalog(sole=voting == 1, kept=8)
     if lost:
         metalog.doubt()
     for kind, payload in disk:
         metalog.recover(payload, kind)
     metalog.recovered()
-    known = names(count)
-    return Consensus(known[number], known, metalog, Epoch(life), CONFIG)
+    entry = entry_decoded(known) if known else None
+    view = entry.following if isinstance(entry, NewView) else first_view(voting)
+    config = CHANGING if count > voting else CONFIG
+    return Consensus(names(count)[number], view, metalog, Epoch(life), config)
 
 
 def _pickled(core: Consensus) -> bytes:
@@ -357,7 +428,8 @@ def _pickled(core: Consensus) -> bytes:
 
 def _machine(node: Node) -> Consensus:
     core: Consensus = pickle.loads(node.machine)
-    core._config = CONFIG
+    is_first = core.member._page_entries == CONFIG.node.ordering.metalog_entries_in_flight_max
+    core._config = CONFIG if is_first else CHANGING
     return core
 
 
@@ -394,6 +466,7 @@ def _checked(state: State, taken: Taken) -> State:
     if (view := taken.view) is None:
         return state
     committed = list(state.committed)
+    configured = configuration(state, view.entries)
     for position, kept in enumerate(committed if view.adopted else ()):
         is_here = position < len(view.entries) and view.entries[position] == kept.entry
         if kept.term <= view.term and not is_here:
@@ -404,11 +477,11 @@ def _checked(state: State, taken: Taken) -> State:
                 raise ConsensusError(f"two entries were committed at {position}")
             continue
         having = sum(
-            (position, entry) in node.lost
-            or (position < len(other) and encoded(other[position]) == entry)
-            for node, other in zip(state.nodes, metalogs, strict=True)
+            (position, entry) in state.nodes[number].lost
+            or (position < len(metalogs[number]) and encoded(metalogs[number][position]) == entry)
+            for number in configured
         )
-        if having < majority(state.nodes):
+        if having < majority(configured):
             raise ConsensusError(f"{having} disks have the committed entry {position}")
         committed.append(Committed(entry, view.term))
     if taken.answered is not None and view.committed < taken.answered.committed:
@@ -445,6 +518,30 @@ def entries_of(disk: tuple[Frame, ...]) -> tuple[Entry, ...]:
         else:
             assert state_decoded(payload).base is None, "no entries are folded here"
     return tuple(entries)
+
+
+def configuration(state: State, entries: Sequence[bytes]) -> tuple[int, ...]:
+    """Return the sequencers after these entries, as numbers of nodes."""
+    for entry in reversed(entries):
+        if (nodes := _sequencers_in(entry)) is not None:
+            return tuple(names(len(state.nodes)).index(node) for node in nodes)
+    return tuple(range(state.voting))
+
+
+@_cached
+def _sequencers_in(entry: bytes) -> tuple[NodeId, ...] | None:
+    decoded = entry_decoded(entry)
+    return decoded.following.sequencers if isinstance(decoded, NewView) else None
+
+
+def configurations(state: State) -> set[tuple[int, ...]]:
+    """Return the newest configuration of each copy, and those with which a node may have started: a
+    primary that lost its copy ends with an error if too few nodes of that one have their disks.
+    """
+    copies = [tuple(map(encoded, entries_of(node.disk))) for node in state.nodes]
+    committed = tuple(kept.entry for kept in state.committed)
+    copies += [committed[:end] for end in range(len(committed) + 1)]
+    return {configuration(state, copy) for copy in copies}
 
 
 @_cached
@@ -503,9 +600,7 @@ def _of_node(state: State, number: int) -> Iterator[Step]:
     if left.crashes:
         spent = _spent(state, crashes=1)
         yield Step(f"{number} restarts", partial(restart, spent, number, node.disk))
-    lost_max = (len(state.nodes) - 1) // 2
-    lost = sum(is_learner(other) for other in state.nodes)
-    if left.wipes and (lost < lost_max or is_learner(node)):
+    if left.wipes and _can_lose(state, number):
         spent = _spent(state, wipes=1)
         yield Step(f"{number} is wiped", partial(restart, spent, number, (), lost=True))
     if left.proposals:
@@ -513,11 +608,27 @@ def _of_node(state: State, number: int) -> Iterator[Step]:
         if left.crashes:
             spent = _spent(state, proposals=1, crashes=1)
             yield Step(f"{number} proposes and crashes", partial(propose, spent, number, crash=0))
+    for other in range(len(state.nodes)) if left.changes else ():
+        spent = _spent(state, changes=1)
+        yield Step(f"{number} adds or removes {other}", partial(change, spent, number, other))
     if left.timeouts:
         yield Step(f"{number} resends", partial(timeout, _spent(state, timeouts=1), number))
     if left.questions:
         spent = _spent(state, questions=1)
         yield Step(f"{number} is asked for the tail", partial(ask, spent, number))
+
+
+def _can_lose(state: State, number: int) -> bool:
+    """Whether a node may lose its disk, so that enough sequencers of each configuration stay."""
+    if is_learner(state.nodes[number]):
+        return True
+    return all(_may_lose(state, nodes, number in nodes) for nodes in configurations(state))
+
+
+def _may_lose(state: State, nodes: tuple[int, ...], more: int) -> bool:
+    """Whether a majority of `nodes` has its disk, also after `more` are lost."""
+    lost = sum(is_learner(state.nodes[other]) for other in nodes)
+    return lost + more <= (len(nodes) - 1) // 2
 
 
 def steps(state: State) -> Iterator[Step]:

@@ -1,4 +1,4 @@
-"""The nemesis (issue 14): `python -m tests.cluster --minutes 10 --seed 1`.
+"""The nemesis: `python -m tests.cluster --minutes 10 --seed 1`.
 
 Starts a cluster of processes on this machine, puts load on it, and injects faults that the seed
 decides, within what the settings promise. Afterwards checkers judge what callers saw. Ends with 1
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from tests.nemesis.promise import KINDS
+from tests.nemesis.promise import TOPOLOGIES
 from tests.nemesis.report import tables, verdict, write_evidence
 from tests.nemesis.run import Outcome, run
 
@@ -26,14 +26,19 @@ def main() -> int:
     parser = argparse.ArgumentParser("tests.cluster", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1.0, help="time of faults (1)")
     parser.add_argument("--seed", type=int, default=0, help="decides the faults and the load")
-    parser.add_argument("--faults", default=",".join(KINDS), help="kinds, with commas between")
+    parser.add_argument("--faults", help="kinds, with commas between (all)")
+    parser.add_argument(
+        "--cluster", choices=TOPOLOGIES, default="processes",
+        help="a process for each node and a supervisor, or `indilog node` and ZooKeeper",
+    )  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run")
     given = parser.parse_args()
-    kinds = [kind.strip() for kind in given.faults.split(",")]
-    if unknown := set(kinds) - KINDS.keys():
-        parser.error(f"unknown faults: {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
+    known = TOPOLOGIES[given.cluster].kinds
+    kinds = [kind.strip() for kind in given.faults.split(",")] if given.faults else list(known)
+    if unknown := set(kinds) - known.keys():
+        parser.error(f"unknown faults: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     directory = Path(tempfile.mkdtemp(prefix="nemesis-"))
-    outcome = nemesis(given.seed, given.minutes * 60.0, kinds, directory)
+    outcome = nemesis(given.seed, given.minutes * 60.0, kinds, directory, given.cluster)
     for line in (*tables(outcome), "", *verdict(outcome, directory)):
         sys.stdout.write(f"{line}\n")
     if given.keep:
@@ -44,7 +49,7 @@ def main() -> int:
     return 1 if outcome.violations else 0
 
 
-def nemesis(seed: int, seconds: float, kinds: list[str], directory: Path) -> Outcome:
+def nemesis(seed: int, seconds: float, kinds: list[str], directory: Path, topology: str) -> Outcome:
     """Run the nemesis in an event loop of its own; returns what happened."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(seed, seconds, kinds, directory))
+        return runner.run(run(seed, seconds, kinds, directory, topology))

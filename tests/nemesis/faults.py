@@ -16,7 +16,7 @@ from typing import Final
 
 from indilog.runtime.journal.segment import segment_numbers, segment_path
 from tests.cluster.faults.small_disk import MIB, SmallDisk
-from tests.nemesis.promise import CLOCK, DISKS, EVERYTHING, KINDS, SUPERVISOR, Fault
+from tests.nemesis.promise import CLOCK, EVERYTHING, SUPERVISOR, ZOOKEEPER, Fault
 from tests.nemesis.proxies import Direction, Proxies
 from tests.nemesis.tested_cluster import TestedCluster, drawn_bit
 
@@ -49,7 +49,8 @@ class Faults:
             "partition": self._part,
             "one-sided partition": self._part_one_side,
             "kill everything": self._kill_everything,
-            "kill supervisor": self._kill_supervisor,
+            "kill supervisor": self._kill_helper,
+            "kill ZooKeeper's leader": self._kill_helper,
             "kill worker": self._kill_worker,
             "wiped disk": self._wipe,
             "flipped bit": self._flip,
@@ -58,7 +59,7 @@ class Faults:
             "failed sync": self._fail_sync,
             "clock jump": self._jump,
         }
-        assert self._by_kind.keys() == KINDS.keys()
+        assert self._by_kind.keys() >= cluster.topology.kinds.keys()
 
     async def inject(self, fault: Fault) -> str:
         """Inject a fault, undo it, and return what was done in words."""
@@ -70,8 +71,8 @@ class Faults:
         Raises:
             TimeoutError: it has not; the message says what is wrong.
         """
-        if fault.target in (SUPERVISOR, CLOCK):
-            return ""  # a supervisor is up when it has adopted all nodes
+        if fault.target in (SUPERVISOR, ZOOKEEPER, CLOCK):
+            return ""  # `start_again` returns when it is up
         if fault.target == EVERYTHING:
             await self._cluster.healthy(RECOVERY_S_MAX)
             return " ".join(self._cluster.last_problems)
@@ -80,7 +81,8 @@ class Faults:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{fault.target} is not back: {await self._cluster.problems()}")
             await asyncio.sleep(0.3)
-        return await self._repaired(fault.target) if KINDS[fault.kind].harms_disk else ""
+        harms_disk = self._cluster.topology.kinds[fault.kind].harms_disk
+        return await self._repaired(fault.target) if harms_disk else ""
 
     async def _repaired(self, node: str) -> str:
         """Wait until a node that lost synced bytes has applied all metalog entries of that time,
@@ -100,12 +102,13 @@ class Faults:
         pid = self._cluster.pid_of(node)
         if pid is None or pid == self._killed.get(node):
             return False
+        nodes = self._cluster.nodes_of(node)
         for gateway in range(len(self._cluster.urls)):
             cluster = await self._cluster.seen_by(gateway)
             if cluster is None:
-                if node == f"engine-{gateway}":
+                if node == self._cluster.topology.gateways[gateway]:
                     return False
-            elif cluster.up([node]):
+            elif cluster.up(nodes) == nodes:
                 return True
         return False
 
@@ -125,13 +128,13 @@ class Faults:
 
     async def _kill_everything(self, _: Fault) -> str:
         self._cluster.kill_everything()
-        return "all processes but the supervisor"
+        return "all processes but those that restart them"
 
-    async def _kill_supervisor(self, fault: Fault) -> str:
-        await self._cluster.kill_supervisor()
+    async def _kill_helper(self, fault: Fault) -> str:
+        await self._cluster.kill(fault.target)
         await asyncio.sleep(fault.length_s)
-        await self._cluster.start()
-        return f"adopted after {fault.length_s:.1f} s"
+        await self._cluster.start_again(fault.target)
+        return f"started again after {fault.length_s:.1f} s"
 
     async def _kill_worker(self, fault: Fault) -> str:
         workers = self._cluster.workers_of(fault.target)
@@ -163,12 +166,14 @@ class Faults:
         Note how many metalog entries there are.
         """
         pid = self._killed[node] = self._cluster.signal(node, signal.SIGSTOP)
-        self._positions[node] = max([await self._cluster.position_of(n) for n in DISKS])
+        self._positions[node] = max(
+            [await self._cluster.position_of(n) for n in self._cluster.topology.disks]
+        )
         return pid
 
     async def _wipe(self, fault: Fault) -> str:
         pid = await self._stopped_for_harm(fault.target)
-        folder = self._cluster.data / fault.target
+        folder = self._cluster.folder_of(fault.target)
         for path in list(folder.iterdir()):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if pid is not None:
@@ -179,7 +184,7 @@ class Faults:
         """Flip a bit of a closed segment; without one it is a kill."""
         pid = await self._stopped_for_harm(fault.target)
         where = "no closed segment"
-        if closed := _closed_segments(self._cluster.data / fault.target):
+        if closed := _closed_segments(self._cluster.folder_of(fault.target)):
             rng = random.Random(fault.variant)
             where = drawn_bit(rng.choice(closed), rng)
         if pid is not None:

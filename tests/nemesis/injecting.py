@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tests.nemesis.faults import RECOVERY_S_MAX, Faults
 from tests.nemesis.plan import kinds_of, planned
-from tests.nemesis.promise import EVERYTHING, GROUPS, Fault, Promise
+from tests.nemesis.promise import EVERYTHING, Fault, Promise, Topology
 
 
 class Injected(NamedTuple):
@@ -34,14 +34,17 @@ class Injector:
         failures: faults from which the cluster did not recover, and errors of the nemesis itself.
     """
 
-    def __init__(self, faults: Faults, seed: int, kinds: Collection[str]) -> None:
+    def __init__(
+        self, topology: Topology, faults: Faults, seed: int, kinds: Collection[str]
+    ) -> None:
         self.injected: list[Injected] = []
         self.failures: list[str] = []
         self.began = time.monotonic()
+        self._topology = topology
         self._faults = faults
         self._seed = seed
         self._kinds = kinds
-        self._promise = Promise()
+        self._promise = Promise(topology)
         self._over = asyncio.Condition()
         self._first: Fault | None = None
         """A fault that needs an unimpaired cluster; no other one begins before it."""
@@ -54,12 +57,13 @@ class Injector:
         """Inject faults for so long, or until the cluster does not recover from one; then wait
         until the cluster has recovered from all.
         """
-        groups = {group: kinds_of(group, self._kinds) for group in GROUPS}
+        topology = self._topology
+        groups = {group: kinds_of(topology, group, self._kinds) for group in topology.groups}
         lives = [self._live(group, kinds, seconds) for group, kinds in groups.items() if kinds]
         await asyncio.gather(*lives)
 
     async def _live(self, group: str, kinds: Collection[str], seconds: float) -> None:
-        for drawn in planned(self._seed, group, kinds):
+        for drawn in planned(self._topology, self._seed, group, kinds):
             await asyncio.sleep(max(0.0, min(drawn.pause_s, seconds - self.now())))
             fault = self._promise.target_of(drawn)
             if self.now() >= seconds or not await self._begun(fault, seconds):

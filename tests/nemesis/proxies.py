@@ -1,8 +1,8 @@
-"""Proxies between all nodes of a cluster, to part a node from the others.
+"""Proxies between all processes of a cluster, to part one of them from the others.
 
-Nodes dial the proxies' sockets (`hooks/sitecustomize.py`). A connection carries the messages of its
-sender only, so one direction between two nodes can be blocked alone. The kernel names the process
-that dials, and its command line its node and the directory of the true sockets.
+Processes dial the proxies' sockets (`hooks/sitecustomize.py`). A connection carries the messages of
+its sender only, so one direction between two processes can be blocked alone. The kernel names the
+process that dials.
 """
 
 from __future__ import annotations
@@ -13,11 +13,29 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 Direction: TypeAlias = Literal["both", "in", "out"]
 _CREDENTIALS: Final = struct.Struct("3i")
 _READ_BYTES: Final = 1 << 16
+
+
+class Network(Protocol):
+    """Where the processes of a cluster receive (`tests.nemesis.tested_cluster`)."""
+
+    def endpoints(self) -> Iterable[str]:
+        """Return where processes receive."""
+
+    def receiver_at(self, endpoint: str) -> str:
+        """Return the process that receives there."""
+
+    def sender_of(self, pid: int) -> str:
+        """Return the process of the cluster that has this id."""
+
+    async def connect(
+        self, endpoint: str, pid: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to an endpoint, for the process `pid`."""
 
 
 class Parted(NamedTuple):
@@ -46,14 +64,15 @@ class _Connection(NamedTuple):
 
 
 class Proxies:
-    """The proxies of all nodes.
+    """The proxies of all endpoints of a network.
 
     Attributes:
         connections: how many connections went through a proxy.
         bytes: how many bytes did.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, network: Network, directory: Path) -> None:
+        self._network = network
         self.connections = 0
         self.bytes = 0
         self._directory = directory
@@ -62,19 +81,19 @@ class Proxies:
         self._open: set[_Connection] = set()
         self._servers: list[asyncio.Server] = []
 
-    async def start(self, nodes: Iterable[str]) -> None:
-        """Listen in the place of each node."""
+    async def start(self) -> None:
+        """Listen in the place of each endpoint."""
         self._directory.mkdir()
-        for node in nodes:
+        for endpoint in self._network.endpoints():
 
             async def accepted(
-                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: str = node
+                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: str = endpoint
             ) -> None:
                 with contextlib.suppress(OSError):
-                    await self._forward(node, reader, writer)
+                    await self._forward(to, reader, writer)
                 writer.transport.abort()
 
-            path = str(self._directory / node)
+            path = str(self._directory / endpoint)
             self._servers.append(await asyncio.start_unix_server(accepted, path))
 
     async def close(self) -> None:
@@ -101,12 +120,13 @@ class Proxies:
             self._changed = asyncio.Event()
 
     async def _forward(
-        self, receiver: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, endpoint: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        sender, run = _dialler(writer.get_extra_info("socket"))
+        pid = _dialler(writer.get_extra_info("socket"))
+        sender, receiver = self._network.sender_of(pid), self._network.receiver_at(endpoint)
         if any(parted.cut and parted.blocks(sender, receiver) for parted in self._parted):
             return
-        back, onward = await asyncio.open_unix_connection(str(run / receiver))
+        back, onward = await self._network.connect(endpoint, pid)
         connection = _Connection(sender, receiver, (writer, onward))
         self._open.add(connection)
         self.connections += 1
@@ -146,10 +166,8 @@ def _abort(connection: _Connection) -> None:
         writer.transport.abort()
 
 
-def _dialler(connection: socket.socket) -> tuple[str, Path]:
-    """Return the node that has connected, and the directory of the nodes' sockets."""
+def _dialler(connection: socket.socket) -> int:
+    """Return the id of the process that has connected."""
     given = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, _, _ = _CREDENTIALS.unpack(given)
-    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    metadata = command[command.index("--metadata") + 1]
-    return command[command.index("--name") + 1], Path(metadata.removeprefix("unix://")).parent
+    return int(pid)

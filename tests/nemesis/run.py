@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +17,17 @@ from tests.nemesis.faults import AHEAD_S, RECOVERY_S_MAX, Faults, can_trace
 from tests.nemesis.injecting import Injected, Injector
 from tests.nemesis.judge import judged_disks
 from tests.nemesis.load.workload import Workload
-from tests.nemesis.promise import NODES
 from tests.nemesis.proxies import Proxies
 from tests.nemesis.recording import Recorder
 from tests.nemesis.tested_cluster import TestedCluster
+from tests.nemesis.tested_machines import TestedMachines
+from tests.nemesis.tested_processes import TestedProcesses
 from tests.simulation.history import Seen
 
-SMALL_DISK: Final = "storage-1"
+_CLUSTERS: Final[Mapping[str, Callable[[Path], TestedCluster]]] = {
+    "processes": TestedProcesses,
+    "machines": TestedMachines,
+}
 _BELIEVED_S: Final = max(ahead for ahead in AHEAD_S if ahead < 86_400.0)
 
 
@@ -48,16 +53,19 @@ class Outcome:
     proxied_bytes: int = 0
 
 
-async def run(seed: int, seconds: float, kinds: Collection[str], directory: Path) -> Outcome:
+async def run(
+    seed: int, seconds: float, kinds: Collection[str], directory: Path, topology: str
+) -> Outcome:
     """Run load and faults on a new cluster in `directory`, heal everything, and judge."""
     outcome = Outcome(seed, seconds)
-    cluster, proxies = TestedCluster(directory), Proxies(directory / "proxy")
-    with cluster.small_disk(SMALL_DISK) as disk:
-        disks = {SMALL_DISK: disk} if disk is not None else {}
+    cluster = _CLUSTERS[topology](directory)
+    proxies, small_disk = Proxies(cluster, directory / "proxy"), cluster.topology.small_disk
+    with cluster.small_disk(small_disk) as disk:
+        disks = {small_disk: disk} if disk is not None else {}
         possible = _possible(set(kinds), disks)
         outcome.left_out = sorted(set(kinds) - possible)
         outcome.recorder.clock_ahead_s = _BELIEVED_S if "clock jump" in possible else 0.0
-        await proxies.start(NODES)
+        await proxies.start()
         try:
             await cluster.start()
             await cluster.healthy(RECOVERY_S_MAX)
@@ -81,12 +89,14 @@ async def _tried(
     outcome: Outcome, cluster: TestedCluster, faults: Faults, kinds: Collection[str]
 ) -> list[Seen] | None:
     """Load the cluster and inject faults; return the log, None if the cluster did not heal."""
-    async with cluster.http(0) as one, cluster.http(1) as other:
-        https = (one, other)
+    async with AsyncExitStack() as clients:
+        https = [
+            await clients.enter_async_context(cluster.http(n)) for n in range(len(cluster.urls))
+        ]
         load = Workload(cluster.urls, cluster.token, https, outcome.recorder, outcome.seed)
         try:
             await load.begin()
-            injector = Injector(faults, outcome.seed, kinds)
+            injector = Injector(cluster.topology, faults, outcome.seed, kinds)
             injecting = asyncio.create_task(injector.run(outcome.seconds))
             await asyncio.wait({injecting}, timeout=outcome.seconds)
             outcome.pauses = _pauses(outcome.recorder.acknowledged_at, injector.began)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.nemesis.command import nemesis
-from tests.nemesis.promise import KINDS
+from tests.nemesis.promise import TOPOLOGIES, Topology
 from tests.nemesis.report import verdict
 from tests.nemesis.run import Outcome
 
@@ -16,13 +16,13 @@ SECONDS = 45.0
 SEED = 1
 
 
-def together(outcome: Outcome) -> list[str]:
+def together(topology: Topology, outcome: Outcome) -> list[str]:
     """Return faults of one group that were outstanding at the same time."""
     found = sorted(outcome.injected, key=lambda injected: injected.began_s)
     return [
         f"{one} and {other}"
-        for group in {injected.fault.group for injected in found}
-        for one, other in pairwise(injected for injected in found if injected.fault.group == group)
+        for nodes in topology.groups.values()
+        for one, other in pairwise(i for i in found if i.fault.target in nodes)
         if one.recovered_s > other.began_s
     ]
 
@@ -31,15 +31,16 @@ def together(outcome: Outcome) -> list[str]:
 @pytest.mark.heavy
 @pytest.mark.repeated
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_cluster_under_faults_keeps_its_promises(
-    tmp_path: Path, seeds_wanted: int | None
+    tmp_path: Path, seeds_wanted: int | None, topology: str
 ) -> None:
     for seed in range(SEED, SEED + (seeds_wanted or 1)):
         directory = tmp_path / str(seed)
         directory.mkdir()
-        outcome = nemesis(seed, SECONDS, list(KINDS), directory)
+        outcome = nemesis(seed, SECONDS, list(TOPOLOGIES[topology].kinds), directory, topology)
         assert not outcome.violations, "\n".join(verdict(outcome, directory))
-        assert not together(outcome)
+        assert not together(TOPOLOGIES[topology], outcome)
         assert len(outcome.injected) >= 10
         assert len({injected.fault.kind for injected in outcome.injected}) >= 4
         assert outcome.proxied_bytes > 0, "the nodes dial the proxies"

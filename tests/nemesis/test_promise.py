@@ -9,16 +9,18 @@ from itertools import islice
 import pytest
 
 from tests.nemesis.plan import kinds_of, planned
-from tests.nemesis.promise import DISKS, GROUPS, KINDS, Fault, Promise
+from tests.nemesis.promise import TOPOLOGIES, Fault, Promise, Topology
 
 STEPS = 400
-GROUP = {node: group for group, nodes in GROUPS.items() for node in nodes}
+PROCESSES = TOPOLOGIES["processes"]
+both = pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 
 
 class Model:
     """What is impaired, kept apart from `Promise`: the nodes, and the disks that lack something."""
 
-    def __init__(self) -> None:
+    def __init__(self, topology: Topology) -> None:
+        self._group = topology.group_of
         self.impaired: set[str] = set()
         self.harmed: set[str] = set()
         """Disks that may lack what they synced: a flipped bit stays until a repaired wipe."""
@@ -34,15 +36,19 @@ class Model:
             self.harmed.discard(fault.target)
 
     def check(self) -> None:
-        assert max(Counter(map(GROUP.__getitem__, self.impaired)).values(), default=0) <= 1
-        assert max(Counter(map(GROUP.__getitem__, self.harmed)).values(), default=0) <= 1
+        assert max(Counter(map(self._group.__getitem__, self.impaired)).values(), default=0) <= 1
+        assert max(Counter(map(self._group.__getitem__, self.harmed)).values(), default=0) <= 1
         assert "everything" not in self.impaired or len(self.impaired) == 1
 
 
+@both
 @pytest.mark.parametrize("seed", range(20))
-def test_one_node_of_a_group_is_impaired_and_one_disk_harmed(seed: int) -> None:
-    rng, promise, model = random.Random(seed), Promise(), Model()
-    plans = {group: planned(seed, group, kinds_of(group, KINDS)) for group in GROUPS}
+def test_one_node_of_a_group_is_impaired_and_one_disk_harmed(topology: Topology, seed: int) -> None:
+    rng, promise, model = random.Random(seed), Promise(topology), Model(topology)
+    plans = {
+        group: planned(topology, seed, group, kinds_of(topology, group, topology.kinds))
+        for group in topology.groups
+    }
     begun = 0
     for _ in range(STEPS):
         if promise.outstanding and rng.random() < 0.5:
@@ -60,7 +66,7 @@ def test_one_node_of_a_group_is_impaired_and_one_disk_harmed(seed: int) -> None:
 
 
 def test_a_second_disk_is_not_harmed_while_a_flipped_bit_may_be_unnoticed() -> None:
-    promise = Promise()
+    promise = Promise(PROCESSES)
     flipped = Fault("flipped bit", "storage-0")
     promise.begin(flipped)
     promise.end(flipped)
@@ -73,7 +79,7 @@ def test_a_second_disk_is_not_harmed_while_a_flipped_bit_may_be_unnoticed() -> N
 
 
 def test_everything_is_killed_only_if_nothing_is_impaired() -> None:
-    promise = Promise()
+    promise = Promise(PROCESSES)
     everything, kill = Fault("kill everything", "everything"), Fault("kill", "engine-0")
     promise.begin(kill)
     assert not promise.allows(everything)
@@ -83,15 +89,19 @@ def test_everything_is_killed_only_if_nothing_is_impaired() -> None:
 
 
 def test_a_seed_decides_the_faults() -> None:
-    kinds = kinds_of("storage", KINDS)
-    faults = list(islice(planned(7, "storage", kinds), 200))
-    assert faults == list(islice(planned(7, "storage", kinds), 200))
-    assert faults != list(islice(planned(8, "storage", kinds), 200))
+    kinds = kinds_of(PROCESSES, "storage", PROCESSES.kinds)
+    faults = list(islice(planned(PROCESSES, 7, "storage", kinds), 200))
+    assert faults == list(islice(planned(PROCESSES, 7, "storage", kinds), 200))
+    assert faults != list(islice(planned(PROCESSES, 8, "storage", kinds), 200))
     assert {fault.kind for fault in faults} == set(kinds)
-    assert {fault.target for fault in faults} == set(GROUPS["storage"])
-    assert all(fault.target in KINDS[fault.kind].targets for fault in faults)
+    assert {fault.target for fault in faults} == set(PROCESSES.groups["storage"])
+    assert all(fault.target in PROCESSES.kinds[fault.kind].targets for fault in faults)
 
 
-def test_every_kind_of_fault_hits_some_group() -> None:
-    assert {kind for group in GROUPS for kind in kinds_of(group, KINDS)} == set(KINDS)
-    assert set(DISKS) == {*GROUPS["sequencers"], *GROUPS["storage"]}
+@both
+def test_every_kind_of_fault_hits_some_group(topology: Topology) -> None:
+    kinds = {
+        kind for group in topology.groups for kind in kinds_of(topology, group, topology.kinds)
+    }
+    assert kinds == set(topology.kinds)
+    assert {*topology.disks, *topology.gateways, topology.small_disk} <= set(topology.processes)

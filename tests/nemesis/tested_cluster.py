@@ -1,4 +1,4 @@
-"""A cluster of real processes under the nemesis: its supervisors, its nodes, and its health."""
+"""A cluster of real processes under the nemesis: its processes, their disks, and its health."""
 
 from __future__ import annotations
 
@@ -7,39 +7,31 @@ import os
 import random
 import shutil
 import signal
-import socket
 import struct
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
-from bench.support.servers import free_port
 from indilog.cli.cluster_health import Cluster
 from tests.cluster.faults.small_disk import MIB, SmallDisk
+from tests.nemesis.promise import Topology
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 START_S_MAX: Final = 90.0
 STOP_S_MAX: Final = 60.0
 HEALTHY_AGAIN_S: Final = 3.0
 """Figures of other processes are up to 2 s old, so health is asked for twice."""
+_WITH_DISK: Final = ("sequencer-", "storage-")
 _MARK: Final = "TESTS_NEMESIS"
 _DISK_BYTES: Final = 128 * MIB
 _CLOCK: Final = struct.Struct("<d")
 _SETTINGS: Final = {
-    "CLUSTER_SEQUENCERS": "3",
-    "CLUSTER_STORAGE_NODES": "4",
-    "CLUSTER_REPLICAS": "3",
-    "CLUSTER_ACK_QUORUM": "2",
-    "CLUSTER_INDEX_SHARDS": "2",
-    "CLUSTER_INDEX_REPLICAS": "2",
-    "CLUSTER_AGGREGATORS": "2",
-    "CLUSTER_ENGINES": "2",
     "CLUSTER_RECORD_BYTES_MAX": str(64 * 1024),
     "CLUSTER_BATCH_BYTES_MAX": str(128 * 1024),
     "NODE_SEGMENT_BYTES": str(256 * 1024),
@@ -52,105 +44,102 @@ _SETTINGS: Final = {
 }
 
 
-class TestedCluster:
+class TestedCluster(ABC):
     """A cluster whose processes all have this run's directory in their environment.
 
     Attributes:
         directory: the run's directory, with the data, the clock and the output of all processes.
-        data: the data directory.
-        urls: the gateways of the two compute nodes.
+        topology: its processes.
+        urls: the gateways of `topology.gateways`.
         last_problems: what was wrong when it was last asked for and found.
     """
 
     __test__ = False  # for pytest: it is no test
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, topology: Topology, urls: Sequence[str]) -> None:
         self.directory = directory
-        self.data = directory / "data"
-        port = _two_free_ports()
-        self.urls = tuple(f"http://127.0.0.1:{port + ahead}" for ahead in range(2))
-        self._port = port
+        self.topology = topology
+        self.urls = tuple(urls)
         self.last_problems: list[str] = []
-        self._supervisor: subprocess.Popen[bytes] | None = None
-        self._tie: socket.socket | None = None
         self.set_clock(0.0)
 
-    # --- the supervisor
-
+    @abstractmethod
     async def start(self) -> None:
-        """Start a supervisor, which adopts the nodes that run; return when all are ready."""
-        output = self.directory / "supervisor.out"
-        process = self._supervisor = self._spawned(output)
-        deadline = time.monotonic() + START_S_MAX
-        while b"http://" not in output.read_bytes():
-            assert process.poll() is None, f"no start: {self.directory / 'platform.log'}"
-            assert time.monotonic() < deadline, "the cluster does not start"
-            await asyncio.sleep(0.05)
+        """Start the cluster; return when all nodes are ready."""
 
-    def _spawned(self, output: Path) -> subprocess.Popen[bytes]:
-        """Start a supervisor. It stops everything when this process ends."""
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "indilog", "up", "--processes", "--data", str(self.data)]
-        command += ["--port", str(self._port), "--supervisor-fd", str(theirs.fileno())]
-        log = self.directory / "platform.log"
-        with theirs, output.open("wb") as out, log.open("ab") as err:
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                cwd=ROOT,
-                env=os.environ | self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
-        if self._tie is not None:
-            self._tie.close()
-        self._tie = ours
-        return process
-
-    async def kill_supervisor(self) -> None:
-        """End the supervisor with SIGKILL; the nodes continue."""
-        assert self._supervisor is not None
-        self._supervisor.kill()
-        await asyncio.to_thread(self._supervisor.wait, STOP_S_MAX)
-
+    @abstractmethod
     async def stop(self) -> None:
         """Stop everything in order, and end what is left."""
-        if self._supervisor is not None and self._supervisor.poll() is None:
-            self._supervisor.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._supervisor.wait, STOP_S_MAX)
-        if self._tie is not None:
-            self._tie.close()
-        for pid in self._pids():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if self._supervisor is not None:
-            await asyncio.to_thread(self._supervisor.wait, STOP_S_MAX)
 
-    def _environment(self) -> dict[str, str]:
+    @abstractmethod
+    async def kill(self, what: str) -> None:
+        """End the supervisor or the leader of ZooKeeper with SIGKILL."""
+
+    @abstractmethod
+    async def start_again(self, what: str) -> None:
+        """Start what `kill` has ended."""
+
+    @property
+    @abstractmethod
+    def data(self) -> Path:
+        """The data directory of the stopped cluster."""
+
+    @property
+    @abstractmethod
+    def token(self) -> str:
+        """The token of the platform."""
+
+    @abstractmethod
+    def folder_of(self, process: str) -> Path:
+        """Return the directory of the journal of a process."""
+
+    @abstractmethod
+    def nodes_of(self, process: str) -> list[str]:
+        """Return the nodes of a process."""
+
+    @abstractmethod
+    def pid_of(self, process: str) -> int | None:
+        """Return the id of a process; None: it does not run."""
+
+    @abstractmethod
+    def kept(self) -> Collection[int]:
+        """Return the processes that `kill_everything` leaves: whatever restarts the others."""
+
+    # --- the network: see `tests.nemesis.proxies.Network`
+
+    @abstractmethod
+    def endpoints(self) -> Iterable[str]:
+        """Return where processes receive."""
+
+    @abstractmethod
+    def receiver_at(self, endpoint: str) -> str:
+        """Return the process that receives there."""
+
+    @abstractmethod
+    def sender_of(self, pid: int) -> str:
+        """Return the process of the cluster that has this id."""
+
+    @abstractmethod
+    async def connect(
+        self, endpoint: str, pid: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to an endpoint, for the process `pid`."""
+
+    def environment(self) -> dict[str, str]:
+        """Return what all processes have in their environment."""
         settings = {f"INDILOG_{name}": value for name, value in _SETTINGS.items()}
         hooks = os.pathsep.join([str(Path(__file__).parent / "hooks"), *_python_path()])
         return settings | {_MARK: str(self.directory), "PYTHONPATH": hooks}
 
     # --- processes
 
-    def _pids(self) -> Iterator[int]:
+    def pids(self) -> Iterator[int]:
         """Yield the processes that have this run in their environment."""
         wanted = f"{_MARK}={self.directory}".encode()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
                 if wanted in path.read_bytes().split(b"\0"):
                     yield int(path.parent.name)
-
-    def pid_of(self, node: str) -> int | None:
-        """Return the process of a node; None: none runs."""
-        for pid in self._pids():
-            with suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if b"--name" in command and node.encode() in command and not _is_ended(pid):
-                    return pid
-        return None
 
     def signal(self, node: str, number: signal.Signals) -> int | None:
         """Send a signal to the process of a node; return its id, None: it was not running."""
@@ -161,9 +150,9 @@ class TestedCluster:
         return pid
 
     def kill_everything(self) -> None:
-        """End all nodes and what started them at once, except the supervisor."""
-        assert self._supervisor is not None
-        pids = [pid for pid in self._pids() if pid != self._supervisor.pid]
+        """End all nodes and what started them at once, except those that restart them."""
+        kept = self.kept()
+        pids = [pid for pid in self.pids() if pid not in kept]
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with suppress(ProcessLookupError):
@@ -193,7 +182,7 @@ class TestedCluster:
 
         Afterwards its files are in the node's folder.
         """
-        folder = self.data / node
+        folder = self.folder_of(node)
         folder.mkdir(parents=True)
         mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)]
         if subprocess.run(mount, check=False, capture_output=True).returncode:
@@ -210,11 +199,6 @@ class TestedCluster:
 
     # --- health
 
-    @property
-    def token(self) -> str:
-        """The token of the platform."""
-        return (self.data / "token").read_text().strip()
-
     def http(self, gateway: int, timeout_s: float = 30.0) -> httpx.AsyncClient:
         """Return an HTTP client of one gateway."""
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -230,14 +214,17 @@ class TestedCluster:
         except (httpx.HTTPError, ValueError, KeyError):
             return None
 
-    async def position_of(self, node: str) -> int:
-        """Return how many metalog entries a node has applied or committed; 0: not known."""
+    async def position_of(self, process: str) -> int:
+        """Return how many metalog entries all nodes of a process with a disk have applied or
+        committed; 0: not known.
+        """
+        wanted = [node for node in self.nodes_of(process) if node.startswith(_WITH_DISK)]
         found = 0
         for gateway in range(len(self.urls)):
             if (cluster := await self.seen_by(gateway)) is not None:
                 with suppress(KeyError):  # a node without some figures
                     positions = {shown.node: shown.position for shown in cluster.nodes}
-                    found = max(found, positions.get(node) or 0)
+                    found = max(found, min(positions.get(node) or 0 for node in wanted))
         return found
 
     async def problems(self) -> list[str]:
@@ -257,7 +244,7 @@ class TestedCluster:
         return found
 
     async def healthy(self, deadline_s: float) -> None:
-        """Wait until both gateways say twice that nothing is wrong.
+        """Wait until all gateways say twice that nothing is wrong.
 
         Raises:
             TimeoutError: the cluster does not heal; the message says what is wrong.
@@ -276,18 +263,6 @@ class TestedCluster:
         """Write what is wrong into the file `health.txt`, with the time."""
         with (self.directory / "health.txt").open("a") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {' '.join(wrong) or 'healthy'}\n")
-
-
-def _is_ended(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def _two_free_ports() -> int:
-    while True:
-        port = free_port()
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port + 1))
-            return port
 
 
 def _python_path() -> list[str]:

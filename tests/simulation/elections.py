@@ -42,22 +42,26 @@ class Elections:
         if self._over:
             return
         cluster = self._cluster
-        primary = self._chance.choice(cluster.view.sequencers)
+        primary = self._chance.choice(cluster.stored_view.sequencers)
         self._injected["elections"] = self._injected.get("elections", 0) + 1
         cluster.begin_term(primary, Epoch(cluster.next_epoch()))
         self._next()
 
 
 def leading(cluster: SimulatedCluster) -> Sequencer | None:
-    """Return the primary of the newest term that a running sequencer leads; None: there is none."""
+    """Return the primary of the newest term that a running sequencer knows; None: it does not run,
+    or has not adopted a copy yet.
+    """
     roles = [
         role
         for process in cluster.processes
         if process.shell is not None and not process.failing
         for role in process.shell.roles.values()
-        if isinstance(role, Sequencer) and role._primary is not None
+        if isinstance(role, Sequencer) and role._core is not None
     ]
-    return max(roles, key=lambda role: role.status()["term"], default=None)
+    newest = max((role.status()["term"] for role in roles), default=0)
+    leads = (r for r in roles if r._primary is not None and r.status()["term"] == newest)
+    return next(leads, None)
 
 
 def home_of(cluster: SimulatedCluster, role: Sequencer) -> NodeShell:

@@ -106,7 +106,8 @@ class Chaos:
     def persisting(self) -> SimulatedProcess:
         """Choose a process that stores a part of the log."""
         view = self.cluster.view
-        keepers = {*view.sequencers, *view.storage_nodes}
+        now = self.cluster.stored_view
+        keepers = {*view.sequencers, *view.storage_nodes, *now.sequencers}
         keeping = [p for p in self.cluster.processes if keepers.intersection(p.nodes)]
         return self.chance.choice(keeping)
 

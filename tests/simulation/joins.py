@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from indilog.base.ids import NodeId
+from indilog.base.ids import Epoch, NodeId
 from indilog.kernel.view import Members, View
 from indilog.testing.simulation import SimulatedCluster
 from tests.simulation.elections import leading
@@ -21,6 +21,9 @@ _MEAN_S: Final = (0.1, 0.4, 1.0)
 """Simulated seconds between two changes, on average."""
 _ENGINES_MAX: Final = 4
 _STORAGE_MAX: Final = 5
+_SEQUENCERS_MAX: Final = 5
+_SEQUENCERS_SHARE: Final = 0.6
+"""The share of runs with joins in which sequencers join and leave, too."""
 _INDEX_SHARDS_MAX: Final = 5
 _MEMBERS_WITHIN_S: Final = 60.0
 
@@ -40,7 +43,10 @@ class Joins:
         """Compute nodes that have left, and may come back with an empty disk."""
         self._over = len(cluster.view.sequencers) == 1 or self._chance.random() >= _SHARE
         self._mean_s = self._chance.choice(_MEAN_S)
+        self._sequencers_chance = cluster.world.chance("joins of sequencers")
+        self._sequencers_change = self._sequencers_chance.random() < _SEQUENCERS_SHARE
         self._next()
+        self._next_sequencers()
 
     def end(self) -> None:
         """Change nothing more."""
@@ -53,15 +59,36 @@ class Joins:
     def _change(self) -> None:
         if self._over:
             return
-        cluster, chance = self._cluster, self._chance
-        change = chance.choice((self._engines, self._storage, self._index_shards))
-        members = change(cluster.members)
-        if members != cluster.members:
-            name = change.__name__[1:]
+        change = self._chance.choice((self._engines, self._storage, self._index_shards))
+        self._want(change.__name__[1:], change(self._cluster.members))
+        self._next()
+
+    def _want(self, name: str, members: Members) -> None:
+        if members != self._cluster.members:
             self._injected[f"join {name}"] = self._injected.get(f"join {name}", 0) + 1
             self._start(members)
-            cluster.want_members(members)
-        self._next()
+            self._cluster.want_members(members)
+
+    def _next_sequencers(self) -> None:
+        if self._sequencers_change and not self._over:
+            pause_s = self._sequencers_chance.expovariate(1 / self._mean_s)
+            self._cluster.world.after(pause_s, self._change_sequencers)
+
+    def _change_sequencers(self) -> None:
+        if not self._over:
+            self._want("sequencers", self._sequencers(self._cluster.members))
+            self._next_sequencers()
+
+    def _sequencers(self, members: Members) -> Members:
+        """Add, remove or replace a sequencer; at least three stay."""
+        nodes, chance = members.sequencers, self._sequencers_chance
+        kind = chance.choice(("add", "remove", "replace"))
+        gone = chance.choice(nodes) if kind != "add" and len(nodes) >= 3 else None
+        if kind == "remove" and len(nodes) == 3:
+            return members
+        if kind != "remove" and len(nodes) < _SEQUENCERS_MAX:
+            nodes = (*nodes, self._unused("sequencer"))
+        return _with(members, sequencers=tuple(node for node in nodes if node != gone))
 
     def _engines(self, members: Members) -> Members:
         engines = members.engines
@@ -118,12 +145,18 @@ class Joins:
                 self._workload.attach(cluster.add_process((node,)))
 
     def note(self) -> None:
-        """Keep the installed view as the metadata store would, and stop the nodes that left."""
-        if (view := _installed(self._cluster)) is None:
-            return
-        cluster = self._cluster
-        if view.number > cluster.stored_view.number:
+        """Keep the installed view as the metadata store would, and stop the nodes that left. If the
+        primary has left, another sequencer takes a term.
+        """
+        cluster, view = self._cluster, _installed(self._cluster)
+        if view is not None and view.number > cluster.stored_view.number:
             cluster.stored_view = view
+        sequencers = cluster.stored_view.sequencers
+        if cluster.term.term and cluster.term.primary not in sequencers:
+            primary = self._sequencers_chance.choice(sequencers)
+            cluster.begin_term(primary, Epoch(cluster.next_epoch()))
+        if view is None:
+            return
         if view.number < cluster.stored_view.number:
             return
         if view.members_version < cluster.members.version:
@@ -145,6 +178,7 @@ class Joins:
                 violations.append(Violation("members", missing))
                 return
             world.run_for(0.1)
+            self.note()
         self.note()
 
     def _missing(self) -> str | None:
@@ -170,6 +204,7 @@ def _with(
     engines: tuple[NodeId, ...] | None = None,
     storage_nodes: tuple[NodeId, ...] | None = None,
     index_shards: tuple[tuple[NodeId, ...], ...] | None = None,
+    sequencers: tuple[NodeId, ...] | None = None,
 ) -> Members:
     return Members(
         engines or members.engines,
@@ -177,4 +212,5 @@ def _with(
         index_shards or members.index_shards,
         members.aggregators,
         members.version + 1,
+        sequencers or members.sequencers,
     )

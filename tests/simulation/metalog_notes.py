@@ -74,20 +74,24 @@ class MetalogNotes:
             known.add(epoch)
 
     def _see_committed(self, role: Sequencer) -> None:
-        """Check that committed entries of the primary were on the disks of a majority.
+        """Check that committed entries of the primary were on the disks of a majority, before or
+        after a change of the sequencers in this iteration.
 
         They are not checked again, because disks may lose them. Entries below a sequencer's base
         were noted there, or came from a primary that has committed them.
         """
         metalog = role._metalog
-        needed = majority(role._view.sequencers)
+        view = metalog.committed.view or role._view
+        configurations = {frozenset(role.sequencers), frozenset(view.sequencers)}
         self._copied = min(self._copied, len(metalog))
         start = max(self._copied, metalog.base.position)
         for position in range(start, role.committed):
             epoch = metalog[position].epoch
-            copies = [epoch in epochs.get(position, ()) for epochs in self._stored.values()]
-            if sum(copies) < needed:
-                what = f"the entry at {position} is called committed, {sum(copies)} disks had it"
+            having = {
+                node for node, epochs in self._stored.items() if epoch in epochs.get(position, ())
+            }
+            if all(len(having & nodes) < majority([*nodes]) for nodes in configurations):
+                what = f"the entry at {position} is called committed, only {having} had it"
                 self._violations.append(Violation("committed", what))
                 return
         self._copied = max(self._copied, role.committed)
@@ -157,7 +161,7 @@ class MetalogNotes:
         home = home_of(cluster, primary)
         cluster.world.run_until(lambda: not home.holding, _SYNCED_WITHIN_S)
         self.note(cluster)
-        for node in cluster.view.sequencers:
+        for node in primary.sequencers:
             shell = cluster.process_of(node).shell
             assert shell is not None, "healed"
             sequencer = shell.roles[node]

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final, NamedTuple
 
+from tests.consensus.change_bugs import CHANGE_BUGS
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 SEEDS_MAX: Final = 400
 """Seeds that may be tried until a planted bug is caught."""
@@ -102,7 +104,7 @@ BUGS: Final = (
     Bug(
         "a metalog entry recovered from disk replaces nothing",
         "ordering/indilog_ordering/stored_metalog.py",
-        "        if position < len(self):\n            self._entries.cut_off(position)\n",
+        "        if position < len(self):\n            self._cut_off(position)\n",
         "",
     ),
     # --- the consensus core
@@ -212,6 +214,7 @@ BUGS: Final = (
         "if member.voter and member.sealed_in is not None",
         consensus=True,
     ),
+    *(Bug(*bug, consensus=True) for bug in CHANGE_BUGS),
     Bug(
         "entries leave before the reports on which they rest are synced",
         "indilog/runtime/node.py",

@@ -78,6 +78,8 @@ class ReplacedEntries:
     def _sequencers_alone(self) -> list[SimulatedProcess]:
         """Return the processes of all sequencers, if these run nothing else; empty: they do."""
         view = self._cluster.view
+        if {*view.sequencers} != {*self._cluster.members.sequencers}:
+            return []
         found = {id(p): p for p in map(self._cluster.process_of, view.sequencers)}
         alone = all(set(process.nodes) <= set(view.sequencers) for process in found.values())
         return [*found.values()] if alone and len(view.sequencers) > 1 else []

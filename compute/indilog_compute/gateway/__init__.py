@@ -10,12 +10,13 @@ interface. `server` runs it on a port and on a `unix_socket`.
 """
 
 from indilog_compute.gateway.app import create_gateway, guard_port, guard_unix_socket
-from indilog_compute.gateway.forwarding import Peers
+from indilog_compute.gateway.forwarding import PeerPort, Peers
 from indilog_compute.gateway.server import GatewayServer, tls_of
 from indilog_compute.gateway.unix_socket import socket_in
 
 __all__ = [
     "GatewayServer",
+    "PeerPort",
     "Peers",
     "create_gateway",
     "guard_port",

@@ -18,6 +18,7 @@ from indilog.base.errors import ConfigError, NotReadyError
 from indilog.config import NodeConfig
 from indilog.link.link import SOCKET_MESSAGE_BYTES
 from indilog_compute.gateway.acceptor import Acceptor
+from indilog_compute.gateway.forwarding import PeerPort
 from indilog_compute.gateway.protocol import GatewayProtocol, TimeLimitSweep
 from indilog_compute.gateway.resources import GatewayResources
 from indilog_compute.gateway.unix_socket import UnixSocket
@@ -150,6 +151,7 @@ class GatewayServer:
         tls: context with which to serve HTTPS; None: plain HTTP.
         local: ASGI application to serve on a Unix socket, and the path of that socket; None: no
             Unix socket.
+        peers: where to serve that application to other machines of the cluster; None: nowhere.
 
     Attributes:
         port: the port it listens on; valid after `bind` or `start` has returned.
@@ -165,6 +167,7 @@ class GatewayServer:
         port_is: str = "",
         tls: ssl.SSLContext | None = None,
         local: tuple[ASGIApp, Path] | None = None,
+        peers: PeerPort | None = None,
     ) -> None:
         self.port = port
         self._port_is = port_is
@@ -177,6 +180,12 @@ class GatewayServer:
         if local is not None:
             self._socket = UnixSocket(local[1])
             self._local = _Serving(local[0], self._resources)
+        self._peers_at = peers
+        self._peers: _Serving | None = None
+        self._peers_listening: socket.socket | None = None
+        if peers is not None:
+            assert local is not None, "other machines use the application of the Unix socket"
+            self._peers = _Serving(local[0], self._resources, peers.tls)
 
     def bind(self) -> None:
         """Bind the port; connections wait until `start`.
@@ -186,6 +195,8 @@ class GatewayServer:
         """
         self._listening = _bound(self._host, self.port, self._port_is)
         self.port = self._listening.getsockname()[1]
+        if (at := self._peers_at) is not None:
+            self._peers_listening = _bound(at.host, at.port, " (node_port + 1)")
 
     async def start(self) -> None:
         """Start serving; after this returns, requests are answered.
@@ -200,12 +211,16 @@ class GatewayServer:
         await self._serving.start(self._listening)
         if self._local is not None and self._socket is not None:
             await self._local.start(_bound_locally(self._socket.address))
+        if self._peers is not None and self._peers_listening is not None:
+            await self._peers.start(self._peers_listening)
 
     async def stop(self) -> None:
         """Stop listening; running requests have a few seconds to end."""
-        await asyncio.gather(*[s.stop() for s in (self._serving, self._local) if s is not None])
-        if self._listening is not None:
-            self._listening.close()
+        serving = (self._serving, self._local, self._peers)
+        await asyncio.gather(*[s.stop() for s in serving if s is not None])
+        for listening in (self._listening, self._peers_listening):
+            if listening is not None:
+                listening.close()
         if self._socket is not None:
             self._socket.remove()
 

@@ -22,21 +22,24 @@ from indilog.base.errors import ConfigError, IndilogError, NotReadyError
 from indilog.base.ids import Epoch, NodeId
 from indilog.base.running_platforms import RunningPlatform, registered, running_at
 from indilog.base.telemetry import StatusCollector, registry_of
-from indilog.config import Config
+from indilog.config import Config, node_config
 from indilog.kernel.view import View, Views
 from indilog.roles.role import ReportsStatus, Role
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
+from indilog.runtime.cluster.gateway_port import GatewayPort
 from indilog.runtime.cluster.layout import view_in
 from indilog.runtime.cluster.membership import kind_of
 from indilog.runtime.cluster.metadata_opening import opened_metadata
-from indilog.runtime.cluster.status_files import PublishedStatus, read_status
+from indilog.runtime.cluster.status_files import PublishedStatus, StatusBoard
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.terms import term_at_start
 from indilog.runtime.cluster.token_file import TOKEN_FILE, token_in
 from indilog.runtime.descriptors import raise_limit
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.node import NodeShell
+from indilog.runtime.transport.peer_keys import keys_in
+from indilog.runtime.transport.stream_address import parsed
 from indilog_compute.engine import Engine
 from indilog_compute.local_log import LocalLogs
 from indilog_compute.retention_service import RetentionService
@@ -46,7 +49,9 @@ from indilog_ordering.sequencer import Sequencer
 from indilog_storage.node import StorageNode
 
 if TYPE_CHECKING:  # imported only when a gateway runs, because other nodes do not need it
-    from indilog_compute.gateway import Peers
+    from prometheus_client import CollectorRegistry
+
+    from indilog_compute.gateway import PeerPort, Peers
     from indilog_compute.gateway.app import GatewayApp
     from indilog_compute.gateway.operation import ClusterMembers
     from indilog_compute.workers.host import FunctionHost
@@ -72,13 +77,13 @@ _ROLES: Final[Mapping[str, Callable[[NodeId, Views, Config], Role]]] = {
 def role_of(node: NodeId, views: Views, config: Config) -> Role:
     """Return a new role for `node`, whose name begins with its role.
 
-    The view need not have it yet: nodes join while the cluster runs. But it has all sequencers.
+    The view need not have it yet: nodes join while the cluster runs.
 
     Raises:
-        ConfigError: the view has no such sequencer, or the name names no role.
+        ConfigError: the name names no role.
     """
     view, kind = views[-1], kind_of(node)
-    if kind is None or (kind == "sequencer" and node not in view.sequencers):
+    if kind is None:
         raise ConfigError(f"The view has no node {node!r}; it has {', '.join(view.nodes)}.")
     return _ROLES[kind](node, views, config)
 
@@ -89,6 +94,12 @@ def installed_view(shell: NodeShell) -> View | None:
     """
     roles = [role for role in shell.roles.values() if isinstance(role, Sequencer)]
     return next((view for role in roles if (view := role.installed) is not None), None)
+
+
+def sequencer_of(shell: NodeShell, node: NodeId) -> Sequencer | None:
+    """Return the sequencer `node` of `shell`; None: that node is no sequencer."""
+    role = shell.roles[node]
+    return role if isinstance(role, Sequencer) else None
 
 
 def logs_of(shell: NodeShell, node: NodeId, config: Config) -> LocalLogs | None:
@@ -267,13 +278,56 @@ def load_gateway() -> None:
 
 
 @asynccontextmanager
+async def calls_served(
+    shell: NodeShell,
+    logs: LocalLogs,
+    config: Config,
+    port: GatewayPort,
+    *,
+    board: StatusBoard,
+    members: ClusterMembers,
+    peers: Peers | None = None,
+    peer_port: PeerPort | None = None,
+) -> AsyncIterator[str]:
+    """Run the gateway and the workers of a compute node of a cluster while the block runs, and
+    enforce retention policies if it is the first one; yield the gateway's URL.
+
+    `config` is that of the process: the compute node has its own directory there, and `port`. The
+    others are those of `gateway_running`.
+
+    Raises:
+        NotReadyError, ConfigError: as `joined` and `gateway_running`.
+    """
+    await joined(logs)
+    own = node_config(config.node, data_dir=config.node.data_dir / logs.node, port=port.port)
+    own_config = dataclasses.replace(config, node=own)
+    async with (
+        retention_enforced(logs, own_config),
+        gateway_running(
+            shell,
+            logs,
+            own_config,
+            platform_dir=config.node.data_dir,
+            published=board,
+            peers=peers,
+            peer_port=peer_port,
+            port_is=port.words,
+            members=members,
+        ) as url,
+    ):
+        yield url
+
+
+@asynccontextmanager
 async def gateway_running(
     shell: NodeShell,
     logs: LocalLogs,
     config: Config,
     *,
     platform_dir: Path,
-    run: Path | None = None,
+    published: StatusBoard | None = None,
+    peers: Peers | None = None,
+    peer_port: PeerPort | None = None,
     port_is: str = "",
     members: ClusterMembers | None = None,
 ) -> AsyncIterator[str]:
@@ -285,7 +339,9 @@ async def gateway_running(
         logs: logs of the compute node.
         config: with the compute node's own data directory and port.
         platform_dir: data directory of the whole platform, which has the token.
-        run: directory in which other processes publish their status; None: there are no others.
+        published: has the status of other processes; None: there are no others.
+        peers: other compute nodes, to which the gateway may forward calls.
+        peer_port: where compute nodes on other machines forward calls to this one.
         port_is: text after the port in error messages, such as the rule that chose it.
         members: changes the nodes of the cluster; None: the platform is one process.
 
@@ -298,20 +354,12 @@ async def gateway_running(
     from indilog_compute.workers.host import FunctionHost
 
     def status() -> dict[str, Any]:
-        return status_of(shell, logs, run)
+        return status_of(shell, logs, published)
 
     host = FunctionHost(config, logs, node_name=logs.node, rank=lambda: rank_of(logs))
     try:
         await host.start()
-        registry = registry_of([shell.metrics])
-        registry.register(StatusCollector(lambda: _engine_status(logs)))
-        registry.register(
-            StatusCollector(
-                lambda: {**status_of_nodes(shell), **_status_elsewhere(shell, logs, run).status},
-                "indilog_node",
-                "Counters of roles",
-            )
-        )
+        registry = _registry_of(shell, logs, published)
         gateway = create_gateway(
             host,
             logs,
@@ -320,28 +368,79 @@ async def gateway_running(
             registry,
             request_snapshots=logs.request_snapshots,
             members=members,
-            peers=_peers_of(logs, platform_dir) if run is not None else None,
+            peers=peers,
         )
-        async with _listening(gateway, host, config, platform_dir / TOKEN_FILE, port_is) as url:
+        token_file = platform_dir / TOKEN_FILE
+        async with _listening(gateway, host, config, token_file, port_is, peer_port) as url:
             yield url
     finally:
         await host.stop()
 
 
-def _peers_of(logs: LocalLogs, platform_dir: Path) -> Peers:
+def _registry_of(
+    shell: NodeShell, logs: LocalLogs, published: StatusBoard | None
+) -> CollectorRegistry:
+    """Return the metrics of this process, and the counters of all roles."""
+
+    def roles() -> dict[str, Mapping[str, Any]]:
+        return {**status_of_nodes(shell), **_status_elsewhere(shell, logs, published).status}
+
+    registry = registry_of([shell.metrics])
+    registry.register(StatusCollector(lambda: _engine_status(logs)))
+    registry.register(StatusCollector(roles, "indilog_node", "Counters of roles"))
+    return registry
+
+
+def peers_of(logs: LocalLogs, platform_dir: Path) -> Peers:
     """Return the other compute nodes, whose data directories are in `platform_dir`."""
     from indilog_compute.gateway import Peers, socket_in
 
     return Peers(
         logs.node,
         nodes=lambda: logs.engine.placement.view.engines,
-        socket_of=lambda node: socket_in(platform_dir / node),
+        address_of=lambda node: socket_in(platform_dir / node),
     )
+
+
+def peers_on_machines(
+    logs: LocalLogs, config: Config, addresses: Callable[[], Mapping[NodeId, str]]
+) -> tuple[Peers | None, PeerPort | None]:
+    """Return the other compute nodes, each on a machine of its own, and where this one takes calls
+    that they forward: the port after that of its messages. Without keys, calls are not forwarded.
+
+    Args:
+        logs: the logs of this compute node.
+        config: of this machine.
+        addresses: returns where each node receives messages.
+
+    Raises:
+        ConfigError: the keys cannot be used.
+    """
+    from indilog_compute.gateway import PeerPort, Peers
+
+    messages = config.node.messages
+    if messages.node_keys is None:
+        return None, None
+    keys = keys_in(messages.node_keys)
+
+    def address_of(node: NodeId) -> PeerPort | None:
+        if (address := addresses().get(node)) is None:
+            return None
+        at = parsed(address)
+        return PeerPort(at.host, at.port + 1, keys.client)
+
+    peers = Peers(logs.node, lambda: logs.engine.placement.view.engines, address_of)
+    return peers, PeerPort(messages.node_host, messages.node_port + 1, keys.server)
 
 
 @asynccontextmanager
 async def _listening(
-    gateway: GatewayApp, host: FunctionHost, config: Config, token_file: Path, port_is: str
+    gateway: GatewayApp,
+    host: FunctionHost,
+    config: Config,
+    token_file: Path,
+    port_is: str,
+    peer_port: PeerPort | None,
 ) -> AsyncIterator[str]:
     """Run a gateway on its port and its Unix socket; yield its URL."""
     from indilog_compute.gateway import (
@@ -365,6 +464,7 @@ async def _listening(
         port_is=port_is,
         tls=tls_of(node),
         local=(guard_unix_socket(gateway, host, node), socket),
+        peers=peer_port,
     )
     try:
         server.bind()
@@ -395,7 +495,9 @@ def _findable(platform: RunningPlatform) -> Iterator[None]:
         yield
 
 
-def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dict[str, Any]:
+def status_of(
+    shell: NodeShell, logs: LocalLogs, board: StatusBoard | None = None
+) -> dict[str, Any]:
     """Return the status of the platform as this process knows it, for people: `GET /status`.
 
     `ready`: this compute node serves calls. `read_only`: a full disk prevents appends. `nodes` has
@@ -407,7 +509,7 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
     `warning`.
     """
     view = logs.engine.placement.view
-    published = _status_elsewhere(shell, logs, run)
+    published = _status_elsewhere(shell, logs, board)
     engine = _engine_status(logs)
     nodes = {**status_of_nodes(shell), **published.status}
     return {
@@ -471,10 +573,12 @@ def _elsewhere(shell: NodeShell, logs: LocalLogs) -> list[NodeId]:
     return [node for node in nodes if node not in shell.roles]
 
 
-def _status_elsewhere(shell: NodeShell, logs: LocalLogs, run: Path | None) -> PublishedStatus:
-    if run is None:
+def _status_elsewhere(
+    shell: NodeShell, logs: LocalLogs, board: StatusBoard | None
+) -> PublishedStatus:
+    if board is None:
         return PublishedStatus({}, [])
-    return read_status(run, _elsewhere(shell, logs))
+    return board.read(_elsewhere(shell, logs))
 
 
 def status_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:

@@ -1,5 +1,6 @@
 """Creates the keys of a cluster's nodes: an authority, and certificates signed by it
-(docs/decisions/0044).
+(docs/decisions/0044). All nodes also get the same token for callers, which a cluster on several
+machines uses.
 
 All keys are Ed25519. A certificate is valid from the year 2000 and never expires, so a wrong clock
 excludes no node. Nodes get new keys only when an operator creates them.
@@ -30,6 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from indilog.base.errors import ConfigError
+from indilog.runtime.cluster.token_file import TOKEN_FILE, new_token
 from indilog.runtime.journal.segment import synced_directory
 from indilog.runtime.transport.peer_keys import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 
@@ -58,6 +60,7 @@ def make_authority(directory: Path) -> Path:
     with _new_folder(folder) as made:
         _write(made / AUTHORITY_KEY_FILE, _private(key), 0o600)
         _write(made / AUTHORITY_FILE, certificate.public_bytes(Encoding.PEM), 0o644)
+        _write(made / TOKEN_FILE, new_token().encode(), 0o600)
     return folder
 
 
@@ -100,6 +103,8 @@ def make_node_keys(directory: Path, node: str) -> Path:
         _write(made / KEY_FILE, _private(key), 0o600)
         _write(made / CERTIFICATE_FILE, certificate.public_bytes(Encoding.PEM), 0o644)
         _write(made / AUTHORITY_FILE, issued_by, 0o644)
+        if (token := authority / TOKEN_FILE).is_file():
+            _write(made / TOKEN_FILE, token.read_bytes(), 0o600)
     return folder
 
 

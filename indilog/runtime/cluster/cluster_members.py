@@ -42,7 +42,7 @@ from indilog.runtime.metadata.store import MetadataStore, Written
 _LOOK_S: Final = 0.2
 """Seconds between two checks whether the primary has installed a view."""
 
-_Change: TypeAlias = Callable[[Members, View, Processes], tuple[Members, Processes]]
+Change: TypeAlias = Callable[[Members, View, Processes], tuple[Members, Processes]]
 """Returns members and processes after a change, from those before it and the newest view."""
 
 _log = structlog.get_logger(__name__)
@@ -106,13 +106,13 @@ class ClusterMembers:
     """Shows and changes the members of a cluster, for the gateway of the compute node `node`."""
 
     def __init__(self, store: MetadataStore, config: Config, node: NodeId) -> None:
-        self._store = store
+        self.store = store
         self._config = config
         self._node = node
 
     async def state(self) -> dict[str, Any]:
         """Return the wanted and the installed nodes."""
-        wanted, run = await wanted_in(self._store), await run_of(self._store)
+        wanted, run = await wanted_in(self.store), await run_of(self.store)
         started = None if run is None else run.members
         return state_of(wanted.members, wanted.view, started, self._node)
 
@@ -131,7 +131,7 @@ class ClusterMembers:
                 raise ConfigError(
                     "Nothing was changed: give the number of nodes, or those of single kinds."
                 )
-            return await self._change(partial(with_processes, count=count))
+            return await self.change(partial(with_processes, count=count))
 
         def changed(
             members: Members, view: View, processes: Processes
@@ -140,7 +140,7 @@ class ClusterMembers:
             check_leave_together(members, wanted, processes)
             return wanted, processes
 
-        return await self._change(changed)
+        return await self.change(changed)
 
     async def drain(self, node: str) -> dict[str, Any]:
         """Let one compute node or storage node, or all nodes of a shared process, leave; return the
@@ -157,26 +157,27 @@ class ClusterMembers:
             check_leave_together(members, changed, processes)
             return changed, processes
 
-        return await self._change(left)
+        return await self.change(left)
 
-    async def _change(self, change: _Change) -> dict[str, Any]:
+    async def change(self, change: Change) -> dict[str, Any]:
+        """Change the wanted members and the processes; return the state of the cluster."""
         while True:
-            wanted = await wanted_in(self._store)
-            before = await self._store.get(PROCESSES_KEY)
+            wanted = await wanted_in(self.store)
+            before = await self.store.get(PROCESSES_KEY)
             processes = Processes() if before is None else processes_decoded(before.value)
             changed, spread = change(wanted.members, wanted.view, processes)
             if spread != processes:
                 # First, so that the supervisor knows the process of the new nodes. If the members
                 # are not changed after it, no node uses it.
                 assert before is not None, "only shared processes change"
-                outcome = await self._store.compare_and_set(
+                outcome = await self.store.compare_and_set(
                     PROCESSES_KEY, msgspec.json.encode(spread), expected_version=before.version
                 )
                 if not isinstance(outcome, Written):
                     continue
             if same_members(changed, wanted.members):
                 return await self.state()
-            outcome = await self._store.compare_and_set(
+            outcome = await self.store.compare_and_set(
                 MEMBERS_KEY, msgspec.json.encode(changed), expected_version=wanted.members_version
             )
             if isinstance(outcome, Written):

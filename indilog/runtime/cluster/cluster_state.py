@@ -9,9 +9,9 @@ of these nodes are ready, it gets the members, so that the primary installs the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -41,8 +41,10 @@ PLATFORM_KEY = "platform"
 """With ZooKeeper, its value is an id that the first start chooses."""
 RUN_KEY = "run"
 
-Arrangement: TypeAlias = Literal["embedded", "processes"]
-"""Whether all nodes share one process and one journal, or there are several (`Processes`)."""
+Arrangement: TypeAlias = Literal["embedded", "processes", "machines"]
+"""Whether all nodes share one process and one journal, or there are several processes
+(`Processes`): on one machine with a supervisor, or each on a machine of its own.
+"""
 
 
 Setting: TypeAlias = str | int | float | bool | None
@@ -124,11 +126,10 @@ def layout_in(directory: Path) -> Layout:
             "file "
             "with a view."
         )
-    embedded = values[ARRANGEMENT_KEY] == b"embedded"
     processes = values.get(PROCESSES_KEY)
     return Layout(
         view_decoded(values[VIEW_KEY]),
-        "embedded" if embedded else "processes",
+        _arrangement_decoded(values[ARRANGEMENT_KEY]),
         Processes() if processes is None else processes_decoded(processes),
     )
 
@@ -142,8 +143,22 @@ def has_copied_layout(directory: Path) -> bool:
     return PLATFORM_KEY in values_in(directory / "metadata")
 
 
+_ARRANGEMENTS: Final[Mapping[Arrangement, str]] = {
+    "embedded": "embedded (in one process)",
+    "processes": "as separate processes",
+    "machines": "on several machines",
+}
+
+
+def _arrangement_decoded(value: bytes) -> Arrangement:
+    for arrangement in _ARRANGEMENTS:
+        if value == arrangement.encode():
+            return arrangement
+    raise DataDirectoryError(f"The arrangement of the nodes, {value!r}, is of another release.")
+
+
 def _described(arrangement: bytes) -> str:
-    return "embedded (in one process)" if arrangement == b"embedded" else "as separate processes"
+    return _ARRANGEMENTS[_arrangement_decoded(arrangement)]
 
 
 async def publish_run(

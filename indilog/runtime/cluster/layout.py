@@ -66,7 +66,7 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
         NotReadyError: another process has changed the view meanwhile.
     """
     wanted = _wanted(config)
-    if arrangement == "processes":
+    if arrangement != "embedded":
         is_new = await store.get(VIEW_KEY) is None
         count = config.cluster.shared_processes
         await claim_processes(store, count, wanted.nodes, is_new=is_new)
@@ -145,6 +145,7 @@ async def _reconfigured(
             index_shards=wanted.members.index_shards if tier_changed else asked.index_shards,
             aggregators=wanted.aggregators if tier_changed else asked.aggregators,
             version=next_version(asked, view),
+            sequencers=asked.sequencers,
         )
         await _set(store, MEMBERS_KEY, msgspec.json.encode(changed), members.version)
     return view
@@ -173,7 +174,8 @@ def _check_same_data(view: View, before: Members, wanted: View) -> None:
     """Refuse a configuration with other sequencers, compute nodes or replicas, or with fewer
     storage nodes than at the last start.
     """
-    same = (view.sequencers, before.engines, _replicas(view)) == (
+    sequencers = before.sequencers or view.sequencers
+    same = (sequencers, before.engines, _replicas(view)) == (
         wanted.sequencers, wanted.engines, _replicas(wanted),
     )  # fmt: skip
     if not same or not set(before.storage_nodes) <= set(wanted.storage_nodes):

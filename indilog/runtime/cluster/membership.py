@@ -6,7 +6,7 @@ replica 0), `aggregator-0`. A node that is added gets the smallest number that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -55,6 +55,9 @@ def number_of(node: NodeId) -> int:
 
 def same_members(one: Members, other: Members) -> bool:
     """Whether two clusters have the same nodes, in any order."""
+    differs = set(one.sequencers) != set(other.sequencers)
+    if differs and one.sequencers and other.sequencers:
+        return False
     return one.index_shards == other.index_shards and all(
         set(mine) == set(others)
         for mine, others in (
@@ -99,6 +102,7 @@ def scaled(members: Members, view: View, counts: Counts, config: Config) -> Memb
         storage_nodes=_storage_nodes(members, view, counts.storage_nodes),
         index_shards=_index_shards(members, counts.index_shards, counts.index_replicas),
         aggregators=_aggregators(members, counts.aggregators, config),
+        sequencers=members.sequencers,
     )
     _check_size(changed, members, view)
     _check_ports(changed.engines, config.node.gateway.port)
@@ -117,7 +121,9 @@ def without(members: Members, view: View, node: NodeId) -> Members:
     if node not in known:
         raise ConfigError(f"The cluster has no node {node!r}; it has {', '.join(known)}.")
     if node in view.sequencers:
-        raise ConfigError(f"{node} is a sequencer: those are fixed when a cluster is created.")
+        raise ConfigError(
+            f"{node} is a sequencer: only a process that nodes share can leave with its sequencer."
+        )
     kind = kind_of(node)
     if kind == "engine":
         engines = tuple(engine for engine in members.engines if engine != node)
@@ -138,6 +144,45 @@ def without(members: Members, view: View, node: NodeId) -> Members:
     )
 
 
+def with_nodes(members: Members, nodes: Iterable[NodeId]) -> Members:
+    """Return `members` with further nodes, of any kind but sequencers; the version is the same."""
+    for node in nodes:
+        if node in members.nodes:
+            continue
+        kind = kind_of(node)
+        if kind == "engine":
+            members = msgspec.structs.replace(members, engines=(*members.engines, node))
+        elif kind == "storage":
+            storage_nodes = tuple(sorted((*members.storage_nodes, node)))
+            members = msgspec.structs.replace(members, storage_nodes=storage_nodes)
+        elif kind == "aggregator":
+            members = msgspec.structs.replace(members, aggregators=(*members.aggregators, node))
+        elif kind == "index":
+            shard = int(node.split("-")[1])
+            index_shards = tuple(
+                (*replicas, node) if number == shard else replicas
+                for number, replicas in enumerate(members.index_shards)
+            )
+            members = msgspec.structs.replace(members, index_shards=index_shards)
+    return members
+
+
+def without_nodes(members: Members, nodes: Collection[NodeId]) -> Members:
+    """Return `members` without these nodes; the version is the same."""
+
+    def rest(of: Iterable[NodeId]) -> tuple[NodeId, ...]:
+        return tuple(node for node in of if node not in nodes)
+
+    return Members(
+        engines=rest(members.engines),
+        storage_nodes=rest(members.storage_nodes),
+        index_shards=tuple(map(rest, members.index_shards)),
+        aggregators=rest(members.aggregators),
+        version=members.version,
+        sequencers=members.sequencers,
+    )
+
+
 def missing(members: Members, view: View, started: Members | None) -> list[str]:
     """Return what the installed view lacks to have `members`, in sentences.
 
@@ -147,6 +192,7 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
         started: the nodes that were asked for last when all their processes were ready.
     """
     here, wanted = set(view.members.nodes), set(members.nodes)
+    wanted.update(() if members.sequencers else view.sequencers)
     ready = set() if started is None else set(started.nodes)
     sentences = [
         f"{node} has not joined yet."
@@ -164,6 +210,8 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
             why = ": its shards are copied to other nodes"
         elif node in view.engines:
             why = ": its running calls finish"
+        elif node in view.sequencers:
+            why = ": sequencers are replaced one at a time"
         sentences.append(f"{node} has not left yet{why}.")
     if not sentences and not same_members(members, view.members):
         sentences.append("The index shards that get new positions have not changed yet.")
@@ -181,14 +229,15 @@ def state_of(
         "view": view.number,
         "reached": not lacks,
         "missing": lacks,
-        "wanted": _described(members),
-        "installed": _described(view.members),
+        "wanted": _described(members, view),
+        "installed": _described(view.members, view),
         "gateway": gateway,
     }
 
 
-def _described(members: Members) -> Mapping[str, object]:
+def _described(members: Members, view: View) -> Mapping[str, object]:
     return {
+        "sequencers": list(members.sequencers or view.sequencers),
         "compute_nodes": list(members.engines),
         "storage_nodes": list(members.storage_nodes),
         "index_shards": [list(replicas) for replicas in members.index_shards],

@@ -41,8 +41,12 @@ class OpenedMetadata(NamedTuple):
 
 
 @asynccontextmanager
-async def opened_metadata(config: NodeConfig) -> AsyncIterator[OpenedMetadata]:
+async def opened_metadata(
+    config: NodeConfig, *, joins: bool = False
+) -> AsyncIterator[OpenedMetadata]:
     """Open the metadata store of the data directory, which no other process can open meanwhile.
+
+    `joins`: a new data directory may join a platform whose nodes run on several machines.
 
     Raises:
         DataDirectoryError: as `opened_metadata_file`; or ZooKeeper has lost the metadata.
@@ -61,8 +65,26 @@ async def opened_metadata(config: NodeConfig) -> AsyncIterator[OpenedMetadata]:
         from indilog.runtime.metadata.zookeeper import ZooKeeperMetadataStore
 
         async with await ZooKeeperMetadataStore.open(config) as store:
+            if joins:
+                await _adopt_platform(store, file)
             await _check_belongs(store, file, config)
             yield OpenedMetadata(store, file)
+
+
+async def _adopt_platform(store: MetadataStore, file: EmbeddedMetadataStore) -> None:
+    """Give a new data directory the id of the platform on several machines that the store has; the
+    first machine chooses it.
+    """
+    if await file.get(PLATFORM_KEY) is not None or await file.get(VIEW_KEY) is not None:
+        return
+    await store.compare_and_set(ARRANGEMENT_KEY, b"machines", expected_version=0)
+    arrangement = await store.get(ARRANGEMENT_KEY)
+    if arrangement is None or arrangement.value != b"machines":
+        return  # of another platform
+    chosen = os.urandom(8).hex().encode()
+    await store.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
+    if (there := await store.get(PLATFORM_KEY)) is not None:
+        await file.compare_and_set(PLATFORM_KEY, there.value, expected_version=0)
 
 
 async def _check_belongs(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import faulthandler
 import os
 import signal
@@ -32,16 +31,16 @@ import uvloop
 from indilog.base.errors import DataLossError, IndilogError
 from indilog.base.ids import NodeId
 from indilog.base.telemetry import configure_logging
-from indilog.config import KIB, Config, NodeConfig, node_config
+from indilog.config import KIB, NodeConfig
 from indilog.kernel.view import Members
 from indilog.runtime.cluster.assembly import (
-    gateway_running,
+    calls_served,
     installed_view,
-    joined,
     load_gateway,
     logs_of,
-    retention_enforced,
+    peers_of,
     role_of,
+    sequencer_of,
     status_of_nodes,
     wait_for_metalog,
 )
@@ -52,7 +51,7 @@ from indilog.runtime.cluster.following import followed, running
 from indilog.runtime.cluster.gateway_port import keep_port, port_of
 from indilog.runtime.cluster.membership import kind_of, needed
 from indilog.runtime.cluster.metadata_address import metadata_at
-from indilog.runtime.cluster.status_files import publish_status
+from indilog.runtime.cluster.status_files import StatusBoard, StatusFiles, publish_status
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.terms import standing_for_primary, term_at_start, terms_followed
 from indilog.runtime.descriptors import raise_limit
@@ -84,6 +83,8 @@ class RunningNode(NamedTuple):
     start: NodeStart
     transport: GrowingTransport
     store: MetadataStore
+    addresses: Callable[[], Mapping[NodeId, str]]
+    """Returns where each node receives now."""
 
 
 @asynccontextmanager
@@ -97,19 +98,37 @@ async def node_running(
 
     `keys` is the directory with the keys of this process, which a store at a TCP port requires.
 
+    Raises:
+        NotReadyError, QuorumUnavailableError: the cluster's first process is not reachable.
+        ConfigError, DataDirectoryError: as `nodes_running`.
+    """
+    async with metadata_at(metadata, keys) as store:
+        start = await node_start(store)
+        nodes = await _nodes_of(name, start, store)
+        async with nodes_running(name, nodes, start, store, on_fatal) as node:
+            yield node
+
+
+@asynccontextmanager
+async def nodes_running(
+    name: str,
+    nodes: tuple[NodeId, ...],
+    start: NodeStart,
+    store: MetadataStore,
+    on_fatal: Callable[[BaseException], None],
+) -> AsyncIterator[RunningNode]:
+    """Run the `nodes` of the process `name` while the block runs.
+
     The nodes are recovered from their journal when the block begins, and synced and closed when it
     ends.
 
     Raises:
         ConfigError: the cluster has no such process.
         DataDirectoryError: its directory is in use, of a newer format, or damaged.
-        NotReadyError, QuorumUnavailableError: the cluster's first process is not reachable.
+        QuorumUnavailableError: the metadata store does not answer.
     """
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(metadata_at(metadata, keys))
-        start = await node_start(store)
         config, view = start.config, start.view
-        nodes = await _nodes_of(name, start, store)
         if len(nodes) > 1 and any(kind_of(node) == "engine" for node in nodes):
             load_gateway()
         roles = {node: role_of(node, [view], config) for node in nodes}
@@ -139,29 +158,42 @@ async def node_running(
         with directory_usable(config.node.data_dir / name):
             shell.start(journal_lost=lost, term=term)
         await stack.enter_async_context(terms_followed(store, shell.begin_term))
-        run = _RunFollower(shell, transport)
+        run = _RunFollower(shell, transport, start.addresses)
         await stack.enter_async_context(followed(store, RUN_KEY, run.on_changed))
         for node in nodes:
-            if node in view.sequencers:
-                await _stand_for_primary(node, shell, start, store, stack)
-        yield RunningNode(shell, nodes, start, transport, store)
+            await _stand_for_primary(node, shell, start, store, stack)
+        yield RunningNode(shell, nodes, start, transport, store, lambda: run.addresses)
 
 
 async def _stand_for_primary(
     node: NodeId, shell: NodeShell, start: NodeStart, store: MetadataStore, stack: AsyncExitStack
 ) -> None:
-    """Let a sequencer take over, and publish the views that it installs as primary."""
+    """Let a sequencer take over, and publish the views that it installs as primary. Do nothing for
+    another node.
+    """
+    if (role := sequencer_of(shell, node)) is None:
+        return
     lost_s = start.config.node.ordering.primary_lost_s
-    standing = standing_for_primary(store, node, start.view.sequencers, start.epoch, lost_s)
+    standing = standing_for_primary(
+        store,
+        node,
+        lambda: role.sequencers,
+        start.epoch,
+        lost_s,
+        lambda: role.is_outside,
+    )
     await stack.enter_async_context(standing)
     views = publish_views(store, lambda: installed_view(shell))
     await stack.enter_async_context(running(views))
 
 
 async def _nodes_of(process: str, start: NodeStart, store: MetadataStore) -> tuple[NodeId, ...]:
-    """Return the nodes of a process: those of the newest view, and those that are to join."""
+    """Return the nodes of a process: those of the newest view, those that are to join, and a
+    sequencer that may join later.
+    """
     members = (await wanted_in(store)).members
-    return start.processes.nodes_of(process, needed(start.view, members)) or (NodeId(process),)
+    of = start.processes.nodes_of(process, needed(start.view, members))
+    return (*of, *start.processes.standbys(of)) or (NodeId(process),)
 
 
 class _RunFollower:
@@ -169,7 +201,10 @@ class _RunFollower:
     new nodes, and then the members, so that they have the addresses when they send to new nodes.
     """
 
-    def __init__(self, shell: NodeShell, transport: GrowingTransport) -> None:
+    def __init__(
+        self, shell: NodeShell, transport: GrowingTransport, addresses: Mapping[NodeId, str]
+    ) -> None:
+        self.addresses = addresses
         self._shell = shell
         self._transport = transport
         self._members: Members | None = None
@@ -178,6 +213,7 @@ class _RunFollower:
         """Handle the record of the run."""
         if (run := run_decoded(found.value)) is None:
             return  # of another release, whose supervisor replaces this process
+        self.addresses = run.addresses
         self._transport.add_peers(run.addresses)
         if run.members is not None and run.members != self._members:
             self._members = run.members
@@ -289,13 +325,14 @@ async def _serve(
         node = await stack.enter_async_context(
             node_running(given.name, given.metadata, fail, given.keys)
         )
+        board = StatusFiles(node.start.directory)
         await stack.enter_async_context(
-            publish_status(node.start.directory, node.nodes, lambda: _status_of(node.shell))
+            publish_status(board, node.nodes, lambda: status_of_process(node.shell))
         )
         supervisor.up()
         await wait_for_metalog(node.shell)  # may take long; the status shows it
         async with AsyncExitStack() as gateways:
-            urls = [await _gateway_of(name, node, gateways) for name in node.nodes]
+            urls = [await _gateway_of(name, node, board, gateways) for name in node.nodes]
             detail = next((url for url in urls if url), "")
             supervisor.ready(detail, hang_s=node.start.config.node.processes.hang_s)
             await stop.serving.wait()
@@ -305,34 +342,28 @@ async def _serve(
             faulthandler.dump_traceback_later(NodeConfig().processes.stop_timeout_s, exit=True)
 
 
-async def _gateway_of(name: NodeId, node: RunningNode, stack: AsyncExitStack) -> str:
+async def _gateway_of(
+    name: NodeId, node: RunningNode, board: StatusBoard, stack: AsyncExitStack
+) -> str:
     """Run the gateway and the workers of a compute node; return its URL. Of another node: return
     an empty text.
     """
     start = node.start
     if (logs := logs_of(node.shell, name, start.config)) is None:
         return ""
-    await joined(logs)
-    port, port_is = port_of(start.directory, name, start.config.node.gateway.port)
-    config = _config_of_engine(name, start, port)
-    await stack.enter_async_context(retention_enforced(logs, config))
-    url = await stack.enter_async_context(
-        gateway_running(
-            node.shell,
-            logs,
-            config,
-            platform_dir=start.config.node.data_dir,
-            run=start.directory,
-            port_is=port_is,
-            members=ClusterMembers(node.store, start.config, name),
-        )
+    port = port_of(start.directory, name, start.config.node.gateway.port)
+    members = ClusterMembers(node.store, start.config, name)
+    peers = peers_of(logs, start.config.node.data_dir)
+    serving = calls_served(
+        node.shell, logs, start.config, port, board=board, members=members, peers=peers
     )
+    url = await stack.enter_async_context(serving)
     if (listens_on := urlsplit(url).port) is not None:
         keep_port(start.directory, name, listens_on)
     return url
 
 
-def _status_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
+def status_of_process(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
     """Return the status of the roles, and of the journal and the transport that they share."""
     journal = {
         "journal_damaged": shell.metrics.damaged,
@@ -340,10 +371,3 @@ def _status_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
         "refused_peers": shell.metrics.dropped.get(REFUSED_PEER, 0),
     }
     return {node: {**status, **journal} for node, status in status_of_nodes(shell).items()}
-
-
-def _config_of_engine(name: NodeId, start: NodeStart, port: int) -> Config:
-    """Give each engine of this machine its own directory and port."""
-    node = start.config.node
-    own = node_config(node, data_dir=node.data_dir / name, port=port)
-    return dataclasses.replace(start.config, node=own)

@@ -26,6 +26,7 @@ from indilog.runtime.cluster.membership import (
     kind_of,
     needed,
     next_version,
+    with_nodes,
     without,
 )
 from indilog.runtime.metadata.store import MetadataStore, Written
@@ -53,6 +54,22 @@ class Processes(msgspec.Struct, frozen=True):
     def nodes_of(self, process: str, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
         """Return which of `nodes` a process has."""
         return tuple(node for node in nodes if self.of(node) == process)
+
+    def all_of(self, process: str) -> tuple[NodeId, ...]:
+        """Return the nodes that share a process, also if they have not joined or have left."""
+        return self.nodes_of(process, self.shared)
+
+    def standbys(self, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
+        """Return the sequencers that share a process with one of `nodes` and are none of them. They
+        run, and may take the place of a sequencer that leaves.
+        """
+        known = set(nodes)
+        there = {self.shared[node] for node in known if node in self.shared}
+        return tuple(
+            node
+            for node, process in self.shared.items()
+            if process in there and node not in known and kind_of(node) == "sequencer"
+        )
 
     def running(self, nodes: Iterable[NodeId]) -> dict[str, tuple[NodeId, ...]]:
         """Return the processes of `nodes`, in the order of their first node, with these nodes."""
@@ -97,8 +114,8 @@ def _replicas_at(process: str, node: NodeId, shared: Mapping[NodeId, str]) -> in
 def with_processes(
     members: Members, view: View, processes: Processes, count: int
 ) -> tuple[Members, Processes]:
-    """Return `members` in `count` shared processes. A new one gets a storage node and a compute
-    node; those with the greatest numbers leave.
+    """Return `members` in `count` shared processes. A new one gets a storage node, a compute node,
+    and a sequencer that may take the place of another one; those with the greatest numbers leave.
 
     Args:
         members: the nodes that the cluster is to have so far.
@@ -116,10 +133,10 @@ def with_processes(
         )
     shared = [
         name
-        for name in processes.running((*view.sequencers, *members.nodes))
+        for name in processes.running(_wanted(members, view))
         if name in set(processes.shared.values())
     ]
-    shared.sort(key=_number_of_process)
+    shared.sort(key=number_of_process)
     if not 1 <= count <= len(shared) + ADDED_MAX:
         raise ConfigError(
             f"This cluster has {len(shared)} nodes; it can have 1 to {len(shared) + ADDED_MAX} "
@@ -135,18 +152,31 @@ def with_processes(
 def _with_one_more(members: Members, view: View, processes: Processes) -> tuple[Members, Processes]:
     check_can_change(view)
     number = processes.count
-    storage, engine = (
-        _unused(kind, number, processes, view, members) for kind in ("storage", "engine")
-    )
-    process = f"node-{number}"
-    shared = {**processes.shared, storage: process, engine: process}
-    changed = msgspec.structs.replace(
-        members,
-        storage_nodes=(*members.storage_nodes, storage),
-        engines=(*members.engines, engine),
-        version=next_version(members, view),
-    )
-    return changed, Processes(number + 1, shared)
+    roles: tuple[Kind, ...] = ("storage", "engine", "sequencer")
+    processes = with_new_process(processes, number, members, view, roles)
+    joining = [n for n in processes.all_of(f"node-{number}") if kind_of(n) != "sequencer"]
+    changed = with_nodes(members, joining)
+    return msgspec.structs.replace(changed, version=next_version(members, view)), processes
+
+
+def with_new_process(
+    processes: Processes, number: int, members: Members, view: View, roles: Iterable[Kind]
+) -> Processes:
+    """Return the processes with a new one, `node-{number}`, which has a node of each of `roles`.
+
+    An index node is a further replica of the index shard with the fewest replicas.
+    """
+    shared = dict(processes.shared)
+    for kind in roles:
+        if kind == "index":
+            fewest = min(
+                range(len(members.index_shards)), key=lambda n: len(members.index_shards[n])
+            )
+            node = _unused_replica(fewest, processes, view, members)
+        else:
+            node = _unused(kind, number, processes, view, members)
+        shared[node] = f"node-{number}"
+    return Processes(max(processes.count, number + 1), shared)
 
 
 def _unused(kind: Kind, number: int, processes: Processes, view: View, members: Members) -> NodeId:
@@ -154,6 +184,18 @@ def _unused(kind: Kind, number: int, processes: Processes, view: View, members: 
     used = {*processes.shared, *needed(view, members)}
     names = (NodeId(f"{kind}-{n}") for n in itertools.count(number))
     return next(name for name in names if name not in used)
+
+
+def _unused_replica(shard: int, processes: Processes, view: View, members: Members) -> NodeId:
+    """Return a name for a further replica of an index shard."""
+    used = {*processes.shared, *needed(view, members)}
+    names = (NodeId(f"index-{shard}-{number}") for number in itertools.count())
+    return next(name for name in names if name not in used)
+
+
+def _wanted(members: Members, view: View) -> tuple[NodeId, ...]:
+    """Return all nodes that the cluster is to have, sequencers first."""
+    return tuple(dict.fromkeys((*(members.sequencers or view.sequencers), *members.nodes)))
 
 
 def without_process(members: Members, view: View, processes: Processes, name: str) -> Members:
@@ -164,7 +206,7 @@ def without_process(members: Members, view: View, processes: Processes, name: st
     Raises:
         ConfigError: one of its nodes cannot leave.
     """
-    of = processes.nodes_of(name, (*view.sequencers, *members.nodes))
+    of = processes.nodes_of(name, _wanted(members, view))
     for node in of:
         kind = kind_of(node)
         if kind == "index":
@@ -175,19 +217,49 @@ def without_process(members: Members, view: View, processes: Processes, name: st
             members = msgspec.structs.replace(
                 members, aggregators=(*rest, other), version=next_version(members, view)
             )
+        elif kind == "sequencer":
+            members = with_other_sequencer(members, view, processes, node)
         else:
             members = without(members, view, node)
     return members
+
+
+def with_other_sequencer(
+    members: Members, view: View, processes: Processes, node: NodeId
+) -> Members:
+    """Return `members` with another sequencer in place of `node`; the same if it leaves already.
+
+    Raises:
+        ConfigError: no process that stays has a sequencer that may take its place.
+    """
+    sequencers = members.sequencers or view.sequencers
+    if node not in sequencers:
+        return members
+    check_can_change(view)
+    leaving = {processes.of(gone) for gone in (*view.sequencers, node) if gone not in sequencers}
+    leaving.add(processes.of(node))
+    others = [
+        other
+        for other in processes.standbys(members.nodes)
+        if other not in sequencers and processes.of(other) not in leaving
+    ]
+    if not others:
+        raise ConfigError(
+            f"{node} is a sequencer, and no other node can take its place: add one first."
+        )
+    kept = tuple(
+        other if sequencer == node else sequencer
+        for sequencer in sequencers
+        for other in others[:1]
+    )
+    return msgspec.structs.replace(members, sequencers=kept, version=next_version(members, view))
 
 
 def _with_other_replica(
     members: Members, view: View, processes: Processes, node: NodeId
 ) -> Members:
     """Return `members` with another index node in place of `node`."""
-    used = {*processes.shared, *needed(view, members)}
-    index_shard = node.rpartition("-")[0]
-    names = (NodeId(f"{index_shard}-{number}") for number in itertools.count())
-    other = next(name for name in names if name not in used)
+    other = _unused_replica(int(node.split("-")[1]), processes, view, members)
     index_shards = tuple(
         tuple(other if replica == node else replica for replica in replicas)
         for replicas in members.index_shards
@@ -214,7 +286,8 @@ def check_leave_together(before: Members, after: Members, processes: Processes) 
             )
 
 
-def _number_of_process(name: str) -> int:
+def number_of_process(name: str) -> int:
+    """Return the number of a shared process: 2 for `node-2`."""
     return int(name.rpartition("-")[2])
 
 

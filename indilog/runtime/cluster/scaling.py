@@ -182,7 +182,8 @@ class Scaling:
         new = self._layout.running(decision.start)
         started = [name for name in new if name not in self._left_out]
         if started:
-            added = [node for name in started for node in new[name]]
+            joining = [node for name in started for node in new[name]]
+            added = [*joining, *self._layout.standbys(joining)]
             await change_run(self._store, self._with_addresses_of(added))
         for name in started:
             _log.info("process added", process=name, nodes=new[name])

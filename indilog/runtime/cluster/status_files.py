@@ -1,8 +1,9 @@
-"""Publishes the status of a run's processes for its gateways (ARCHITECTURE 11).
+"""Publishes the status of a cluster's processes for its gateways (ARCHITECTURE 11).
 
-Each process writes the status of its roles to a file of the run's directory every
-few seconds, and gateways read these files. So a status request costs no message, and an old file
-reveals a process that hangs. The status is only for operators.
+Each process writes the status of its roles every few seconds, and gateways read it: in files of the
+run's directory (`StatusFiles`), or in the metadata store if the processes are on several machines
+(`indilog.runtime.cluster.machines.status_keys`). So a status request costs no message, and an old
+status reveals a process that hangs. The status is only for operators.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import structlog
 
+from indilog.base.errors import IndilogError
 from indilog.base.ids import NodeId
 from indilog.config import KIB
 
-_INTERVAL_S: Final = 2.0
-_BELIEVED_S: Final = 5 * _INTERVAL_S
+INTERVAL_S: Final = 2.0
+"""Seconds between two statuses of a process."""
+BELIEVED_S: Final = 5 * INTERVAL_S
 """Age in seconds above which a status is not shown."""
 _BYTES_MAX: Final = 256 * KIB
 
@@ -38,26 +41,41 @@ class PublishedStatus(NamedTuple):
     silent: list[NodeId]
 
 
+class StatusBoard(Protocol):
+    """Where processes publish the status of their nodes."""
+
+    async def write(self, status: Status) -> None:
+        """Publish the status of nodes of this process; `status` has an entry for each.
+
+        Raises:
+            OSError, IndilogError: it cannot be published now.
+        """
+
+    async def remove(self, nodes: Sequence[NodeId]) -> None:
+        """Remove the status of these nodes, which end in order."""
+
+    def read(self, names: Iterable[NodeId]) -> PublishedStatus:
+        """Return the recent status of the nodes `names`."""
+
+
 @asynccontextmanager
 async def publish_status(
-    directory: Path, nodes: Sequence[NodeId], status: Callable[[], Status]
+    board: StatusBoard, nodes: Sequence[NodeId], status: Callable[[], Status]
 ) -> AsyncIterator[None]:
-    """Write the status of the `nodes` of a process at once and periodically while the block runs:
-    a file for each.
+    """Publish the status of the `nodes` of a process at once, and periodically while the block
+    runs.
     """
 
     async def publish_now() -> None:
         found = status()
-        for node in nodes:
-            own = {node: found[node]} if node in found else {}
-            try:
-                await asyncio.to_thread(_write, _path(directory, node), msgspec.json.encode(own))
-            except OSError as error:
-                log.warning("status not written", node=node, error=str(error))
+        try:
+            await board.write({node: found.get(node, {}) for node in nodes})
+        except (OSError, IndilogError) as error:
+            log.warning("status not written", nodes=list(nodes), error=str(error))
 
     async def publish() -> None:
         while True:
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(INTERVAL_S)
             await publish_now()
 
     await publish_now()
@@ -68,25 +86,41 @@ async def publish_status(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        with suppress(OSError, IndilogError):
+            await board.remove(nodes)
+
+
+class StatusFiles:
+    """A `StatusBoard` of processes on one machine: files in the run's `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def write(self, status: Status) -> None:
+        """See `StatusBoard.write`."""
+        for node, figures in status.items():
+            content = msgspec.json.encode({node: figures} if figures else {})
+            await asyncio.to_thread(_write, self._path(NodeId(node)), content)
+
+    async def remove(self, nodes: Sequence[NodeId]) -> None:
+        """See `StatusBoard.remove`."""
         for node in nodes:
-            _path(directory, node).unlink(missing_ok=True)
+            self._path(node).unlink(missing_ok=True)
 
+    def read(self, names: Iterable[NodeId]) -> PublishedStatus:
+        """See `StatusBoard.read`."""
+        status: dict[str, Mapping[str, Any]] = {}
+        silent: list[NodeId] = []
+        for name in names:
+            found = _read(self._path(name))
+            if found is None:
+                silent.append(name)
+            else:
+                status.update(found)
+        return PublishedStatus(status, silent)
 
-def read_status(directory: Path, names: Iterable[NodeId]) -> PublishedStatus:
-    """Return the recent status of the nodes `names`."""
-    status: dict[str, Mapping[str, Any]] = {}
-    silent: list[NodeId] = []
-    for name in names:
-        found = _read(_path(directory, name))
-        if found is None:
-            silent.append(name)
-        else:
-            status.update(found)
-    return PublishedStatus(status, silent)
-
-
-def _path(directory: Path, name: NodeId) -> Path:
-    return directory / f"{name}.status"
+    def _path(self, name: NodeId) -> Path:
+        return self._directory / f"{name}.status"
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -99,7 +133,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]] | None:
     try:
         with path.open("rb") as file:
             content = file.read(_BYTES_MAX)
-        if time.time() - path.stat().st_mtime > _BELIEVED_S:
+        if time.time() - path.stat().st_mtime > BELIEVED_S:
             return None
         return msgspec.json.decode(content, type=dict[str, dict[str, Any]])
     except (OSError, msgspec.DecodeError):

@@ -170,7 +170,8 @@ class Supervisor:
         await self._read_layout(store)
         wanted = await wanted_in(store)
         nodes = needed(wanted.view, wanted.members)
-        addresses = self._addresses(nodes, {} if run is None else run.addresses)
+        placed = (*nodes, *self._layout.standbys(nodes))
+        addresses = self._addresses(placed, {} if run is None else run.addresses)
         members = None if run is None else run.members
         await publish_run(store, self._config, addresses, self._directory.path, members)
         if store is metadata.file:

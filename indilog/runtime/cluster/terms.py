@@ -7,6 +7,7 @@ its numbers from the sequence of epochs. So terms grow, and each has one primary
   first sequencer of the view.
 - Each sequencer that may take over keeps an ephemeral key in `sequencers/`. When the primary's key
   has vanished, the next sequencer of the view that has a key takes a term.
+- A sequencer that has left the view has no key. So if the primary leaves, another one takes a term.
 - Each process watches `term` and notifies its roles.
 
 Only the choice of the primary is decided here. The sequencers decide which entries the new primary
@@ -118,21 +119,27 @@ async def terms_followed(
 
 @asynccontextmanager
 async def standing_for_primary(
-    store: MetadataStore, node: NodeId, sequencers: Sequence[NodeId], epoch: Epoch, lost_s: float
+    store: MetadataStore,
+    node: NodeId,
+    sequencers: Callable[[], Sequence[NodeId]],
+    epoch: Epoch,
+    lost_s: float,
+    is_outside: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[None]:
     """While the block runs, let a sequencer take over when the primary is lost.
 
     Args:
         store: the metadata store.
         node: the sequencer, which is a node of this process.
-        sequencers: sequencers of the view; if there is only one, nothing is done.
+        sequencers: returns those of the newest view; if there is only one, nothing is done.
         epoch: incarnation of this process.
         lost_s: seconds without a heartbeat after which a sequencer is lost.
+        is_outside: whether the sequencer has left, or has not joined yet.
     """
-    if len(sequencers) == 1:
+    if len(sequencers()) == 1:
         yield
         return
-    async with running(_Candidate(store, node, sequencers, epoch, lost_s).run()):
+    async with running(_Candidate(store, node, sequencers, epoch, lost_s, is_outside).run()):
         yield
 
 
@@ -143,9 +150,10 @@ class _Candidate:
         self,
         store: MetadataStore,
         node: NodeId,
-        sequencers: Sequence[NodeId],
+        sequencers: Callable[[], Sequence[NodeId]],
         epoch: Epoch,
         lost_s: float,
+        is_outside: Callable[[], bool],
     ) -> None:
         self._store = store
         self._node = node
@@ -153,10 +161,14 @@ class _Candidate:
         self._key = f"{_LIVE}{node}.{epoch}"
         """The key of this incarnation; the key of the previous incarnation may still exist."""
         self._lost_s = lost_s
+        self._is_outside = is_outside
 
     async def run(self) -> NoReturn:
         """Keep a session, and watch the keys of the other sequencers."""
         while True:
+            if self._is_outside():
+                await asyncio.sleep(RETRY_S)
+                continue
             session: Session | None = None
             try:
                 session = await self._store.session(self._lost_s)
@@ -170,15 +182,15 @@ class _Candidate:
                     with contextlib.suppress(IndilogError):
                         await session.close()
 
-    async def _watch(self, session: Session) -> NoReturn:
+    async def _watch(self, session: Session) -> None:
         """Take over when the primary is lost, which means that its key vanished, or was absent for
-        `lost_s`.
+        `lost_s`. Return when this sequencer has left.
         """
         clock = asyncio.get_running_loop().time
         live, absent_since = frozenset[NodeId](), None
         changes = asyncio.create_task(self._store.watch_directory(_LIVE, after=0))
         try:
-            while True:
+            while not self._is_outside():
                 before = live
                 await asyncio.wait({changes}, timeout=self._lost_s)
                 if changes.done():
@@ -193,7 +205,7 @@ class _Candidate:
                     continue
                 absent_since = clock() if absent_since is None else absent_since
                 is_lost = primary in before or clock() - absent_since >= self._lost_s
-                if is_lost and next_primary(self._sequencers, primary, live) == self._node:
+                if is_lost and next_primary(self._sequencers(), primary, live) == self._node:
                     await self._take_over(found, primary)
         finally:
             changes.cancel()

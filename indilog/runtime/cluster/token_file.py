@@ -1,7 +1,8 @@
 """The token of a data directory; its holder has full access to the platform.
 
 The token is 256 random bits as text, created at the first start in the file `token` of mode 0600.
-All compute nodes of a platform share it. It gives no more access than the file system: a process
+All compute nodes of a platform share it. On several machines it comes with the keys of the nodes
+(`indilog.runtime.cluster.cluster_keys`). It gives no more access than the file system: a process
 that can read the file can also read the records in the same directory.
 """
 
@@ -50,13 +51,18 @@ def token_in(directory: Path) -> str:
     return text
 
 
+def new_token() -> str:
+    """Return a new token, with the end of line that its file has."""
+    return secrets.token_urlsafe(_BYTES) + "\n"
+
+
 def _make(file: Path) -> None:
     """Write a new token, unless another process does so at the same time."""
     descriptor, name = tempfile.mkstemp(prefix=f"{TOKEN_FILE}-new-", dir=file.parent)  # mode 0600
     new = Path(name)
     try:
         with os.fdopen(descriptor, "w") as opened:
-            opened.write(secrets.token_urlsafe(_BYTES) + "\n")
+            opened.write(new_token())
             opened.flush()
             os.fsync(opened.fileno())
         try:

@@ -116,18 +116,21 @@ class StreamTransport:
         new = {
             node: to
             for node, to in addresses.items()
-            if to != self._address and node not in self._peers
+            if to != self._address
+            and ((known := self._peers.get(node)) is None or known.address != to)
         }
         if not new or self._closed:
             return
-        check_peers(len(self._peers) + len(new))
+        check_peers(len(self._peers.keys() | new.keys()))
         processes = {
-            to: _Peer(parsed(to), self._loop, self._config, self.counts)
+            to: _Peer(to, self._loop, self._config, self.counts)
             for to in dict.fromkeys(new.values())
             if to not in self._processes
         }
         self._processes |= processes
         self._peers |= {node: self._processes[to] for node, to in new.items()}
+        for to in self._processes.keys() - {peer.address for peer in self._peers.values()}:
+            self._processes.pop(to).close()  # its nodes have moved
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
         """See `Transport.send`."""
@@ -167,24 +170,26 @@ class _Peer(asyncio.Protocol):
     """The sending side towards one process: its connection, and the frames that wait for it.
 
     Attributes:
+        address: where it receives.
         queue: frames that wait, in order.
         writable: whether the connection takes more frames.
     """
 
     __slots__ = (
         "_attempt", "_backoff_s", "_closed", "_connected_at", "_connection", "_counts", "_keys",
-        "_loop", "_next_at", "_paused",
-        "_queue_bytes_max", "_queue_s_max", "_to", "_untaken_bytes", "_write_bytes", "queue",
-        "queued_bytes", "waiting_since", "writable",
+        "_loop", "_next_at", "_paused", "_queue_bytes_max", "_queue_s_max", "_to",
+        "_untaken_bytes", "_write_bytes", "address", "queue", "queued_bytes", "waiting_since",
+        "writable",
     )  # fmt: skip
 
     def __init__(
         self,
-        to: StreamAddress,
+        address: str,
         loop: asyncio.AbstractEventLoop,
         config: Config,
         counts: TransportCounts,
     ) -> None:
+        self.address = address
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
         self.writable = False
@@ -194,8 +199,8 @@ class _Peer(asyncio.Protocol):
         """When the peer last took bytes; valid while `queue` holds frames that it does not take."""
         self._untaken_bytes = 0
         """The bytes that the event loop held for the peer at `waiting_since`."""
-        self._to = to
-        self._keys = keys_for(to, config.node)
+        self._to: StreamAddress = parsed(address)
+        self._keys = keys_for(self._to, config.node)
         self._loop = loop
         self._counts = counts
         self._queue_bytes_max = config.node.messages.send_queue_bytes_max

@@ -100,7 +100,8 @@ class GrowingTransport(Transport, Protocol):
     """A transport of a cluster whose nodes change while it runs."""
 
     def add_peers(self, addresses: Mapping[NodeId, str]) -> None:
-        """Send also to these nodes from now on; those that are known keep their addresses.
+        """Send also to these nodes from now on. A known node may have moved to another address;
+        frames that wait for it are lost.
 
         Raises:
             ConfigError: an address is not one that this transport can use, or there would be more

@@ -113,16 +113,22 @@ class ZmqTransport:
         new = {
             node: to
             for node, to in addresses.items()
-            if to != self._address and node not in self._peers
+            if to != self._address
+            and ((known := self._peers.get(node)) is None or known.address != to)
         }
         if not new or self._context.closed:
             return
-        check_peers(len(self._peers) + len(new))
+        check_peers(len(self._peers.keys() | new.keys()))
         _check_are_local(new.values())
         for to in dict.fromkeys(new.values()):
             if to not in self._processes:
                 self._processes[to] = self._connected(to)
         self._peers |= {node: self._processes[to] for node, to in new.items()}
+        for to in self._processes.keys() - {peer.address for peer in self._peers.values()}:
+            gone = self._processes.pop(to)  # its nodes have moved
+            self._watch(gone, wanted=False)
+            gone.queue.clear()
+            gone.socket.close(linger=0)
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
         """See `Transport.send`."""

@@ -12,7 +12,7 @@ import uvloop
 from indilog.base.errors import QuorumUnavailableError
 from indilog.base.ids import NodeId
 from indilog.config import Config
-from indilog.runtime.cluster.status_files import read_status
+from indilog.runtime.cluster.status_files import StatusFiles
 from indilog.runtime.cluster.supervisor import processes_config, supervised
 from tests.support.engine_in_process import ENGINE, appended, engine_of
 from tests.support.strangers import ATTACKS, two_clusters
@@ -48,7 +48,7 @@ async def counted(run: Path, nodes: list[NodeId], count: int) -> None:
     """Wait until every node says that it refused so many peers."""
     async with asyncio.timeout(60):
         while True:
-            status = read_status(run, nodes).status
+            status = StatusFiles(run).read(nodes).status
             if [status.get(node, {}).get("refused_peers") for node in nodes] == [count] * len(
                 nodes
             ):

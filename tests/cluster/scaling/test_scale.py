@@ -140,7 +140,12 @@ async def command(*arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "indilog", "cluster", *arguments, stdout=subprocess.PIPE
     )
-    printed, _ = await process.communicate()
+    try:
+        printed, _ = await process.communicate()
+    finally:
+        if process.returncode is None:  # the test ran out of time: the command would wait longer
+            process.kill()
+            await process.wait()
     assert process.returncode == 0, printed
     return printed.decode()
 

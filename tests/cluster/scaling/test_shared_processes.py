@@ -146,3 +146,47 @@ def test_a_fourth_process_joins_and_leaves_under_load(tmp_path: Path) -> None:
     uvloop.run(story())
     assert any(data.startswith(b"new-") for data in load.acknowledged.values())
     uvloop.run(next_start())
+
+
+def test_the_first_process_leaves_with_its_sequencer_under_load(tmp_path: Path) -> None:
+    """`node-0` has the primary. The sequencer of `node-3` takes the place of its sequencer."""
+    load = Load()
+
+    async def story() -> None:
+        async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
+            url = await supervisor.processes["node-1"].ready()
+            async with indilog.connect(url) as client:
+                log = client.log("scaled")
+                async with load.running(log):
+                    await load.more()
+                    with pytest.raises(AssertionError, match="2 == 0"):
+                        await command("drain", "node-0", "--url", url)
+                    await command("scale", "--nodes", "4", "--url", url)
+                    await load.more()
+                    printed = await command("drain", "node-0", "--url", url)
+                    assert "sequencer-1, sequencer-2, sequencer-3" in printed
+                    await until(lambda: "node-0" not in supervisor.processes)
+                    await load.more()
+                    # Two of the three sequencers are a majority only if the new one counts.
+                    process = supervisor.processes["node-1"]
+                    other = await supervisor.processes["node-3"].ready()
+                    async with indilog.connect(other) as remaining:
+                        assert process.pid is not None
+                        os.kill(process.pid, signal.SIGSTOP)
+                        before = len(load.acknowledged)
+                        while len(load.acknowledged) < before + 20:
+                            await load.append(remaining.log("scaled"), "without-node-1")
+                        os.kill(process.pid, signal.SIGCONT)
+                    await load.more()
+                await load.check(log)
+        assert "sequencer-0" not in layout_in(tmp_path).view.sequencers
+
+    async def next_start() -> None:
+        async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
+            assert "node-0" not in supervisor.processes
+            async with indilog.connect(supervisor.url) as client:
+                await load.check(client.log("scaled"))
+                await load.append(client.log("scaled"), "again")
+
+    uvloop.run(story())
+    uvloop.run(next_start())

@@ -32,8 +32,8 @@ def _dial_proxies(directory: Path) -> None:
     direct = StreamAddress.connect
 
     async def connect(self: StreamAddress, loop, protocol, tls=None) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
-        proxy = directory / Path(self.path).name
-        to = self._replace(path=str(proxy)) if self.path and proxy.exists() else self
+        proxy = directory / (Path(self.path).name if self.path else f"port-{self.port}")
+        to = self._replace(path=str(proxy)) if proxy.exists() else self
         await direct(to, loop, protocol, tls)
 
     StreamAddress.connect = connect  # type: ignore[method-assign]
@@ -41,5 +41,6 @@ def _dial_proxies(directory: Path) -> None:
 
 if _DIRECTORY:
     _turn_clock(Path(_DIRECTORY) / "clock")
-    if any("fork_server" in word or "indilog.node" in word for word in sys.orig_argv):
+    _program = " ".join(sys.orig_argv[1:4])
+    if any(name in _program for name in ("fork_server", "indilog.node", "indilog node")):
         _dial_proxies(Path(_DIRECTORY) / "proxy")

@@ -28,10 +28,14 @@ def test_init_makes_an_authority_and_keys_whose_private_parts_are_this_users(
     assert done.exit_code == 0, done.output
     folders = {folder.name for folder in (tmp_path / "keys").iterdir()}
     assert folders == {"authority", "a", "b"}
-    assert modes_in(tmp_path / "keys" / "authority") == {"cluster.key": 0o600, "cluster.pem": 0o644}
+    authority = tmp_path / "keys" / "authority"
+    assert modes_in(authority) == {"cluster.key": 0o600, "cluster.pem": 0o644, "token": 0o600}
     for node in "ab":
         folder = tmp_path / "keys" / node
-        assert modes_in(folder) == {"node.key": 0o600, "node.pem": 0o644, "cluster.pem": 0o644}
+        assert modes_in(folder) == {
+            "node.key": 0o600, "node.pem": 0o644, "cluster.pem": 0o644, "token": 0o600,
+        }  # fmt: skip
+        assert (folder / "token").read_text() == (authority / "token").read_text()
         assert folder.stat().st_mode & 0o777 == 0o700
         keys_in(folder)
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from indilog.cli.commands import app
 
 MEMBERS = {
+    "sequencers": ["sequencer-0"],
     "compute_nodes": ["engine-0"],
     "storage_nodes": ["storage-0", "storage-1", "storage-2"],
     "index_shards": [["index-0-0"], ["index-1-0"]],
@@ -65,6 +66,7 @@ def test_scale_sends_only_what_was_given_and_shows_each_state_once(
     assert [line.rstrip() for line in shown.stdout.splitlines()] == [
         "storage-2 has not joined yet.",
         "view           4",
+        "sequencers     sequencer-0",
         "compute nodes  engine-0",
         "storage nodes  storage-0, storage-1, storage-2",
         "index nodes    index-0-0, index-1-0",

@@ -222,8 +222,8 @@ def test_a_silent_node_is_named_and_has_no_figures(platform: Platform) -> None:
     assert shown.exit_code == 1
     assert "1 of 2 up; silent: index-1-0" in shown.stdout
     assert shown.stdout.splitlines()[-1] == (
-        "Heals by itself: No heartbeat of index-1-0: the supervisor restarts a process that ended "
-        "or hangs."
+        "Heals by itself: No heartbeat of index-1-0: the supervisor, or systemd, restarts a "
+        "process that ended or hangs."
     )
     nodes = run("nodes")
     assert row_of("index-1-0", nodes) == "index-1-0 index silent - - - -"

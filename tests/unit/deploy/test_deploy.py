@@ -9,6 +9,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,10 @@ import httpx
 import pytest
 import trustme
 
+from indilog.runtime.cluster.cluster_keys import make_authority, make_node_keys
+from tests.cluster.machine import machine
 from tests.cluster.platform_process import platform
+from tests.support.zookeeper_server import ZooKeeperServer
 
 DEPLOY: Final = Path(__file__).resolve().parents[3] / "deploy"
 TOOLS: Final = Path(sys.executable).parent
@@ -43,16 +47,17 @@ def test_kubernetes_knows_every_field_of_the_manifests(version: str) -> None:
     accepted(TOOLS / "kubernetes-validate", "-k", version, "--strict", *manifests)
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["indilog.service", "indilog-node.service"])
+def test_systemd_accepts_the_unit(tmp_path: Path, name: str) -> None:
     if (tool := shutil.which("systemd-analyze")) is None:
         pytest.skip("systemd-analyze is not there; Debian's package systemd has it")
-    unit = (DEPLOY / "indilog.service").read_text()
+    unit = (DEPLOY / name).read_text()
     assert "ExecStart=/usr/local/bin/indilog " in unit
-    there = tmp_path / "indilog.service"
+    there = tmp_path / name
     there.write_text(unit.replace("/usr/local/bin/indilog", "/bin/true"))
     done = subprocess.run([tool, "verify", there], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "indilog.service" not in done.stderr, "it has no warning about the unit"
+    assert name not in done.stderr, "it has no warning about the unit"
 
 
 def entrypoint() -> list[str]:
@@ -76,6 +81,14 @@ def unit_command() -> list[str]:
     return shlex.split(found.group(1))
 
 
+def make_certificate(directory: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.cert_chain_pems[0].write_to_path(directory / "cert")
+    certificate.private_key_pem.write_to_path(directory / "key")
+    authority.cert_pem.write_to_path(directory / "ca")
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "command",
@@ -84,11 +97,7 @@ def unit_command() -> list[str]:
 )
 def test_the_command_starts_a_platform(command: list[str], tmp_path: Path) -> None:
     """With its own directory, port and certificate, as a mount would give them."""
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1", "localhost")
-    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert")
-    certificate.private_key_pem.write_to_path(tmp_path / "key")
-    authority.cert_pem.write_to_path(tmp_path / "ca")
+    make_certificate(tmp_path)
     files = {
         "/run/secrets/tls_cert": "cert", "/run/secrets/tls_key": "key",
         "/run/tls/tls.crt": "cert", "/run/tls/tls.key": "key",
@@ -102,3 +111,46 @@ def test_the_command_starts_a_platform(command: list[str], tmp_path: Path) -> No
         context = ssl.create_default_context(cafile=tmp_path / "ca")
         assert (url.scheme == "https") == ("--tls-cert" in options)
         assert httpx.get(url.join("/livez"), verify=context).status_code == 200
+
+
+@pytest.mark.cluster
+@pytest.mark.zookeeper
+def test_the_pods_of_the_cluster_find_each_other(
+    tmp_path: Path, zookeeper: ZooKeeperServer
+) -> None:
+    """With their own directory, ports and secrets, as mounts would give them."""
+    manifest = (DEPLOY / "kubernetes" / "cluster.yaml").read_text()
+    assert 'command: ["indilog", "node", "--config", "/etc/indilog/cluster.toml"]' in manifest
+    found = re.search(r"cluster\.toml: \|\n(.*?)^---", manifest, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    make_certificate(tmp_path)
+    make_authority(tmp_path / "keys")
+    there = {
+        "/run/keys": make_node_keys(tmp_path / "keys", "all"),
+        "/run/tls/tls.crt": tmp_path / "cert",
+        "/run/tls/tls.key": tmp_path / "key",
+    }
+    configuration = textwrap.dedent(found[1])
+    for mounted, path in there.items():
+        assert f'"{mounted}"' in configuration
+        configuration = configuration.replace(f'"{mounted}"', f'"{path}"')
+    pods = [machine(tmp_path, n, zookeeper, {"host": "127.0.0.1"}) for n in range(3)]
+    try:
+        for pod in pods:
+            pod.config.write_text(configuration)
+            pod.start()
+        for pod in pods:
+            pod.wait_ready()
+        assert {pod.name for pod in pods} == {"node-0", "node-1", "node-2"}
+        context = ssl.create_default_context(cafile=tmp_path / "ca")
+        probed = re.search(r"httpGet:\n +path: (\S+)", manifest)
+        assert probed is not None
+        header = re.search(r"- name: Host\n +value: (\S+)", manifest)
+        assert header is not None
+        for pod in pods:
+            url = httpx.URL(pod.url).copy_with(host="127.0.0.1", path=probed[1])
+            answer = httpx.get(url, headers={"Host": header[1]}, verify=context)
+            assert answer.status_code == 200
+    finally:
+        for pod in pods:
+            pod.kill()

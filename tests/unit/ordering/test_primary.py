@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from indilog.base.errors import DataDirectoryError
+from indilog.base.errors import DataDirectoryError, DataLossError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config, node_config
 from indilog.kernel.lineage import Extent
@@ -23,6 +23,7 @@ from indilog.roles.role import (
     FrameKind,
     Ignore,
     Location,
+    Lost,
     Persist,
     Persisted,
     Received,
@@ -123,6 +124,22 @@ def sent(effects: Sequence[Effect], kind: type[MessageT]) -> list[tuple[NodeId, 
 
 def reasons(effects: Sequence[Effect]) -> list[str]:
     return [effect.reason for effect in effects if isinstance(effect, Ignore)]
+
+
+@pytest.mark.parametrize("first", [FIRST, SECOND])
+def test_a_wiped_primary_ends_when_too_many_copies_are_lost(first: NodeId) -> None:
+    """In any order of the answers. While only the complete copy is known, its configuration may be
+    another one.
+    """
+    node = Sequencer(PRIMARY, [view_of(sequencers=3)], Config())
+    node.lost(Lost(None, b"", NOWHERE))
+    node.recovered()
+    start(node)
+    wiped = Received(FIRST, Sealed(Epoch(5), 1, Extent(Epoch(0), 0), learner=True), Epoch(1))
+    answers = {FIRST: wiped, SECOND: sealed(1, 4, 3, sender=SECOND)}
+    second = SECOND if first == FIRST else FIRST
+    with pytest.raises(DataLossError, match="disk of sequencer-0, and on that of sequencer-1 too"):
+        node.handle([answers[first], answers[second]], T0)
 
 
 # --- senders that restart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, ShardId, ViewNumber
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import NewRecords, entry_encoded
+from indilog.kernel.metalog import Base, NewRecords, NewView, entry_encoded
+from indilog.kernel.view import View, view_of
 from indilog.roles.role import FrameKind
 from indilog_ordering.metalog_state import MetalogState, state_decoded, state_encoded
 from indilog_ordering.stored_metalog import StoredMetalog
@@ -274,3 +276,64 @@ def test_a_checkpoint_counts_no_entry_as_committed_that_no_majority_has() -> Non
     assert (again.committed.position, again.stored, len(again)) == (2, 5, 5)
     assert again.page(0, 5) == tuple(entries)
     assert again.extent == metalog.extent
+
+
+# --- views
+
+
+def with_view(position: int, number: int, *, epoch: int = 1) -> NewView:
+    view = msgspec.structs.replace(view_of(sequencers=3), number=ViewNumber(number))
+    return NewView(position, ViewNumber(number), Epoch(epoch), view)
+
+
+def views_of(metalog: StoredMetalog) -> tuple[int, int]:
+    """The number of the newest view, 0 for none, and the end of its entry."""
+    view: View | None = metalog.view
+    return (0 if view is None else view.number, metalog.view_end)
+
+
+def test_the_newest_view_is_that_of_the_entries_that_are_left() -> None:
+    metalog = StoredMetalog()
+    assert views_of(metalog) == (0, 0)
+    for entry_ in (entry(0), with_view(1, 2), entry(2), with_view(3, 3)):
+        metalog.append(entry_)
+    assert views_of(metalog) == (3, 4)
+    metalog.cut_off(3)
+    assert views_of(metalog) == (2, 2)
+    metalog.cut_off(1)
+    assert views_of(metalog) == (0, 0)
+
+
+def test_the_newest_view_survives_replay_checkpoints_and_bases() -> None:
+    before, after, again = StoredMetalog(), StoredMetalog(), StoredMetalog()
+    for entry_ in (entry(0), with_view(1, 2), entry(2)):
+        frame = before.append(entry_)
+        before.on_persisted(frame.token)
+        after.recover(frame.payload)
+    again.restore(before.checkpoint()())
+    assert views_of(after) == views_of(again) == (2, 2)
+    base = Base().with_entries(before.page(0, 3))
+    other = StoredMetalog()
+    other.append(with_view(0, 7))
+    other.install(base)
+    assert views_of(other) == (2, 3)
+
+
+def test_views_are_found_in_a_checkpoint_that_does_not_name_them() -> None:
+    before, after = StoredMetalog(), StoredMetalog()
+    for entry_ in (entry(0), with_view(1, 2)):
+        before.on_persisted(before.append(entry_).token)
+    columns = msgspec.msgpack.decode(before.checkpoint()())
+    after.restore(msgspec.msgpack.encode(columns[:-1]))
+    assert views_of(after) == (2, 2)
+
+
+def test_entries_that_become_a_base_leave_their_view_in_it() -> None:
+    metalog = StoredMetalog(kept=4)
+    for position in range(20):
+        one = with_view(position, 2) if position == 1 else entry(position)
+        metalog.on_persisted(metalog.append(one).token)
+    while metalog.fold(20):
+        pass
+    assert metalog.base.position > 1
+    assert views_of(metalog) == (2, metalog.base.position)

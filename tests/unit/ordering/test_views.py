@@ -231,3 +231,59 @@ def test_a_cluster_that_merges_at_aggregators_keeps_one() -> None:
     node = primary()
     effects = node.handle([wanted(aggregators=())], T0)
     assert reasons(effects) == ["Lookups need an aggregator."]
+
+
+# --- sequencers (decision 0053)
+
+
+NEW = NodeId("sequencer-3")
+
+
+def changing(*sequencers: NodeId) -> Sequencer:
+    """A primary whose cluster is to have these sequencers; a view says so, which is committed."""
+    node = primary()
+    (view,) = proposed(node, wanted(sequencers=sequencers))
+    assert view.sequencers == VIEW.sequencers, "nothing is known of the others yet"
+    assert proposed(node, persisted(2), stored(2)) == []
+    assert node.committed == 2
+    return node
+
+
+def test_a_sequencer_that_is_to_join_gets_entries_and_then_a_vote() -> None:
+    first, *others = VIEW.sequencers
+    node = changing(*others, NEW)
+    assert proposed(node, stored(2, sender=SECOND)) == [], "the new one may lack entries"
+    (view,) = proposed(node, stored(2, sender=NEW))
+    assert view.sequencers == (first, *others, NEW)
+    node.handle([persisted(3), stored(3)], T0)
+    assert node.committed == 2, "two of four are no majority"
+    assert node.sequencers == (first, *others, NEW)
+    (view,) = proposed(node, stored(3, sender=NEW))
+    assert node.committed == 3
+    assert view.sequencers == (*others, NEW), "the next change follows the commit of this one"
+
+
+def test_a_primary_that_leaves_does_not_count_itself() -> None:
+    node = changing(*VIEW.sequencers[1:], NEW)
+    node.handle([stored(2, sender=NEW)], T0)
+    node.handle([persisted(3), stored(3), stored(3, sender=NEW)], T0)
+    node.handle([persisted(4), stored(4)], T0)
+    assert (node.committed, node.is_outside) == (3, False), "one of three"
+    node.handle([stored(4, sender=NEW)], T0)
+    assert (node.committed, node.is_outside) == (4, True)
+
+
+def test_a_sequencer_is_not_removed_if_those_that_stay_lack_entries() -> None:
+    first, _, third = VIEW.sequencers
+    node = changing(first, third)
+    (view,) = proposed(node, stored(2, sender=SECOND))
+    assert view.sequencers == (first, third)
+
+
+def test_of_two_sequencers_none_leaves() -> None:
+    first, second, _ = VIEW.sequencers
+    node = primary()
+    (view,) = proposed(node, wanted(sequencers=(first,)))
+    assert len(view.sequencers) == 2
+    node.handle([persisted(2), stored(2), stored(2, sender=SECOND)], T0)
+    assert (node.committed, node.length) == (2, 2), f"{second} stays"

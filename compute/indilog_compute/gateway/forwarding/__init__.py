@@ -21,7 +21,7 @@ from indilog_compute.gateway.forwarding.headers import (
     REFUSED_HEADER,
 )
 from indilog_compute.gateway.forwarding.offers import Offers
-from indilog_compute.gateway.forwarding.peers import Peers
+from indilog_compute.gateway.forwarding.peers import PeerPort, Peers
 
 __all__ = [
     "FORWARDED_HEADER",
@@ -31,5 +31,6 @@ __all__ = [
     "Forwarder",
     "Offers",
     "PeerAnswer",
+    "PeerPort",
     "Peers",
 ]

@@ -9,10 +9,12 @@ from typing import Final
 
 from indilog.base.ids import NodeId
 from indilog_compute.gateway.forwarding.connection import PeerConnection
-from indilog_compute.gateway.forwarding.peers import Peers
+from indilog_compute.gateway.forwarding.peers import PeerPort, Peers
 
 IDLE_MAX: Final = 16
 """Connections without a call that are kept for each node."""
+CONNECT_S_MAX: Final = 1.0
+"""Seconds until another machine counts as unreachable."""
 
 
 class PeerConnections:
@@ -37,7 +39,11 @@ class PeerConnections:
         while idle:
             if (connection := idle.pop()).is_reusable:
                 return connection, True
-        return await _connected(self._peers.socket_of(node), self._answer_bytes_max), False
+        if (address := self._peers.address_of(node)) is None:
+            raise ConnectionRefusedError(f"{node} has no known address")
+        if isinstance(address, PeerPort):
+            return await _connected_to(address, self._answer_bytes_max), False
+        return await _connected(address, self._answer_bytes_max), False
 
     def give_back(self, node: NodeId, connection: PeerConnection) -> None:
         """Keep a connection for later calls, or close it."""
@@ -57,6 +63,16 @@ class PeerConnections:
     def close(self) -> None:
         """Close the connections that carry no call."""
         self.keep_only(())
+
+
+async def _connected_to(at: PeerPort, answer_bytes_max: int) -> PeerConnection:
+    """Connect to a port of another machine."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(CONNECT_S_MAX):
+        _, connection = await loop.create_connection(
+            lambda: PeerConnection(answer_bytes_max), at.host, at.port, ssl=at.tls
+        )
+    return connection
 
 
 async def _connected(socket: Path, answer_bytes_max: int) -> PeerConnection:

@@ -8,6 +8,7 @@ forwarded.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,19 +22,29 @@ UNREACHABLE_S: Final = 1.0
 """Seconds for which a node that could not be reached is not asked."""
 
 
+class PeerPort(NamedTuple):
+    """Where the gateway of a compute node on another machine takes forwarded calls; both sides
+    authenticate themselves (docs/decisions/0044).
+    """
+
+    host: str
+    port: int
+    tls: ssl.SSLContext
+
+
 class Peers(NamedTuple):
     """The other compute nodes of the cluster.
 
     Attributes:
         own: name of this compute node.
         nodes: returns the compute nodes of the newest view.
-        socket_of: returns the path of a node's Unix socket. Nodes on other machines would need
-            another kind of address here.
+        address_of: returns a node's Unix socket, or its port on another machine; None: it is not
+            known.
     """
 
     own: NodeId
     nodes: Callable[[], Sequence[NodeId]]
-    socket_of: Callable[[NodeId], Path]
+    address_of: Callable[[NodeId], Path | PeerPort | None]
 
 
 class _Peer:

@@ -166,3 +166,15 @@ def test_three_processes_survive_the_loss_of_one() -> None:
     for count in (0, 4097):
         with pytest.raises(ConfigError, match="A cluster has 1 to"):
             shared_defaults(count)
+
+
+def test_the_sequencer_of_a_new_process_takes_the_place_of_one_that_leaves() -> None:
+    members, processes = with_processes(VIEW.members, VIEW, SHARED, 4)
+    assert "sequencer-3" not in members.nodes
+    assert processes.standbys(processes.nodes_of("node-3", members.nodes)) == names("sequencer-3")
+    view = installed(members)
+    left = without_process(members, view, processes, "node-0")
+    assert left.sequencers == names("sequencer-3", "sequencer-1", "sequencer-2")
+    assert without_process(left, view, processes, "node-0") == left, "it leaves already"
+    with pytest.raises(ConfigError, match="sequencer-1 is a sequencer, and no other node can"):
+        without_process(left, view, processes, "node-1")

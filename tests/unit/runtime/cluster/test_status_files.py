@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from indilog.base.ids import NodeId
-from indilog.runtime.cluster.status_files import publish_status, read_status
+from indilog.runtime.cluster.status_files import StatusFiles, publish_status
 
 A, B = NodeId("storage-0"), NodeId("storage-1")
 
@@ -16,24 +16,24 @@ A, B = NodeId("storage-0"), NodeId("storage-1")
 @pytest.mark.asyncio
 async def test_metrics_of_another_process_are_readable_until_it_ends(tmp_path: Path) -> None:
     status: dict[str, dict[str, int]] = {A: {"read_only": 1, "missing_records": 7}}
-    async with publish_status(tmp_path, [A], lambda: status):
-        assert read_status(tmp_path, [A, B]) == (status, [B])
-    assert read_status(tmp_path, [A]) == ({}, [A])
+    async with publish_status(StatusFiles(tmp_path), [A], lambda: status):
+        assert StatusFiles(tmp_path).read([A, B]) == (status, [B])
+    assert StatusFiles(tmp_path).read([A]) == ({}, [A])
 
 
 @pytest.mark.asyncio
 async def test_each_node_of_a_process_has_a_file(tmp_path: Path) -> None:
     status: dict[str, dict[str, int]] = {A: {"read_only": 1}}
-    async with publish_status(tmp_path, [A, B], lambda: status):
-        assert read_status(tmp_path, [A, B]) == (status, [])
-        assert read_status(tmp_path, [B]) == ({}, [])
-    assert read_status(tmp_path, [A, B]) == ({}, [A, B])
+    async with publish_status(StatusFiles(tmp_path), [A, B], lambda: status):
+        assert StatusFiles(tmp_path).read([A, B]) == (status, [])
+        assert StatusFiles(tmp_path).read([B]) == ({}, [])
+    assert StatusFiles(tmp_path).read([A, B]) == ({}, [A, B])
 
 
 @pytest.mark.asyncio
 async def test_outdated_or_damaged_metric_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "storage-0.status").write_bytes(b"{}")
     (tmp_path / "storage-1.status").write_bytes(b'{"storage-1": 7')
-    assert read_status(tmp_path, [A, B]).silent == [B]
+    assert StatusFiles(tmp_path).read([A, B]).silent == [B]
     os.utime(tmp_path / "storage-0.status", (1, 1))
-    assert read_status(tmp_path, [A, B]).silent == [A, B]
+    assert StatusFiles(tmp_path).read([A, B]).silent == [A, B]

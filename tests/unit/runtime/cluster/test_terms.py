@@ -80,6 +80,8 @@ class Cluster:
         self.learned: list[TermBegun] = []
         self._standing: dict[NodeId, list[asyncio.Task[None]]] = {}
         """The lives of each sequencer; the keys of one that crashed stay for a while."""
+        self.outside: set[NodeId] = set()
+        """The sequencers that have left the view."""
 
     async def start(self, node: NodeId) -> None:
         epoch = Epoch(await self.store.next_sequence(EPOCH_KEY))
@@ -87,7 +89,14 @@ class Cluster:
         up = asyncio.Event()
 
         async def stand() -> None:
-            async with standing_for_primary(self.store, node, SEQUENCERS, epoch, self.lost_s):
+            async with standing_for_primary(
+                self.store,
+                node,
+                lambda: [one for one in SEQUENCERS if one not in self.outside],
+                epoch,
+                self.lost_s,
+                lambda: node in self.outside,
+            ):
                 up.set()
                 await asyncio.Event().wait()
 
@@ -196,3 +205,15 @@ async def test_terms_are_followed_again_when_the_store_is_back(
             while not learned:  # noqa: ASYNC110 another task's work
                 await asyncio.sleep(0.01)
     assert learned == [TermBegun(Epoch(1), A)]
+
+
+@pytest.mark.asyncio
+async def test_another_sequencer_takes_over_from_a_primary_that_left_the_view(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as made:
+        term = await made.led_by(A)
+        made.outside.add(A)
+        term = await made.led_by(B, above=term)
+        await made.stop(B)
+        await made.led_by(C, above=term)

@@ -301,10 +301,24 @@ async def test_added_peers_keep_the_connections_of_the_known_ones(network: AnyNe
     _, inbox = network.receiving(B)
     send(a, B, b"first")
     await inbox.until(1)
-    a.add_peers({B: network.new_address("elsewhere"), NodeId("late"): network.addresses[B]})
+    a.add_peers({B: network.addresses[B], NodeId("late"): network.addresses[B]})
     send(a, B, b"second")
     send(a, NodeId("late"), b"third")
     assert await inbox.until(3) == [b"first", b"second", b"third"]
+
+
+@on_uvloop
+async def test_a_node_that_moved_gets_frames_at_its_new_address(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    before, inbox = network.receiving(B)
+    send(a, B, b"first")
+    await inbox.until(1)
+    before.close()
+    network.addresses[B] = network.new_address("elsewhere")
+    _, inbox = network.receiving(B)
+    a.add_peers(network.addresses)
+    send(a, B, b"second")
+    assert await inbox.until(1) == [b"second"]
 
 
 @on_uvloop

@@ -104,7 +104,8 @@ class Cluster:
         self, directory: Path, *, calls_max: int = 8, answer_bytes_max: int = 1000
     ) -> None:
         self.nodes = [NodeId("engine-0")]
-        self.peers = Peers(self.nodes[0], lambda: self.nodes, lambda node: directory / node / "s")
+        self._directory = directory
+        self.peers = Peers(self.nodes[0], lambda: self.nodes, self.socket_of)
         self.counters = GatewayCounters()
         self.forwarder = Forwarder(
             self.peers,
@@ -113,11 +114,15 @@ class Cluster:
             counters=self.counters,
         )
 
+    def socket_of(self, node: NodeId) -> Path:
+        """Return the path of a peer's socket."""
+        return self._directory / node / "s"
+
     @asynccontextmanager
     async def joined(self, peer: FakePeer) -> AsyncIterator[NodeId]:
         """Let a peer serve while the block runs."""
         node = NodeId(f"engine-{len(self.nodes)}")
-        socket = self.peers.socket_of(node)
+        socket = self.socket_of(node)
         socket.parent.mkdir(parents=True)
         # a short alias, because a socket's address has at most 107 bytes
         here = socket.parent.parent / f"{node}.short"

@@ -148,7 +148,7 @@ async def test_a_node_that_fails_before_it_takes_a_call_is_not_asked_for_a_secon
 async def test_a_node_without_a_socket_costs_no_call(tmp_path: Path) -> None:
     cluster, other = Cluster(tmp_path), FakePeer()
     async with cluster.joined(FakePeer()) as gone, cluster.joined(other):
-        cluster.peers.socket_of(gone).unlink()
+        cluster.socket_of(gone).unlink()
         assert await cluster.forwarder.forward(forwarded()) is not None
         assert other.bodies == [b"{}"]
 

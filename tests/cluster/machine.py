@@ -1,0 +1,142 @@
+"""A machine of a cluster: `indilog node` as a process with its own data directory and ports."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from bench.support.servers import free_port, two_free_ports
+from tests.cluster.platform_process import ROOT
+from tests.support.zookeeper_server import ZooKeeperServer, hosts_of
+
+READY_S_MAX: Final = 90.0
+STOP_S_MAX: Final = 60.0
+
+
+class Machine:
+    """A machine that can be stopped, killed and started again.
+
+    Attributes:
+        settings: of `[node]`.
+        name: of its process of the cluster; valid when it is ready.
+        url: of its gateway; valid when it is ready.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        zookeeper: ZooKeeperServer,
+        root: str,
+        settings: Mapping[str, object] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self._options = options
+        self.name = self.url = ""
+        self._log = directory / "output"
+        self._process: subprocess.Popen[str] | None = None
+        self.settings = {
+            "data_dir": directory / "data",
+            "port": free_port(),
+            "node_host": "127.0.0.1",
+            "node_port": two_free_ports(),
+            "workers": 1,
+            "segment_bytes": 5 * 1024 * 1024,
+            "metadata_store": "zookeeper",
+            "zookeeper_hosts": hosts_of([zookeeper]),
+            "zookeeper_root": root,
+            **(settings or {}),
+        }
+        self._environment = {
+            f"INDILOG_NODE_{name.upper()}": str(value) for name, value in self.settings.items()
+        }
+        self.config = directory / "cluster.toml"
+        self.config.write_text("[cluster]\nshared_processes = 3\n")
+
+    def start(self) -> None:
+        """Start the process; it is not ready yet."""
+        command = [sys.executable, "-m", "indilog", "node", "--config", str(self.config)]
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._options],
+                cwd=ROOT,
+                env=os.environ | self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until the process says that it is ready."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        there, _, _ = select.select([self._process.stdout], [], [], READY_S_MAX)
+        line = self._process.stdout.readline() if there else ""
+        found = re.fullmatch(r"(node-\d+) is up(?: on (\S+))?\. .*\n", line)
+        assert found is not None, f"the machine is not ready: {line!r} {self.output}"
+        self.name, self.url = found[1], found[2] or ""
+
+    def wait_ended(self) -> int:
+        """Wait until the process ends by itself; return its exit code."""
+        assert self._process is not None
+        code = self._process.wait(STOP_S_MAX)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code
+
+    def stop(self) -> int:
+        """Stop the process in order; return its exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self.wait_ended()
+
+    def kill(self) -> None:
+        """End the process at once, and with it its workers. May be called again."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self.wait_ended()
+
+    @property
+    def output(self) -> str:
+        """What the process logged."""
+        return self._log.read_text() if self._log.exists() else ""
+
+
+@contextmanager
+def machines_running(
+    directory: Path, zookeeper: ZooKeeperServer, count: int = 3, **settings: object
+) -> Iterator[list[Machine]]:
+    """Run `count` machines, and those that the block adds to the list, while the block runs."""
+    machines = [machine(directory, n, zookeeper, settings) for n in range(count)]
+    try:
+        for one in machines:
+            one.start()
+        for one in machines:
+            one.wait_ready()
+        machines.sort(key=lambda one: one.name)
+        yield machines
+    finally:
+        for one in machines:
+            one.kill()
+
+
+def machine(
+    directory: Path,
+    number: int,
+    zookeeper: ZooKeeperServer,
+    settings: Mapping[str, object] | None = None,
+    options: Sequence[str] = (),
+) -> Machine:
+    """Return a machine of the cluster whose part of ZooKeeper `directory` names."""
+    root = f"/{directory.parent.name}-{directory.name}"
+    return Machine(directory / f"machine-{number}", zookeeper, root, settings, options)
