@@ -112,7 +112,7 @@ def platform(
         line = process.stdout.readline() if there else ""
         found = re.search(r"https?://[\d.:]+", line)
         if found is None:
-            process.kill()
+            PlatformProcess(process, "", mark).kill_everything()
             assert process.stderr is not None
             raise AssertionError(f"the platform did not start: {line} {process.stderr.read()}")
         yield PlatformProcess(process, found.group(), mark)

@@ -96,6 +96,7 @@ class SupervisedProcess:
         self._was_ready = False
         self._sentence = ""
         self._final: NotReadyError | None = None
+        self._data_lost: NotReadyError | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._process: Process | None = None
 
@@ -121,6 +122,15 @@ class SupervisedProcess:
         if self._final is not None:
             raise self._final
         return self.detail
+
+    async def data_lost(self) -> NotReadyError:
+        """Wait until the process has ended because data is lost, and was not ready since; return an
+        error with its sentence.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._data_lost is not None)
+        assert self._data_lost is not None, "it was waited for"
+        return self._data_lost
 
     async def up(self) -> None:
         """Wait until the roles of the process run, or it failed to start too often."""
@@ -185,6 +195,9 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 break
             failures += status != os.EX_TEMPFAIL and not self._was_ready
+            if status == os.EX_DATAERR:
+                self._data_lost = self._not_started()
+                await self._set_state()
             hopeless = status == os.EX_DATAERR and not self._was_ready
             if failures >= self._failures_max or hopeless:
                 break
@@ -197,9 +210,12 @@ class SupervisedProcess:
         if self._stopping.is_set():
             final = NotReadyError(f"{self.name} was stopped.")
         else:
-            reason = self._sentence or "it died at once; see its log lines above."
-            final = NotReadyError(f"{self.name} does not start: {reason}")
+            final = self._not_started()
         await self._set_state(final=final)
+
+    def _not_started(self) -> NotReadyError:
+        reason = self._sentence or "it died at once; see its log lines above."
+        return NotReadyError(f"{self.name} does not start: {reason}")
 
     async def _run_once(self) -> int:
         """Adopt or start the process, and return its exit status when it is gone."""
@@ -254,6 +270,7 @@ class SupervisedProcess:
                     self._silent_s_max = self._config.processes.hang_s
                 if word == "ready":
                     self.detail, self._was_ready = text, True
+                    self._data_lost = None
                     await self._set_state(up=True, ready=True)
                 elif word == "up":
                     await self._set_state(up=True)

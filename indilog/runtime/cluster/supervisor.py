@@ -233,18 +233,28 @@ class Supervisor:
     async def ready(self) -> None:
         """Wait until the processes of all nodes of the view are ready (again).
 
+        A sequencer that became ready may still find, when it takes over, that too many others lost
+        data. Then no process can become ready, so this ends with its error.
+
         Raises:
-            NotReadyError: a process does not start; the message has its error.
+            NotReadyError: a process does not start, or ended because data is lost; the message has
+                its error.
         """
         assert self.view is not None, "after `start`"
         names = [n for n in self._layout.running(self.view.nodes) if n in self.processes]
         waits = [asyncio.create_task(self._ready(name)) for name in names]
+        losses = [asyncio.create_task(self.processes[name].data_lost()) for name in names]
+        ready = asyncio.gather(*waits)
+        ends: list[asyncio.Future[Any]] = [ready, *losses]
         try:
-            await asyncio.gather(*waits)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if lost := next((loss for loss in losses if loss.done()), None):
+                raise lost.result()
+            await ready
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            for task in (*waits, *losses):
+                task.cancel()
+            await asyncio.gather(ready, *losses, return_exceptions=True)
 
     async def _ready(self, name: str) -> None:
         """Wait until a process is ready, or its nodes have left."""

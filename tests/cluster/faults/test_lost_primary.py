@@ -117,24 +117,31 @@ async def test_the_status_shows_that_a_primary_waits_for_a_backup(
 
 @pytest.mark.cluster
 @pytest.mark.asyncio
-async def test_a_platform_whose_primary_and_backup_were_wiped_says_what_to_do(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "lost", [(PRIMARY, BACKUP), (BACKUP, "sequencer-2")], ids=["primary", "backups"]
+)
+async def test_a_platform_that_lost_two_of_three_sequencers_says_what_to_do(
+    tmp_path: Path, lost: tuple[str, str]
 ) -> None:
-    """One restored copy of a directory is enough (A4)."""
+    """One restored copy of a directory is enough (A4). An intact sequencer is ready before it
+    knows what the others lost.
+    """
     data = tmp_path / "data"
     with platform(data, "--processes") as running:
         async with indilog.connect(running.url) as client:
             await append(client.log("kept"), 0, 5)
-    for node in (PRIMARY, BACKUP):
+    first, second = lost
+    for node in lost:
         shutil.move(data / node, tmp_path / node)
+    said = f"does not start: .* disk of {first}, and on that of {second} too"
     for _ in range(2):
         with (
-            pytest.raises(AssertionError, match=f"disk of {PRIMARY}, and on that of {BACKUP} too"),
+            pytest.raises(AssertionError, match=said),
             platform(data, "--processes"),
         ):
             raise AssertionError("it has started")
-    shutil.rmtree(data / BACKUP)
-    shutil.move(tmp_path / BACKUP, data / BACKUP)
+    shutil.rmtree(data / second)
+    shutil.move(tmp_path / second, data / second)
     with platform(data, "--processes") as running:
         async with indilog.connect(running.url) as client:
             await check(client.log("kept"), 5)

@@ -119,6 +119,17 @@ def test_a_process_that_waits_for_the_cluster_is_restarted_without_limit(tmp_pat
     uvloop.run(story())
 
 
+def test_the_end_of_a_ready_process_that_lost_data_is_reported() -> None:
+    code = READY + "line.send(b'failed no copy is left\\n')\nsys.exit(os.EX_DATAERR)\n"
+
+    async def story() -> None:
+        async with kept(process(code)) as child:
+            assert str(await child.data_lost()) == "child does not start: no copy is left"
+            await child.ready(restarts=1)
+
+    uvloop.run(story())
+
+
 def test_a_program_that_does_not_exist_is_reported_in_one_sentence() -> None:
     async def story() -> None:
         async with kept(SupervisedProcess("child", ["/no/such/program"], CONFIG)) as child:
