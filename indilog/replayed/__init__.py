@@ -1,0 +1,29 @@
+"""Replayed state machines: a sub-stream of a log as state, on any process, from any start.
+
+For authors of libraries. A library writes commands as records with one tag, and derives its state
+from them with a pure function of the record (Boki SOSP 2021, section 5; Tango SOSP 2013, section
+3). `State` is that function; `Replica` keeps one process's copy of the state: it reads new records,
+returns the outcomes of its own appends, starts from checkpoints, writes them, and trims the records
+that they replace.
+
+- Time is `Record.ordered_at`. A state that used a clock, or `Record.time`, would differ between
+  processes.
+- A checkpoint is a cache of what the log says, never the only source: it covers records that were
+  applied before it was written, and records are trimmed only when two checkpoints cover them.
+- `ReplicaCache` shares one replica among all callers of a process.
+- `retry_transient` is the retry policy for errors that may pass.
+"""
+
+from indilog.replayed.cache import ReplicaCache
+from indilog.replayed.checkpoints import SubStream
+from indilog.replayed.replica import Replica, State
+from indilog.replayed.retry import RetryPolicy, retry_transient
+
+__all__ = [
+    "Replica",
+    "ReplicaCache",
+    "RetryPolicy",
+    "State",
+    "SubStream",
+    "retry_transient",
+]

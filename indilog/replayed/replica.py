@@ -1,0 +1,320 @@
+"""One process's copy of a replayed state."""
+
+from __future__ import annotations
+
+import abc
+import asyncio  # noqa: TID251 - large states are encoded in a thread
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from indilog.base.errors import AppendOutcomeUnknownError, DataLossError, TrimmedError
+from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag
+from indilog.base.log import Entry, Log, Record
+from indilog.replayed.checkpoints import (
+    Checkpoint,
+    SubStream,
+    append_checkpoint,
+    find_furthest,
+)
+from indilog.sdk.event import Event
+from indilog.sdk.losses import name_loss
+from indilog.sdk.outcomes import append_outcome_unknown, check_own_append
+
+CHECKPOINT_EVERY: Final = 256
+"""Default for the smallest number of records between two checkpoints."""
+_ITEMS_PER_RECORD: Final = 4
+"""Items in a checkpoint per new record after which the next one is due, so that checkpoints and
+records cost about the same.
+"""
+_OUTCOMES_MAX: Final = 65_536
+"""Largest number of outcomes kept while appends are in flight."""
+_PAGE: Final = 1000
+_ITEMS_IN_THREAD: Final = 10_000
+"""Number of items from which a state is encoded in a thread."""
+
+_OutcomeT = TypeVar("_OutcomeT")
+_StateT = TypeVar("_StateT", bound="State[Any]")
+
+
+class State(abc.ABC, Generic[_OutcomeT]):
+    """A state that is derived from the records of one sub-stream, in log order.
+
+    All processes derive the same state, so `apply` may depend on nothing but the records: no clock
+    (time is `record.ordered_at`), no randomness, no configuration of the process.
+    """
+
+    @abc.abstractmethod
+    def apply(self, record: Record) -> _OutcomeT:
+        """Apply the next record of the sub-stream; return its outcome for its author.
+
+        A record that the library did not write, or that has no effect, is applied too.
+
+        Raises:
+            IndilogError: a later version wrote the record; the state is unchanged.
+        """
+
+    @abc.abstractmethod
+    def snapshot(self) -> object:
+        """Return the whole state, as a value that `msgspec` encodes and that no later `apply`
+        changes. The event loop waits for it, so it should take microseconds an item.
+        """
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Number of items in a snapshot; a checkpoint is due at least every `size` / 4 records."""
+
+    def needed_from(self, end: SeqNum) -> SeqNum:
+        """Return the seqnum below which the library reads no record any more, once a checkpoint
+        covers the records below `end`.
+        """
+        return end
+
+
+class Replica(Generic[_StateT, _OutcomeT]):
+    """The state of a sub-stream in this process, as of the records that it has read.
+
+    Coroutines share a replica. One of them reads for all that wait for records at that time. It
+    awaits only the log, so it runs under a stepper without an event loop, too.
+
+    Args:
+        stream: the tags, the format of checkpoints, and the name in error messages.
+        empty: returns the state before the first record.
+        restore: returns the state of an encoded snapshot (MessagePack).
+        checkpoint_every: smallest number of records between two checkpoints (2 or more).
+        on_record: called with each record that is applied.
+
+    Attributes:
+        stream: as given.
+        state: the state.
+        end: records below this seqnum are applied.
+        unsaved: number of records applied since the last known checkpoint.
+    """
+
+    def __init__(
+        self,
+        stream: SubStream,
+        empty: Callable[[], _StateT],
+        restore: Callable[[bytes], _StateT],
+        *,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+        on_record: Callable[[Record], object] | None = None,
+    ) -> None:
+        assert checkpoint_every >= 2, "a checkpoint covers more than the record that made it due"
+        self.stream = stream
+        self.state = empty()
+        self.end: SeqNum = 0
+        self.unsaved = 0
+        self._restore = restore
+        self._every = checkpoint_every
+        self._on_record = on_record
+        self._count = 0
+        self._marked = 0
+        self._elected = False
+        self._reading: Event | None = None
+        self._appending: dict[object, SeqNum] = {}
+        """For each append in flight, a seqnum at or below that of its record; ascending."""
+        self._outcomes: OrderedDict[SeqNum, _OutcomeT] = OrderedDict()
+        """Outcomes of records that may belong to appends in flight."""
+        self._due: set[SeqNum] = set()
+        """Records that made a checkpoint due and may belong to appends in flight."""
+
+    # --- reading
+
+    async def catch_up(self, log: Log, own: SeqNum = -1, *, fresh: bool = False) -> None:
+        """Apply new records: those up to `own`, or all that the session of `log` sees.
+
+        Args:
+            log: log of the sub-stream.
+            own: a record of the sub-stream that the session of `log` appended; -1: there is none.
+            fresh: whether to see all records whose append has returned in any session.
+
+        Raises:
+            DataLossError: a record that the state needs is lost; the message names the state.
+            NotReadyError: the read did not return the record at `own`.
+            TrimmedError: the whole log was trimmed, and with it the history of the state.
+        """
+        while self._reading is not None:
+            await self._reading.wait()
+        if self.end > own >= 0:
+            return
+        self._reading = reading = Event()
+        try:
+            await self._read(log, own, fresh=fresh)
+        finally:
+            self._reading = None
+            reading.set()
+
+    async def _read(self, log: Log, own: SeqNum, *, fresh: bool) -> None:
+        """Read page by page. A short page need not be the last, because pages are also limited in
+        bytes.
+        """
+        while True:
+            try:
+                page = await log.read_range(self.stream.tag, self.end, limit=_PAGE, fresh=fresh)
+            except TrimmedError as error:
+                await self._continue_from_checkpoint(log, error)
+                continue
+            except DataLossError as error:
+                raise name_loss(self.stream.what, error) from error
+            if len(page) == _PAGE and not self._count:  # a checkpoint may save most of the reading
+                await self._load(log)
+            for record in page:
+                self._apply(record)
+            if not page:
+                check_own_append(own, self.end)
+            if not page or self.end > own >= 0:
+                return
+
+    async def _continue_from_checkpoint(self, log: Log, error: TrimmedError) -> None:
+        """Load a checkpoint, because records that are not applied were trimmed."""
+        # The floor may become visible before the checkpoint, although the checkpoint was appended
+        # first.
+        await log.tail()
+        lost = await self._load(log)
+        if self.end >= error.first_seqnum:
+            return
+        if lost is None:
+            raise error
+        raise name_loss(self.stream.what, lost) from error
+
+    async def _load(self, log: Log) -> DataLossError | None:
+        """Continue from the checkpoint that covers the most, if it is ahead. Return the loss if a
+        lost checkpoint may cover even more.
+        """
+        found = await find_furthest(log, self.stream)
+        kept = found.furthest
+        if kept is not None and kept.end > self.end:
+            self.state = self._restore(kept.content)
+            self.end, self._count, self._marked = kept.end, kept.count, kept.marked
+            self.unsaved = 0
+        return found.lost
+
+    def _apply(self, record: Record) -> None:
+        if record.seqnum < self.end:
+            return
+        outcome: _OutcomeT = self.state.apply(record)
+        self.end = record.seqnum + 1
+        self._count += 1
+        self.unsaved += 1
+        if self._count - self._marked >= max(self._every, self.state.size // _ITEMS_PER_RECORD):
+            self._marked = self._count
+            if self._appending:
+                self._due.add(record.seqnum)
+        if self._appending:
+            self._outcomes[record.seqnum] = outcome
+            if len(self._outcomes) > _OUTCOMES_MAX:
+                self._outcomes.popitem(last=False)
+        if self._on_record is not None:
+            self._on_record(record)
+
+    # --- appending
+
+    async def append(self, log: Log, data: bytes, *, tags: Sequence[UserTag] = ()) -> _OutcomeT:
+        """Append a command, apply the records up to it, and return the outcome of `State.apply`.
+
+        Args:
+            log: log of the sub-stream.
+            data: the command as the library encodes it.
+            tags: further tags of the record.
+
+        Raises:
+            AppendOutcomeUnknownError: as for `Log.append`; or the command was appended, and its
+                outcome cannot be read now.
+            IndilogError: as for `Log.append`; nothing was appended.
+        """
+        return (await self.append_batch(log, [Entry(data, tuple(tags))]))[0]
+
+    async def append_batch(self, log: Log, commands: Sequence[Entry]) -> list[_OutcomeT]:
+        """Do the same as `append` for several commands, which are appended atomically.
+
+        Args:
+            log: log of the sub-stream.
+            commands: encoded commands, each with its further tags.
+        """
+        entries = [Entry(entry.data, (self.stream.tag, *entry.tags)) for entry in commands]
+        with self._awaiting_outcomes():
+            if len(entries) == 1:
+                places = [await log.append(entries[0].data, tags=entries[0].tags)]
+            else:
+                places = await log.append_batch(entries)
+            with append_outcome_unknown(places[-1]):
+                await self.catch_up(log, own=places[-1])
+            self._elected = self._elected or not self._due.isdisjoint(places)
+            try:
+                return [self._outcomes[place] for place in places]
+            except KeyError as error:
+                raise AppendOutcomeUnknownError(
+                    f"{self.stream.what}: the command at {places[0]} was trimmed before its "
+                    "outcome could be read; read the state again."
+                ) from error
+
+    @contextmanager
+    def _awaiting_outcomes(self) -> Iterator[None]:
+        """Enter a block with an append in flight, during which outcomes are kept."""
+        append = object()
+        self._appending[append] = self.end
+        try:
+            yield
+        finally:
+            del self._appending[append]
+            needed_from = next(iter(self._appending.values()), MAX_SEQNUM)
+            while self._outcomes and next(iter(self._outcomes)) < needed_from:
+                self._outcomes.popitem(last=False)
+            if not self._appending:
+                self._due.clear()
+
+    # --- checkpoints
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether this process should write a checkpoint: its own record made one due.
+
+        So exactly one process writes each checkpoint. If it crashes first, the next one is due
+        `checkpoint_every` records later.
+        """
+        return self._elected
+
+    async def save(self, log: Log) -> None:
+        """Append a checkpoint, and trim the records that the previous checkpoint covers.
+
+        Because only records below the end of the previous checkpoint are trimmed, processes with
+        appends in flight can still read their outcomes. Concurrent checkpoints are safe: each is
+        correct, and the one that covers the most is kept, so it covers all that was trimmed. While
+        a lost checkpoint may cover more, nothing is trimmed, because it may become readable again.
+
+        If it fails, the state is unharmed, and the next checkpoint is due as usual.
+
+        Raises:
+            IndilogError: the errors of `Log.append`, `Log.read_range` and `Log.trim`.
+        """
+        self._elected, self.unsaved = False, 0
+        size, snapshot = self.state.size, self.state.snapshot()
+        end, count, marked = self.end, self._count, self._marked
+        needed_from = self.state.needed_from(end)
+        assert needed_from <= end, "records that are not applied are needed"
+        content = await _encode(snapshot, size)
+        before = (await find_furthest(log, self.stream)).furthest
+        if before is None or before.end < end:
+            await append_checkpoint(log, self.stream, Checkpoint(0, end, count, marked, content))
+        found = await find_furthest(log, self.stream)
+        if found.lost is not None or found.furthest is None:
+            return
+        await log.trim(found.furthest.place, tag=self.stream.checkpoints_tag)
+        if before is not None and before.end < found.furthest.end:
+            await log.trim(min(before.end, needed_from), tag=self.stream.tag)
+
+
+async def _encode(snapshot: object, size: int) -> bytes:
+    """Encode a snapshot; in a thread if it is large and an event loop is running."""
+    if size < _ITEMS_IN_THREAD:
+        return msgspec.msgpack.encode(snapshot)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return msgspec.msgpack.encode(snapshot)
+    return await asyncio.to_thread(msgspec.msgpack.encode, snapshot)
