@@ -8,6 +8,8 @@ loop.
 from bokiflow.flow import Flow, Startable
 from bokiflow.handle import Handle, Status
 from bokiflow.locks.lock import HeldLock, Lock
+from bokiflow.operations.attempts import Retry
+from bokiflow.operations.progress import PublishedEvent
 from bokiflow.runs.errors import (
     Cancelled,
     ChangedWorkflowError,
@@ -47,6 +49,8 @@ __all__ = [
     "LockSettingsError",
     "LockTimeoutError",
     "NestedLockError",
+    "PublishedEvent",
+    "Retry",
     "RunCancelledError",
     "RunEndedError",
     "RunFailedError",

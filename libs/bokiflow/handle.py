@@ -7,10 +7,13 @@ process that executes the run, the result needs no read.
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from bokiflow.definition import Definition, check_workflow
+from bokiflow.operations.notifications import WAIT_S_MAX
+from bokiflow.operations.progress import PublishedEvent, events_in, status_value_in
 from bokiflow.operations.signals import check_name
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
@@ -55,6 +58,7 @@ class Status:
             crashed right after they had begun to execute it. Otherwise None.
         place: seqnum of the record of its start.
         began: time of the start, seconds since 1970.
+        value: what the workflow set last with `Workflow.set_status`; None if it has set nothing.
     """
 
     id: str
@@ -66,6 +70,7 @@ class Status:
     problem: str | None = None
     place: SeqNum = 0
     began: float = 0.0
+    value: object = None
 
 
 def status_of(id: str, run: Run) -> Status:  # noqa: A002
@@ -80,7 +85,7 @@ def status_of(id: str, run: Run) -> Status:  # noqa: A002
         problem = f"{finished.failure.kind}: {finished.failure.message}"
     return Status(
         id, run.started.workflow, run.state, len(run.steps), run.epoch, run.executor, problem,
-        run.started_at, run.began,
+        run.started_at, run.began, status_value_in(run),
     )  # fmt: skip
 
 
@@ -159,6 +164,28 @@ class Handle(Generic[_ResultT_co]):
         self._check(run)
         assert run.started is not None, "a run that was read has begun"
         return status_of(self.id, run)
+
+    async def events(self, after: SeqNum = -1) -> AsyncIterator[PublishedEvent]:
+        """Yield what the run publishes (`Workflow.publish`): first the events so far, then new
+        ones. The iteration ends when the run has ended.
+
+        Args:
+            after: seqnum of the last event that the caller has; -1: begin with the first event.
+
+        Raises:
+            UnknownRunError, RunIdInUseError: as `result`.
+        """
+        log, run, sent = self._log(), Run(), after
+        while True:
+            await self._read(log, run)
+            self._check(run)
+            for event in events_in(run):
+                if event.seqnum > sent:
+                    sent = event.seqnum
+                    yield event
+            if run.finished is not None:
+                return
+            await log.read_next(run_tag(self.id), run.end, wait=WAIT_S_MAX)
 
     async def cancel(self) -> None:
         """Request the cancellation of the run: its next operation raises `Cancelled` in it.

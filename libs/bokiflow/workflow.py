@@ -7,32 +7,33 @@ from __future__ import annotations
 import random as chance
 import uuid as uuids
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
-from functools import partial
-from typing import Any, Final, TypeVar, overload
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import structlog
 from cachetools import LRUCache
 from xxhash import xxh3_128_digest, xxh3_128_intdigest
 
-from bokiflow.operations.body import Body
+from bokiflow.operations.attempts import RETRIES, AttemptPolicy, Attempts, Retry
+from bokiflow.operations.body import NAME_BYTES_MAX, Body
 from bokiflow.operations.compensation import COMPENSATE, COMPENSATION_RETRIES
-from bokiflow.operations.notifications import decide_waiting, run_unless_cancelled
+from bokiflow.operations.notifications import decide_waiting
 from bokiflow.operations.operations import Operations
+from bokiflow.operations.progress import EVENT, STATUS, plain_text
 from bokiflow.runs import waiting
-from bokiflow.runs.errors import Cancelled, FlowSettingsError
-from bokiflow.runs.execution import KEY, Execution, OperationOutcome, failure_from, raise_failure
+from bokiflow.runs.errors import FlowSettingsError
+from bokiflow.runs.execution import KEY, Execution, OperationOutcome, raise_failure
 from bokiflow.runs.run_log import Logs
-from indilog import Context, FunctionFailedError, Log
+from indilog import Context, Log
 
 STEP: Final = "step"
 NOW: Final = "now"
-RETRIES: Final = 3
 RETRIES_MAX: Final = 1000
 BACKOFF_S: Final = 0.1
-BACKOFF_S_MAX: Final = 60.0
 _BODIES_MAX: Final = 1024
 _ValueT = TypeVar("_ValueT")
+Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
+"""A type of errors, or several."""
 
 
 class Workflow(Operations):
@@ -95,6 +96,9 @@ class Workflow(Operations):
         *arguments: object,
         retries: int = ...,
         backoff: float = ...,
+        retry: Retry | None = ...,
+        timeout: float | timedelta | None = ...,
+        give_up_on: Errors = ...,
         name: str | None = ...,
         compensate: Callable[[_ValueT], object] | None = ...,
     ) -> Coroutine[Any, Any, _ValueT]: ...
@@ -107,6 +111,9 @@ class Workflow(Operations):
         *arguments: object,
         retries: int = ...,
         backoff: float = ...,
+        retry: Retry | None = ...,
+        timeout: float | timedelta | None = ...,
+        give_up_on: Errors = ...,
         name: str | None = ...,
         compensate: Callable[[_ValueT], object] | None = ...,
     ) -> Coroutine[Any, Any, _ValueT]: ...
@@ -118,6 +125,9 @@ class Workflow(Operations):
         *arguments: object,
         retries: int = RETRIES,
         backoff: float = BACKOFF_S,
+        retry: Retry | None = None,
+        timeout: float | timedelta | None = None,
+        give_up_on: Errors = (),
         name: str | None = None,
         compensate: Callable[..., Any] | None = None,
     ) -> Coroutine[Any, Any, Any]:
@@ -135,6 +145,11 @@ class Workflow(Operations):
                 counts from 0. `Cancelled` is not retried. A cancellation of the run ends the pause
                 before a retry.
             backoff: seconds before the first retry; doubled for each further retry, at most 60.
+            retry: a whole policy instead of `retries` and `backoff`.
+            timeout: seconds (or a timedelta) after which an attempt has failed with `TimeoutError`.
+                An async body is cancelled then. A sync body continues in its thread, and its result
+                is dropped. None: without limit.
+            give_up_on: a type of errors, or several, after which no further attempt is made.
             name: name of the step in the log; default: the name of the body.
             compensate: function that undoes the step. It is called with the step's result, as a
                 separate step, if the workflow fails or is cancelled later.
@@ -145,13 +160,10 @@ class Workflow(Operations):
             ChangedWorkflowError: another operation was decided at this place of the code.
             FlowSettingsError: `body` is not a function, or a limit is exceeded.
         """
-        if not 0 <= retries <= RETRIES_MAX or backoff < 0:
-            raise FlowSettingsError(
-                f"retries must be 0 to {RETRIES_MAX:,}, and backoff not negative."
-            )
+        policy = _policy(retries, backoff, retry, timeout, give_up_on)
         do, undo = body_of(body, name), None if compensate is None else body_of(compensate)
         number = self.execution.number()
-        step = self._step(number, do, arguments, retries, backoff, undo)
+        step = self._step(number, do, arguments, policy, undo)
         return self.execution.asked.add(number, do.name, STEP, step)
 
     def compensate(self, undo: Callable[..., Any], /, *arguments: object) -> None:
@@ -162,10 +174,10 @@ class Workflow(Operations):
         self._add_compensation(self.execution.number(), body_of(undo), arguments)
 
     def _add_compensation(self, number: str, undo: Body, arguments: tuple[object, ...]) -> None:
+        policy = AttemptPolicy(Retry(COMPENSATION_RETRIES + 1))
+
         async def compensation(number: str) -> OperationOutcome:
-            return await self._attempts(
-                number, undo, arguments, COMPENSATION_RETRIES, BACKOFF_S, []
-            )
+            return await self._attempts(number, undo, arguments, policy).run()
 
         self.compensations.add(number, undo.name, COMPENSATE, compensation)
 
@@ -174,67 +186,72 @@ class Workflow(Operations):
         number: str,
         body: Body,
         arguments: tuple[object, ...],
-        retries: int,
-        backoff: float,
+        policy: AttemptPolicy,
         undo: Body | None,
     ) -> object:
-        errors: list[BaseException] = []
-        attempts = partial(self._attempts, number, body, arguments, retries, backoff, errors)
-        decided = await decide_waiting(self.execution, number, body.name, STEP, attempts)
+        attempts = self._attempts(number, body, arguments, policy)
+        decided = await decide_waiting(self.execution, number, body.name, STEP, attempts.run)
         if decided.failure is not None:
-            raise_failure(decided, errors[-1] if errors else None)
+            raise_failure(decided, attempts.last_error)
         value = body.result(decided.result)
         if undo is not None:
             self._add_compensation(number, undo, (value,))
         return value
 
-    async def _attempts(
-        self,
-        number: str,
-        body: Body,
-        arguments: tuple[object, ...],
-        retries: int,
-        backoff: float,
-        errors: list[BaseException],
-    ) -> OperationOutcome:
-        given = (self.ctx, *arguments) if body.takes_context else arguments
-        set_before = KEY.set(self.execution.key(number))
-        try:
-            for attempt in range(retries + 1):
-                try:
-                    value = await body.run(given)
-                except Exception as error:  # noqa: BLE001 - each error is an outcome
-                    errors.append(error)
-                else:
-                    return _outcome(body, value)
-                if attempt == retries or isinstance(errors[-1], Cancelled):
-                    break
-                pause_s = min(backoff * 2**attempt, BACKOFF_S_MAX)
-                self._log_attempt(number, body, attempt, retries, pause_s, errors[-1])
-                await run_unless_cancelled(self.execution, waiting.pause(pause_s))
-            return OperationOutcome(b"", failure_from(errors[-1]))
-        finally:
-            KEY.reset(set_before)
-
-    def _log_attempt(
-        self,
-        number: str,
-        body: Body,
-        attempt: int,
-        retries: int,
-        pause_s: float,
-        error: BaseException,
-    ) -> None:
-        """Log a failed attempt that is retried. The failure of the last attempt is an outcome."""
-        self.logger.warning(
-            "a step failed and is retried",
-            step=body.name,
-            number=number,
-            attempt=attempt + 1,
-            attempts_max=retries + 1,
-            again_after_s=pause_s,
-            error=f"{type(error).__name__}: {error}",
+    def _attempts(
+        self, number: str, body: Body, arguments: tuple[object, ...], policy: AttemptPolicy
+    ) -> Attempts:
+        return Attempts(
+            self.execution,
+            number,
+            body,
+            lambda: (self.ctx, *arguments) if body.takes_context else arguments,
+            policy,
         )
+
+    # --- progress for people
+
+    def publish(self, event: object) -> None:
+        """Add an event to the run's history, for `Handle.events`: progress, or partial results.
+
+        Each event is published once, in the order of the code. It is durable before the next
+        operation begins.
+
+        Args:
+            event: any value that has a JSON form, at most 16 KiB of JSON.
+
+        Raises:
+            FlowSettingsError: the event has no JSON form, or is too large.
+        """
+        text = plain_text(f"Event of run {self.id!r}", event)
+        self.execution.decide_now(EVENT, EVENT, lambda: text)
+
+    def set_status(self, value: object) -> None:
+        """Set what `Status.value` shows until the next call. Durability and errors are those of
+        `publish`.
+        """
+        text = plain_text(f"Status of run {self.id!r}", value)
+        self.execution.decide_now(STATUS, STATUS, lambda: text)
+
+    # --- changed code
+
+    def patched(self, name: str) -> bool:
+        """Tell whether this run takes the path of the changed code; the log decides it once.
+
+        Write `if wf.patched("name"): new steps; else: old steps` to deploy changed code while runs
+        of the old code are open. Runs that had already passed this place keep the old path. All
+        others take the new one. When no run of the old code is left, delete the old path; then the
+        call may be deleted, too.
+
+        Args:
+            name: name of the change, unique among the changes of the workflow.
+
+        Raises:
+            FlowSettingsError: the name is empty or too long.
+        """
+        if not name or len(name.encode()) > NAME_BYTES_MAX:
+            raise FlowSettingsError(f"A patch's name is 1 to {NAME_BYTES_MAX} bytes of text.")
+        return self.execution.decide_patch(name)
 
     # --- values that stay the same
 
@@ -258,12 +275,28 @@ class Workflow(Operations):
         return uuids.UUID(bytes=xxh3_128_digest(self.execution.key(number).encode()), version=5)
 
 
-def _outcome(body: Body, value: object) -> OperationOutcome:
-    """Return the outcome of a step. A result that cannot be recorded is a permanent failure."""
-    try:
-        return OperationOutcome(body.text(value))
-    except FunctionFailedError as error:
-        return OperationOutcome(b"", failure_from(error))
+def _policy(
+    retries: int,
+    backoff: float,
+    retry: Retry | None,
+    timeout: float | timedelta | None,
+    give_up_on: Errors,
+) -> AttemptPolicy:
+    """Return how a step is attempted.
+
+    Raises:
+        FlowSettingsError: a value is out of its range, or both forms of a policy are given.
+    """
+    if isinstance(give_up_on, type):
+        give_up_on = (give_up_on,)
+    if not 0 <= retries <= RETRIES_MAX or backoff < 0:
+        raise FlowSettingsError(f"retries must be 0 to {RETRIES_MAX:,}, and backoff not negative.")
+    if retry is None:
+        retry = Retry(retries + 1, backoff)
+    elif (retries, backoff) != (RETRIES, BACKOFF_S):
+        raise FlowSettingsError("Give retry=Retry(...), or retries and backoff, not both.")
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return AttemptPolicy(retry, seconds, give_up_on)
 
 
 _BODIES: Final[LRUCache[object, Body]] = LRUCache(_BODIES_MAX)

@@ -60,6 +60,8 @@ CANCEL: Final = "cancel"
 """The kind of a decision by which a cancellation replaces an operation."""
 RETURN: Final = "return"
 """Number, name and kind of one decision: the workflow returned too early."""
+PATCH: Final = "patch"
+"""The kind of a decision that a run takes the changed path of its code."""
 
 
 class LeaseCheck(Protocol):
@@ -103,9 +105,18 @@ class Branch:
         """Return the number of the next operation, such as `3`; or `3.1.2`, the second operation of
         the first branch of operation 3.
         """
-        number = f"{self._prefix}{self._next}"
+        number = self.next_number
         self._next += 1
         return number
+
+    @property
+    def next_number(self) -> str:
+        """The number that `number` returns next."""
+        return f"{self._prefix}{self._next}"
+
+    def patch_number(self, name: str) -> str:
+        """Return the number of the decision about patch `name`; it is none of the operations."""
+        return f"{self._prefix}{PATCH}:{name}"
 
 
 BRANCH: Final[ContextVar[Branch | None]] = ContextVar("branch", default=None)
@@ -287,6 +298,23 @@ class Execution:
             self._unflushed.append(known)
         return known
 
+    def decide_patch(self, name: str) -> bool:
+        """Decide whether this run takes the changed path of its code, once in each branch.
+
+        It does, unless an execution of the code before the change has already decided an operation
+        at this place or after it. A decision to take the path is durable before the next operation
+        begins.
+        """
+        branch = self.branch
+        number = branch.patch_number(name)
+        if self.find_decided(number, name, PATCH) is not None:
+            return True
+        if branch.next_number in self._decided:
+            return False
+        self._keep(record := StepDecided(self.epoch, number, name, PATCH, b"true"))
+        self._unflushed.append(record)
+        return True
+
     def check_finished(self) -> None:
         """Check that a returning workflow has finished all its operations.
 
@@ -431,7 +459,7 @@ class Execution:
             reached = self._reached.union(number + UNDO for number in undone)
             for number, record in self._decided.items():
                 is_due = "." not in number or number.endswith(UNDO)
-                if is_due and number not in reached:
+                if is_due and number not in reached and record.kind != PATCH:
                     was = f"{record.kind} {record.name}"
                     self._changed = ChangedWorkflowError(self.id, number, was, None, raised)
                     break

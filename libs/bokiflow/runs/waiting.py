@@ -77,6 +77,22 @@ async def wait_within(ended: asyncio.Future[_ValueT], seconds: float, late: str)
         raise TimeoutError(late) from error
 
 
+async def run_within(asked: Coroutine[Any, Any, _ValueT], seconds: float, late: str) -> _ValueT:
+    """Return the result of `asked`, which is cancelled after `seconds`.
+
+    Raises:
+        TimeoutError: it took longer; the message is `late`.
+    """
+    ending = asyncio.timeout(seconds)
+    try:
+        async with ending:
+            return await asked
+    except TimeoutError as error:
+        if not ending.expired():
+            raise
+        raise TimeoutError(late) from error
+
+
 def has_loop() -> bool:
     """Tell whether an event loop is running, so that tasks can be started."""
     try:

@@ -1,0 +1,69 @@
+"""Events and states that a workflow publishes for people, as decided values in its history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from bokiflow.runs.errors import FlowSettingsError
+from bokiflow.runs.run_state import Run
+from indilog import FunctionFailedError
+from indilog.sdk import ResultType, SeqNum, plain_value
+
+EVENT: Final = "event"
+"""The kind of a decision that is an event."""
+STATUS: Final = "status"
+"""The kind of a decision that sets the status."""
+TEXT_BYTES_MAX: Final = 16 * 1024
+"""Largest number of bytes of JSON in an event or a status."""
+
+
+class PublishedEvent(NamedTuple):
+    """An event that a workflow published.
+
+    Attributes:
+        seqnum: place in the run's history; pass the last one to `Handle.events` to continue.
+        value: the event.
+    """
+
+    seqnum: SeqNum
+    value: Any
+
+
+def plain_text(what: str, value: object) -> bytes:
+    """Return a value as JSON text.
+
+    Args:
+        what: the value, for error messages.
+        value: the value.
+
+    Raises:
+        FlowSettingsError: it has no JSON form, or is too large.
+    """
+    try:
+        text = ResultType(what, Any).text(value)
+    except FunctionFailedError as error:
+        raise FlowSettingsError(
+            f"{what}: a value of type {type(value).__name__} has no JSON form."
+        ) from error
+    if len(text) > TEXT_BYTES_MAX:
+        raise FlowSettingsError(
+            f"{what} has {len(text):,} bytes of JSON; the limit is {TEXT_BYTES_MAX:,}. Store large "
+            "values in a log and publish their seqnums."
+        )
+    return text
+
+
+def events_in(run: Run) -> Iterator[PublishedEvent]:
+    """Yield the events of a run, in the order of its history."""
+    for number, record in run.steps.items():
+        if record.kind == EVENT:
+            yield PublishedEvent(run.places[number], plain_value(record.result))
+
+
+def status_value_in(run: Run) -> object:
+    """Return the value that the run has set last as its status; None if it has set none."""
+    for record in reversed(run.steps.values()):
+        if record.kind == STATUS:
+            return plain_value(record.result)
+    return None
