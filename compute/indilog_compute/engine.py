@@ -28,7 +28,7 @@ from indilog.base.ids import (
     SeqNum,
     TagColumns,
     TagHash,
-    tags_unpacked,
+    unpack_tags,
 )
 from indilog.base.log import Record
 from indilog.base.resend import Resend
@@ -205,7 +205,7 @@ class Engine:
             raise self._without_shard()
         first = self._writer.add(data, columns, waiter)
         if self._extended:
-            self._reads.questions.appended(tags_unpacked(columns.tags))
+            self._reads.questions.appended(unpack_tags(columns.tags))
         return first
 
     def append_batch(self, records: Sequence[tuple[bytes, TagColumns]], waiter: object) -> None:
@@ -220,7 +220,7 @@ class Engine:
         self._writer.add_batch(records, waiter)
         if self._extended:
             for _, columns in records:
-                self._reads.questions.appended(tags_unpacked(columns.tags))
+                self._reads.questions.appended(unpack_tags(columns.tags))
 
     def append_if(self, append: Conditional, waiter: object) -> None:
         """Append records if their condition holds, here or at the home of the tag.

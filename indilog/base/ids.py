@@ -136,7 +136,7 @@ class TagColumns(NamedTuple):
     tags: bytes
     """The hashes of the record's log and of its tags, in this order: u64 each, little-endian."""
     names: bytes
-    """The texts of the record's log and tags (`names_decoded`)."""
+    """The texts of the record's log and tags (`decode_names`)."""
 
 
 _COLUMNS_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -213,20 +213,20 @@ def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
 def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
     spelled = dict.fromkeys(map(_spelled, tags))
     hashes = (log_tag(log), *(_folded(log, name) for name in spelled))
-    return TagColumns(tags_packed(*hashes), "\x1f".join([log, *spelled]).encode())
+    return TagColumns(pack_tags(*hashes), "\x1f".join([log, *spelled]).encode())
 
 
-def tags_packed(*tags: TagHash) -> bytes:
+def pack_tags(*tags: TagHash) -> bytes:
     """Return hashes in the format of record batches: u64 each, little-endian."""
     return b"".join(tag.to_bytes(HASH_BYTES, "little") for tag in tags)
 
 
-def tags_unpacked(packed: bytes) -> array[TagHash]:
-    """Return the hashes that `tags_packed` packed."""
+def unpack_tags(packed: bytes) -> array[TagHash]:
+    """Return the hashes that `pack_tags` packed."""
     return array("Q", packed)
 
 
-def names_decoded(names: bytes) -> tuple[str, tuple[UserTag, ...]]:
+def decode_names(names: bytes) -> tuple[str, tuple[UserTag, ...]]:
     """Return the log and the tags in a record's column of names."""
     log, *spelled = names.decode().split("\x1f")
     return log, tuple(int(n[1:]) if n[0] == _INTEGER else n[1:] for n in spelled)

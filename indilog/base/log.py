@@ -23,8 +23,8 @@ from indilog.base.ids import (
     SeqNum,
     ShardId,
     UserTag,
+    decode_names,
     log_tag,
-    names_decoded,
     names_match,
     tag_columns,
     tag_hash,
@@ -118,7 +118,7 @@ class Record:
     @property
     def tags(self) -> tuple[UserTag, ...]:
         """The tags with which the record was appended, without repetitions."""
-        return names_decoded(self._names)[1]
+        return decode_names(self._names)[1]
 
     @property
     def names(self) -> bytes:

@@ -63,12 +63,12 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ColdObject)
 
 
-def cold_encoded(made: ColdObject) -> bytes:
+def encode_cold_object(made: ColdObject) -> bytes:
     """Return the payload of a `COLD` frame."""
     return _encoder.encode(made)
 
 
-def cold_decoded(payload: bytes) -> ColdObject:
+def decode_cold_object(payload: bytes) -> ColdObject:
     """Return the object in the payload of a `COLD` frame.
 
     Raises:

@@ -279,12 +279,12 @@ def size_bound(entry: Entry) -> int:
     return _ENTRY_BYTES + _COUNT_BYTES * len(shards)
 
 
-def entry_encoded(entry: Entry) -> bytes:
+def encode_entry(entry: Entry) -> bytes:
     """Return the bytes of one entry, as in journals."""
     return _encoder.encode(entry)
 
 
-def entry_decoded(payload: bytes) -> Entry:
+def decode_entry(payload: bytes) -> Entry:
     """Return the entry in `payload`.
 
     Raises:
@@ -300,12 +300,12 @@ NO_INCARNATION: Final = Epoch(0)
 """The epoch of no incarnation, or of an unknown one: epochs begin at 1."""
 
 
-def entries_encoded(entries: Sequence[Entry]) -> bytes:
+def encode_entries(entries: Sequence[Entry]) -> bytes:
     """Return the bytes of several consecutive entries, as in ordering journals."""
     return _encoder.encode(entries)
 
 
-def entries_decoded(payload: bytes) -> tuple[Entry, ...]:
+def decode_entries(payload: bytes) -> tuple[Entry, ...]:
     """Return the entries in `payload`.
 
     Raises:

@@ -42,12 +42,12 @@ def gone_of(header: BatchHeader, *, repaired: bool) -> GoneRecords:
     return GoneRecords(header.shard, header.epoch, header.first, header.end, repaired)
 
 
-def gone_encoded(gone: GoneRecords) -> bytes:
+def encode_gone(gone: GoneRecords) -> bytes:
     """Return the bytes of a frame of discarded records; their number is constant."""
     return _LAYOUT.pack(_VERSION, gone.repaired, gone.shard, gone.epoch, gone.first, gone.end)
 
 
-def gone_decoded(payload: bytes) -> GoneRecords:
+def decode_gone(payload: bytes) -> GoneRecords:
     """Return what `payload` holds.
 
     Raises:

@@ -10,6 +10,7 @@ node runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Final, TypeAlias
 
 import msgspec
@@ -38,10 +39,12 @@ class ShardPlacement(msgspec.Struct, frozen=True):
     """
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The nodes of a cluster and their roles. Any of the sequencers may be the primary
     (`TermBegun`); the first of the first view takes the first term. `index_shards[i]` are the
     replicas of index shard i, including retired ones: an index shard keeps its number permanently.
+
+    Lists that follow from the fields, such as `nodes`, are computed once for each view.
     """
 
     number: ViewNumber
@@ -69,31 +72,31 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     members_version: int = 0
     """The version of the wanted members (`Members`) that led to this view."""
 
-    @property
+    @cached_property
     def storage_nodes(self) -> tuple[NodeId, ...]:
         """All storage nodes, each once, ascending."""
         used = {node for shard in self.shards.values() for node in shard.replicas}
         return tuple(sorted({*used, *self.spares} - {*self.left}))
 
-    @property
+    @cached_property
     def moves_shards(self) -> bool:
         """Whether another storage node can replace a lost one. A sole sequencer moves nothing: it
         may lose the entry with its disk.
         """
         return len(self.sequencers) > 1 and len(self.storage_nodes) > 1
 
-    @property
+    @cached_property
     def index_nodes(self) -> tuple[NodeId, ...]:
         """All index nodes."""
         return tuple(node for replicas in self.index_shards for node in replicas)
 
-    @property
+    @cached_property
     def conditional_homes(self) -> tuple[NodeId, ...]:
         """The compute node of each slot of tags, which checks conditional appends."""
         with_shard = {placement.writer for placement in self.shards.values()}
         return self.homes or tuple(engine for engine in self.engines if engine in with_shard)
 
-    @property
+    @cached_property
     def members(self) -> Members:
         """The nodes that may change while the cluster runs."""
         active = self.eras[-1].shards
@@ -107,7 +110,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             self.sequencers,
         )
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[NodeId, ...]:
         """All nodes."""
         return (

@@ -39,17 +39,17 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
-def envelope_encoded(envelope: Envelope) -> bytes:
+def encode_envelope(envelope: Envelope) -> bytes:
     """Return an envelope's bytes."""
     return _encoder.encode(envelope)
 
 
-def message_encoded(message: Message) -> msgspec.Raw:
-    """Return a message's bytes, for `envelope_packed`."""
+def encode_message(message: Message) -> msgspec.Raw:
+    """Return a message's bytes, for `pack_envelope`."""
     return msgspec.Raw(_encoder.encode(message))
 
 
-def envelope_packed(
+def pack_envelope(
     epoch: Epoch,
     sender: NodeId,
     receiver: NodeId,
@@ -62,7 +62,7 @@ def envelope_packed(
     return _encoder.encode(_Packed(WIRE_VERSION, epoch, sender, receiver, tuple(messages)))
 
 
-def envelope_decoded(frame: bytes | memoryview) -> Envelope:
+def decode_envelope(frame: bytes | memoryview) -> Envelope:
     """Return the envelope in `frame`.
 
     Raises:

@@ -18,7 +18,7 @@ import msgspec
 from cachetools import LRUCache
 
 from indilog.base.ids import Epoch, MetalogPosition
-from indilog.kernel.metalog import Entry, entries_decoded, entries_encoded
+from indilog.kernel.metalog import Entry, decode_entries, encode_entries
 
 PAGE: Final = 512
 """Entries in a pack."""
@@ -104,7 +104,7 @@ class Entries:
         self._newest.append(entry)
         if len(self._newest) >= self._unpacked_min + self._page:
             pack, self._newest = self._newest[: self._page], self._newest[self._page :]
-            self._packed.append(zlib.compress(entries_encoded(pack), _FAST))
+            self._packed.append(zlib.compress(encode_entries(pack), _FAST))
             self._last_epochs.append(pack[-1].epoch)
 
     def cut_off(self, end: MetalogPosition) -> None:
@@ -147,7 +147,7 @@ class Entries:
         """Copy all entries; the returned function packs the copy and may run in any thread."""
         packed, epochs, newest = tuple(self._packed), self._last_epochs.tobytes(), [*self._newest]
         start, page = self.start, self._page
-        return lambda: PackedEntries(start, page, packed, epochs, entries_encoded(newest))
+        return lambda: PackedEntries(start, page, packed, epochs, encode_entries(newest))
 
     def restore(self, entries: PackedEntries) -> None:
         """Replace all entries by those of a checkpoint.
@@ -158,7 +158,7 @@ class Entries:
         self.start, self._page = entries.start, entries.page
         self._packed = list(entries.packed)
         self._last_epochs = array("Q", entries.last_epochs)
-        self._newest = list(entries_decoded(entries.newest))
+        self._newest = list(decode_entries(entries.newest))
         self._cached.clear()
 
     def _slices(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Sequence[Entry]]:
@@ -176,7 +176,7 @@ class Entries:
             return self._newest
         page = self._cached.get(number)
         if page is None:
-            page = self._cached[number] = entries_decoded(zlib.decompress(self._packed[number]))
+            page = self._cached[number] = decode_entries(zlib.decompress(self._packed[number]))
         return page
 
 

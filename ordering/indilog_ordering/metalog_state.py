@@ -32,12 +32,12 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(MetalogState)
 
 
-def state_encoded(state: MetalogState) -> bytes:
+def encode_state(state: MetalogState) -> bytes:
     """Return the bytes of a state, as journals hold them."""
     return _encoder.encode(state)
 
 
-def state_decoded(payload: bytes) -> MetalogState:
+def decode_state(payload: bytes) -> MetalogState:
     """Return the state that `payload` holds.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any, assert_never
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum
 from indilog.config import Config
-from indilog.kernel.metalog import entries_decoded
+from indilog.kernel.metalog import decode_entries
 from indilog.kernel.view import NODES_MAX, Members, View, Views
 from indilog.roles.incarnations import IncarnationOrder, Incarnations
 from indilog.roles.leadership import Leadership
@@ -166,7 +166,7 @@ class Sequencer:
     def copied(self, payload: bytes, /) -> None:
         """Fill a hole with entries from the journal of a storage node in the same process."""
         if self._metalog.wants_copies:
-            self._metalog.copied(entries_decoded(payload))
+            self._metalog.copied(decode_entries(payload))
 
     @property
     def derived(self) -> bool:

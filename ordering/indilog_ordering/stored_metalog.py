@@ -44,14 +44,14 @@ from indilog.kernel.metalog import (
     Entry,
     GrowingBase,
     NewView,
-    entry_decoded,
-    entry_encoded,
+    decode_entry,
+    encode_entry,
     size_bound,
 )
 from indilog.kernel.view import View
 from indilog.roles.role import FrameKind, Persist
 from indilog_ordering.entries import PAGE, UNPACKED_MIN, Entries, PackedEntries
-from indilog_ordering.metalog_state import MetalogState, state_decoded, state_encoded
+from indilog_ordering.metalog_state import MetalogState, decode_state, encode_state
 
 
 class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -229,9 +229,9 @@ class StoredMetalog:
         """
         self._frames += 1
         if kind is FrameKind.METALOG_STATE:
-            self._recover_state(state_decoded(payload))
+            self._recover_state(decode_state(payload))
             return
-        entry = entry_decoded(payload)
+        entry = decode_entry(payload)
         position = entry.position
         if self._sole and (self._later or position > len(self)):
             self._later[position] = entry
@@ -355,7 +355,7 @@ class StoredMetalog:
 
     def _record(self, state: MetalogState) -> Persist:
         self.written = state
-        return self._persist(FrameKind.METALOG_STATE, state_encoded(state), state)
+        return self._persist(FrameKind.METALOG_STATE, encode_state(state), state)
 
     # --- new entries
 
@@ -363,7 +363,7 @@ class StoredMetalog:
         """Add the next entry; return its frame."""
         assert entry.position == len(self), "entries are appended in order, without gaps"
         self._add(entry)
-        return self._persist(FrameKind.METALOG, entry_encoded(entry), entry.position)
+        return self._persist(FrameKind.METALOG, encode_entry(entry), entry.position)
 
     def _add(self, entry: Entry) -> None:
         self._entries.append(entry)

@@ -15,7 +15,7 @@ from indilog.base.errors import DataDirectoryError, DataLossError
 from indilog.base.ids import Epoch, MetalogPosition, NodeId, majority
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import entries_encoded
+from indilog.kernel.metalog import encode_entries
 from indilog.kernel.view import View
 from indilog.roles.role import FrameKind, Location, Role
 from indilog.runtime.cluster.cluster_state import layout_in
@@ -208,6 +208,6 @@ def _complete(node: StorageNode, source: StoredMetalog, committed: Extent) -> No
         return  # its checkpoints are gone: a start would fetch the history from another node
     while start < committed.length:
         end = min(start + _ENTRIES_AT_ONCE, committed.length)
-        payload = entries_encoded(metalog.page(start, end))
+        payload = encode_entries(metalog.page(start, end))
         node.recover(FrameKind.ORDERING, payload, _NOWHERE)
         start = end

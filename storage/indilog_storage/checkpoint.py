@@ -18,7 +18,7 @@ from indilog.base.ids import Epoch, MetalogPosition, ShardId
 from indilog.kernel.cold import ColdObject
 from indilog.kernel.floors import FloorColumns, Floors
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import entries_decoded, entries_encoded
+from indilog.kernel.metalog import decode_entries, encode_entries
 from indilog_storage.moved_shards import MovedShards, UnownedBatch
 from indilog_storage.ordering import Ordering, OrderingColumns
 from indilog_storage.ordering_journal import OrderingJournal
@@ -137,7 +137,7 @@ def checkpoint_of(
                 *(_ShardPart(shard, copy()) for shard, copy in kept),
                 *(_ShardPart(shard, copy(), at, unowned) for shard, copy, at, unowned in dropped),
             ),
-            entries_encoded(pending),
+            encode_entries(pending),
             gap,
             before,
         )
@@ -186,7 +186,7 @@ def restore(
                 moved.add_unowned(part.shard, unowned)
         shard.restore(part.columns)
         shard.lose_segments(gone)
-    journal.restore(entries_decoded(checkpoint.pending), gap=checkpoint.gap)
+    journal.restore(decode_entries(checkpoint.pending), gap=checkpoint.gap)
 
 
 def _restore_floors(floors: Floors, said: _Floors) -> None:

@@ -39,9 +39,9 @@ from indilog.kernel.cold import (
     ObjectWritten,
     ReadColdTags,
     WriteObject,
-    cold_encoded,
+    encode_cold_object,
 )
-from indilog.kernel.tombstones import GoneRecords, gone_encoded
+from indilog.kernel.tombstones import GoneRecords, encode_gone
 from indilog.roles.role import (
     AskCold,
     Discard,
@@ -358,7 +358,7 @@ class ColdTier:
     def _note(self, made: ColdObject) -> list[Effect]:
         token = self._token()
         self._notes[token] = made
-        return [Persist(FrameKind.COLD, cold_encoded(made), token)]
+        return [Persist(FrameKind.COLD, encode_cold_object(made), token)]
 
     # --- trimmed objects
 
@@ -414,7 +414,7 @@ class ColdTier:
             shard.discard_all(first, end)
             token = self._token()
             gone = GoneRecords(made.shard, Epoch(0), first, end, repaired=False)
-            effects.append(Persist(FrameKind.DISCARDED, gone_encoded(gone), token))
+            effects.append(Persist(FrameKind.DISCARDED, encode_gone(gone), token))
         if not effects:
             return [AskCold(DeleteObject(made))]
         self._drops[token] = made

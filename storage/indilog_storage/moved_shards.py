@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from indilog.base.ids import Epoch, LocalId, MetalogPosition, NodeId, ShardId
 from indilog.kernel.metalog import NO_INCARNATION
 from indilog.kernel.placement import Placement
-from indilog.kernel.tombstones import GoneRecords, gone_encoded
+from indilog.kernel.tombstones import GoneRecords, encode_gone
 from indilog.roles.role import Discard, Effect, FrameKind, Location, Persist
 from indilog_storage.batch_reads import FIRST_COLD_SEGMENT
 from indilog_storage.ordering import Ordering
@@ -208,7 +208,7 @@ class MovedShards:
         self._last_token -= 1
         self._noted[self._last_token] = location
         gone = GoneRecords(shard, NO_INCARNATION, first, end, repaired=False)
-        return Persist(FrameKind.FREED, gone_encoded(gone), self._last_token)
+        return Persist(FrameKind.FREED, encode_gone(gone), self._last_token)
 
     def on_persisted(self, token: int) -> list[Effect]:
         """Free a batch whose note is durable."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from indilog.base.ids import MetalogPosition
-from indilog.kernel.metalog import Entry, entries_decoded, entries_encoded
+from indilog.kernel.metalog import Entry, decode_entries, encode_entries
 from indilog.roles.role import FrameKind, Persist
 
 TOKEN = 0
@@ -79,9 +79,9 @@ class OrderingJournal:
             MalformedFrameError: the frame cannot be decoded.
         """
         self.pending = []
-        if self.gap and not entries_decoded(payload):
+        if self.gap and not decode_entries(payload):
             self.gap = False
 
 
 def _frame(entries: Sequence[Entry]) -> Persist:
-    return Persist(FrameKind.ORDERING, entries_encoded(entries), TOKEN)
+    return Persist(FrameKind.ORDERING, encode_entries(entries), TOKEN)

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from indilog.base.ids import Instant, LocalId, SeqNum, ShardId
 from indilog.config import KIB, NodeConfig
 from indilog.kernel.floors import Trimmed
-from indilog.kernel.tombstones import GoneRecords, gone_encoded, gone_of
+from indilog.kernel.tombstones import GoneRecords, encode_gone, gone_of
 from indilog.roles.role import (
     Discard,
     Effect,
@@ -174,7 +174,7 @@ class Reclaim:
         for gone, locations in self._notes:
             self._last_token -= 1
             self._noting[self._last_token] = locations
-            effects.append(Persist(FrameKind.DISCARDED, gone_encoded(gone), self._last_token))
+            effects.append(Persist(FrameKind.DISCARDED, encode_gone(gone), self._last_token))
         self._notes.clear()
         return effects
 

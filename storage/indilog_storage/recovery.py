@@ -7,10 +7,10 @@ from typing import Final
 
 from indilog.base.errors import DataLossError, MalformedFrameError
 from indilog.base.ids import Epoch, LocalId, MetalogPosition, ShardId
-from indilog.kernel.cold import ColdObject, cold_decoded
-from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters, entries_decoded
+from indilog.kernel.cold import ColdObject, decode_cold_object
+from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters, decode_entries
 from indilog.kernel.records import BatchHeader, batch_header
-from indilog.kernel.tombstones import gone_decoded
+from indilog.kernel.tombstones import decode_gone
 from indilog.roles.role import FrameKind, Location, Lost
 from indilog_storage.batch_reads import FIRST_COLD_SEGMENT, DamagedBatch, parse_batch
 from indilog_storage.cold_tier import ColdObjectsKept
@@ -68,7 +68,7 @@ class Recovery:
                 case FrameKind.FREED:
                     self._freed(payload)
                 case FrameKind.COLD:
-                    self._cold_object(cold_decoded(payload))
+                    self._cold_object(decode_cold_object(payload))
                 case (
                     FrameKind.CHECKPOINT
                     | FrameKind.MOVED
@@ -129,7 +129,7 @@ class Recovery:
         They were here until their segment was rewritten, or (`DISCARDED`) until this frame; in the
         second case they may precede the checkpoint.
         """
-        gone = gone_decoded(payload)
+        gone = decode_gone(payload)
         if kind is FrameKind.DISCARDED:
             for batch in self._moved.pop_unowned(gone.shard, gone.first, gone.end):
                 self._moved.add_unowned(gone.shard, batch._replace(location=GONE))
@@ -147,7 +147,7 @@ class Recovery:
         shard.discard(gone.first, location)
 
     def _freed(self, payload: bytes) -> None:
-        freed = gone_decoded(payload)
+        freed = decode_gone(payload)
         self._moved.pop_unowned(freed.shard, freed.first, freed.end)
         if (shard := self._moved.kept_or_dropped(freed.shard)) is not None:
             shard.free(freed.first, freed.end)
@@ -170,7 +170,7 @@ class Recovery:
             shard.replace(header.first, header.end, location)
 
     def _entries(self, payload: bytes, location: Location) -> None:
-        entries = entries_decoded(payload)
+        entries = decode_entries(payload)
         self._gap = self._gap or not entries  # in place of entries from another storage node
         for entry in entries:
             self._entry(entry, location)

@@ -21,13 +21,13 @@ import msgspec
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber, majority
 from indilog.config import Config, node_config
-from indilog.kernel.metalog import Entry, NewRecords, NewView, entry_decoded
+from indilog.kernel.metalog import Entry, NewRecords, NewView, decode_entry
 from indilog.kernel.view import View as ClusterView
 from indilog.kernel.view import view_of
 from indilog.roles.role import Effect, FrameKind, Ignore, Location, Persist, Received, Send
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.consensus import Consensus
-from indilog_ordering.metalog_state import state_decoded
+from indilog_ordering.metalog_state import decode_state
 from indilog_ordering.stored_metalog import StoredMetalog
 
 CONFIG: Final = Config(node=node_config(resend_s=1.0, metalog_entries_in_flight_max=2))
@@ -412,7 +412,7 @@ def _recovered(
     for kind, payload in disk:
         metalog.recover(payload, kind)
     metalog.recovered()
-    entry = entry_decoded(known) if known else None
+    entry = decode_entry(known) if known else None
     view = entry.following if isinstance(entry, NewView) else first_view(voting)
     config = CHANGING if count > voting else CONFIG
     return Consensus(names(count)[number], view, metalog, Epoch(life), config)
@@ -513,10 +513,10 @@ def entries_of(disk: tuple[Frame, ...]) -> tuple[Entry, ...]:
     entries: list[Entry] = []
     for kind, payload in disk:
         if kind is FrameKind.METALOG:
-            entry = entry_decoded(payload)
+            entry = decode_entry(payload)
             entries[entry.position :] = [entry]
         else:
-            assert state_decoded(payload).base is None, "no entries are folded here"
+            assert decode_state(payload).base is None, "no entries are folded here"
     return tuple(entries)
 
 
@@ -530,7 +530,7 @@ def configuration(state: State, entries: Sequence[bytes]) -> tuple[int, ...]:
 
 @_cached
 def _sequencers_in(entry: bytes) -> tuple[NodeId, ...] | None:
-    decoded = entry_decoded(entry)
+    decoded = decode_entry(entry)
     return decoded.following.sequencers if isinstance(decoded, NewView) else None
 
 
@@ -548,7 +548,7 @@ def configurations(state: State) -> set[tuple[int, ...]]:
 def is_learner(node: Node) -> bool:
     """Whether the newest state on a disk marks a learner."""
     states = [
-        state_decoded(frame.payload) for frame in node.disk if frame.kind is not FrameKind.METALOG
+        decode_state(frame.payload) for frame in node.disk if frame.kind is not FrameKind.METALOG
     ]
     return bool(states) and states[-1].learner
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, NodeId
-from indilog.kernel.metalog import Entry, entry_decoded
+from indilog.kernel.metalog import Entry, decode_entry
 from indilog.roles.role import FrameKind, Lost
 from indilog.wire.messages import Message, MetalogEntries
 from tests.properties.test_ordering import faults, restarts, work
 from tests.support.ordering_tier import BACKUPS, NOWHERE, PRIMARY, VIEW, OrderingTier, Process
 
-decoded = functools.lru_cache(4096)(entry_decoded)
+decoded = functools.lru_cache(4096)(decode_entry)
 
 
 def evidence(process: Process) -> Mapping[int, Entry]:

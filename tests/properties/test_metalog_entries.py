@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.base.ids import Epoch, ShardId, ViewNumber
-from indilog.kernel.metalog import Entry, NewRecords, Trim, entries_decoded
+from indilog.kernel.metalog import Entry, NewRecords, Trim, decode_entries
 from indilog_ordering import entries
 from indilog_ordering.entries import Entries
 
@@ -66,9 +66,9 @@ def test_an_iteration_unpacks_each_pack_once_when_it_reaches_it(
 
     def counted(payload: bytes) -> tuple[Entry, ...]:
         unpacked.append(payload)
-        return entries_decoded(payload)
+        return decode_entries(payload)
 
-    monkeypatch.setattr(entries, "entries_decoded", counted)
+    monkeypatch.setattr(entries, "decode_entries", counted)
     counts = [len(unpacked) for _ in packed.iterate(0, 42)]
     assert counts == [1 + min(position, 39) // 4 for position in range(42)]
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.base.errors import MalformedFrameError
-from indilog.base.ids import Epoch, ShardId, TagColumns, tags_packed
+from indilog.base.ids import Epoch, ShardId, TagColumns, pack_tags
 from indilog.kernel.records import BatchBuilder, RecordBatch
 
 
@@ -71,7 +71,7 @@ def packed(records: list[Plain], place: dict[str, int]) -> bytes:
 def built(records: list[Plain], place: dict[str, int]) -> bytes:
     builder = BatchBuilder()
     for record in records:
-        builder.add(record.data, TagColumns(tags_packed(*record.tags), record.names))
+        builder.add(record.data, TagColumns(pack_tags(*record.tags), record.names))
     return builder.build(
         shard=ShardId(place["shard"]),
         epoch=Epoch(place["epoch"]),

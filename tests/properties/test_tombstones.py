@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, ShardId
-from indilog.kernel.tombstones import GoneRecords, gone_decoded, gone_encoded
+from indilog.kernel.tombstones import GoneRecords, decode_gone, encode_gone
 
 notes = st.builds(
     lambda shard, epoch, first, count, repaired: GoneRecords(
@@ -26,20 +26,20 @@ notes = st.builds(
 
 @given(notes)
 def test_a_note_survives_a_round_trip(note: GoneRecords) -> None:
-    assert gone_decoded(gone_encoded(note)) == note
+    assert decode_gone(encode_gone(note)) == note
 
 
 @given(notes, st.integers(0, 30))
 def test_a_part_of_a_note_is_refused(note: GoneRecords, length: int) -> None:
-    payload = gone_encoded(note)
+    payload = encode_gone(note)
     with pytest.raises(MalformedFrameError):
-        gone_decoded(payload[: min(length, len(payload) - 1)])
+        decode_gone(payload[: min(length, len(payload) - 1)])
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_note_or_refused(payload: bytes) -> None:
     with contextlib.suppress(MalformedFrameError):
-        assert gone_encoded(gone_decoded(payload)) == payload
+        assert encode_gone(decode_gone(payload)) == payload
 
 
 @given(notes, st.integers(1, 100), st.booleans())

@@ -15,7 +15,7 @@ from typing import assert_never
 import msgspec
 
 from indilog.base.errors import MalformedFrameError
-from indilog.base.ids import EMPTY_TAG, TagHash, names_decoded
+from indilog.base.ids import EMPTY_TAG, TagHash, decode_names
 from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import (
     Entry,
@@ -25,8 +25,8 @@ from indilog.kernel.metalog import (
     NewView,
     NewWriters,
     Trim,
-    entries_decoded,
-    entry_decoded,
+    decode_entries,
+    decode_entry,
 )
 from indilog.kernel.records import MAGIC, RecordBatch
 from indilog.roles.role import FrameKind
@@ -78,11 +78,11 @@ class Shown:
         if kind in (FrameKind.RECORDS, FrameKind.REPAIRED):
             return self.batch(payload)
         if kind is FrameKind.METALOG:
-            return self.entry(entry_decoded(payload))
+            return self.entry(decode_entry(payload))
         if kind is FrameKind.ORDERING:
-            return self._list(self.entry(entry) for entry in entries_decoded(payload))
+            return self._list(self.entry(entry) for entry in decode_entries(payload))
         if kind is FrameKind.METALOG_STATE:
-            return self._struct(metalog_state.state_decoded(payload))
+            return self._struct(metalog_state.decode_state(payload))
         return f"{len(payload)} bytes"
 
     def batch(self, buffer: bytes) -> str:
@@ -105,7 +105,7 @@ class Shown:
         """Return the log, the tags and the data of a record."""
         if not names:
             return "tombstone"
-        log, tags = names_decoded(names)
+        log, tags = decode_names(names)
         return f"{':'.join((log, *map(str, tags)))} {data.decode()!r}"
 
     def entry(self, entry: Entry) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from indilog.base.errors import DataLossError, IndilogError, TrimmedError
-from indilog.base.ids import Epoch, NodeId, ShardId, names_decoded
+from indilog.base.ids import Epoch, NodeId, ShardId, decode_names
 from indilog.base.log import Log
 from indilog.base.retention import AGE_S_MIN
 from indilog.client import Client
 from indilog.testing.simulation import SimulatedCluster, Stuck
-from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
+from indilog.wire.envelope import WIRE_VERSION, Envelope, decode_envelope, encode_envelope
 from indilog.wire.messages import ReadRecords, RecordsRead
 from tests.simulation.elections import leading
 from tests.simulation.history import APPENDS, Evidence, Operation, Seen, Violation, seen
@@ -54,7 +54,7 @@ class _Prober:
 
     def receive(self, sender: str, frame: bytes) -> None:
         """Record an answer of a storage node."""
-        for message in envelope_decoded(frame).messages:
+        for message in decode_envelope(frame).messages:
             if isinstance(message, RecordsRead):
                 self.answers[message.request] = message
 
@@ -64,7 +64,7 @@ class _Prober:
         request = len(self.answers) + 1
         wanted = ReadRecords(request, self.nodes[0], shard, tuple(seqnums))
         envelope = Envelope(WIRE_VERSION, self._epoch, self._stands_for, replica, (wanted,))
-        cluster.network.carry(self.name, replica, envelope_encoded(envelope))
+        cluster.network.carry(self.name, replica, encode_envelope(envelope))
         cluster.world.run_until(lambda: request in self.answers, _HEALED_WITHIN_S)
         return self.answers[request]
 
@@ -334,7 +334,7 @@ class Aftermath:
             seqnums = [seqnum for seqnum, of in enumerate(shards) if of == shard]
             for replica in placement.replicas(shard):
                 for record in self._all_of(prober, replica, shard, seqnums):
-                    log, tags = names_decoded(record.names)
+                    log, tags = decode_names(record.names)
                     shown = (log, record.data, tuple(map(str, tags)))
                     if records.setdefault(record.seqnum, shown) != shown:
                         what = f"{replica} has {shown} at {record.seqnum}, another replica not"

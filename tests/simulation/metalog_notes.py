@@ -8,7 +8,7 @@ from typing import Final
 from unittest.mock import patch
 
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, ShardId, majority
-from indilog.kernel.metalog import Entry, NewRecords, Trim, entry_decoded, entry_encoded
+from indilog.kernel.metalog import Entry, NewRecords, Trim, decode_entry, encode_entry
 from indilog.roles.role import Effect, Event
 from indilog.testing.simulation import SimulatedCluster
 from indilog_ordering.sequencer import Sequencer
@@ -113,7 +113,7 @@ class MetalogNotes:
             self._append(entry)
 
     def _append(self, entry: Entry) -> None:
-        self._entries.append(entry_encoded(entry))
+        self._entries.append(encode_entry(entry))
         self._tails.append(self._tails[-1] + sum(entry.counts.values()))
         if isinstance(entry, NewRecords):
             if entry.time_us < self._time_us:
@@ -129,7 +129,7 @@ class MetalogNotes:
         self._compare_base(sequencer, who)
         entries = sequencer._metalog.page(start, known)
         for position, entry in enumerate(entries, start):
-            if entry_encoded(entry) != self._entries[position]:
+            if encode_entry(entry) != self._entries[position]:
                 what = f"{who} has another entry at {position} than was committed: {entry}"
                 self._violations.append(Violation("metalog", what))
                 return
@@ -140,7 +140,7 @@ class MetalogNotes:
         if base.position > len(self._entries):
             return  # of what was not noted yet
         cut, trims = dict[ShardId, int](), 0
-        before = [entry_decoded(entry) for entry in self._entries[: base.position]]
+        before = [decode_entry(entry) for entry in self._entries[: base.position]]
         for entry in before:
             trims += isinstance(entry, Trim)
             for shard, count in entry.counts.items():
@@ -173,7 +173,7 @@ class MetalogNotes:
         """Return the shard of each seqnum, from the committed entries."""
         self.note(cluster)
         shards: list[ShardId] = []
-        for entry in map(entry_decoded, self._entries):
+        for entry in map(decode_entry, self._entries):
             for shard in sorted(entry.counts):
                 shards += [shard] * entry.counts[shard]
         return shards
@@ -181,7 +181,7 @@ class MetalogNotes:
     def ordered_at(self) -> list[float]:
         """Return when each seqnum was ordered, seconds since 1970, from the committed entries."""
         stamps: list[float] = []
-        for entry in map(entry_decoded, self._entries):
+        for entry in map(decode_entry, self._entries):
             if isinstance(entry, NewRecords):
                 stamps += [entry.time_us / 1e6] * sum(entry.counts.values())
         return stamps

@@ -120,7 +120,7 @@ BUGS: Final = (
         "ordering/indilog_ordering/stored_metalog.py",
         "        return self._record(MetalogState(term, self.written.learner, self.extent))",
         "        return self._record(MetalogState(Epoch(term), self.written.learner, self.extent))"
-        "._replace(payload=state_encoded(MetalogState(Epoch(0), False, self.extent)))",
+        "._replace(payload=encode_state(MetalogState(Epoch(0), False, self.extent)))",
         consensus=True,
     ),
     Bug(

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, node_config
-from indilog.kernel.metalog import Entry, NewWriters, entry_decoded
+from indilog.kernel.metalog import Entry, NewWriters, decode_entry
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
     Effect,
@@ -160,7 +160,7 @@ class Process:
         for frame in self.disk:
             if frame.kind is not FrameKind.METALOG:
                 continue
-            entry = entry_decoded(frame.payload)
+            entry = decode_entry(frame.payload)
             assert entry.position <= len(entries), "no gap on a disk"
             entries[entry.position :] = [entry]
         return entries
@@ -422,7 +422,7 @@ class OrderingTier:
     def note_proposed(self, persist: Persist) -> None:
         """Record the prefix of each shard that an entry written by any sequencer would order."""
         if persist.kind is FrameKind.METALOG:
-            entry = entry_decoded(persist.payload)
+            entry = decode_entry(persist.payload)
             self.written[entry.position] = entry
             before = [e.counts for p, e in self.written.items() if p <= entry.position]
             for shard, length in self.proposed.items():

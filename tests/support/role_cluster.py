@@ -27,7 +27,7 @@ from indilog.base.log import Record
 from indilog.config import Config
 from indilog.kernel.cold import without_store
 from indilog.kernel.index_snapshot import without_snapshots
-from indilog.kernel.metalog import entry_encoded
+from indilog.kernel.metalog import encode_entry
 from indilog.kernel.view import View
 from indilog.roles.role import (
     Answer,
@@ -77,7 +77,7 @@ class Oracle:
 
     def published(self, message: MetalogEntries) -> None:
         for entry in message.entries:
-            self.entry_bytes[entry.position] = len(entry_encoded(entry))
+            self.entry_bytes[entry.position] = len(encode_entry(entry))
             assert self.times.setdefault(entry.position, entry.time_us) == entry.time_us
             before = self.tails.get(entry.position)
             if before is not None:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from indilog.base.errors import DataLossError, NotReadyError
-from indilog.base.ids import Instant, NodeId, SeqNum, ShardId, UserTag, log_tag, names_decoded
+from indilog.base.ids import Instant, NodeId, SeqNum, ShardId, UserTag, decode_names, log_tag
 from indilog.config import NodeConfig
 from indilog.kernel.metalog import MetalogReplay
 from indilog.kernel.placement import Placement
@@ -163,7 +163,7 @@ def _tags_of(lost: Sequence[SeqNum], operation: Operation) -> list[UserTag]:
     for seqnum in lost:
         if (names := operation.names.get(seqnum)) is None:
             return []
-        log, tags = names_decoded(names)
+        log, tags = decode_names(names)
         if log_tag(log) != operation.log:
             return []
         known.update(dict.fromkeys(tags))

@@ -24,16 +24,16 @@ from indilog.kernel.view import Members, View
 from indilog.runtime.cluster.cluster_state import (
     MEMBERS_KEY,
     VIEW_KEY,
-    members_decoded,
+    decode_members,
+    decode_view,
     run_of,
-    view_decoded,
 )
 from indilog.runtime.cluster.membership import Counts, same_members, scaled, state_of, without
 from indilog.runtime.cluster.processes import (
     PROCESSES_KEY,
     Processes,
     check_leave_together,
-    processes_decoded,
+    decode_processes,
     with_processes,
     without_process,
 )
@@ -68,10 +68,10 @@ async def wanted_in(store: MetadataStore) -> Wanted:
     members, view = await store.get(MEMBERS_KEY), await store.get(VIEW_KEY)
     if view is None:
         raise NotReadyError("The cluster's first process has not published its view yet.")
-    installed = view_decoded(view.value)
+    installed = decode_view(view.value)
     if members is None:
         return Wanted(installed.members, 0, installed, view.version)
-    return Wanted(members_decoded(members.value), members.version, installed, view.version)
+    return Wanted(decode_members(members.value), members.version, installed, view.version)
 
 
 async def store_view(store: MetadataStore, view: View) -> bool:
@@ -79,7 +79,7 @@ async def store_view(store: MetadataStore, view: View) -> bool:
     value = msgspec.json.encode(view)
     while True:
         found = await store.get(VIEW_KEY)
-        if found is not None and view_decoded(found.value).number >= view.number:
+        if found is not None and decode_view(found.value).number >= view.number:
             return False
         version = 0 if found is None else found.version
         outcome = await store.compare_and_set(VIEW_KEY, value, expected_version=version)
@@ -164,7 +164,7 @@ class ClusterMembers:
         while True:
             wanted = await wanted_in(self.store)
             before = await self.store.get(PROCESSES_KEY)
-            processes = Processes() if before is None else processes_decoded(before.value)
+            processes = Processes() if before is None else decode_processes(before.value)
             changed, spread = change(wanted.members, wanted.view, processes)
             if spread != processes:
                 # First, so that the supervisor knows the process of the new nodes. If the members

@@ -23,7 +23,7 @@ from indilog.kernel.view import Members, View
 from indilog.runtime.cluster.processes import (
     PROCESSES_KEY,
     Processes,
-    processes_decoded,
+    decode_processes,
     processes_in,
 )
 from indilog.runtime.metadata.embedded import values_in
@@ -128,9 +128,9 @@ def layout_in(directory: Path) -> Layout:
         )
     processes = values.get(PROCESSES_KEY)
     return Layout(
-        view_decoded(values[VIEW_KEY]),
-        _arrangement_decoded(values[ARRANGEMENT_KEY]),
-        Processes() if processes is None else processes_decoded(processes),
+        decode_view(values[VIEW_KEY]),
+        _decode_arrangement(values[ARRANGEMENT_KEY]),
+        Processes() if processes is None else decode_processes(processes),
     )
 
 
@@ -150,7 +150,7 @@ _ARRANGEMENTS: Final[Mapping[Arrangement, str]] = {
 }
 
 
-def _arrangement_decoded(value: bytes) -> Arrangement:
+def _decode_arrangement(value: bytes) -> Arrangement:
     for arrangement in _ARRANGEMENTS:
         if value == arrangement.encode():
             return arrangement
@@ -158,7 +158,7 @@ def _arrangement_decoded(value: bytes) -> Arrangement:
 
 
 def _described(arrangement: bytes) -> str:
-    return _ARRANGEMENTS[_arrangement_decoded(arrangement)]
+    return _ARRANGEMENTS[_decode_arrangement(arrangement)]
 
 
 async def publish_run(
@@ -174,7 +174,7 @@ async def publish_run(
         before = await store.get(RUN_KEY)
         version = before.version if before else 0
         if isinstance(await store.compare_and_set(RUN_KEY, run, expected_version=version), Written):
-            return run_decoded(before.value) if before else None
+            return decode_run(before.value) if before else None
 
 
 async def change_run(store: MetadataStore, change: Callable[[Run], Run]) -> Run:
@@ -182,7 +182,7 @@ async def change_run(store: MetadataStore, change: Callable[[Run], Run]) -> Run:
     while True:
         before = await store.get(RUN_KEY)
         assert before is not None, "the run was published"
-        run = run_decoded(before.value)
+        run = decode_run(before.value)
         assert run is not None, "this release published it"
         changed = change(run)
         if changed == run:
@@ -198,10 +198,10 @@ async def run_of(store: MetadataStore) -> Run | None:
     published them.
     """
     found = await store.get(RUN_KEY)
-    return run_decoded(found.value) if found is not None else None
+    return decode_run(found.value) if found is not None else None
 
 
-def run_decoded(value: bytes) -> Run | None:
+def decode_run(value: bytes) -> Run | None:
     """Return the settings of a run; None: another release published them, in another form."""
     try:
         return msgspec.json.decode(value, type=Run)
@@ -209,7 +209,7 @@ def run_decoded(value: bytes) -> Run | None:
         return None
 
 
-def members_decoded(value: bytes) -> Members:
+def decode_members(value: bytes) -> Members:
     """Return the members that the metadata store keeps.
 
     Raises:
@@ -224,7 +224,7 @@ def members_decoded(value: bytes) -> Members:
         ) from error
 
 
-def view_decoded(value: bytes) -> View:
+def decode_view(value: bytes) -> View:
     """Return the view that the metadata store keeps.
 
     Raises:
@@ -262,13 +262,13 @@ async def node_start(store: MetadataStore) -> NodeStart:
     view, run = await store.get(VIEW_KEY), await store.get(RUN_KEY)
     if view is None or run is None:
         raise NotReadyError("The cluster's first process has not published its view yet.")
-    if (published := run_decoded(run.value)) is None:
+    if (published := decode_run(run.value)) is None:
         raise ConfigError("The cluster's first process is of another release; use the same one.")
     epoch = Epoch(await store.next_sequence(EPOCH_KEY))
     processes = await processes_in(store)
     return NodeStart(
         config=config_from(overrides=published.settings),
-        view=view_decoded(view.value),
+        view=decode_view(view.value),
         addresses=published.addresses,
         epoch=epoch,
         directory=Path(published.directory),

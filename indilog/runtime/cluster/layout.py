@@ -23,7 +23,7 @@ import uvloop
 from indilog.base.errors import ConfigError, NotReadyError
 from indilog.base.ids import Epoch, MetalogPosition
 from indilog.config import Config
-from indilog.kernel.metalog import NewView, entry_decoded
+from indilog.kernel.metalog import NewView, decode_entry
 from indilog.kernel.view import (
     Members,
     View,
@@ -40,8 +40,8 @@ from indilog.runtime.cluster.cluster_state import (
     Arrangement,
     Layout,
     claim_arrangement,
-    members_decoded,
-    view_decoded,
+    decode_members,
+    decode_view,
 )
 from indilog.runtime.cluster.membership import next_version, same_members
 from indilog.runtime.cluster.metadata_opening import opened_metadata
@@ -73,10 +73,10 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
     await store.compare_and_set(VIEW_KEY, msgspec.json.encode(wanted), expected_version=0)
     stored, configured = await store.get(VIEW_KEY), await store.get(CONFIGURED_KEY)
     assert stored is not None, "this start or an earlier one has set it"
-    view = view_decoded(stored.value)
+    view = decode_view(stored.value)
     # A release before this one did not store what was configured, and its views did not change
     # while the cluster ran.
-    before = view.members if configured is None else members_decoded(configured.value)
+    before = view.members if configured is None else decode_members(configured.value)
     _check_same_data(view, before, wanted)
     if configured is not None and same_members(before, wanted.members):
         return view
@@ -117,7 +117,7 @@ async def _reconfigured(
     """Store and return the view after a change of the configuration; `before`: what it said at the
     last start.
     """
-    wanted, view = _wanted(config), view_decoded(stored.value)
+    wanted, view = _wanted(config), decode_view(stored.value)
     tier_changed = (before.index_shards, before.aggregators) != (
         wanted.members.index_shards, wanted.aggregators,
     )  # fmt: skip
@@ -138,7 +138,7 @@ async def _reconfigured(
         log.info("layout changed", view=following.number, now=_layout(following))
         view = following
     if (members := await store.get(MEMBERS_KEY)) is not None:
-        asked = members_decoded(members.value)
+        asked = decode_members(members.value)
         changed = Members(
             engines=asked.engines,
             storage_nodes=tuple(sorted({*asked.storage_nodes, *added})),
@@ -222,7 +222,7 @@ def _journaled(directories: Iterable[Path], config: Config) -> tuple[MetalogPosi
             for found in journal.recover():
                 if isinstance(found, Damage) or found[1] is not FrameKind.METALOG:
                     continue
-                entry = entry_decoded(found[2])
+                entry = decode_entry(found[2])
                 position = max(position, entry.position + 1)
                 if isinstance(entry, NewView) and (
                     newest is None or entry.following.number > newest.number

@@ -45,7 +45,7 @@ from indilog.runtime.cluster.assembly import (
     wait_for_metalog,
 )
 from indilog.runtime.cluster.cluster_members import ClusterMembers, publish_views, wanted_in
-from indilog.runtime.cluster.cluster_state import RUN_KEY, NodeStart, node_start, run_decoded
+from indilog.runtime.cluster.cluster_state import RUN_KEY, NodeStart, decode_run, node_start
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
 from indilog.runtime.cluster.following import followed, running
 from indilog.runtime.cluster.gateway_port import keep_port, port_of
@@ -211,7 +211,7 @@ class _RunFollower:
 
     def on_changed(self, found: Versioned) -> None:
         """Handle the record of the run."""
-        if (run := run_decoded(found.value)) is None:
+        if (run := decode_run(found.value)) is None:
             return  # of another release, whose supervisor replaces this process
         self.addresses = run.addresses
         self._transport.add_peers(run.addresses)

@@ -298,7 +298,7 @@ async def processes_in(store: MetadataStore) -> Processes:
         DataDirectoryError: another release wrote them.
     """
     found = await store.get(PROCESSES_KEY)
-    return Processes() if found is None else processes_decoded(found.value)
+    return Processes() if found is None else decode_processes(found.value)
 
 
 async def claim_processes(
@@ -325,7 +325,7 @@ async def claim_processes(
         if not isinstance(outcome, Written):
             raise NotReadyError("Another process starts the cluster; start again.")
         return made
-    processes = Processes() if found is None else processes_decoded(found.value)
+    processes = Processes() if found is None else decode_processes(found.value)
     if bool(processes.count) != bool(count) or processes.count < count:
         raise ConfigError(
             "The data directory was created by a cluster with "
@@ -335,7 +335,7 @@ async def claim_processes(
     return processes
 
 
-def processes_decoded(value: bytes) -> Processes:
+def decode_processes(value: bytes) -> Processes:
     """Return the processes that the metadata store keeps.
 
     Raises:

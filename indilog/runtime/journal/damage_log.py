@@ -13,7 +13,7 @@ import structlog
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import LocalId, ShardId
 from indilog.kernel.records import batch_header
-from indilog.kernel.tombstones import gone_decoded
+from indilog.kernel.tombstones import decode_gone
 from indilog.roles.role import FrameKind
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment import BATCH_KINDS
@@ -53,7 +53,7 @@ class DamageLog:
             header = batch_header(payload)
             self._missing.discard(_Batch(stream, header.shard, header.first, header.end))
         elif kind is FrameKind.GONE_RECORDS:  # the records were repaired, and trimmed since
-            gone = gone_decoded(payload)
+            gone = decode_gone(payload)
             if gone.repaired:
                 self._missing.discard(_Batch(stream, gone.shard, gone.first, gone.end))
 

@@ -51,7 +51,7 @@ from indilog.runtime.journal.segment import (
     FRAME_HEADER_BYTES,
     SEGMENT_BYTES_MAX,
     frame_bytes,
-    header_packed,
+    pack_header,
     payload_crc_of,
     payload_intact,
     prepare_segment,
@@ -312,7 +312,7 @@ class Journal:
             self._roll(size + FRAME_HEADER_BYTES)
         buffers = self._buffers
         buffers.append(
-            header_packed(
+            pack_header(
                 kind, length, stream, self._number, self._synced, payload_crc_of(kind, payload)
             )
         )
@@ -432,7 +432,7 @@ class Journal:
         self.spare.make(following, size_bytes)
         fd = self.files.fd(following)
         self._buffers.append(
-            header_packed(END_OF_SEGMENT, 0, 0, self._number, self._synced, payload_crc=0)
+            pack_header(END_OF_SEGMENT, 0, 0, self._number, self._synced, payload_crc=0)
         )
         self.flush()
         capacity = os.fstat(fd).st_size

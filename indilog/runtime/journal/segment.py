@@ -74,7 +74,7 @@ def frame_bytes(length: int) -> int:
     return FRAME_HEADER_BYTES + (length + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
 
 
-def header_packed(
+def pack_header(
     kind: int, length: int, stream: int, segment: int, synced: int, payload_crc: int
 ) -> bytes:
     """Return the bytes of a frame's header."""
@@ -95,13 +95,13 @@ _REWRITTEN: Final = 1 << 63
 _BATCHES_ONLY: Final = 1 << 62
 
 
-def end_packed(number: int, end: RewrittenEnd) -> bytes:
+def pack_rewritten_end(number: int, end: RewrittenEnd) -> bytes:
     """Return the frame that ends a rewritten file whose first segment is `number`.
 
     The stream field, which an end frame does not need, holds the content.
     """
     said = _REWRITTEN | (_BATCHES_ONLY if end.batches_only else 0) | end.names_at
-    return header_packed(END_OF_SEGMENT, 0, said, number, 0, 0)
+    return pack_header(END_OF_SEGMENT, 0, said, number, 0, 0)
 
 
 def rewritten_end_in(header: FrameHeader) -> RewrittenEnd | None:
@@ -112,7 +112,7 @@ def rewritten_end_in(header: FrameHeader) -> RewrittenEnd | None:
     return RewrittenEnd(names_at, bool(header.stream & _BATCHES_ONLY))
 
 
-def header_unpacked(buffer: bytes) -> FrameHeader | None:
+def unpack_header(buffer: bytes) -> FrameHeader | None:
     """Return the frame header that `buffer` starts with; None: there is no intact header.
 
     Raises:
@@ -224,7 +224,7 @@ def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
     """Durably mark `RECORDS` frames as gone; return the marked frames.
 
     The mark changes one byte of each frame, so a crash leaves either the old byte or the new one.
-    The header's CRC is not changed, because `header_unpacked` computes it for the old byte. Frames
+    The header's CRC is not changed, because `unpack_header` computes it for the old byte. Frames
     of other kinds are not marked, because recovery does not expect discarded records in place of a
     repaired batch.
 

@@ -18,7 +18,7 @@ import structlog
 
 from indilog.base.ids import ShardId
 from indilog.kernel.records import batch_header
-from indilog.kernel.tombstones import GoneRecords, gone_decoded, gone_encoded, gone_of
+from indilog.kernel.tombstones import GoneRecords, decode_gone, encode_gone, gone_of
 from indilog.roles.role import ELSEWHERE, FrameKind, Location
 from indilog.runtime.journal.moved_frames import MovedFrames, Places
 from indilog.runtime.journal.segment import (
@@ -27,9 +27,9 @@ from indilog.runtime.journal.segment import (
     SEGMENT_BYTES_MAX,
     FrameHeader,
     RewrittenEnd,
-    end_packed,
     frame_bytes,
-    header_packed,
+    pack_header,
+    pack_rewritten_end,
     payload_crc_of,
     rewritten_end_in,
     synced_directory,
@@ -206,7 +206,7 @@ class SegmentRewrite:
             case FrameKind.GONE:
                 self._note(header.stream, gone_of(batch_header(payload), repaired=False))
             case FrameKind.GONE_RECORDS:
-                self._note(header.stream, gone_decoded(payload))
+                self._note(header.stream, decode_gone(payload))
             case FrameKind.MOVED:
                 pass  # the copy gets its own `MOVED` frames
             case _ if self._batches_only:
@@ -246,7 +246,7 @@ class SegmentRewrite:
             self._runs[key] = _Run(run.offset, joined)
             return
         self._runs[key] = _Run(self.bytes, gone)
-        self._put(FrameKind.GONE_RECORDS, stream, gone_encoded(gone))
+        self._put(FrameKind.GONE_RECORDS, stream, encode_gone(gone))
 
     def _file_of(self, place: Location) -> SegmentFile:
         return next(file for file in self._files if file.first == place.segment)
@@ -261,13 +261,13 @@ class SegmentRewrite:
 
     def _frame(self, kind: int, stream: int, payload: bytes) -> list[bytes]:
         crc = payload_crc_of(FrameKind(kind), payload)
-        header = header_packed(kind, len(payload), stream, self._number, 0, crc)
+        header = pack_header(kind, len(payload), stream, self._number, 0, crc)
         return [header, payload, bytes(-len(payload) % 8)]
 
     def _end(self, names_at: int) -> None:
         """End the copy with its `RewrittenEnd`."""
         end = RewrittenEnd(names_at, batches_only=self._batches_only)
-        header = end_packed(self._number, end)
+        header = pack_rewritten_end(self._number, end)
         self._buffers.append(header)
         self.bytes += len(header)
 
@@ -289,7 +289,7 @@ class SegmentRewrite:
             OSError: an error of the system.
         """
         for offset, (stream, gone) in self._grown.items():
-            frame = self._frame(FrameKind.GONE_RECORDS, stream, gone_encoded(gone))
+            frame = self._frame(FrameKind.GONE_RECORDS, stream, encode_gone(gone))
             write_all(self._fd, frame, offset)
         self._sync()
 

@@ -31,8 +31,8 @@ from indilog.runtime.journal.segment import (
     MAGIC,
     FrameHeader,
     frame_bytes,
-    header_unpacked,
     payload_intact,
+    unpack_header,
     write_all,
 )
 from indilog.runtime.journal.segment_files import segment_files
@@ -140,9 +140,9 @@ class SegmentScan:
 
     def _header(self, file: BinaryIO) -> FrameHeader | None:
         buffer = _read(file, FRAME_HEADER_BYTES)
-        header = header_unpacked(buffer)
+        header = unpack_header(buffer)
         if header is None and (bytes_corrected := correct_header(buffer)) is not None:
-            header = header_unpacked(bytes_corrected)
+            header = unpack_header(bytes_corrected)
             if header is not None and header.segment == self._number:
                 self.corrected.append((self.end, bytes_corrected))
         if header is None or header.segment != self._number:
@@ -198,7 +198,7 @@ def correct_header(buffer: bytes) -> bytes | None:
     for bit in range(8 * FRAME_HEADER_BYTES):
         tried[bit >> 3] ^= 1 << (bit & 7)
         try:
-            if header_unpacked(bytes(tried)) is not None:
+            if unpack_header(bytes(tried)) is not None:
                 return bytes(tried)
         except DataDirectoryError:
             pass  # a header of another version: not corrected
@@ -209,10 +209,10 @@ def correct_header(buffer: bytes) -> bytes | None:
 def header_at(fd: int, offset: int) -> FrameHeader | None:
     """Read the header at `offset`, with at most one bit corrected; None: there is none."""
     buffer = os.pread(fd, FRAME_HEADER_BYTES, offset)
-    if (header := header_unpacked(buffer)) is not None:
+    if (header := unpack_header(buffer)) is not None:
         return header
     corrected = correct_header(buffer)
-    return header_unpacked(corrected) if corrected is not None else None
+    return unpack_header(corrected) if corrected is not None else None
 
 
 def write_back(fd: int, path: Path, corrected: Sequence[tuple[int, bytes]]) -> int:
@@ -267,7 +267,7 @@ def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHea
         at = chunk.find(MAGIC)
         while 0 <= at < _CHUNK_BYTES:
             if at % _ALIGNMENT == 0:
-                header = header_unpacked(chunk[at : at + FRAME_HEADER_BYTES])
+                header = unpack_header(chunk[at : at + FRAME_HEADER_BYTES])
                 if header is not None and header.segment == number:
                     yield offset + at, header
             at = chunk.find(MAGIC, at + 1)
@@ -300,7 +300,7 @@ def newest_used(directory: Path) -> int:
 def is_clean(fd: int, number: int, start: int) -> bool:
     """Tell whether only zeros, or frames of the file's former use, follow the last intact frame."""
     first = _pread(fd, FRAME_HEADER_BYTES, start)
-    header = header_unpacked(first)
+    header = unpack_header(first)
     former = header is not None and header.segment != number
     return (not any(first) or former) and not any(headers_in(fd, number, start))
 

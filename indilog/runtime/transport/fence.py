@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, NodeId
-from indilog.wire.envelope import Envelope, envelope_decoded
+from indilog.wire.envelope import Envelope, decode_envelope
 
 _SENDERS_MAX: Final = 4096
 """Nodes whose incarnations are kept: more than a view may have."""
@@ -45,7 +45,7 @@ class Fence:
     def admit(self, frame: bytes) -> Admission:
         """Return the envelope in `frame`, or the reason of its refusal."""
         try:
-            envelope = envelope_decoded(frame)
+            envelope = decode_envelope(frame)
         except MalformedFrameError as error:
             return RefusedFrame("malformed frame", error)
         if envelope.receiver not in self._receivers:

@@ -16,7 +16,7 @@ from indilog.base.ids import Epoch, NodeId
 from indilog.base.telemetry import Metrics
 from indilog.config import Config
 from indilog.runtime.transport.transport import Transport
-from indilog.wire.envelope import envelope_packed, message_encoded
+from indilog.wire.envelope import encode_message, pack_envelope
 from indilog.wire.messages import Message
 
 _MESSAGES_PER_ENVELOPE_MAX: Final = 64
@@ -92,7 +92,7 @@ class Outbox:
                 part = messages[start : start + _MESSAGES_PER_ENVELOPE_MAX]
                 for message in part:
                     if id(message) not in encoded:
-                        encoded[id(message)] = message_encoded(message)
+                        encoded[id(message)] = encode_message(message)
                     self._metrics.sent[type(message).__name__] += 1
                 raws = [encoded[id(message)] for message in part]
                 self._send_envelope(self._transport, sender, receiver, raws)
@@ -110,7 +110,7 @@ class Outbox:
         receiver: NodeId,
         messages: Sequence[msgspec.Raw],
     ) -> None:
-        frame = envelope_packed(self._epoch, sender, receiver, messages)
+        frame = pack_envelope(self._epoch, sender, receiver, messages)
         if len(frame) > self._frame_bytes_max and len(messages) > 1:
             middle = len(messages) // 2
             self._send_envelope(transport, sender, receiver, messages[:middle])

@@ -34,16 +34,16 @@ from indilog.kernel.metalog import (
     NewRecords,
     NewWriters,
     Trim,
-    entries_encoded,
+    encode_entries,
 )
-from indilog.kernel.tombstones import GoneRecords, gone_encoded
+from indilog.kernel.tombstones import GoneRecords, encode_gone
 from indilog.kernel.view import View
 from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.cluster_state import Arrangement, layout_in
 from indilog.runtime.cluster.layout import make_metadata
 from indilog.runtime.journal.journal import Journal, stream_of
 from indilog.runtime.journal.segment import synced_directory
-from indilog_ordering.metalog_state import MetalogState, state_encoded
+from indilog_ordering.metalog_state import MetalogState, encode_state
 from indilog_pipeline.backup.files import (
     Manifest,
     Order,
@@ -211,10 +211,10 @@ class _Entries:
         for entry in self:
             page.append(entry)
             if len(page) == _ENTRIES_OF_FRAME:
-                yield entries_encoded(page)
+                yield encode_entries(page)
                 page = []
         if page:
-            yield entries_encoded(page)
+            yield encode_entries(page)
 
     def _of_backup(self) -> Iterator[Entry]:
         """Yield the entries of the backup; those of trims order nothing here."""
@@ -275,7 +275,7 @@ class _Shards:
         self._ends[shard] = max(first, end)
         for start, stop, writer in self._entries.by_writer(shard, first, end):
             gone = GoneRecords(shard, writer, start, stop, repaired=False)
-            yield FrameKind.GONE_RECORDS, gone_encoded(gone)
+            yield FrameKind.GONE_RECORDS, encode_gone(gone)
 
 
 def _write_journals(
@@ -299,7 +299,7 @@ def _write_journals(
             for _ in journal.recover():
                 raise AssertionError("a new journal is empty")
         _write_records(source, view, plan, entries, journals, progress)
-        state = state_encoded(
+        state = encode_state(
             MetalogState(
                 entries.base.last,
                 learner=False,

@@ -24,9 +24,9 @@ from indilog.kernel.view import View, with_index_shards
 from indilog.runtime.cluster.cluster_state import (
     MEMBERS_KEY,
     VIEW_KEY,
+    decode_members,
     has_copied_layout,
     layout_in,
-    members_decoded,
 )
 from indilog.runtime.journal.directory_lock import lock_directory
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore, values_in
@@ -116,7 +116,7 @@ def rebuild_index(
 def _want_index_shards_of(view: View, metadata: EmbeddedMetadataStore, directory: Path) -> None:
     """Keep the next start from changing the index shards back to those that were asked for."""
     if (stored := values_in(directory / "metadata").get(MEMBERS_KEY)) is not None:
-        asked = members_decoded(stored)
+        asked = decode_members(stored)
         members = msgspec.structs.replace(
             asked,
             index_shards=view.members.index_shards,

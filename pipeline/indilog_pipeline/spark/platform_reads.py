@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from indilog.base.errors import ConfigError, DataLossError, TrimmedError
-from indilog.base.ids import MetalogPosition, SeqNum, UserTag, names_decoded, tag_hashes_in
+from indilog.base.ids import MetalogPosition, SeqNum, UserTag, decode_names, tag_hashes_in
 from indilog.base.log import READ_RANGE_LIMIT_MAX, Log, PlacedSpan, Record
 from indilog.link.remote import RemoteLog
 from indilog_pipeline.spark.columns import COLUMNS, arrow_schema
@@ -288,7 +288,7 @@ def _hashes(names: bytes) -> list[int]:
 @lru_cache(maxsize=16_384)
 def _names(names: bytes) -> list[str]:
     """Return the tags of a record as text, without its log's."""
-    return [str(tag) for tag in names_decoded(names)[1]]
+    return [str(tag) for tag in decode_names(names)[1]]
 
 
 _VALUES: Final[dict[str, Callable[[Sequence[Record], str], list[object]]]] = {

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.base.errors import DataDirectoryError
-from indilog.base.ids import Epoch, ShardId, TagColumns, tags_packed
+from indilog.base.ids import Epoch, ShardId, TagColumns, pack_tags
 from indilog.kernel.records import BatchBuilder
 from indilog.roles.role import FrameKind
 from indilog.runtime.journal.journal import Journal
@@ -111,7 +111,7 @@ def payload_of(kind: FrameKind, size: int, chaos: random.Random) -> bytes:
     if kind not in BATCH_KINDS:
         return chaos.randbytes(size)
     builder = BatchBuilder()
-    builder.add(chaos.randbytes(size), TagColumns(tags_packed(chaos.getrandbits(64)), b"log"))
+    builder.add(chaos.randbytes(size), TagColumns(pack_tags(chaos.getrandbits(64)), b"log"))
     return builder.build(shard=ShardId(0), epoch=Epoch(1), first=size, time_us=1)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.kernel.records import RecordBatch, batch_header
-from indilog.kernel.tombstones import gone_decoded
+from indilog.kernel.tombstones import decode_gone
 from indilog.roles.role import FrameKind, Location
 from tests.unit.runtime.rewriters import Rewriter, batch
 
@@ -121,7 +121,7 @@ class Story:
             assert frame is not None
             kind, payload = frame
             if kind is FrameKind.GONE_RECORDS:
-                gone = gone_decoded(payload)
+                gone = decode_gone(payload)
                 localids[gone.shard] += range(gone.first, gone.end)
             elif kind in {FrameKind.RECORDS, FrameKind.GONE}:
                 header = batch_header(payload)

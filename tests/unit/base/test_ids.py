@@ -11,14 +11,14 @@ from indilog.base.ids import (
     TAG_BYTES_MAX,
     UserTag,
     _ColumnsCache,
+    decode_names,
     log_tag,
     majority,
-    names_decoded,
     names_have,
     names_match,
     tag_columns,
     tag_hash,
-    tags_unpacked,
+    unpack_tags,
 )
 
 
@@ -79,7 +79,7 @@ def test_text_that_is_no_valid_log_name_is_refused(name: str) -> None:
 def test_a_records_first_tag_is_the_tag_of_its_log() -> None:
     packed, _ = tag_columns("orders", ("new", 7))
     hashes = [log_tag("orders"), tag_hash("orders", "new"), tag_hash("orders", 7)]
-    assert [*tags_unpacked(packed)] == hashes
+    assert [*unpack_tags(packed)] == hashes
 
 
 def test_a_tag_given_twice_counts_once() -> None:
@@ -112,16 +112,16 @@ def test_columns_in_use_stay_cached_while_others_are_evicted() -> None:
 
 def test_the_names_column_spells_log_and_tags() -> None:
     _, names = tag_columns("orders", ("s7", 7, "i7", "7"))
-    assert names_decoded(names) == ("orders", ("s7", 7, "i7", "7"))
+    assert decode_names(names) == ("orders", ("s7", 7, "i7", "7"))
 
 
 def test_names_match_the_hashes_that_the_record_was_appended_with() -> None:
     packed, names = tag_columns("orders", ("new", 7))
-    hashes = tags_unpacked(packed)
+    hashes = unpack_tags(packed)
     assert all(names_have(names, tag) for tag in hashes)
     others = [
-        *tags_unpacked(tag_columns("orders", ("7", "old")).tags)[1:],
-        *tags_unpacked(tag_columns("order", ("new",)).tags),
+        *unpack_tags(tag_columns("orders", ("7", "old")).tags)[1:],
+        *unpack_tags(tag_columns("order", ("new",)).tags),
     ]
     assert not any(names_have(names, tag) for tag in others)
 

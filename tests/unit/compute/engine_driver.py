@@ -12,8 +12,8 @@ from indilog.base.ids import (
     ShardId,
     TagColumns,
     ViewNumber,
+    pack_tags,
     tag_columns,
-    tags_packed,
 )
 from indilog.config import Config, node_config
 from indilog.kernel.metalog import NewRecords
@@ -42,7 +42,7 @@ NAMES = tag_columns("orders", ("x",)).names
 
 def carrying(*tags: int) -> TagColumns:
     """Return the columns of a record with these hashes."""
-    return TagColumns(tags_packed(*tags), NAMES)
+    return TagColumns(pack_tags(*tags), NAMES)
 
 
 class Driver:

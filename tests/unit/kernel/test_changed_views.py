@@ -14,8 +14,8 @@ from indilog.kernel.metalog import (
     NO_INCARNATION,
     Base,
     NewView,
-    entry_decoded,
-    entry_encoded,
+    decode_entry,
+    encode_entry,
     is_possible,
 )
 from indilog.kernel.placement import Placement
@@ -157,7 +157,7 @@ def test_members_with_which_no_cluster_can_run_are_refused(
 def test_an_entry_keeps_the_view_and_a_base_has_the_newest() -> None:
     view = after(VIEW, wanted(engines=names("engine", 3)))
     entry = NewView(0, ViewNumber(2), Epoch(1), view)
-    assert entry_decoded(entry_encoded(entry)) == entry
+    assert decode_entry(encode_entry(entry)) == entry
     base = Base().with_entries([entry])
     assert base.view == view
     assert base.is_possible

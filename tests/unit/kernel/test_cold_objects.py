@@ -18,8 +18,8 @@ from indilog.kernel.cold import (
     VERSION,
     ColdBatch,
     ColdObject,
-    cold_decoded,
-    cold_encoded,
+    decode_cold_object,
+    encode_cold_object,
     object_named,
 )
 from indilog.kernel.cold_objects import (
@@ -164,13 +164,13 @@ def test_a_damaged_batch_does_not_become_an_object() -> None:
 
 def test_notes_and_names_say_which_object_it_is() -> None:
     made = ColdObject(VERSION, 12, ShardId(3), 7, 900, 4567, 99, 31, b"12345678")
-    assert cold_decoded(cold_encoded(made)) == made
+    assert decode_cold_object(encode_cold_object(made)) == made
     assert object_named(made.name, 4567) == ColdObject(VERSION, 12, ShardId(3), 7, 900, 4567, 99)
     assert object_named("shard-00003/writing.tmp", 1) is None
     for payload in (
         b"",
-        cold_encoded(made)[:-1],
-        cold_encoded(ColdObject(9, 1, ShardId(0), 0, 1, 1, 1)),
+        encode_cold_object(made)[:-1],
+        encode_cold_object(ColdObject(9, 1, ShardId(0), 0, 1, 1, 1)),
     ):
         with pytest.raises(MalformedFrameError):
-            cold_decoded(payload)
+            decode_cold_object(payload)

@@ -14,8 +14,8 @@ from indilog.kernel.metalog import (
     NewWriters,
     Span,
     Trim,
-    entry_decoded,
-    entry_encoded,
+    decode_entry,
+    encode_entry,
     size_bound,
 )
 
@@ -31,7 +31,7 @@ def entry(position: int, **counts: int) -> NewRecords:
 
 def test_an_entry_survives_an_encoding_round_trip() -> None:
     written = entry(7, s0=3, s65535=1)
-    assert entry_decoded(entry_encoded(written)) == written
+    assert decode_entry(encode_entry(written)) == written
 
 
 def test_the_size_bound_of_an_entry_is_safe_and_tight() -> None:
@@ -42,19 +42,19 @@ def test_the_size_bound_of_an_entry_is_safe_and_tight() -> None:
     named = NewWriters(big, ViewNumber(big), Epoch(big), writers)
     floors = tuple(Floor(largest, big, of_log=False, log=largest) for _ in range(TRIM_FLOORS_MAX))
     for written in (records, named, Trim(big, ViewNumber(big), Epoch(big), big, floors), entry(0)):
-        size = len(entry_encoded(written))
+        size = len(encode_entry(written))
         assert size <= size_bound(written) <= size + 64
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x00", b"\xc1", entry_encoded(entry(1, s0=1))[:-1]])
+@pytest.mark.parametrize("payload", [b"", b"\x00", b"\xc1", encode_entry(entry(1, s0=1))[:-1]])
 def test_bytes_that_are_no_entry_are_refused(payload: bytes) -> None:
     with pytest.raises(MalformedFrameError):
-        entry_decoded(payload)
+        decode_entry(payload)
 
 
 def test_an_entry_of_an_unknown_type_is_refused() -> None:
     with pytest.raises(MalformedFrameError):
-        entry_decoded(entry_encoded(entry(1, s0=1)).replace(b"\xa1N", b"\xa1T"))
+        decode_entry(encode_entry(entry(1, s0=1)).replace(b"\xa1N", b"\xa1T"))
 
 
 def test_order_inside_an_entry_is_ascending_by_shard() -> None:

@@ -67,3 +67,10 @@ def test_a_node_with_two_roles_is_refused() -> None:
 def test_a_view_survives_an_encoding_round_trip() -> None:
     view = view_of(storage_nodes=2, replicas=2, addresses={NodeId("engine-0"): "tcp://x:1"})
     assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
+
+
+def test_the_nodes_of_a_view_are_computed_once_and_never_taken_over_by_the_next_view() -> None:
+    view = view_of(storage_nodes=3, replicas=3)
+    assert view.nodes is view.nodes
+    following = msgspec.structs.replace(view, engines=(NodeId("engine-7"),))
+    assert set(following.nodes) - set(view.nodes) == {NodeId("engine-7")}

@@ -8,7 +8,7 @@ from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import Base, NewRecords, entries_encoded, entry_encoded
+from indilog.kernel.metalog import Base, NewRecords, encode_entries, encode_entry
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
     Effect,
@@ -22,7 +22,7 @@ from indilog.roles.role import (
     Send,
 )
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
-from indilog_ordering.metalog_state import MetalogState, state_decoded, state_encoded
+from indilog_ordering.metalog_state import MetalogState, decode_state, encode_state
 from indilog_ordering.sequencer import Sequencer
 from tests.support import metalog_messages
 
@@ -38,20 +38,20 @@ def entry(position: int, *, count: int = 1, epoch: int = 1) -> NewRecords:
 
 def frame(position: int, token: int | None = None) -> Persist:
     token = position + 1 if token is None else token
-    return Persist(FrameKind.METALOG, entry_encoded(entry(position)), token)
+    return Persist(FrameKind.METALOG, encode_entry(entry(position)), token)
 
 
 def restarted(*epochs: int, promised: int | None = None) -> Sequencer:
     """A backup that has recovered entries of these terms, and promised the last of them."""
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     for position, epoch in enumerate(epochs):
-        payload = entry_encoded(entry(position, epoch=epoch))
+        payload = encode_entry(entry(position, epoch=epoch))
         node.recover(FrameKind.METALOG, payload, NOWHERE)
     extent = Extent(Epoch(max(epochs, default=0)), len(epochs))
     state = MetalogState(
         Epoch(max(epochs, default=1) if promised is None else promised), False, extent
     )
-    node.recover(FrameKind.METALOG_STATE, state_encoded(state), NOWHERE)
+    node.recover(FrameKind.METALOG_STATE, encode_state(state), NOWHERE)
     node.recovered()
     node.handle(metalog_messages.started(LIFE), T0)
     return node
@@ -192,7 +192,7 @@ def test_an_entry_replaces_one_of_another_term_and_all_after_it() -> None:
     node = restarted(1, 1, 1)
     news = entry(1, count=7, epoch=2)
     effects = node.handle([message(1, news, term=2)], T0)
-    assert [e.payload for e in effects if isinstance(e, Persist)][1] == entry_encoded(news)
+    assert [e.payload for e in effects if isinstance(e, Persist)][1] == encode_entry(news)
     assert node.length == 2
     assert done(node, effects) == answer(2, term=2)
 
@@ -232,7 +232,7 @@ def test_a_promise_is_durable_before_the_answer_and_outlives_a_restart() -> None
     node = restarted(1, 1)
     (promise,) = node.handle([seal(5)], T0)
     assert isinstance(promise, Persist)
-    assert state_decoded(promise.payload).promised == 5
+    assert decode_state(promise.payload).promised == 5
     assert reports(done(node, [promise])) == [Sealed(Epoch(5), 1, Extent(Epoch(1), 2))]
     again = restarted(1, 1, promised=5)
     assert ignored(again.handle([message(2, entry(2), term=4)], T0))
@@ -294,7 +294,7 @@ def damaged(*epochs: int, lost: int, kind: FrameKind | None = FrameKind.METALOG)
     """A backup that cannot read one of its frames any more, not started."""
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     for position, epoch in enumerate(epochs):
-        payload = entry_encoded(entry(position, epoch=epoch))
+        payload = encode_entry(entry(position, epoch=epoch))
         if position == lost:
             node.lost(Lost(kind, b"", NOWHERE))
         else:
@@ -309,7 +309,7 @@ def test_a_sequencer_with_a_hole_is_a_learner_from_there_on(lost: int) -> None:
     node = damaged(1, 1, 1, 1, 1, lost=lost)
     mark, hello = node.handle(metalog_messages.started(LIFE), T0)
     assert isinstance(mark, Persist)
-    assert state_decoded(mark.payload).learner
+    assert decode_state(mark.payload).learner
     assert hello == Send(PRIMARY, MetalogStored(Epoch(0), 0, learner=True))
     assert (node.length, node.learner) == (lost, True)
 
@@ -374,9 +374,9 @@ def test_a_sole_sequencer_takes_lost_entries_from_an_ordering_journal_of_its_pro
         else:
             node.recover(FrameKind.METALOG, frame(position).payload, NOWHERE)
         if position == 4:
-            node.copied(entries_encoded([entry(number) for number in range(3)]))
-    node.copied(entries_encoded([entry(number) for number in range(3, 6)]))
-    node.copied(entries_encoded([entry(number) for number in range(6, 8)]))
+            node.copied(encode_entries([entry(number) for number in range(3)]))
+    node.copied(encode_entries([entry(number) for number in range(3, 6)]))
+    node.copied(encode_entries([entry(number) for number in range(6, 8)]))
     node.recovered()
     node.handle(metalog_messages.started(LIFE), T0)
     assert (node.length, node.tail) == (9, 9)
@@ -388,7 +388,7 @@ def test_one_of_several_sequencers_takes_no_entries_from_an_ordering_journal() -
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     node.lost(Lost(None, b"", NOWHERE))
     node.recover(FrameKind.METALOG, frame(1).payload, NOWHERE)
-    node.copied(entries_encoded([entry(0), entry(1)]))
+    node.copied(encode_entries([entry(0), entry(1)]))
     node.recovered()
     assert node.length == 0
 

@@ -10,8 +10,8 @@ from indilog.kernel.metalog import (
     Entry,
     Floor,
     Trim,
-    entries_encoded,
-    entry_encoded,
+    encode_entries,
+    encode_entry,
 )
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
@@ -48,7 +48,7 @@ def sequencer(
 ) -> Sequencer:
     node = Sequencer(name, [view], Config(node=node_config(page_bytes_max=page_bytes)))
     for entry in entries:
-        node.recover(FrameKind.METALOG, entry_encoded(entry), Location(0, 0, 0))
+        node.recover(FrameKind.METALOG, encode_entry(entry), Location(0, 0, 0))
     return node
 
 
@@ -66,7 +66,7 @@ def test_a_reader_gets_all_entries_in_pages_of_so_many_bytes() -> None:
         (page,) = sent(primary.handle([wanted], T0))
         assert isinstance(page, MetalogEntries)
         assert len(page.entries) > 1
-        assert len(entries_encoded(page.entries)) <= PAGE_BYTES
+        assert len(encode_entries(page.entries)) <= PAGE_BYTES
         heard += page.entries
     assert tuple(heard) == TRIMS
 
@@ -86,7 +86,7 @@ def test_of_many_entries_committed_at_once_the_newest_is_published_so_that_a_gap
     assert pages
     for page in pages:
         assert page.entries == TRIMS[-len(page.entries) :]
-        assert len(entries_encoded(page.entries)) <= PAGE_BYTES
+        assert len(encode_entries(page.entries)) <= PAGE_BYTES
 
 
 def test_a_backup_gets_all_entries_in_pages_of_so_many_bytes() -> None:
@@ -104,7 +104,7 @@ def test_a_backup_gets_all_entries_in_pages_of_so_many_bytes() -> None:
         assert append.start == length
         wanted = TRIMS[length : length + len(append.entries)]
         assert append.entries[: len(wanted)] == wanted
-        assert len(entries_encoded(append.entries)) <= PAGE_BYTES
+        assert len(encode_entries(append.entries)) <= PAGE_BYTES
         length += len(append.entries)
         stored = MetalogStored(Epoch(5), length, 2)
         messages = sent(primary.handle([Received(BACKUP, stored, Epoch(1))], T0))
@@ -118,4 +118,4 @@ def test_a_copy_is_adopted_in_pages_of_so_many_bytes() -> None:
     answers = sent(backup.handle([Persisted(promise.token, Location(0, 0, 0))], T0))
     (copy,) = (m for m in answers if isinstance(m, Sealed))
     assert 1 < len(copy.entries) < len(TRIMS)
-    assert len(entries_encoded(copy.entries)) <= PAGE_BYTES
+    assert len(encode_entries(copy.entries)) <= PAGE_BYTES

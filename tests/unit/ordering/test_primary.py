@@ -14,8 +14,8 @@ from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import (
     NewRecords,
     NewWriters,
-    entry_decoded,
-    entry_encoded,
+    decode_entry,
+    encode_entry,
 )  # fmt: skip
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
@@ -62,7 +62,7 @@ def started(
     node = Sequencer(PRIMARY, [view or view_of()], config)
     node.restore(with_writers(WRITERS), ())
     for entry in recovered:
-        node.recover(FrameKind.METALOG, entry_encoded(entry), NOWHERE)
+        node.recover(FrameKind.METALOG, encode_entry(entry), NOWHERE)
     return node
 
 
@@ -147,7 +147,7 @@ def test_a_wiped_primary_ends_when_too_many_copies_are_lost(first: NodeId) -> No
 
 def ordered_by(effects: Sequence[Effect]) -> list[dict[ShardId, int]]:
     persisted = [e for e in effects if isinstance(e, Persist)]
-    return [dict(entry_decoded(persist.payload).counts) for persist in persisted]
+    return [dict(decode_entry(persist.payload).counts) for persist in persisted]
 
 
 REPLICAS = view_of(storage_nodes=2, replicas=2)
@@ -199,7 +199,7 @@ def test_growth_is_persisted_before_it_is_published() -> None:
     node = started()
     start(node)
     effects = node.handle([progress(3)], T0)
-    assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(0, {0: 3})), 0)]
+    assert effects == [Persist(FrameKind.METALOG, encode_entry(entry(0, {0: 3})), 0)]
     effects = node.handle([persisted(0)], T0)
     assert sent(effects, MetalogEntries) == [
         (ENGINE, entries_message((entry(0, {0: 3}),))),
@@ -213,7 +213,7 @@ def test_all_reports_of_one_call_go_into_one_entry() -> None:
     effects = node.handle(
         [progress(3, shard=2), progress(1), progress(4), progress(7, shard=2)], T0
     )
-    assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(0, {0: 4, 2: 7})), 0)]
+    assert effects == [Persist(FrameKind.METALOG, encode_entry(entry(0, {0: 4, 2: 7})), 0)]
 
 
 def test_a_report_that_orders_nothing_new_makes_no_entry() -> None:
@@ -230,13 +230,13 @@ def test_an_entry_has_only_the_growth() -> None:
     start(node)
     node.handle([progress(3)], T0)
     effects = node.handle([progress(8)], T0)
-    assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(1, {0: 5})), 1)]
+    assert effects == [Persist(FrameKind.METALOG, encode_entry(entry(1, {0: 5})), 1)]
 
 
 WANTED = Received(ENGINE, ShardWanted(ShardId(0), Epoch(2)), Epoch(2))
 NAMED = Persist(
     FrameKind.METALOG,
-    entry_encoded(NewWriters(1, ViewNumber(1), Epoch(5), {ShardId(0): Epoch(2)})),
+    encode_entry(NewWriters(1, ViewNumber(1), Epoch(5), {ShardId(0): Epoch(2)})),
     1,
 )
 
@@ -255,7 +255,7 @@ def test_ordered_records_stay_ordered_under_a_new_writer() -> None:
     assert node.handle([progress(7)], T0) == [], "the earlier writer is fenced"
     assert node.handle([reported(2, 5)], T0) == []
     effects = node.handle([reported(2, 6)], T0)
-    assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(2, {0: 1})), 2)]
+    assert effects == [Persist(FrameKind.METALOG, encode_entry(entry(2, {0: 1})), 2)]
 
 
 def test_records_of_the_previous_writer_are_ordered_before_the_shard_gets_a_new_one() -> None:
@@ -264,7 +264,7 @@ def test_records_of_the_previous_writer_are_ordered_before_the_shard_gets_a_new_
     start(node)
     assert node.handle([WANTED], T0) == [], "its replica has not reported"
     effects = node.handle([progress(4)], T0)
-    first = Persist(FrameKind.METALOG, entry_encoded(entry(0, {0: 4})), 0)
+    first = Persist(FrameKind.METALOG, encode_entry(entry(0, {0: 4})), 0)
     assert effects == [first, NAMED]
 
 
@@ -308,7 +308,7 @@ def test_no_more_entries_are_in_flight_than_configured_and_none_is_lost() -> Non
     assert node.handle([progress(3)], T0) == []
     assert node.handle([progress(4)], T0) == []
     effects = node.handle([persisted(0)], T0)
-    assert effects[-1] == Persist(FrameKind.METALOG, entry_encoded(entry(2, {0: 2})), 2)
+    assert effects[-1] == Persist(FrameKind.METALOG, encode_entry(entry(2, {0: 2})), 2)
 
 
 def test_delayed_ordering_catches_up_in_one_entry() -> None:
@@ -321,7 +321,7 @@ def test_delayed_ordering_catches_up_in_one_entry() -> None:
     for stored in range(2, 50):
         node.handle([progress(stored)], T0)
     effects = node.handle([persisted(0)], T0)
-    assert effects[-1] == Persist(FrameKind.METALOG, entry_encoded(entry(1, {0: 48})), 1)
+    assert effects[-1] == Persist(FrameKind.METALOG, encode_entry(entry(1, {0: 48})), 1)
 
 
 # --- committing
@@ -472,7 +472,7 @@ def test_recovered_entries_are_committed_by_the_fence() -> None:
     entries = earlier(2)
     node, effects = elected(recovered=entries, backup=(4, 2))
     (fence,) = [e for e in effects if isinstance(e, Persist)]
-    assert entry_decoded(fence.payload) == entry(2, {}, at=T0)
+    assert decode_entry(fence.payload) == entry(2, {}, at=T0)
     node.handle([stored(2)], T0)
     assert node.committed == 0, "a majority has them, but no entry of this term"
     effects = node.handle([persisted(3), stored(3)], T0)
@@ -509,7 +509,7 @@ def test_a_restarted_primary_continues_where_its_entries_end() -> None:
     start(node)
     assert node.handle([progress(2)], T0) == []
     effects = node.handle([progress(3)], T0)
-    assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(1, {0: 1})), 1)]
+    assert effects == [Persist(FrameKind.METALOG, encode_entry(entry(1, {0: 1})), 1)]
 
 
 # --- answering
@@ -679,7 +679,7 @@ def test_engines_are_notified_while_the_disk_of_the_primary_is_full() -> None:
 
 def stamp_of(effects: Sequence[Effect]) -> int:
     (persist,) = [e for e in effects if isinstance(e, Persist)]
-    stamped = entry_decoded(persist.payload)
+    stamped = decode_entry(persist.payload)
     assert isinstance(stamped, NewRecords)
     return stamped.time_us
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, ShardId, ViewNumber
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import Base, NewRecords, NewView, entry_encoded
+from indilog.kernel.metalog import Base, NewRecords, NewView, encode_entry
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import FrameKind
-from indilog_ordering.metalog_state import MetalogState, state_decoded, state_encoded
+from indilog_ordering.metalog_state import MetalogState, decode_state, encode_state
 from indilog_ordering.stored_metalog import StoredMetalog
 
 
@@ -25,7 +25,7 @@ def metalog_of(*epochs: int) -> StoredMetalog:
     """A metalog that was recovered, its entries proposed by these incarnations."""
     metalog = StoredMetalog()
     for position, epoch in enumerate(epochs):
-        metalog.recover(entry_encoded(entry(position, epoch=epoch)))
+        metalog.recover(encode_entry(entry(position, epoch=epoch)))
     return metalog
 
 
@@ -51,7 +51,7 @@ def test_an_entry_out_of_order_trips_an_assertion() -> None:
     with pytest.raises(AssertionError):
         metalog.append(entry(1))
     with pytest.raises(AssertionError):
-        metalog.recover(entry_encoded(entry(1)))
+        metalog.recover(encode_entry(entry(1)))
 
 
 def test_persisting_out_of_order_trips_an_assertion() -> None:
@@ -73,7 +73,7 @@ extents = st.builds(Extent, epochs, st.integers(0, 2**63))
 
 @given(st.builds(MetalogState, epochs, st.booleans(), extents))
 def test_a_state_that_was_encoded_is_the_same_again(state: MetalogState) -> None:
-    assert state_decoded(state_encoded(state)) == state
+    assert decode_state(encode_state(state)) == state
 
 
 OTHER_VERSION, NO_EXTENT = b"\x95\x01\x01\xc2\x92\x00\x00\xc0", b"\x95\x02\x01\xc2\xc0\xc0"
@@ -82,7 +82,7 @@ OTHER_VERSION, NO_EXTENT = b"\x95\x01\x01\xc2\x92\x00\x00\xc0", b"\x95\x02\x01\x
 @pytest.mark.parametrize("payload", [b"", b"\x00", OTHER_VERSION, NO_EXTENT])
 def test_a_frame_that_holds_no_state_is_malformed(payload: bytes) -> None:
     with pytest.raises(MalformedFrameError):
-        state_decoded(payload)
+        decode_state(payload)
 
 
 # --- damage
@@ -90,13 +90,13 @@ def test_a_frame_that_holds_no_state_is_malformed(payload: bytes) -> None:
 
 def state(*, promised: int = 3, learner: bool = False, last: int, length: int) -> bytes:
     extent = Extent(Epoch(last), length)
-    return state_encoded(MetalogState(Epoch(promised), learner, extent))
+    return encode_state(MetalogState(Epoch(promised), learner, extent))
 
 
 def test_an_entry_of_the_term_before_the_damage_proves_that_none_is_missing() -> None:
     metalog = metalog_of(1, 1)
     metalog.doubt(FrameKind.METALOG)
-    metalog.recover(entry_encoded(entry(2)))
+    metalog.recover(encode_entry(entry(2)))
     metalog.recovered()
     assert (len(metalog), metalog.learner) == (3, False)
 
@@ -107,8 +107,8 @@ def test_entries_after_a_hole_are_left_out_and_the_node_is_a_learner(
 ) -> None:
     metalog = metalog_of(1, 1)
     metalog.doubt(FrameKind.METALOG)
-    metalog.recover(entry_encoded(entry(position, epoch=epoch)))
-    metalog.recover(entry_encoded(entry(position + 1, epoch=epoch)))
+    metalog.recover(encode_entry(entry(position, epoch=epoch)))
+    metalog.recover(encode_entry(entry(position + 1, epoch=epoch)))
     metalog.recovered()
     assert (len(metalog), metalog.learner) == (2, True)
 
@@ -116,7 +116,7 @@ def test_entries_after_a_hole_are_left_out_and_the_node_is_a_learner(
 def test_a_replaced_entry_after_damage_is_accepted_if_the_one_before_has_its_term() -> None:
     metalog = metalog_of(1, 1, 2)
     metalog.doubt(FrameKind.METALOG)
-    metalog.recover(entry_encoded(entry(2, epoch=1)))
+    metalog.recover(encode_entry(entry(2, epoch=1)))
     metalog.recovered()
     assert (metalog.extent, metalog.learner) == (Extent(Epoch(1), 3), False)
 
@@ -125,7 +125,7 @@ def test_a_replaced_entry_after_damage_is_accepted_if_the_one_before_has_its_ter
 def test_a_frame_that_may_have_held_a_promise_makes_a_learner(kind: FrameKind | None) -> None:
     metalog = metalog_of(1, 1)
     metalog.doubt(kind)
-    metalog.recover(entry_encoded(entry(2)))
+    metalog.recover(encode_entry(entry(2)))
     metalog.recovered()
     assert (len(metalog), metalog.learner) == (3, True)
 
@@ -142,7 +142,7 @@ def test_a_later_state_with_another_extent_makes_a_learner_and_keeps_the_promise
     metalog = metalog_of(1, 1)
     metalog.doubt(None)
     metalog.recover(state(last=1, length=3), FrameKind.METALOG_STATE)
-    metalog.recover(entry_encoded(entry(3)))
+    metalog.recover(encode_entry(entry(3)))
     metalog.recovered()
     assert (len(metalog), metalog.learner, metalog.promised) == (2, True, 3)
 
@@ -154,7 +154,7 @@ def test_a_learner_stays_one_until_its_disk_says_otherwise() -> None:
     again = metalog_of(1)
     again.doubt(None)
     again.recover(metalog.mark(learner=True).payload, FrameKind.METALOG_STATE)
-    again.recover(entry_encoded(entry(1)))
+    again.recover(encode_entry(entry(1)))
     again.recovered()
     assert (len(again), again.learner) == (2, True)
     done = again.mark(learner=False)
@@ -185,7 +185,7 @@ def test_a_frame_of_an_entry_that_was_cut_off_makes_nothing_stored() -> None:
 
 def test_recovery_replaces_all_entries_from_a_frame_below_the_end_on() -> None:
     metalog = metalog_of(1, 1, 1)
-    metalog.recover(entry_encoded(entry(1, epoch=2)))
+    metalog.recover(encode_entry(entry(1, epoch=2)))
     assert metalog.page(0, 9) == (entry(0), entry(1, epoch=2))
     assert metalog.stored == 2
     assert metalog.append(entry(2, epoch=2)).token == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.config import Config, node_config
-from indilog.kernel.metalog import Entry, Floor, Trim, entry_decoded
+from indilog.kernel.metalog import Entry, Floor, Trim, decode_entry
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
     Effect,
@@ -67,7 +67,7 @@ class Alone:
         return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, TrimIs)]
 
     def entries(self) -> list[Entry]:
-        return [entry_decoded(payload) for payload in self.disk]
+        return [decode_entry(payload) for payload in self.disk]
 
 
 def test_a_trim_is_an_entry_and_is_answered_when_it_is_committed() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from indilog.base.errors import DataLossError
-from indilog.base.ids import Epoch, Instant, ShardId, TagColumns, tags_packed
+from indilog.base.ids import Epoch, Instant, ShardId, TagColumns, pack_tags
 from indilog.kernel.records import BatchBuilder
 from indilog.roles.role import Effect, Event, FrameKind, Location
 from indilog.runtime.journal.journal import Durability, Journal
@@ -72,7 +72,7 @@ def damage_in(directory: Path, opened: list[Journal]) -> list[tuple[int, int, in
 def batch(records: int = 3, *, first: int = 0) -> bytes:
     builder = BatchBuilder()
     for number in range(records):
-        builder.add(f"data {number}".encode(), TagColumns(tags_packed(1, 2), b"orders"))
+        builder.add(f"data {number}".encode(), TagColumns(pack_tags(1, 2), b"orders"))
     return builder.build(shard=ShardId(0), epoch=Epoch(1), first=first, time_us=5)
 
 

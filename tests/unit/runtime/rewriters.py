@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ShardId, TagColumns, tags_packed
+from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ShardId, TagColumns, pack_tags
 from indilog.base.telemetry import Metrics
 from indilog.config import node_config
 from indilog.kernel.records import BatchBuilder, batch_header
-from indilog.kernel.tombstones import gone_decoded
+from indilog.kernel.tombstones import decode_gone
 from indilog.roles.role import FrameKind, Location
 from indilog.runtime.journal.journal import Journal, stream_of
 from indilog.runtime.journal.rewriting import Rewriting
@@ -25,7 +25,7 @@ Held = tuple[FrameKind, bytes]
 def batch(first: LocalId, records: int = 2, size: int = 100, shard: int = 0) -> bytes:
     builder, chance = BatchBuilder(), random.Random(first)
     for _ in range(records):
-        builder.add(chance.randbytes(size), TagColumns(tags_packed(1, 2), b"log"))
+        builder.add(chance.randbytes(size), TagColumns(pack_tags(1, 2), b"log"))
     return builder.build(shard=ShardId(shard), epoch=Epoch(1), first=first, time_us=1)
 
 
@@ -131,6 +131,6 @@ def localids(found: list[Held | None]) -> list[tuple[FrameKind, LocalId, LocalId
     for frame in found:
         assert frame is not None
         kind, payload = frame
-        records = gone_decoded(payload) if kind is FrameKind.GONE_RECORDS else batch_header(payload)
+        records = decode_gone(payload) if kind is FrameKind.GONE_RECORDS else batch_header(payload)
         spans.append((kind, records.first, records.end))
     return spans

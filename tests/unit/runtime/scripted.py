@@ -16,7 +16,7 @@ from indilog.runtime.journal.old_segments import OldSegments
 from indilog.runtime.journal.open_segments import OpenSegments
 from indilog.runtime.node import NodeShell
 from indilog.runtime.transport.transport import TransportCounts
-from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
+from indilog.wire.envelope import WIRE_VERSION, Envelope, decode_envelope, encode_envelope
 from indilog.wire.messages import MetalogWanted
 
 A, B, AWAY = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
@@ -104,7 +104,7 @@ class StoryTransport:
         self.on_frames = on_frames
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
-        envelope = envelope_decoded(frame)
+        envelope = decode_envelope(frame)
         self._story.append(f"send {len(envelope.messages)} to {receiver}")
 
     def flush(self) -> None:
@@ -195,7 +195,7 @@ def with_held_sync(script: Script) -> House:
 def frame_to(receiver: NodeId, *, epoch: int = 1) -> bytes:
     """Return a message to a role of this process, of an incarnation of its sender."""
     names = (Epoch(epoch), AWAY, receiver)
-    return envelope_encoded(Envelope(WIRE_VERSION, *names, (MetalogWanted(0),)))
+    return encode_envelope(Envelope(WIRE_VERSION, *names, (MetalogWanted(0),)))
 
 
 async def turns(count: int = 5) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from indilog.base.ids import Epoch, ShardId, TagColumns, tags_packed
+from indilog.base.ids import Epoch, ShardId, TagColumns, pack_tags
 from indilog.kernel.records import HEADER_BYTES, BatchBuilder, batch_header
 from indilog.roles.role import FrameKind, Location
 from indilog.runtime.journal import discards, open_segments
@@ -31,7 +31,7 @@ def opened(directory: Path, *, segment_bytes: int = 1 << 20) -> tuple[Journal, R
 
 def batch(first: int, size: int) -> bytes:
     builder = BatchBuilder()
-    builder.add(random.Random(first).randbytes(size), TagColumns(tags_packed(1), b"log"))
+    builder.add(random.Random(first).randbytes(size), TagColumns(pack_tags(1), b"log"))
     return builder.build(shard=ShardId(0), epoch=Epoch(1), first=first, time_us=1)
 
 

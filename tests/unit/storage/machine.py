@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from indilog.base.ids import Epoch, Instant, NodeId, ShardId, TagColumns, ViewNumber, tags_packed
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId, TagColumns, ViewNumber, pack_tags
 from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.metalog import NewRecords, NewWriters
 from indilog.kernel.records import HEADER_BYTES, BatchBuilder
@@ -246,7 +246,7 @@ def batch(
     """Return a batch; each record has `tags`, and as many further ones as its place in it."""
     builder = BatchBuilder()
     for index, datum in enumerate(data):
-        columns = TagColumns(tags_packed(*tags, *range(100, 100 + index)), b"log")
+        columns = TagColumns(pack_tags(*tags, *range(100, 100 + index)), b"log")
         builder.add(datum, columns)
     return builder.build(shard=ShardId(shard), epoch=Epoch(epoch), first=first, time_us=5)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from indilog.base.ids import Epoch, NodeId, ShardId
-from indilog.kernel.metalog import NewWriters, entries_decoded
+from indilog.kernel.metalog import NewWriters, decode_entries
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Send
 from indilog.wire.messages import (
@@ -224,7 +224,7 @@ def test_the_entry_of_a_new_writer_is_on_disk_before_the_writers_batches() -> No
     machine.tell(AppendBatch(batch(1, epoch=2)))
     kinds = [kind for kind, _, _ in machine.frames]
     assert kinds == [FrameKind.ORDERING, FrameKind.RECORDS] * 2
-    *_, named = entries_decoded(machine.frames[2][1])
+    *_, named = decode_entries(machine.frames[2][1])
     assert isinstance(named, NewWriters)
     assert named.writers == {SHARD: E2}
 

@@ -8,7 +8,7 @@ import pytest
 
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, ViewNumber
-from indilog.kernel.metalog import Base, Entry, Floor, NewRecords, NewWriters, Trim, entries_decoded
+from indilog.kernel.metalog import Base, Entry, Floor, NewRecords, NewWriters, Trim, decode_entries
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Send, TermBegun
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
@@ -146,7 +146,7 @@ def test_a_node_can_restart_after_the_primary_ended_a_fetch(
     machine = partly_adopted(monkeypatch)
     restarted_with_a_lower_base(machine)
     ordering = [payload for kind, payload, _ in machine.frames if kind is FrameKind.ORDERING]
-    assert [len(entries_decoded(payload)) for payload in ordering] == [0, 3]
+    assert [len(decode_entries(payload)) for payload in ordering] == [0, 3]
     assert machine.restarted().node.position == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indilog.base.ids import Epoch, NodeId, ViewNumber
 from indilog.kernel.metalog import NewRecords, NewReplicas, Replicas, Trim
-from indilog.kernel.tombstones import gone_decoded
+from indilog.kernel.tombstones import decode_gone
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Send
 from indilog.wire.messages import (
@@ -170,7 +170,7 @@ def test_batches_on_cold_storage_are_noted_before_their_object_is_deleted() -> N
     nodes.move(B, C, A)
     nodes.move(B, C)
     cover(machine)
-    freed = [gone_decoded(data) for kind, data, _ in machine.frames if kind is FrameKind.FREED]
+    freed = [decode_gone(data) for kind, data, _ in machine.frames if kind is FrameKind.FREED]
     assert [(gone.first, gone.end) for gone in freed] == [(0, 2), (2, 4), (4, 6)]
     assert machine.discarded == []
 

@@ -9,7 +9,7 @@ import pytest
 from indilog.base.ids import Epoch, NodeId, ViewNumber
 from indilog.kernel.metalog import Floor, NewRecords, Trim
 from indilog.kernel.records import RecordBatch, batch_header
-from indilog.kernel.tombstones import gone_decoded, gone_encoded, gone_of
+from indilog.kernel.tombstones import decode_gone, encode_gone, gone_of
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Location
 from indilog.wire.messages import AppendBatch, Batches, BatchesWanted, IndexData, IndexDataWanted
@@ -45,7 +45,7 @@ def _shrunk(machine: Machine, kind: FrameKind, payload: bytes, location: Locatio
     kept = machine.node.needed(kind, payload, location)
     if kept is not None:
         return kind, kept, location._replace(length=len(kept))
-    gone = gone_encoded(gone_of(batch_header(payload), repaired=False))
+    gone = encode_gone(gone_of(batch_header(payload), repaired=False))
     return FrameKind.GONE_RECORDS, gone, location._replace(length=len(gone))
 
 
@@ -55,10 +55,10 @@ def merged(frames: Iterable[Frame]) -> list[Frame]:
     notes: list[int] = []
     for kind, payload, location in frames:
         if kind is FrameKind.GONE_RECORDS and notes:
-            before = gone_decoded(found[notes[-1]][1])
-            joined = before.joined(gone_decoded(payload))
+            before = decode_gone(found[notes[-1]][1])
+            joined = before.joined(decode_gone(payload))
             assert joined is not None
-            found[notes[-1]] = (kind, gone_encoded(joined), found[notes[-1]][2])
+            found[notes[-1]] = (kind, encode_gone(joined), found[notes[-1]][2])
             continue
         if kind is FrameKind.GONE_RECORDS:
             notes.append(len(found))

@@ -14,10 +14,10 @@ from indilog.wire.conditional_messages import HomeIs, HomeWanted
 from indilog.wire.envelope import (
     WIRE_VERSION,
     Envelope,
-    envelope_decoded,
-    envelope_encoded,
-    envelope_packed,
-    message_encoded,
+    decode_envelope,
+    encode_envelope,
+    encode_message,
+    pack_envelope,
 )
 from indilog.wire.messages import (
     IndexBlock,
@@ -48,11 +48,11 @@ def envelope(*messages: Message, version: int = WIRE_VERSION) -> Envelope:
 
 def test_an_envelope_keeps_kinds_order_and_contents() -> None:
     sent = envelope(*MESSAGES)
-    assert envelope_decoded(envelope_encoded(sent)) == sent
+    assert decode_envelope(encode_envelope(sent)) == sent
     names = (sent.epoch, sent.sender, sent.receiver)
-    packed = envelope_packed(*names, [message_encoded(message) for message in sent.messages])
-    assert packed == envelope_encoded(sent)
-    assert envelope_decoded(memoryview(envelope_encoded(sent))) == sent
+    packed = pack_envelope(*names, [encode_message(message) for message in sent.messages])
+    assert packed == encode_envelope(sent)
+    assert decode_envelope(memoryview(encode_envelope(sent))) == sent
 
 
 def test_every_message_has_its_own_tag_on_the_wire() -> None:
@@ -72,16 +72,16 @@ def test_messages_are_immutable() -> None:
 
 
 def test_every_truncated_envelope_is_refused() -> None:
-    frame = envelope_encoded(envelope(*MESSAGES))
+    frame = encode_envelope(envelope(*MESSAGES))
     for size in range(len(frame)):
         with pytest.raises(MalformedFrameError):
-            envelope_decoded(frame[:size])
+            decode_envelope(frame[:size])
 
 
 def test_another_wire_version_is_refused_by_number() -> None:
-    frame = envelope_encoded(envelope(TailWanted(1), version=WIRE_VERSION + 1))
+    frame = encode_envelope(envelope(TailWanted(1), version=WIRE_VERSION + 1))
     with pytest.raises(MalformedFrameError, match=f"wire version {WIRE_VERSION + 1}"):
-        envelope_decoded(frame)
+        decode_envelope(frame)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_another_wire_version_is_refused_by_number() -> None:
 )
 def test_bytes_that_are_no_envelope_are_refused(frame: bytes) -> None:
     with pytest.raises(MalformedFrameError):
-        envelope_decoded(frame)
+        decode_envelope(frame)
 
 
 def test_text_that_is_not_utf8_is_refused() -> None:
-    frame = envelope_encoded(envelope(TailWanted(1))).replace(b"storage-0", b"storage-\xff")
+    frame = encode_envelope(envelope(TailWanted(1))).replace(b"storage-0", b"storage-\xff")
     with pytest.raises(MalformedFrameError):
-        envelope_decoded(frame)
+        decode_envelope(frame)

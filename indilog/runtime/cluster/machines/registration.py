@@ -28,7 +28,7 @@ from indilog.runtime.cluster.cluster_state import (
     Run,
     change_run,
     claim_arrangement,
-    run_decoded,
+    decode_run,
     run_of,
     settings_of,
 )
@@ -38,8 +38,8 @@ from indilog.runtime.cluster.membership import Kind, check_can_change
 from indilog.runtime.cluster.metadata_opening import OpenedMetadata
 from indilog.runtime.cluster.processes import (
     PROCESSES_KEY,
+    decode_processes,
     number_of_process,
-    processes_decoded,
     processes_in,
     with_new_process,
 )
@@ -99,7 +99,7 @@ async def _lay_out(store: MetadataStore, config: Config) -> None:
             continue
         run = Run({}, "", {"cluster": settings})
         await store.compare_and_set(RUN_KEY, msgspec.json.encode(run), expected_version=0)
-    run_found = run_decoded(found.value)
+    run_found = decode_run(found.value)
     if run_found is None:
         raise ConfigError("The cluster was created by another release; use the same one.")
     known = run_found.settings["cluster"]
@@ -163,7 +163,7 @@ async def _nodes_of(store: MetadataStore, name: str, roles: Collection[Kind]) ->
     while True:
         before = await store.get(PROCESSES_KEY)
         assert before is not None, "the first layout has processes"
-        processes = processes_decoded(before.value)
+        processes = decode_processes(before.value)
         if nodes := processes.all_of(name):
             return nodes
         wanted = await wanted_in(store)

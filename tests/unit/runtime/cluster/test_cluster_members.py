@@ -24,10 +24,10 @@ from indilog.runtime.cluster.cluster_state import (
     RUN_KEY,
     VIEW_KEY,
     change_run,
-    members_decoded,
+    decode_members,
+    decode_run,
+    decode_view,
     publish_run,
-    run_decoded,
-    view_decoded,
 )
 from indilog.runtime.cluster.following import followed, running
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
@@ -47,7 +47,7 @@ def numbered(number: int) -> View:
 
 async def stored_number(store: EmbeddedMetadataStore) -> int:
     found = await store.get(VIEW_KEY)
-    return 0 if found is None else view_decoded(found.value).number
+    return 0 if found is None else decode_view(found.value).number
 
 
 @pytest.mark.asyncio
@@ -68,7 +68,7 @@ async def test_views_are_stored_as_the_primary_installs_them(store: EmbeddedMeta
             installed.append(numbered(number))
             found = await store.watch(VIEW_KEY, after=await stored_version(store))
             assert found is not None
-            assert view_decoded(found.value).number == number
+            assert decode_view(found.value).number == number
 
 
 async def stored_version(store: EmbeddedMetadataStore) -> int:
@@ -127,7 +127,7 @@ async def test_a_node_learns_addresses_and_members_that_a_running_run_gets(
     came = asyncio.Event()
 
     def note(value: bytes) -> None:
-        run = run_decoded(value)
+        run = decode_run(value)
         assert run is not None
         seen.append((len(run.addresses), run.members))
         came.set()
@@ -144,4 +144,4 @@ async def test_a_node_learns_addresses_and_members_that_a_running_run_gets(
 
 def test_members_of_another_release_are_one_sentence() -> None:
     with pytest.raises(Exception, match="not understood"):
-        members_decoded(b"[1]")
+        decode_members(b"[1]")

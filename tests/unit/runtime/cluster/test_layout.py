@@ -13,7 +13,7 @@ import uvloop
 from indilog.base.errors import ConfigError
 from indilog.base.ids import Epoch, NodeId, ViewNumber
 from indilog.config import ClusterConfig, Config, node_config
-from indilog.kernel.metalog import NewView, entry_encoded
+from indilog.kernel.metalog import NewView, encode_entry
 from indilog.kernel.view import View
 from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.assembly import Platform, embedded
@@ -216,7 +216,7 @@ def test_a_view_that_only_the_journals_have_is_not_overtaken(tmp_path: Path) -> 
             directory = tmp_path / "sequencer-1"
             journal = Journal.open(directory, segment_bytes=1 << 20, durability="fsync")
             assert not list(journal.recover())
-            entry = entry_encoded(NewView(0, newest.number, Epoch(1), newest))
+            entry = encode_entry(NewView(0, newest.number, Epoch(1), newest))
             journal.write(stream_of(NodeId("sequencer-1")), FrameKind.METALOG, entry)
             journal.sync()
             journal.close()

@@ -17,7 +17,7 @@ from indilog.runtime.cluster.processes import (
     Processes,
     check_leave_together,
     claim_processes,
-    processes_decoded,
+    decode_processes,
     processes_in,
     spread,
     with_processes,
@@ -155,7 +155,7 @@ async def test_a_cluster_with_a_process_for_each_node_keeps_them(tmp_path: Path)
 
 def test_processes_of_another_release_are_refused() -> None:
     with pytest.raises(DataDirectoryError, match="The processes of the cluster"):
-        processes_decoded(b'{"count": "three"}')
+        decode_processes(b'{"count": "three"}')
 
 
 def test_three_processes_survive_the_loss_of_one() -> None:

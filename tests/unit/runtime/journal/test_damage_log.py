@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from indilog.base.errors import DataLossError
 from indilog.kernel.records import batch_header
-from indilog.kernel.tombstones import gone_encoded, gone_of
+from indilog.kernel.tombstones import encode_gone, gone_of
 from indilog.roles.role import FrameKind, Location
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.recovery import recover
@@ -96,7 +96,7 @@ def test_damage_that_was_repaired_and_then_trimmed_is_not_logged(
     assert len(places) == 5
     for number, is_repair in ((1, True), (2, False)):
         gone = gone_of(batch_header(batch(first=3 * number)), repaired=is_repair)
-        written(tmp_path, (FrameKind.GONE_RECORDS, gone_encoded(gone)))
+        written(tmp_path, (FrameKind.GONE_RECORDS, encode_gone(gone)))
     [first, summary] = logged_damage(tmp_path)
     assert (first["event"], summary["event"], summary["batches"]) == (DAMAGED, REPAIRED, 1)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from indilog.base.ids import Epoch, Instant, ShardId, TagColumns, tags_packed
+from indilog.base.ids import Epoch, Instant, ShardId, TagColumns, pack_tags
 from indilog.base.telemetry import Metrics
 from indilog.config import node_config
 from indilog.kernel.records import BatchBuilder, RecordBatch
-from indilog.kernel.tombstones import gone_decoded
+from indilog.kernel.tombstones import decode_gone
 from indilog.roles.role import FrameKind, Location
 from indilog.runtime.journal import segment_rewrite
 from indilog.runtime.journal.checkpoint_files import checkpoint_path, checkpoint_places
@@ -77,7 +77,7 @@ def batch_of(epoch: int, first: int) -> bytes:
     """Return a batch of two records that the writer `epoch` wrote."""
     builder = BatchBuilder()
     for _ in range(2):
-        builder.add(b"x" * 100, TagColumns(tags_packed(1), b"log"))
+        builder.add(b"x" * 100, TagColumns(pack_tags(1), b"log"))
     return builder.build(shard=ShardId(0), epoch=Epoch(epoch), first=first, time_us=1)
 
 
@@ -92,7 +92,7 @@ def test_a_new_writer_stays_between_the_batches_before_and_after_it(rewriter: Re
     again = rewriter.again()
     found = [frame for frame in again.found if frame is not None]
     assert [kind for kind, _ in found[:3]] == [GONE_RECORDS, FrameKind.ORDERING, GONE_RECORDS]
-    notes = [gone_decoded(found[number][1]) for number in (0, 2)]
+    notes = [decode_gone(found[number][1]) for number in (0, 2)]
     assert [(gone.epoch, gone.first, gone.end) for gone in notes] == [(1, 0, 10), (2, 10, 20)]
     again.close()
 

@@ -7,7 +7,7 @@ import pytest
 
 from indilog.base.ids import Epoch, NodeId
 from indilog.runtime.transport.fence import _SENDERS_MAX, Fence, RefusedFrame
-from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_encoded
+from indilog.wire.envelope import WIRE_VERSION, Envelope, encode_envelope
 from indilog.wire.messages import MetalogWanted
 
 ENGINE, PRIMARY, STORAGE = NodeId("engine-0"), NodeId("sequencer-0"), NodeId("storage-0")
@@ -15,7 +15,7 @@ SOUND = Envelope(WIRE_VERSION, Epoch(5), ENGINE, PRIMARY, (MetalogWanted(0),))
 
 
 def frame(**changes: object) -> bytes:
-    return envelope_encoded(msgspec.structs.replace(SOUND, **changes))
+    return encode_envelope(msgspec.structs.replace(SOUND, **changes))
 
 
 def outcome(fence: Fence, given: bytes) -> str:
