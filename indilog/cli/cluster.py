@@ -81,19 +81,25 @@ def nodes(*, as_json: AsJson = False, url: Url = DEFAULT) -> None:
     if as_json:
         show.value([node._asdict() for node in found])
     else:
-        columns = ("node", "role", "state", "position", "term", "records", "bytes")
+        columns = ("node", "role", "state", "position", "term", "records", "bytes", "zone")
         show.table("Nodes", columns, found)
 
 
 @cluster.command()
 def shards(*, as_json: AsJson = False, url: Url = DEFAULT) -> None:
-    """List the shards with their replicas, and what these still lack."""
-    found = _cluster(url).shards
+    """List the shards with their replicas, what these still lack, and which shards have replicas
+    that share a zone although there are others.
+    """
+    cluster = _cluster(url)
+    found = cluster.shards
     if as_json:
         show.value([asdict(shard) for shard in found])
-    else:
-        columns = ("shard", "writer", "state", "replicas", "further", "missing records")
-        show.table("Shards", columns, [_row(shard) for shard in found])
+        return
+    columns = ["shard", "writer", "state", "replicas", "further", "missing records"]
+    columns += ["zones"] if cluster.zones else []
+    show.table("Shards", columns, [_row(shard)[: len(columns)] for shard in found])
+    for sentence in cluster.audit:
+        show.line(sentence)
 
 
 @cluster.command()
@@ -183,6 +189,7 @@ def _row(shard: Shard) -> tuple[object, ...]:
         shard.counting,
         _names(shard.further),
         _names(missing),
+        _names(zone or "-" for zone in shard.zones),
     )
 
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
+from indilog.base.ids import NodeId
+from indilog.kernel.zones import shares_zones
+
 
 class Node(NamedTuple):
     """One node; None: the status does not have the figure."""
@@ -24,6 +27,7 @@ class Node(NamedTuple):
     term: int | None
     records: int | None
     bytes: int | None
+    zone: str
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class Shard:
     """Records that are still to be copied, by replica that counts."""
     lost: list[str]
     """Replicas that count, and are lost or silent."""
+    zones: list[str]
+    """The zone of each replica that counts; empty: there are no zones."""
+    shares_zone: bool
+    """Whether the replicas that count share a zone although there are others."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Cluster:
         self.aggregators: list[str] = layout["aggregators"]
         self.engines: list[str] = layout["engines"]
         self.silent = frozenset[str](status["silent"])
+        self.zones: dict[str, str] = layout["zones"]
 
     # --- the metalog
 
@@ -138,7 +147,25 @@ class Cluster:
             further=further,
             missing=missing,
             lost=lost,
+            zones=[self.zones.get(node, "") for node in counting] if self.zones else [],
+            shares_zone=shares_zones(
+                [NodeId(node) for node in counting], map(NodeId, self.storage_nodes), self._zones
+            ),
         )
+
+    @property
+    def _zones(self) -> dict[NodeId, str]:
+        return {NodeId(node): zone for node, zone in self.zones.items()}
+
+    @property
+    def audit(self) -> list[str]:
+        """A sentence for each shard whose replicas share a zone although there are others."""
+        return [
+            f"The replicas of shard {shard.shard} are in {_zones_counted(shard.zones)}, and "
+            "there are storage nodes in other zones."
+            for shard in self.shards
+            if shard.shares_zone
+        ]
 
     # --- nodes
 
@@ -167,6 +194,7 @@ class Cluster:
             term=figures.get("term"),
             records=figures.get("records"),
             bytes=figures.get("bytes"),
+            zone=self.zones.get(node, ""),
         )
 
     @property
@@ -257,6 +285,12 @@ class Cluster:
                 left = sum(shard.missing.values())
                 known = f"; {left:,} records are missing" if left else ""
                 health.heals.append(f"Shard {shard.shard} is being copied{known}.")
+
+
+def _zones_counted(zones: list[str]) -> str:
+    return ", ".join(
+        f"zone {zone or 'without a name'} ({zones.count(zone)})" for zone in dict.fromkeys(zones)
+    )
 
 
 def _names(nodes: Iterable[str]) -> str:

@@ -69,6 +69,12 @@ def up(
             "the loss of any one."
         ),
     ] = None,
+    zones: Annotated[
+        str | None,
+        typer.Option(
+            help="With --nodes: zones such as east,west, which the processes get in turn."
+        ),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate for https:// (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
     no_auth: Annotated[
@@ -82,7 +88,7 @@ def up(
     from indilog.config import config_from
 
     node = {"data_dir": data, "port": port, "host": host, "tls_cert": tls_cert, "tls_key": tls_key}
-    overrides = {"node": {**node, "auth": False if no_auth else None}}
+    overrides = {"node": {**node, "zone": zones, "auth": False if no_auth else None}}
     with explain_mistakes():
         configured = config_from(config, os.environ, overrides)
         configure_logging("console" if sys.stderr.isatty() else "json")

@@ -19,7 +19,7 @@ from indilog.config.function_groups import (
     MetadataConfig,
     ProcessesConfig,
 )
-from indilog.config.group import Group, check_order
+from indilog.config.group import Group, check_order, names_listed
 from indilog.config.log_groups import (
     AppendsConfig,
     CachesConfig,
@@ -33,6 +33,7 @@ from indilog.config.log_groups import (
     StorageConfig,
     TrimsConfig,
 )
+from indilog.kernel.zones import ZONE_BYTES_MAX, is_label
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,11 @@ class NodeConfig:
 
     data_dir: Path = Path(".indilog")
     """Directory of the journal, snapshots, the metadata store and the token."""
+    zone: str = ""
+    """What may fail together with this machine, such as its rack or data centre. The replicas of a
+    shard are placed in different zones where possible. With `indilog up --nodes`: zones, separated
+    by commas, which the processes get in turn. Empty: no zone.
+    """
     gateway: GatewayConfig = dataclasses.field(default_factory=GatewayConfig)
     functions: FunctionsConfig = dataclasses.field(default_factory=FunctionsConfig)
     invocations: InvocationsConfig = dataclasses.field(default_factory=InvocationsConfig)
@@ -67,6 +73,14 @@ class NodeConfig:
         cold_s, read_s = self.cold.cold_timeout_s, self.reads.read_timeout_s
         if self.cold.cold_place:
             check_order("cold_timeout_s", cold_s, "read_timeout_s", read_s)
+        for zone in self.zones:
+            if not is_label(zone):
+                raise ConfigError(f"A zone is 1 to {ZONE_BYTES_MAX} bytes of text, not {zone!r}.")
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """The zones that `zone` lists."""
+        return names_listed(self.zone)
 
 
 GROUPS: Final[Mapping[str, type[Group]]] = {
@@ -78,7 +92,7 @@ GROUPS: Final[Mapping[str, type[Group]]] = {
 
 
 def _group_of_each_setting() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"data_dir": None}
+    found: dict[str, str | None] = {"data_dir": None, "zone": None}
     for group, kind in GROUPS.items():
         for field in dataclasses.fields(kind):
             assert field.name not in found, "the name of a setting is unique over all groups"

@@ -9,7 +9,7 @@ node runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, TypeAlias
 
@@ -18,6 +18,7 @@ import msgspec
 from indilog.base.errors import ConfigError
 from indilog.base.ids import Epoch, MetalogPosition, NodeId, ShardId, ViewNumber
 from indilog.kernel.index_schedule import IndexEra, eras_below, index_shard_at
+from indilog.kernel.zones import is_label, spread_over_zones
 
 NO_WRITER: Final = NodeId("")
 """The writer of a shard whose compute node has left."""
@@ -71,6 +72,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """
     members_version: int = 0
     """The version of the wanted members (`Members`) that led to this view."""
+    zones: dict[NodeId, str] = {}
+    """The zone of each node that has one (`indilog.kernel.zones`)."""
 
     @cached_property
     def storage_nodes(self) -> tuple[NodeId, ...]:
@@ -108,6 +111,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.aggregators,
             self.members_version,
             self.sequencers,
+            self.zones,
         )
 
     @cached_property
@@ -161,6 +165,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise ConfigError(f"The name of a node has 1 to {NODE_NAME_MAX} bytes.")
         if len(self.nodes) > NODES_MAX:
             raise ConfigError(f"A view has at most {NODES_MAX:,} nodes.")
+        if not all(map(is_label, self.zones.values())):
+            raise ConfigError("The label of a zone has 1 to 64 bytes, and no comma.")
 
 
 class Members(msgspec.Struct, frozen=True):
@@ -177,6 +183,8 @@ class Members(msgspec.Struct, frozen=True):
     aggregators: tuple[NodeId, ...]
     version: int = 0
     sequencers: tuple[NodeId, ...] = ()
+    zones: dict[NodeId, str] = {}
+    """The zone of each node that has one; there may be further nodes in it."""
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -199,8 +207,10 @@ def view_of(
     aggregators: int = 1,
     engines: int = 1,
     addresses: dict[NodeId, str] | None = None,
+    zones: Mapping[NodeId, str] | None = None,
 ) -> View:
-    """Lay out the first view: one shard for each engine, its replicas on consecutive storage nodes.
+    """Lay out the first view: one shard for each engine, its replicas on consecutive storage nodes,
+    in different zones where possible.
 
     Raises:
         ConfigError: fewer storage nodes than replicas, or a count below 1.
@@ -210,12 +220,13 @@ def view_of(
             f"{replicas} replicas need as many storage nodes; there are {storage_nodes}."
         )
     nodes = tuple(NodeId(f"storage-{i}") for i in range(storage_nodes))
+    zones = zones or {}
     view = View(
         number=FIRST_VIEW,
         sequencers=tuple(NodeId(f"sequencer-{i}") for i in range(sequencers)),
         shards={
             ShardId(e): ShardPlacement(
-                replicas=tuple(nodes[(e + r) % storage_nodes] for r in range(replicas)),
+                replicas=spread_over_zones(_from(nodes, e), replicas, zones),
                 writer=NodeId(f"engine-{e}"),
             )
             for e in range(engines)
@@ -224,11 +235,18 @@ def view_of(
         aggregators=tuple(NodeId(f"aggregator-{i}") for i in range(aggregators)),
         engines=tuple(NodeId(f"engine-{i}") for i in range(engines)),
         addresses=addresses or {},
+        zones=dict(zones),
     )
     used = view.storage_nodes
     view = msgspec.structs.replace(view, spares=tuple(n for n in nodes if n not in used))
     view.check()
     return view
+
+
+def _from(nodes: tuple[NodeId, ...], first: int) -> tuple[NodeId, ...]:
+    """Return all nodes, from number `first` on."""
+    start = first % len(nodes)
+    return nodes[start:] + nodes[:start]
 
 
 def view_with(
@@ -243,10 +261,10 @@ def view_with(
     `view` itself if nothing changes yet, or if `view` was installed for newer members.
 
     A new compute node gets a shard without writer, or a new one, on the storage nodes with the
-    fewest shards. The shard of a compute node that leaves keeps its records, and gets no further
-    ones from that node. The slots of tags of that node go to the compute nodes with the fewest
-    slots; all other slots stay. A storage node leaves when it keeps no shard. New index shards get
-    positions after the entry.
+    fewest shards, in different zones where possible. The shard of a compute node that leaves keeps
+    its records, and gets no further ones from that node. The slots of tags of that node go to the
+    compute nodes with the fewest slots; all other slots stay. A storage node leaves when it keeps
+    no shard. New index shards get positions after the entry.
 
     Args:
         view: the newest view.
@@ -266,12 +284,11 @@ def view_with(
         raise ConfigError("A cluster needs a compute node.")
     used = {node for shard in view.shards for node in replicas_of(shard)}
     storage_nodes = {*members.storage_nodes, *used}
-    shards = _shards_with(view, members.engines, members.storage_nodes, writer_of)
+    zones = view.zones | members.zones
+    shards = _shards_with(view, members, zones, writer_of)
     retired = view.index_shards[len(members.index_shards) :]
     active = tuple(range(len(members.index_shards)))
-    eras = view.eras
-    if eras[-1].shards != active:
-        eras = (*eras, IndexEra(position + 1, active))
+    eras = _eras_with(view.eras, active, position + 1)
     at_first = {node for placed in shards.values() for node in placed.replicas}
     following = msgspec.structs.replace(
         view,
@@ -287,8 +304,20 @@ def view_with(
         homes=_homes_with(view.conditional_homes, members.engines),
         members_version=members.version,
     )
+    there = set(following.nodes)
+    zones = {node: zone for node, zone in zones.items() if node in there}
+    following = msgspec.structs.replace(following, zones=zones)
     following.check()
     return view if _has_same_nodes(view, following) else following
+
+
+def _eras_with(
+    eras: tuple[IndexEra, ...], active: tuple[int, ...], start: MetalogPosition
+) -> tuple[IndexEra, ...]:
+    """Return the eras of the index schedule, so that the index shards `active` get the positions
+    from `start` on.
+    """
+    return eras if eras[-1].shards == active else (*eras, IndexEra(start, active))
 
 
 def _has_same_nodes(view: View, following: View) -> bool:
@@ -298,6 +327,7 @@ def _has_same_nodes(view: View, following: View) -> bool:
         and (view.engines, view.storage_nodes) == (following.engines, following.storage_nodes)
         and (view.index_shards, view.eras) == (following.index_shards, following.eras)
         and (view.aggregators, view.sequencers) == (following.aggregators, following.sequencers)
+        and view.zones == following.zones
     )
 
 
@@ -320,30 +350,32 @@ def _homes_with(homes: tuple[NodeId, ...], engines: tuple[NodeId, ...]) -> tuple
 
 def _shards_with(
     view: View,
-    engines: tuple[NodeId, ...],
-    storage_nodes: tuple[NodeId, ...],
+    members: Members,
+    zones: Mapping[NodeId, str],
     writer_of: Callable[[ShardId], Epoch],
 ) -> dict[ShardId, ShardPlacement]:
-    """Return the shards of a view, so that each of the engines writes one.
+    """Return the shards of a view, so that each of the engines of `members` writes one.
 
-    New shards are placed on `storage_nodes`. The first replicas of all other shards stay in the
+    New shards are placed on their storage nodes. The first replicas of all other shards stay in the
     view: a node that starts with it may replay entries that are older than the moves of a shard.
     """
     shards = {
         shard: placed
-        if placed.writer in engines or placed.writer == NO_WRITER
+        if placed.writer in members.engines or placed.writer == NO_WRITER
         else ShardPlacement(placed.replicas, NO_WRITER, writer_of(shard))
         for shard, placed in view.shards.items()
     }
-    for engine in engines:
+    for engine in members.engines:
         if all(placed.writer != engine for placed in shards.values()):
-            shard, placed = _shard_for_new(shards, storage_nodes)
+            shard, placed = _shard_for_new(shards, members.storage_nodes, zones)
             shards[shard] = msgspec.structs.replace(placed, writer=engine)
     return shards
 
 
 def _shard_for_new(
-    shards: dict[ShardId, ShardPlacement], storage_nodes: tuple[NodeId, ...]
+    shards: dict[ShardId, ShardPlacement],
+    storage_nodes: tuple[NodeId, ...],
+    zones: Mapping[NodeId, str],
 ) -> tuple[ShardId, ShardPlacement]:
     """Return the shard of a new compute node: one without writer, or a new one."""
     for shard, placed in sorted(shards.items()):
@@ -354,10 +386,11 @@ def _shard_for_new(
         for node in placed.replicas:
             load[node] = load.get(node, 0) + 1
     copies = max(len(placed.replicas) for placed in shards.values())
-    chosen = sorted(storage_nodes, key=lambda node: (load[node], node))[:copies]
+    candidates = sorted(storage_nodes, key=lambda node: (load[node], node))
+    chosen = spread_over_zones(candidates, copies, zones)
     if len(chosen) < copies:
         raise ConfigError(f"{copies} replicas need as many storage nodes; there are {len(chosen)}.")
-    return ShardId(max(shards) + 1), ShardPlacement(tuple(chosen), NO_WRITER)
+    return ShardId(max(shards) + 1), ShardPlacement(chosen, NO_WRITER)
 
 
 def with_storage_nodes_of(view: View, wanted: View) -> View:

@@ -22,7 +22,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     messages: tuple[Message, ...]
 
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):

@@ -21,6 +21,7 @@ from indilog.base.ids import Instant, MetalogPosition, NodeId, ShardId
 from indilog.config import Config
 from indilog.kernel.metalog import MOVES_MAX, REPLICAS_MAX
 from indilog.kernel.placement import Placement
+from indilog.kernel.zones import spread_over_zones
 from indilog.wire.replica_messages import StorageAlive
 
 _LOOKS: Final = 4
@@ -171,7 +172,11 @@ class Replacements:
         vacant += sum(node in leaving for node in missing)
         # Replicas after the counting ones already have a copy.
         vacant -= len(staying) - (len(counting) - len(missing))
-        chosen = [*current, *behind][: max(0, min(vacant, REPLICAS_MAX - len(before)))]
+        vacant = max(0, min(vacant, REPLICAS_MAX - len(before)))
+        zones = self._placement.view.zones
+        chosen = spread_over_zones(current, vacant, zones, staying)
+        beside = (*staying, *chosen)
+        chosen += spread_over_zones(behind, vacant - len(chosen), zones, beside)
         return (*staying, *chosen, *leaving, *lost)
 
     def _spares(

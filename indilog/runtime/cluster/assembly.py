@@ -542,6 +542,7 @@ def _layout(view: View) -> dict[str, Any]:
         "index_eras": [{"start": era.start, "shards": list(era.shards)} for era in view.eras],
         "aggregators": list(view.aggregators),
         "engines": list(view.engines),
+        "zones": dict(view.zones),
     }
 
 

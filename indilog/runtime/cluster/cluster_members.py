@@ -10,7 +10,7 @@ of the view was committed. So it may be late, but it is never ahead of the metal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
@@ -28,7 +28,14 @@ from indilog.runtime.cluster.cluster_state import (
     decode_view,
     run_of,
 )
-from indilog.runtime.cluster.membership import Counts, same_members, scaled, state_of, without
+from indilog.runtime.cluster.membership import (
+    Counts,
+    in_zones,
+    same_members,
+    scaled,
+    state_of,
+    without,
+)
 from indilog.runtime.cluster.processes import (
     PROCESSES_KEY,
     Processes,
@@ -36,6 +43,7 @@ from indilog.runtime.cluster.processes import (
     decode_processes,
     with_processes,
     without_process,
+    zones_in_turn,
 )
 from indilog.runtime.metadata.store import MetadataStore, Written
 
@@ -102,6 +110,29 @@ async def publish_views(store: MetadataStore, installed: Callable[[], View | Non
             _log.warning("the installed view is not stored yet", reason=str(error))
 
 
+async def want_zones(
+    store: MetadataStore, zones_of: Callable[[Iterable[NodeId]], Mapping[NodeId, str]]
+) -> None:
+    """Declare the zones of the members, unless they have these already. The primary then installs
+    them.
+
+    A cluster with one sequencer keeps the zones of its first start.
+    """
+    while True:
+        wanted = await wanted_in(store)
+        if len(wanted.view.sequencers) == 1:
+            return
+        changed = in_zones(wanted.members, wanted.view, zones_of(wanted.members.nodes))
+        if changed == wanted.members:
+            return
+        outcome = await store.compare_and_set(
+            MEMBERS_KEY, msgspec.json.encode(changed), expected_version=wanted.members_version
+        )
+        if isinstance(outcome, Written):
+            _log.info("other zones are wanted", zones=sorted({*changed.zones.values()}))
+            return
+
+
 class ClusterMembers:
     """Shows and changes the members of a cluster, for the gateway of the compute node `node`."""
 
@@ -159,6 +190,10 @@ class ClusterMembers:
 
         return await self.change(left)
 
+    def _zones(self, members: Members, processes: Processes) -> dict[NodeId, str]:
+        """Return the zones of the nodes that the configuration of this process names."""
+        return zones_in_turn(members.nodes, processes, self._config.node.zones)
+
     async def change(self, change: Change) -> dict[str, Any]:
         """Change the wanted members and the processes; return the state of the cluster."""
         while True:
@@ -166,6 +201,8 @@ class ClusterMembers:
             before = await self.store.get(PROCESSES_KEY)
             processes = Processes() if before is None else decode_processes(before.value)
             changed, spread = change(wanted.members, wanted.view, processes)
+            if len(wanted.view.sequencers) > 1:
+                changed = in_zones(changed, wanted.view, self._zones(changed, spread))
             if spread != processes:
                 # First, so that the supervisor knows the process of the new nodes. If the members
                 # are not changed after it, no node uses it.

@@ -60,12 +60,17 @@ class Run(msgspec.Struct, frozen=True):
         settings: the configuration, as `config_from` takes it.
         members: the nodes that the cluster is to have, set when the processes of all of them were
             started; None: those of the view.
+        zones: the zones of nodes on several machines; each machine publishes its own.
+        first_zones: the zones by which the first view was laid out; None: the first machines have
+            not all started yet.
     """
 
     addresses: dict[NodeId, str]
     directory: str
     settings: dict[str, dict[str, Setting]]
     members: Members | None = None
+    zones: dict[NodeId, str] = {}
+    first_zones: dict[NodeId, str] | None = {}
 
 
 class NodeStart(NamedTuple):

@@ -13,7 +13,7 @@ the configuration. A start therefore compares the configuration with what it sai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ import structlog
 import uvloop
 
 from indilog.base.errors import ConfigError, NotReadyError
-from indilog.base.ids import Epoch, MetalogPosition
+from indilog.base.ids import Epoch, MetalogPosition, NodeId
 from indilog.config import Config
 from indilog.kernel.metalog import NewView, decode_entry
 from indilog.kernel.view import (
@@ -45,7 +45,7 @@ from indilog.runtime.cluster.cluster_state import (
 )
 from indilog.runtime.cluster.membership import next_version, same_members
 from indilog.runtime.cluster.metadata_opening import opened_metadata
-from indilog.runtime.cluster.processes import claim_processes, processes_in
+from indilog.runtime.cluster.processes import claim_processes, processes_in, zones_in_turn
 from indilog.runtime.metadata.store import MetadataStore, Versioned, Written
 
 log = structlog.get_logger(__name__)
@@ -65,11 +65,14 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
         DataDirectoryError, DataLossError: a sequencer's journal cannot be read.
         NotReadyError: another process has changed the view meanwhile.
     """
-    wanted = _wanted(config)
+    wanted = wanted_view(config)
     if arrangement != "embedded":
         is_new = await store.get(VIEW_KEY) is None
         count = config.cluster.shared_processes
-        await claim_processes(store, count, wanted.nodes, is_new=is_new)
+        processes = await claim_processes(store, count, wanted.nodes, is_new=is_new)
+        if arrangement == "processes":
+            zones = zones_in_turn(wanted.nodes, processes, config.node.zones)
+            wanted = wanted_view(config, zones)
     await store.compare_and_set(VIEW_KEY, msgspec.json.encode(wanted), expected_version=0)
     stored, configured = await store.get(VIEW_KEY), await store.get(CONFIGURED_KEY)
     assert stored is not None, "this start or an earlier one has set it"
@@ -117,7 +120,7 @@ async def _reconfigured(
     """Store and return the view after a change of the configuration; `before`: what it said at the
     last start.
     """
-    wanted, view = _wanted(config), decode_view(stored.value)
+    wanted, view = wanted_view(config), decode_view(stored.value)
     tier_changed = (before.index_shards, before.aggregators) != (
         wanted.members.index_shards, wanted.aggregators,
     )  # fmt: skip
@@ -146,6 +149,7 @@ async def _reconfigured(
             aggregators=wanted.aggregators if tier_changed else asked.aggregators,
             version=next_version(asked, view),
             sequencers=asked.sequencers,
+            zones=asked.zones,
         )
         await _set(store, MEMBERS_KEY, msgspec.json.encode(changed), members.version)
     return view
@@ -157,7 +161,8 @@ async def _set(store: MetadataStore, key: str, value: bytes, version: int) -> No
         raise NotReadyError("Another process changes the layout of the cluster; start again.")
 
 
-def _wanted(config: Config) -> View:
+def wanted_view(config: Config, zones: Mapping[NodeId, str] | None = None) -> View:
+    """Return the first view of a cluster, with the zones of its nodes."""
     cluster = config.cluster
     return view_of(
         sequencers=cluster.sequencers,
@@ -167,6 +172,7 @@ def _wanted(config: Config) -> View:
         index_replicas=cluster.index_replicas,
         aggregators=0 if cluster.aggregation == "master-slave" else cluster.aggregators,
         engines=cluster.engines,
+        zones=zones,
     )
 
 

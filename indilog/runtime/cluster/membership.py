@@ -54,9 +54,12 @@ def number_of(node: NodeId) -> int:
 
 
 def same_members(one: Members, other: Members) -> bool:
-    """Whether two clusters have the same nodes, in any order."""
+    """Whether two clusters have the same nodes, in any order, in the same zones."""
     differs = set(one.sequencers) != set(other.sequencers)
     if differs and one.sequencers and other.sequencers:
+        return False
+    there = {*one.nodes}
+    if any(one.zones.get(node) != other.zones.get(node) for node in there):
         return False
     return one.index_shards == other.index_shards and all(
         set(mine) == set(others)
@@ -103,6 +106,7 @@ def scaled(members: Members, view: View, counts: Counts, config: Config) -> Memb
         index_shards=_index_shards(members, counts.index_shards, counts.index_replicas),
         aggregators=_aggregators(members, counts.aggregators, config),
         sequencers=members.sequencers,
+        zones=members.zones,
     )
     _check_size(changed, members, view)
     _check_ports(changed.engines, config.node.gateway.port)
@@ -180,7 +184,19 @@ def without_nodes(members: Members, nodes: Collection[NodeId]) -> Members:
         aggregators=rest(members.aggregators),
         version=members.version,
         sequencers=members.sequencers,
+        zones={node: zone for node, zone in members.zones.items() if node not in nodes},
     )
+
+
+def in_zones(members: Members, view: View, zones: Mapping[NodeId, str]) -> Members:
+    """Return `members` with `zones` of further nodes, or other ones; the same if they have these.
+
+    Nodes that `zones` lacks keep their zones.
+    """
+    changed = {**members.zones, **zones}
+    if changed == members.zones:
+        return members
+    return msgspec.structs.replace(members, zones=changed, version=next_version(members, view))
 
 
 def missing(members: Members, view: View, started: Members | None) -> list[str]:
@@ -213,6 +229,10 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
         elif node in view.sequencers:
             why = ": sequencers are replaced one at a time"
         sentences.append(f"{node} has not left yet{why}.")
+    if not sentences and any(
+        members.zones.get(node) != view.zones.get(node) for node in members.nodes
+    ):
+        sentences.append("Some zones are not installed yet.")
     if not sentences and not same_members(members, view.members):
         sentences.append("The index shards that get new positions have not changed yet.")
     return sentences

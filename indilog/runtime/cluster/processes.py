@@ -11,7 +11,7 @@ of a shared process leave together, and the number of a process is not used agai
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -289,6 +289,15 @@ def check_leave_together(before: Members, after: Members, processes: Processes) 
 def number_of_process(name: str) -> int:
     """Return the number of a shared process: 2 for `node-2`."""
     return int(name.rpartition("-")[2])
+
+
+def zones_in_turn(
+    nodes: Iterable[NodeId], processes: Processes, labels: Sequence[str]
+) -> dict[NodeId, str]:
+    """Return the zones of nodes whose processes get `labels` in turn, by their numbers."""
+    if not labels:
+        return {}
+    return {node: labels[number_of_process(processes.of(node)) % len(labels)] for node in nodes}
 
 
 async def processes_in(store: MetadataStore) -> Processes:

@@ -33,7 +33,7 @@ from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.base.ids import NodeId
 from indilog.config import Config, NodeConfig, config_from, node_config
 from indilog.kernel.view import NODES_MAX, View
-from indilog.runtime.cluster.cluster_members import wanted_in
+from indilog.runtime.cluster.cluster_members import want_zones, wanted_in
 from indilog.runtime.cluster.cluster_state import (
     Run,
     claim_arrangement,
@@ -48,7 +48,7 @@ from indilog.runtime.cluster.membership import kind_of, leaving_engines, needed
 from indilog.runtime.cluster.metadata_address import published_address
 from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.cluster.node_starter import NodeStarter
-from indilog.runtime.cluster.processes import Processes, processes_in
+from indilog.runtime.cluster.processes import Processes, processes_in, zones_in_turn
 from indilog.runtime.cluster.run_directory import RunDirectory, remove_stale_directories
 from indilog.runtime.cluster.scaling import Scaling
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
@@ -168,6 +168,9 @@ class Supervisor:
         await metadata.copy_layout()
         self._directory = self._directory or RunDirectory()
         await self._read_layout(store)
+        await want_zones(
+            store, lambda nodes: zones_in_turn(nodes, self._layout, self._config.node.zones)
+        )
         wanted = await wanted_in(store)
         nodes = needed(wanted.view, wanted.members)
         placed = (*nodes, *self._layout.standbys(nodes))

@@ -19,11 +19,14 @@ from indilog.base.errors import DataDirectoryError
 from indilog.runtime.journal.segment import synced_directory
 from indilog.runtime.journal.segment_scan import newest_used
 
-FORMAT_VERSION: Final = 5
+FORMAT_VERSION: Final = 6
 """The format of this release. Formats 1 and 2 had record batches of version 1, with one checksum
 for tags and data, and lacked checkpoints and the file `NEWEST`. Format 3 lacked the promises and
-learner marks of sequencers. Format 4 had the writers of shards in frames of their own.
+learner marks of sequencers. Format 4 had the writers of shards in frames of their own. Format 5 had
+views without zones and finalized shards.
 """
+_OLDEST_READ: Final = 5
+"""The oldest format that is read; a start then writes the format of this release."""
 _FORMAT_NAME: Final = "indilog-journal"
 
 log = structlog.get_logger(__name__)
@@ -38,7 +41,8 @@ def create_directory(directory: Path) -> None:
 
 
 def check_format(directory: Path) -> bool:
-    """Raise for a directory of another release; write the format into a new directory.
+    """Raise for a directory of another release. Write the format into a new directory, or into one
+    of an older format that is read.
 
     Return whether the directory is new.
 
@@ -60,6 +64,8 @@ def check_format(directory: Path) -> bool:
             return False
         raise DataDirectoryError(f"{path} has unexpected content; the directory is damaged.")
     _refuse_other(directory, version)
+    if version < FORMAT_VERSION:
+        _write(path)
     return False
 
 
@@ -97,9 +103,10 @@ def _refuse_other(directory: Path, version: int) -> None:
             f"{directory} has format {version}, this release reads {FORMAT_VERSION}; "
             "start a newer release."
         )
-    if version < FORMAT_VERSION:
+    if version < _OLDEST_READ:
         raise DataDirectoryError(
-            f"{directory} has format {version}, this release reads {FORMAT_VERSION}: "
+            f"{directory} has format {version}, this release reads {_OLDEST_READ} and "
+            f"{FORMAT_VERSION}: "
             "start the release that wrote it, or begin with another data directory."
         )
 

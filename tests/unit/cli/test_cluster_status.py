@@ -45,6 +45,7 @@ class Platform:
                 "index_eras": [{"start": 0, "shards": [0]}, {"start": 1200, "shards": [0, 1]}],
                 "aggregators": ["aggregator-0"],
                 "engines": ["engine-0"],
+                "zones": {},
             },
             "nodes": self.nodes,
             "elsewhere": [*SEQUENCERS, *STORAGE, *INDEX, "aggregator-0"],
@@ -201,6 +202,8 @@ def test_a_shard_that_is_copied_shows_what_is_missing_where(platform: Platform) 
         "further": ["storage-0"],
         "missing": {"storage-2": 1234},
         "lost": [],
+        "zones": [],
+        "shares_zone": False,
     }
 
 
@@ -277,3 +280,22 @@ def test_views_shows_the_one_view_its_eras_and_the_spares(platform: Platform) ->
     assert "index era 1    positions from 1,200: 0, 1\n" in shown.stdout
     platform.shard["replicas"] = platform.shard["counting"] = ["storage-1", "storage-2"]
     assert json.loads(run("views", "--json").stdout)["spares"] == ["storage-0"]
+
+
+def test_shards_have_the_zones_of_their_replicas_and_an_audit(platform: Platform) -> None:
+    zones = platform.status["layout"]["zones"]
+    zones |= {"storage-0": "east", "storage-1": "west", "storage-2": "west"}
+    shown = run("shards")
+    assert row_of("0", shown) == "0 engine-0 complete storage-0 storage-1 - - east, west"
+    assert "There" not in shown.stdout
+    assert "are in" not in shown.stdout
+    zones["storage-0"] = "west"
+    assert "are in" not in run("shards").stdout, "there is one zone only"
+    zones["storage-2"] = "east"
+    shown = run("shards")
+    assert shown.stdout.splitlines()[-1] == (
+        "The replicas of shard 0 are in zone west (2), and there are storage nodes in other zones."
+    )
+    [shard] = json.loads(run("shards", "--json").stdout)
+    assert (shard["zones"], shard["shares_zone"]) == (["west", "west"], True)
+    assert row_of("storage-2", run("nodes")).endswith(" east")

@@ -21,9 +21,20 @@ class Cluster:
     """Replacements, and storage nodes that send heartbeats while they are up."""
 
     def __init__(
-        self, nodes: int = 4, replicas: int = 2, quorum: int = 0, engines: int = 1
+        self,
+        nodes: int = 4,
+        replicas: int = 2,
+        quorum: int = 0,
+        engines: int = 1,
+        zones: dict[NodeId, str] | None = None,
     ) -> None:
-        self.view = view_of(sequencers=3, storage_nodes=nodes, replicas=replicas, engines=engines)
+        self.view = view_of(
+            sequencers=3,
+            storage_nodes=nodes,
+            replicas=replicas,
+            engines=engines,
+            zones=zones,
+        )
         cluster = ClusterConfig(storage_nodes=nodes, replicas=replicas, ack_quorum=quorum)
         node = node_config(storage_lost_s=LOST_S, storage_replaced_s=REPLACED_S)
         self.now = Instant(100.0)
@@ -232,3 +243,16 @@ def test_the_node_that_leaves_counts_again_when_the_spare_is_lost() -> None:
     before = cluster.placement.counting(SHARD)
     cluster.pass_s(LOST_S + 100, C)
     assert (before, cluster.placement.counting(SHARD)) == ((B, C), (B, A))
+
+
+def test_a_lost_node_is_replaced_by_one_in_a_zone_without_replica() -> None:
+    cluster = Cluster(zones={A: "east", B: "west", C: "west", D: "east"})
+    assert cluster.replicas == (A, B)
+    cluster.pass_s(10, A)
+    assert cluster.replicas[:2] == (B, D), "C comes first by name, but shares the zone of B"
+
+
+def test_a_lost_node_is_replaced_in_the_same_zone_if_no_other_zone_has_a_node() -> None:
+    cluster = Cluster(zones={A: "east", B: "west", C: "west", D: "west"})
+    cluster.pass_s(10, A)
+    assert cluster.replicas[:2] == (B, C)

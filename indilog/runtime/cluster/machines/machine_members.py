@@ -18,12 +18,13 @@ import structlog
 from indilog.base.errors import ConfigError, IndilogError
 from indilog.base.ids import NodeId
 from indilog.kernel.view import Members, View
-from indilog.runtime.cluster.cluster_members import ClusterMembers, Wanted, wanted_in
+from indilog.runtime.cluster.cluster_members import ClusterMembers, Wanted, want_zones, wanted_in
 from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY, Run, change_run
 from indilog.runtime.cluster.following import RETRY_S
 from indilog.runtime.cluster.machines.status_keys import StatusKeys
 from indilog.runtime.cluster.membership import (
     check_can_change,
+    in_zones,
     kind_of,
     needed,
     next_version,
@@ -46,6 +47,10 @@ class MachineMembers(ClusterMembers):
         config: of this machine.
         node: the compute node whose gateway uses this.
     """
+
+    def _zones(self, members: Members, processes: Processes) -> dict[NodeId, str]:  # noqa: ARG002
+        """No zones: each machine declares its own."""
+        return {}
 
     async def scale(self, counts: object) -> dict[str, Any]:  # noqa: ARG002 - whatever they are
         """Refuse: the processes of other machines are started there.
@@ -112,9 +117,9 @@ def _without(
     return msgspec.structs.replace(changed, version=next_version(members, view))
 
 
-async def want_joined(store: MetadataStore, nodes: Collection[NodeId]) -> None:
-    """Declare that the cluster is to have these nodes, whose roles run in this process; the primary
-    then installs the next view.
+async def want_joined(store: MetadataStore, nodes: Collection[NodeId], zone: str = "") -> None:
+    """Declare that the cluster is to have these nodes, whose roles run in this process, in a zone;
+    the primary then installs the next view.
 
     Raises:
         ConfigError: the cluster cannot change.
@@ -123,6 +128,8 @@ async def want_joined(store: MetadataStore, nodes: Collection[NodeId]) -> None:
     while True:
         wanted = await wanted_in(store)
         changed = with_nodes(wanted.members, nodes)
+        if zone:
+            changed = in_zones(changed, wanted.view, dict.fromkeys(nodes, zone))
         if changed == wanted.members:
             break
         check_can_change(wanted.view)
@@ -136,6 +143,15 @@ async def want_joined(store: MetadataStore, nodes: Collection[NodeId]) -> None:
             break
     wanted = await wanted_in(store)
     await change_run(store, lambda run: _installing(run, wanted, joined=nodes))
+
+
+async def want_zone(store: MetadataStore, nodes: Collection[NodeId], zone: str) -> None:
+    """Declare the zone of nodes that are members; an empty one changes nothing."""
+    if not zone:
+        return
+    await want_zones(store, lambda members: dict.fromkeys({*members} & {*nodes}, zone))
+    wanted = await wanted_in(store)
+    await change_run(store, lambda run: _installing(run, wanted))
 
 
 async def install_without(store: MetadataStore, nodes: Collection[NodeId]) -> None:
@@ -181,7 +197,9 @@ def _installing(
     base = wanted.view.members if run.members is None else run.members
     changed = with_nodes(without_nodes(base, left), joined)
     # A standby runs since its process joined, so it may take the place of another one at once.
-    changed = msgspec.structs.replace(changed, sequencers=wanted.members.sequencers)
+    changed = msgspec.structs.replace(
+        changed, sequencers=wanted.members.sequencers, zones=wanted.members.zones
+    )
     if changed == base:
         return run
     version = max(base.version, next_version(wanted.members, wanted.view))

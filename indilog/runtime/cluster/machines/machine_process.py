@@ -37,6 +37,7 @@ from indilog.runtime.cluster.machines.machine_members import (
     install_without,
     remove_gone,
     want_joined,
+    want_zone,
 )
 from indilog.runtime.cluster.machines.registration import machine_start, registered
 from indilog.runtime.cluster.machines.service_manager import (
@@ -128,6 +129,8 @@ def _check(config: Config) -> None:
         raise ConfigError(
             "Set node_host to the IP address at which the other machines reach this one."
         )
+    if len(config.node.zones) > 1:
+        raise ConfigError("A machine has one zone; set `zone` to one name, without a comma.")
 
 
 class _Machine:
@@ -200,7 +203,9 @@ class _Machine:
         )
         await wait_for_metalog(node.shell)  # may take long; the status shows it
         if not was_member:
-            await want_joined(store, nodes)
+            await want_joined(store, nodes, self._config.node.zone)
+        else:
+            await want_zone(store, nodes, self._config.node.zone)
         await metadata.file.compare_and_set(_JOINED_KEY, b"", expected_version=0)
         membership = Membership(store, nodes)
         await membership.look()

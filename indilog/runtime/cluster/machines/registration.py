@@ -20,20 +20,23 @@ import structlog
 from indilog.base.errors import ConfigError, NotReadyError
 from indilog.base.ids import Epoch, NodeId
 from indilog.config import Config
+from indilog.kernel.view import FIRST_VIEW
 from indilog.runtime.cluster.cluster_members import wanted_in
 from indilog.runtime.cluster.cluster_state import (
     EPOCH_KEY,
     RUN_KEY,
+    VIEW_KEY,
     NodeStart,
     Run,
     change_run,
     claim_arrangement,
     decode_run,
+    decode_view,
     run_of,
     settings_of,
 )
 from indilog.runtime.cluster.following import RETRY_S
-from indilog.runtime.cluster.layout import view_in
+from indilog.runtime.cluster.layout import view_in, wanted_view
 from indilog.runtime.cluster.membership import Kind, check_can_change
 from indilog.runtime.cluster.metadata_opening import OpenedMetadata
 from indilog.runtime.cluster.processes import (
@@ -84,7 +87,8 @@ async def registered(
     await _check_address(store, machine, address)
     name = await _claimed(store, machine)
     nodes = await _nodes_of(store, name, roles)
-    await change_run(store, lambda run: _with_address(run, nodes, address))
+    zone = config.node.zone
+    await change_run(store, lambda run: _with_address(run, nodes, address, zone))
     return Registered(name, nodes)
 
 
@@ -97,7 +101,7 @@ async def _lay_out(store: MetadataStore, config: Config) -> None:
         except NotReadyError:  # another machine does the same
             await asyncio.sleep(RETRY_S)
             continue
-        run = Run({}, "", {"cluster": settings})
+        run = Run({}, "", {"cluster": settings}, first_zones=None)
         await store.compare_and_set(RUN_KEY, msgspec.json.encode(run), expected_version=0)
     run_found = decode_run(found.value)
     if run_found is None:
@@ -180,9 +184,34 @@ def _address_of(config: Config) -> str:
     return f"{_SCHEMES[messages.transport]}://{host}:{messages.node_port}"
 
 
-def _with_address(run: Run, nodes: Collection[NodeId], address: str) -> Run:
+def _with_address(run: Run, nodes: Collection[NodeId], address: str, zone: str) -> Run:
     addresses = run.addresses | dict.fromkeys(nodes, address)
-    return msgspec.structs.replace(run, addresses=addresses)
+    zones = {node: at for node, at in run.zones.items() if node not in nodes}
+    zones |= dict.fromkeys(nodes, zone) if zone else {}
+    return msgspec.structs.replace(run, addresses=addresses, zones=zones)
+
+
+async def _place_by_zones(store: MetadataStore, config: Config) -> None:
+    """Lay out the first view by the zones of the first machines, which have all started. No role
+    has run yet.
+
+    Each of them does it, with the zones that the first one of them has fixed.
+    """
+    run = await change_run(store, _with_first_zones)
+    while run.first_zones:
+        found = await store.get(VIEW_KEY)
+        assert found is not None, "it was laid out"
+        view = decode_view(found.value)
+        if view.number > FIRST_VIEW or view.zones == run.first_zones:
+            return
+        placed = msgspec.json.encode(wanted_view(config, run.first_zones))
+        await store.compare_and_set(VIEW_KEY, placed, expected_version=found.version)
+
+
+def _with_first_zones(run: Run) -> Run:
+    if run.first_zones is not None:
+        return run
+    return msgspec.structs.replace(run, first_zones=run.zones)
 
 
 async def machine_start(store: MetadataStore, config: Config) -> NodeStart:
@@ -201,6 +230,8 @@ async def machine_start(store: MetadataStore, config: Config) -> NodeStart:
         assert run is not None, "`registered` has published it"
         missing = [node for node in wanted.view.nodes if node not in run.addresses]
         if not missing:
+            await _place_by_zones(store, config)
+            wanted = await wanted_in(store)
             break
         if clock() - logged >= _WAIT_LOGGED_S:
             logged = clock()

@@ -24,6 +24,7 @@ from indilog.runtime.cluster.machines.machine_members import (
     install_without,
     remove_silent,
     want_joined,
+    want_zone,
 )
 from indilog.runtime.cluster.machines.machine_process import ROLES, roles_named
 from indilog.runtime.cluster.machines.registration import machine_start, registered
@@ -50,9 +51,10 @@ class Machines:
             EmbeddedMetadataStore(directory / "store", self.config(0).node)
         )
 
-    def config(self, number: int, **cluster: object) -> Config:
+    def config(self, number: int, zone: str = "", **cluster: object) -> Config:
         overrides = {
             "node": {
+                "zone": zone,
                 "data_dir": str(self._directory / str(number)),
                 "node_host": "127.0.0.1",
                 "node_port": 7000 + number,
@@ -280,3 +282,52 @@ def test_the_watchdog_has_half_of_its_time() -> None:
     assert watchdog_s({"WATCHDOG_USEC": "10000000"}) == 5.0
     assert watchdog_s({"WATCHDOG_USEC": "10000000", "WATCHDOG_PID": "1"}) is None
     assert watchdog_s({}) is None
+
+
+@pytest.mark.asyncio
+async def test_the_first_machines_lay_out_the_shards_by_their_zones(machines: Machines) -> None:
+    zones = ("east", "east", "west")
+    configs = [machines.config(n, zone, replicas=2) for n, zone in enumerate(zones)]
+    names = [await machines.register(n, config) for n, config in enumerate(configs)]
+    starts = await asyncio.gather(*(machine_start(machines.store, config) for config in configs))
+    assert starts[0].view == starts[1].view == starts[2].view
+    view = starts[0].view
+    assert view.number == 1
+    by_process = dict(zip(names, zones, strict=True))
+    assert view.zones == {node: by_process[starts[0].processes.of(node)] for node in view.nodes}
+    for placed in view.shards.values():
+        assert {view.zones[node] for node in placed.replicas} == {"east", "west"}
+
+
+@pytest.mark.asyncio
+async def test_a_restart_with_another_zone_changes_no_first_view(machines: Machines) -> None:
+    configs = [machines.config(n, "east", replicas=2) for n in range(3)]
+    for n, config in enumerate(configs):
+        await machines.register(n, config)
+    view = (await machine_start(machines.store, configs[0])).view
+    other = machines.config(1, "west", replicas=2)
+    name = await machines.register(1, other)
+    assert (await machine_start(machines.store, other)).view == view
+    nodes = (await processes_in(machines.store)).all_of(name)
+    await want_zone(machines.store, nodes, "west")
+    wanted, run = await wanted_in(machines.store), await run_of(machines.store)
+    assert run is not None
+    assert run.members is not None
+    moved = {node: zone for node, zone in wanted.members.zones.items() if zone == "west"}
+    assert set(moved) == set(nodes) & set(view.nodes)
+    assert run.members.zones == wanted.members.zones
+    assert (wanted.view, run.members.nodes) == (view, view.members.nodes)
+    await want_zone(machines.store, nodes, "west")
+    assert (await wanted_in(machines.store)).members_version == wanted.members_version
+
+
+@pytest.mark.asyncio
+async def test_a_machine_that_joins_brings_its_zone(machines: Machines) -> None:
+    for number in range(3):
+        await machines.register(number)
+    await machine_start(machines.store, machines.config(0))
+    await machines.register(3, machines.config(3, "west"))
+    nodes = [NodeId("storage-3"), NodeId("engine-3")]
+    await want_joined(machines.store, nodes, "west")
+    members = (await wanted_in(machines.store)).members
+    assert members.zones == dict.fromkeys(nodes, "west")

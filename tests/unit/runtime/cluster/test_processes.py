@@ -22,6 +22,7 @@ from indilog.runtime.cluster.processes import (
     spread,
     with_processes,
     without_process,
+    zones_in_turn,
 )
 from indilog.runtime.cluster.supervisor import processes_config, shared_defaults
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
@@ -178,3 +179,13 @@ def test_the_sequencer_of_a_new_process_takes_the_place_of_one_that_leaves() -> 
     assert without_process(left, view, processes, "node-0") == left, "it leaves already"
     with pytest.raises(ConfigError, match="sequencer-1 is a sequencer, and no other node can"):
         without_process(left, view, processes, "node-1")
+
+
+def test_processes_get_zones_in_turn_by_their_numbers() -> None:
+    processes = spread(VIEW.nodes, 3, {})
+    zones = zones_in_turn(VIEW.nodes, processes, ("east", "west"))
+    assert zones.keys() == set(VIEW.nodes)
+    for node, zone in zones.items():
+        assert zone == ("west" if processes.of(node) == "node-1" else "east")
+    assert zones_in_turn((NodeId("storage-5"),), Processes(), ("a", "b", "c")) == {"storage-5": "c"}
+    assert zones_in_turn(VIEW.nodes, processes, ()) == {}

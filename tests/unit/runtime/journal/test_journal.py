@@ -439,10 +439,22 @@ def test_a_journal_of_an_older_format_is_refused_unchanged(
     """Record batches of the older format would count as damaged."""
     journal, _ = started(directory, opened)
     journal.close()
-    (directory / "FORMAT").write_text(format_line(FORMAT_VERSION - 1))
+    (directory / "FORMAT").write_text(format_line(4))
     with pytest.raises(DataDirectoryError, match="begin with another data directory"):
         Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
-    assert (directory / "FORMAT").read_text() == format_line(FORMAT_VERSION - 1)
+    assert (directory / "FORMAT").read_text() == format_line(4)
+
+
+def test_a_journal_of_format_5_is_read_and_gets_the_new_format(
+    directory: Path, opened: list[Journal]
+) -> None:
+    """Its views have no zones and no finalized shards; nothing else differs."""
+    journal, _ = started(directory, opened)
+    journal.write(STREAM, FrameKind.METALOG, b"entry")
+    journal.close()
+    (directory / "FORMAT").write_text(format_line(5))
+    assert len(started(directory, opened)[1]) == 1
+    assert (directory / "FORMAT").read_text() == format_line(FORMAT_VERSION)
 
 
 @pytest.mark.parametrize("bit", [*range(0, 8 * len(format_line(FORMAT_VERSION)), 5), None])
