@@ -10,6 +10,7 @@ from bokiflow.handle import Handle, Status
 from bokiflow.locks.lock import HeldLock, Lock
 from bokiflow.operations.attempts import Retry
 from bokiflow.operations.progress import PublishedEvent
+from bokiflow.replay_check import ReplayMismatch
 from bokiflow.runs.errors import (
     Cancelled,
     ChangedWorkflowError,
@@ -50,6 +51,7 @@ __all__ = [
     "LockTimeoutError",
     "NestedLockError",
     "PublishedEvent",
+    "ReplayMismatch",
     "Retry",
     "RunCancelledError",
     "RunEndedError",

@@ -17,6 +17,7 @@ from bokiflow.definition import Definition
 from bokiflow.driver import Driver
 from bokiflow.handle import Handle, Status, status_of, unknown
 from bokiflow.history import decided_before, list_runs
+from bokiflow.replay_check import ReplayMismatch, find_mismatch
 from bokiflow.runner import EXECUTIONS_MAX, Runner
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.public_call import public_call
@@ -273,6 +274,35 @@ class Flow:
                 found.append(status)
                 if len(found) >= limit:
                     break
+        return found
+
+    async def check_replay(self, *, limit: int = 1000) -> list[ReplayMismatch]:
+        """Check whether the code of this flow continues the open runs; return those it does not.
+
+        Nothing is executed or written: each workflow is replayed against the decided outcomes of
+        its runs. Use it before a deployment, with a program that imports the new code and is
+        attached to the platform. A run that cannot be read is left out and logged.
+
+        Args:
+            limit: largest number of running, and of parked, runs to check (1 or more).
+
+        Raises:
+            FlowSettingsError: `limit` is less than 1.
+        """
+        found: list[ReplayMismatch] = []
+        logs = self.logs()
+        log = logs.log(self.log_name)
+        for state in (State.RUNNING, State.PARKED):
+            for status in await self.runs(state=state, limit=limit):
+                definition = self._definitions.get(status.workflow)
+                if definition is None:
+                    reason = f"The code has no workflow {status.workflow!r}."
+                    found.append(ReplayMismatch(status.id, status.workflow, reason))
+                    continue
+                run = await read_run(log, status.id, Run(), is_reused=True)
+                mismatch = await find_mismatch(definition, log, logs, status.id, run)
+                if mismatch is not None:
+                    found.append(mismatch)
         return found
 
     async def fork(self, id: str, step: str) -> Handle[Any]:  # noqa: A002

@@ -101,10 +101,10 @@ class HeldByRun:
         raise_failure(decided)
 
     def keep(self, *, is_new: bool) -> None:
-        """Start to renew the lease. Without an event loop, do nothing."""
+        """Start to renew the lease. Without an event loop, or in a check, do nothing."""
         assert not self._is_over, "only a held lock is renewed"
         assert self._renewing is None, "one task renews a lease"
-        if waiting.has_loop():
+        if waiting.has_loop() and not self._execution.is_check:
             self._renewing = asyncio.create_task(self._renew(is_new=is_new))
 
     def stop_renewing(self) -> None:
@@ -160,8 +160,9 @@ class RunLock:
             raise_failure(decided)
         except Cancelled:
             # An earlier execution may hold the lock; its lease will end.
-            with suppress(IndilogError):
-                await self._lock.leave()
+            if not execution.is_check:
+                with suppress(IndilogError):
+                    await self._lock.leave()
             raise
         held = HeldLock(
             self._log, self._name, replica_of(self._log, self._name), int(decided.result)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import (
@@ -164,7 +164,10 @@ class Execution:
         run: the run as of the records read so far; this execution's own decisions may be missing.
         log: log of the run.
         asked: the operations that the workflow requested.
+        is_check: whether nothing must be written or begun (`bokiflow.replay_check`).
     """
+
+    is_check: ClassVar[bool] = False
 
     def __init__(self, log: Log, id: str, run: Run, lease: LeaseCheck) -> None:  # noqa: A002
         assert run.started is not None, "only a run that has begun is executed"

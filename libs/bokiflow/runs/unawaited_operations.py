@@ -57,10 +57,12 @@ class AskedOperations:
 
     Attributes:
         replayed: number of outcomes of earlier executions that were replayed.
+        total: number of operations requested so far.
     """
 
     def __init__(self) -> None:
         self.replayed = 0
+        self.total = 0
         self._operations: list[AskedOperation] = []
         self._kept_max = _KEPT_MIN
         self._carried_out = 0
@@ -78,6 +80,7 @@ class AskedOperations:
             kind: kind of the operation.
             coroutine: the operation's coroutine.
         """
+        self.total += 1
         self._operations.append(AskedOperation(number, name, kind, coroutine))
         if len(self._operations) > self._kept_max:
             self._operations = self.left()

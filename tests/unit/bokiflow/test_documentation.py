@@ -28,6 +28,7 @@ async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
         "done 2 1",
         "charged 7",
         "tea sent",
+        "[]",
         "True ['done', 'done']",
         "4 order-41",
         "part 1 is packed",

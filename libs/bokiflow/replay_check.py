@@ -1,0 +1,150 @@
+"""Checks whether code continues runs that other code began, without executing or writing anything.
+
+The workflow is executed against the decided outcomes of a run. An operation that is not decided yet
+never ends here. When nothing moves any more, the code matches if it has asked for every decided
+operation, each with its name and kind. `bokiflow.runs.execution` parks a run for the same reasons,
+but only when it meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, Never
+
+from bokiflow.definition import Definition
+from bokiflow.operations.children import CANCEL_CHILD
+from bokiflow.operations.compensation import COMPENSATE, run_compensated
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError
+from bokiflow.runs.execution import PATCH, RETURN, Execution, OperationOutcome
+from bokiflow.runs.records import StepDecided
+from bokiflow.runs.run_log import Logs
+from bokiflow.runs.run_state import Run
+from bokiflow.workflow import Workflow
+from indilog import InvalidArgumentsError, Log
+
+_ITERATIONS: Final = 64
+"""Iterations of the event loop in which a workflow that is not done asks for something."""
+
+
+class ReplayMismatch(NamedTuple):
+    """A run that the code cannot continue.
+
+    Attributes:
+        run: id of the run.
+        workflow: name of its workflow.
+        reason: the first difference, as a sentence.
+    """
+
+    run: str
+    workflow: str
+    reason: str
+
+
+class _NoLease:
+    """The lease of an execution that decides nothing."""
+
+    def is_sure(self) -> bool:
+        """See `LeaseCheck.is_sure`."""
+        return True
+
+    def has_ended(self) -> bool:
+        """See `LeaseCheck.has_ended`."""
+        return False
+
+
+class _ReplayedExecution(Execution):
+    """An execution of which undecided operations never end."""
+
+    is_check = True
+
+    async def decide(
+        self,
+        number: str,
+        name: str,
+        kind: str,
+        produce: Callable[[], Awaitable[OperationOutcome]],  # noqa: ARG002 - nothing is executed
+        *,
+        may_wait: bool = False,  # noqa: ARG002
+        is_cancellable: bool = True,  # noqa: ARG002
+    ) -> StepDecided:
+        """Return the decided outcome of an operation. If there is none, wait without end."""
+        known = self.find_decided(number, name, kind)
+        if known is None:
+            return await _never()
+        if self._is_driving:
+            await self.asked.catch_up(self._decided)
+        return known
+
+    async def _append(self, records: object) -> None:
+        """Append nothing."""
+
+    async def replay_until_idle(self) -> None:
+        """Return when the workflow's tasks ask for nothing more.
+
+        It terminates, because each decision is replayed once.
+        """
+        is_on = True
+        while is_on:
+            asked, replayed = self.asked.total, self.asked.replayed
+            for _ in range(_ITERATIONS):
+                await waiting.pause(0)
+            is_on = self.asked.total > asked or self.asked.replayed > replayed
+
+    def first_difference(self) -> ChangedWorkflowError | None:
+        """Return the first decided operation that the code did not ask for, or asked for with
+        another name or kind.
+        """
+        if self._changed is not None:
+            return self._changed
+        for number, record in self._decided.items():
+            if number not in self._reached and record.kind not in _NOT_ASKED_FOR:
+                was = f"{record.kind} {record.name}"
+                return ChangedWorkflowError(self.id, number, was, None)
+        return None
+
+
+_NOT_ASKED_FOR: Final = frozenset({PATCH, RETURN, COMPENSATE, CANCEL_CHILD})
+"""Kinds of decisions for which the code of a run that goes on need not ask."""
+
+
+async def _never() -> Never:
+    await waiting.Gate().wait()
+    raise AssertionError("nothing sets this gate")
+
+
+async def find_mismatch(
+    definition: Definition,
+    log: Log,
+    logs: Logs,
+    run_id: str,
+    run: Run,
+) -> ReplayMismatch | None:
+    """Replay a run with the code of a definition; None: the code continues the run.
+
+    Args:
+        definition: the workflow with the code to check.
+        log: log of the run; it is not written.
+        logs: source of logs for code between steps; nothing should use it.
+        run_id: id of the run.
+        run: the run, read from the log.
+    """
+    started = run.started
+    assert started is not None, "only a run that has begun is checked"
+    try:
+        arguments = definition.signature.arguments(started.arguments)
+    except (InvalidArgumentsError, FlowSettingsError, TypeError) as error:
+        return ReplayMismatch(run_id, started.workflow, str(error))
+    execution = _ReplayedExecution(log, run_id, run, _NoLease())
+    wf = Workflow(execution, logs)
+    body = run_compensated(wf.compensations, definition.result_text(wf, arguments))
+    replaying = waiting.start_task(execution.execute(body))
+    try:
+        await execution.replay_until_idle()
+        difference = execution.first_difference()
+    finally:
+        replaying.cancel()
+        await waiting.wait_done(replaying)
+        if not replaying.cancelled():
+            replaying.exception()
+    return None if difference is None else ReplayMismatch(run_id, started.workflow, str(difference))
