@@ -75,6 +75,9 @@ def up(
             help="With --nodes: zones such as east,west, which the processes get in turn."
         ),
     ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Port for gRPC; 0 takes a free one. Default: no gRPC.")
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate for https:// (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
     no_auth: Annotated[
@@ -88,7 +91,8 @@ def up(
     from indilog.config import config_from
 
     node = {"data_dir": data, "port": port, "host": host, "tls_cert": tls_cert, "tls_key": tls_key}
-    overrides = {"node": {**node, "zone": zones, "auth": False if no_auth else None}}
+    more = {"zone": zones, "grpc_port": grpc_port, "auth": False if no_auth else None}
+    overrides = {"node": {**node, **more}}
     with explain_mistakes():
         configured = config_from(config, os.environ, overrides)
         configure_logging("console" if sys.stderr.isatty() else "json")

@@ -15,7 +15,7 @@ from indilog.config.group import KIB, MIB, Group, names_listed
 class GatewayConfig(Group):
     """The HTTP server of a compute node."""
 
-    may_be_zero: ClassVar[frozenset[str]] = frozenset({"port", "calls_forwarded_max"})
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"port", "grpc_port", "calls_forwarded_max"})
 
     host: str = "127.0.0.1"
     """Address on which the gateway listens. An address other than loopback needs `tls_cert`,
@@ -24,6 +24,10 @@ class GatewayConfig(Group):
     port: int = 8080
     """Port for HTTP (0 to 65535); 0 takes a free one. With `--processes`, `engine-n` listens on
     `port` + n.
+    """
+    grpc_port: int | None = None
+    """Port for gRPC (0 to 65535); 0 takes a free one, which `/status` shows; None: no gRPC. With
+    `--processes`, `engine-n` listens on `grpc_port` + n.
     """
     host_names: str = ""
     """Host names, separated by commas, that requests may use besides loopback addresses,
@@ -78,6 +82,8 @@ class GatewayConfig(Group):
         super().__post_init__()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is 0 (any) to 65535, not {self.port}.")
+        if self.grpc_port is not None and not 0 <= self.grpc_port <= 65535:
+            raise ConfigError(f"grpc_port is 0 (any) to 65535, not {self.grpc_port}.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key belong together; give both, or neither.")
         if not is_loopback(self.host) and (self.tls_cert is None or not self.auth):

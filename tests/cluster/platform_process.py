@@ -35,6 +35,11 @@ class PlatformProcess:
         self._mark = mark
         self.url = url
 
+    @property
+    def pid(self) -> int:
+        """The first process of the platform."""
+        return self._process.pid
+
     def interrupted(self) -> str:
         """Let Ctrl-C stop the platform, and return what it logged."""
         self._process.send_signal(signal.SIGINT)

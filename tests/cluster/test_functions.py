@@ -242,8 +242,8 @@ async def test_a_port_in_use_is_one_sentence(
     used = int(platform.url.rpartition(":")[2])
     engine = NodeId("engine-1")
     keep_port(tmp_path, engine, used)
-    port, words = port_of(tmp_path, engine, 0 if chosen else used - 1)
-    server = GatewayServer(lambda *_: asyncio.sleep(0), "127.0.0.1", port, port_is=words)
+    port = port_of(tmp_path, engine, 0 if chosen else used - 1)
+    server = GatewayServer(lambda *_: asyncio.sleep(0), "127.0.0.1", port.port, port_is=port.words)
     where = "chosen for engine-1 at its first start" if chosen else r"port \+ 1 for engine-1"
     with pytest.raises(indilog.ConfigError, match=rf"Port {used} \({where}\) is in use on 127"):
         await server.start()

@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
 
 from indilog.base.log import Log, LogSource, Session
@@ -27,6 +28,7 @@ from indilog.remote_client import connect
 from indilog.runtime.cluster.assembly import embedded
 from indilog.testing import MemoryLogs
 from tests.cluster.platform_process import PlatformProcess, platform
+from tests.grpc.log import GrpcLogs, grpc_address
 from tests.support.link_pair import linked_logs
 
 
@@ -126,6 +128,14 @@ async def remote_processes(directory: Path) -> AsyncIterator[LogSource]:
         yield RemoteLogs(client)
 
 
+@asynccontextmanager
+async def over_grpc(directory: Path) -> AsyncIterator[LogSource]:
+    """A client of the gRPC server of `indilog up --grpc-port 0`."""
+    address, token = grpc_address(running_platform("--grpc-port", "0").url)
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield GrpcLogs(channel, token)
+
+
 @functools.cache
 def running_platform(*options: str) -> PlatformProcess:
     """Start a platform once for all tests of this process; it ends with the process."""
@@ -141,6 +151,7 @@ KINDS: dict[str, Kind] = {
     "embedded": Kind(open=embedded_platform, durable=True),
     "embedded, over links": Kind(open=linked, durable=True),
     "remote": Kind(open=remote, marks=(pytest.mark.cluster,)),
+    "gRPC": Kind(open=over_grpc, marks=(pytest.mark.cluster,)),
     "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,)),
     "embedded, three compute nodes": Kind(open=embedded_spread, durable=True),
     "embedded, replicated, without local index": Kind(open=embedded_replicated, durable=True),

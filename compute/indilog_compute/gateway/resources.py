@@ -32,6 +32,7 @@ class GatewayResources:
         refusals_max: connections beyond `connections_max` that may be open while they are
             refused.
         connections: open connections of all servers.
+        grpc_port: the port of the gRPC server; None: there is none.
     """
 
     def __init__(self, node: NodeConfig) -> None:
@@ -41,6 +42,7 @@ class GatewayResources:
         self.connections_max = node.gateway.connections_max
         self.refusals_max = REFUSALS_MAX
         self.connections = 0
+        self.grpc_port: int | None = None
 
     def limit_connections(self) -> None:
         """Lower `connections_max` to the number of file descriptors that the process may still
@@ -65,8 +67,10 @@ class GatewayResources:
 
     def status(self) -> dict[str, int]:
         """Return the counters for `/status` and `/metrics`."""
+        grpc = {} if self.grpc_port is None else {"grpc_port": self.grpc_port}
         return {
             **self.counters.status(),
+            **grpc,
             "connections": self.connections,
             "connections_max": self.connections_max,
             "bytes": self.budget.used,

@@ -299,7 +299,13 @@ async def calls_served(
         NotReadyError, ConfigError: as `joined` and `gateway_running`.
     """
     await joined(logs)
-    own = node_config(config.node, data_dir=config.node.data_dir / logs.node, port=port.port)
+    grpc_port = config.node.gateway.grpc_port
+    own = node_config(
+        config.node,
+        data_dir=config.node.data_dir / logs.node,
+        port=port.port,
+        grpc_port=grpc_port + port.added if grpc_port else grpc_port,
+    )
     own_config = dataclasses.replace(config, node=own)
     async with (
         retention_enforced(logs, own_config),
@@ -371,7 +377,8 @@ async def gateway_running(
             peers=peers,
         )
         token_file = platform_dir / TOKEN_FILE
-        async with _listening(gateway, host, config, token_file, port_is, peer_port) as url:
+        listening = _listening(gateway, host, config, token_file, port_is, peer_port)
+        async with listening as url, _grpc_listening(gateway, host, logs, config, token_file):
             yield url
     finally:
         await host.stop()
@@ -481,6 +488,36 @@ async def _listening(
             yield found.url
     finally:
         gateway.end_streams()
+        await server.stop()
+
+
+@asynccontextmanager
+async def _grpc_listening(
+    gateway: GatewayApp, host: FunctionHost, logs: LocalLogs, config: Config, token_file: Path
+) -> AsyncIterator[None]:
+    """Run the gRPC server of a compute node while the block runs, if it has a port."""
+    from indilog_compute.gateway import tls_of
+
+    node = config.node
+    if node.gateway.grpc_port is None:
+        yield
+        return
+    from indilog_compute.gateway.rpc import GrpcServer
+
+    server = GrpcServer(
+        config,
+        logs,
+        host,
+        gateway.resources,
+        token=token_in(token_file.parent) if node.gateway.auth else None,
+        tls=tls_of(node),
+    )
+    try:
+        await server.start()
+        gateway.resources.grpc_port = server.port
+        _log.info("gRPC ready", host=node.gateway.host, port=server.port)
+        yield
+    finally:
         await server.stop()
 
 

@@ -15,22 +15,27 @@ from indilog.runtime.cluster.membership import number_of
 
 
 class GatewayPort(NamedTuple):
-    """A port (0: any), and the rule that chose it if it is not the configured one."""
+    """A port (0: any), and the rule that chose it if it is not the configured one.
+
+    `added` is added to further configured ports of the gateway.
+    """
 
     port: int
     words: str
+    added: int = 0
 
 
 def port_of(directory: Path, name: NodeId, configured: int) -> GatewayPort:
     """Return the port of the engine `name` in the run of `directory`."""
+    index = number_of(name)
     if configured:
-        index = number_of(name)
-        return GatewayPort(configured + index, f" (port + {index} for {name})" if index else "")
+        words = f" (port + {index} for {name})" if index else ""
+        return GatewayPort(configured + index, words, index)
     try:
         chosen = int(_path(directory, name).read_text())
     except OSError:
-        return GatewayPort(0, "")
-    return GatewayPort(chosen, f" (chosen for {name} at its first start)")
+        return GatewayPort(0, "", index)
+    return GatewayPort(chosen, f" (chosen for {name} at its first start)", index)
 
 
 def keep_port(directory: Path, name: NodeId, port: int) -> None:

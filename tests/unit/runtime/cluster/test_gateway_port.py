@@ -49,7 +49,7 @@ def test_a_port_derived_from_the_configured_one_is_explained(tmp_path: Path) -> 
     assert words(ENGINES[1], ANY) == "", "it may be any"
     keep_port(tmp_path, ENGINES[1], 40_001)
     assert port_of(tmp_path, ENGINES[1], ANY) == GatewayPort(
-        40_001, " (chosen for engine-1 at its first start)"
+        40_001, " (chosen for engine-1 at its first start)", 1
     )
 
 

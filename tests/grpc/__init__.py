@@ -1,0 +1,1 @@
+"""Clients of the gRPC interface: a `Log`, and a program in another language."""
