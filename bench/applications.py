@@ -1,5 +1,5 @@
-"""Runs the benchmarks of the applications: starts a platform with the app, runs load steps in
-rounds, checks the log at the end, and prints a table with the paper's figures beside ours.
+"""Runs the benchmarks of the applications. Each starts a platform with the app, runs load steps in
+rounds, and checks the log at the end. A table shows the paper's figures beside ours.
 
 The platform is a separate process (`bench.support.deployment`); this process has the clients, one
 HTTP connection each.
@@ -84,12 +84,12 @@ def bench(application: Application, steps: Sequence[Step], asked: argparse.Names
         deployed(ROOT / "functions" / application.name) as there,
         profiled(wanted=asked.profile, pid=there.pid),
     ):
-        faults = uvloop.run(_measured(there.url, application, steps, asked))
+        faults = uvloop.run(_measure(there.url, application, steps, asked))
     if faults:
         raise SystemExit(f"The check failed:\n{summary_of(faults)}")
 
 
-async def _measured(
+async def _measure(
     url: str, application: Application, steps: Sequence[Step], asked: argparse.Namespace
 ) -> list[str]:
     report = Report(application.name, asked, platform="embedded, R = 1, fsync")
@@ -125,7 +125,7 @@ async def _round(
         seconds=seconds,
         rate=step.rate,
     )
-    await application.settled(url)
+    await application.settle(url)
     return Measured(run, before, await figures(url, application.name))
 
 

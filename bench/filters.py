@@ -36,7 +36,7 @@ from bench.support.harness import (
     Report,
     Round,
     command,
-    interleaved,
+    interleave,
     latency,
     median_of,
     ratio_of,
@@ -110,7 +110,7 @@ async def jetstream(records: int, tags: int) -> AsyncIterator[Filtered]:
             await context.add_stream(
                 StreamConfig(name=STREAM, subjects=["bench.>"], allow_direct=True)
             )
-            places = await _published(context, records, tags)
+            places = await _publish(context, records, tags)
 
             async def read(tag: str, place: int) -> int:
                 message = await context.get_msg(
@@ -124,7 +124,7 @@ async def jetstream(records: int, tags: int) -> AsyncIterator[Filtered]:
             await connection.close()
 
 
-async def _published(context: JetStreamContext, records: int, tags: int) -> list[int]:
+async def _publish(context: JetStreamContext, records: int, tags: int) -> list[int]:
     data = bytes(RECORD_BYTES)
     places: list[int] = []
     for start in range(0, records, _BATCH):
@@ -144,7 +144,7 @@ async def indilog(records: int, tags: int, **node: int) -> AsyncIterator[Filtere
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
         async with platforms.running(platforms.configured(path, node=node)) as running:
             log = running.log
-            places = await _appended(log, records, tags)
+            places = await _append(log, records, tags)
 
             async def read(tag: str, place: int) -> int:
                 record = await log.read_next(tag, place)
@@ -154,7 +154,7 @@ async def indilog(records: int, tags: int, **node: int) -> AsyncIterator[Filtere
             yield Filtered(read, places)
 
 
-async def _appended(log: Log, records: int, tags: int) -> list[int]:
+async def _append(log: Log, records: int, tags: int) -> list[int]:
     data = bytes(RECORD_BYTES)
     places: list[int] = []
     for start in range(0, records, _BATCH):
@@ -189,7 +189,7 @@ async def compare(asked: argparse.Namespace, side: str) -> dict[str, dict[str, l
             filtered = await stack.enter_async_context(SIDES[side](asked.records, tags))
             reads[f"{tags:,}"] = _operation_of(filtered, tags)
         return {
-            str(callers): await interleaved(
+            str(callers): await interleave(
                 reads, callers=callers, seconds=asked.seconds, rounds=asked.rounds
             )
             for callers in asked.callers

@@ -2,9 +2,9 @@
 
 Closed-loop callers in this process call every side over kept-alive HTTP connections. They call a
 durable function that does nothing, a counter object for each caller, one counter for all, and a
-workflow of five steps that do nothing; or they send a message through a queue and wait for its
-result. The durability of answers is printed beside the figures. Missing peers are installed
-(`--peers-dir`); the table names the sides that cannot be installed.
+workflow of five empty steps. Or they send a message through a queue and wait for its result. The
+durability of answers is printed beside the figures. Missing peers are installed (`--peers-dir`);
+the table names the sides that cannot be installed.
 
     python -m bench.flow_peers [--seconds 2] [--rounds 3] [--callers 1 64]
                                [--sides "IndiLog" ...] [--operations "counter" ...]
@@ -35,7 +35,7 @@ from bench.support.harness import (
     run,
     table_of,
 )
-from bench.support.http_caller import connected
+from bench.support.http_caller import connect
 
 BASE: Final = "Restate, as shipped"
 CALLERS: Final = (1, 64)
@@ -48,9 +48,9 @@ Cell: TypeAlias = tuple[str, int]
 Found: TypeAlias = dict[Cell, Rounds]
 
 
-async def measured(served: Served, ask: Ask, callers: int, seconds: float) -> Round:
+async def measure(served: Served, ask: Ask, callers: int, seconds: float) -> Round:
     """Measure one operation, over connections of its own, after a warm-up that does not count."""
-    connections = await connected(servers.HOST, served.port, callers)
+    connections = await connect(servers.HOST, served.port, callers)
 
     async def one(caller: int) -> object:
         return await ask(connections[caller], caller)
@@ -79,7 +79,7 @@ async def one_round(side: Side, asked: argparse.Namespace) -> tuple[dict[Cell, R
             version = served.version
             for operation, callers in group:
                 if (ask := served.operations.get(operation)) is not None:
-                    one = await measured(served, ask, callers, asked.seconds)
+                    one = await measure(served, ask, callers, asked.seconds)
                     found[operation, callers] = one
     return found, version
 

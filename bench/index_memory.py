@@ -161,7 +161,7 @@ def samples_of(index: Local | Complete, appends: int) -> Iterator[Sample]:
             yield Sample(number * RECORDS, index.size_bytes, resident_bytes() - before)
 
 
-def measured(side: Side, appends: int) -> dict[str, object]:
+def measure(side: Side, appends: int) -> dict[str, object]:
     """Measure one side in a process of its own."""
     command = [sys.executable, "-m", "bench.index_memory", "--side", side]
     done = subprocess.run(
@@ -221,7 +221,7 @@ async def main(asked: argparse.Namespace) -> None:
     found: dict[str, list[Sample]] = {}
     for side in SIDES:
         appends = asked.complete_appends if side == "complete" else asked.appends
-        measurement = await asyncio.to_thread(measured, side, appends)
+        measurement = await asyncio.to_thread(measure, side, appends)
         raw = measurement["samples"]
         assert isinstance(raw, list)
         samples = found[side] = [Sample(*sample) for sample in raw]

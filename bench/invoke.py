@@ -23,10 +23,10 @@ from bench.support.harness import (
     arguments,
     ended_in_order,
     figures_of,
-    interleaved,
+    interleave,
     table_of,
 )
-from bench.support.http_caller import HttpCaller, connected
+from bench.support.http_caller import HttpCaller, connect
 from bench.support.servers import HOST
 
 APP = Path(__file__).with_name("invoke_app.py")
@@ -56,8 +56,8 @@ async def measure(asked: argparse.Namespace, port: int) -> None:
         "function and callers", "calls/s", "p50", "p99", "CPU/call (client)",
     )  # fmt: skip
     for count in asked.callers:
-        callers = await connected(HOST, port, count)
-        found = await interleaved(
+        callers = await connect(HOST, port, count)
+        found = await interleave(
             sides_of(callers), callers=count, seconds=asked.seconds, rounds=asked.rounds
         )
         for caller in callers:

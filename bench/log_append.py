@@ -23,7 +23,7 @@ from bench.support.harness import (
     Report,
     command,
     figures_of,
-    interleaved,
+    interleave,
     median_of,
     table_of,
 )
@@ -91,7 +91,7 @@ async def main(asked: argparse.Namespace) -> None:
             )
             async with platforms.running(config, processes=asked.processes) as bench:
                 before = bench.usage()
-                found = await interleaved(
+                found = await interleave(
                     sides_of(bench.log),
                     callers=callers, seconds=asked.seconds, rounds=asked.rounds,
                 )  # fmt: skip

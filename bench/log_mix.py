@@ -1,8 +1,9 @@
 """The mixed log workloads of the thesis (WORKLOADS 1): appends and reads of several kinds at once.
 
 Each caller draws its next operation at random, from one seed, by the percentages of a named
-workload. For each workload and append:read ratio the benchmark prints operations/s, p50 and p99 of
-appends and of reads, and the share of the lookups that each part of the local index answered.
+workload. For each workload and append:read ratio, the benchmark prints operations/s, and p50 and
+p99 of appends and of reads. It also prints which share of the lookups each part of the local index
+answered.
 
     python -m bench.log_mix [--seconds 2] [--rounds 3] [--callers 64] [--workloads mix new-tags]
 """

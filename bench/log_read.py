@@ -26,7 +26,7 @@ from bench.support.harness import (
     Report,
     command,
     figures_of,
-    interleaved,
+    interleave,
     table_of,
 )
 from indilog.base.ids import MAX_SEQNUM
@@ -48,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-async def filled(log: Log, records: int) -> list[tuple[str, int]]:
+async def fill(log: Log, records: int) -> list[tuple[str, int]]:
     """Append tagged records; return the tag and the seqnum of each."""
     chance = random.Random(SEED)
     data = chance.randbytes(RECORD_BYTES)
@@ -101,7 +101,7 @@ async def main(asked: argparse.Namespace) -> None:
             path = stack.enter_context(tempfile.TemporaryDirectory(prefix="indilog-bench-"))
             config = platforms.configured(path, node=node)
             bench = await stack.enter_async_context(platforms.running(config))
-            seqnums = await filled(bench.log, asked.records)
+            seqnums = await fill(bench.log, asked.records)
             reads[name] = reads_of(bench.log, seqnums)
         for callers in asked.callers:
             table = table_of(
@@ -109,7 +109,7 @@ async def main(asked: argparse.Namespace) -> None:
             )
             for read in reads["local"]:
                 sides = {name: reads[name][read] for name in SETTINGS}
-                found = await interleaved(
+                found = await interleave(
                     sides, callers=callers, seconds=asked.seconds, rounds=asked.rounds
                 )
                 report.add(f"{read} {callers}", found)

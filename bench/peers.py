@@ -8,12 +8,12 @@ durability of its acknowledgements is printed beside its figures. The servers co
 packages, and keep their data in temporary directories. `bench/support/servers.py` starts and ends
 them.
 
-Redis has three clients: redis-py's asyncio client with hiredis as in its documentation, which is
-the base of the ratios; the same client with the fastest settings that were found; and valkey-glide.
-IndiLog has four shapes. With R = 1: embedded in the only client process; the client processes as
-compute nodes of a cluster of processes with 3 sequencers; and clients of an embedded platform over
-the network, like the clients of the other systems. With R = 3, ack quorum 2 and 3 sequencers: the
-client processes as processes of `indilog up --nodes 3`.
+Redis has three clients. The base of the ratios is redis-py's asyncio client with hiredis, as in its
+documentation. The others are the same client with the fastest settings that were found, and
+valkey-glide. IndiLog has four shapes. Three have R = 1: embedded in the only client process; the
+client processes as compute nodes of a cluster with 3 sequencers; and clients of an embedded
+platform over the network, as with the other systems. One has R = 3, ack quorum 2 and 3 sequencers:
+the client processes are processes of `indilog up --nodes 3`.
 
     python -m bench.peers [--seconds 1] [--rounds 5] [--callers 1 64 256] [--clients 1 2]
                           [--sides "PostgreSQL" "indilog, embedded" ...] [--operations append ...]
@@ -152,7 +152,7 @@ async def client_process() -> AsyncIterator[Client]:
 # --- measuring
 
 
-async def measured(
+async def measure(
     side: str, server: Server, asked: argparse.Namespace, callers: int, clients: int
 ) -> dict[str, Round]:
     """Open a side in its client processes; run each of its operations once."""
@@ -203,7 +203,7 @@ async def compare(
         for side in order:
             async with serving(side, clients) as server:
                 said[side] = server
-                rounds = await measured(side, server, asked, callers, clients)
+                rounds = await measure(side, server, asked, callers, clients)
             for operation, one in rounds.items():
                 found[operation].setdefault(side, []).append(one)
         order.reverse()

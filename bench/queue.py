@@ -3,7 +3,7 @@ deliveries.
 
 Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
 shards as consumers. Then the producers stop and the consumers empty the queue. The check uses the
-messages that consumers received: each message must be acknowledged exactly once, and the first
+messages that consumers received. Each message must be acknowledged exactly once. The first
 deliveries of each shard must be in the order of its pushes. Before that, round trips are measured:
 one push, pop and acknowledgement after the other, by 1 and 64 callers.
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from bench.support import platforms
-from bench.support.harness import Report, command, figures_of, interleaved, latency, table_of
+from bench.support.harness import Report, command, figures_of, interleave, latency, table_of
 from bokiqueue import Queue
 from indilog.base.log import Log
 
@@ -112,7 +112,7 @@ async def round_trips(asked: argparse.Namespace, report: Report) -> None:
                         if message is None:
                             raise SystemExit("A message that was pushed was not delivered.")
 
-                found = await interleaved(
+                found = await interleave(
                     {"round trip": one}, callers=callers, seconds=asked.seconds,
                     rounds=asked.rounds,
                 )  # fmt: skip

@@ -16,14 +16,14 @@ import tempfile
 from contextlib import AsyncExitStack
 from itertools import cycle
 
-from bench.log_read import RECORD_BYTES, SEED, TAGS, filled
+from bench.log_read import RECORD_BYTES, SEED, TAGS, fill
 from bench.support import platforms
 from bench.support.harness import (
     Operation,
     Report,
     command,
     figures_of,
-    interleaved,
+    interleave,
     ratio_of,
     table_of,
 )
@@ -33,7 +33,7 @@ from indilog.base.log import Log
 ALONE, BESIDE = "alone", "beside a queue"
 
 
-async def worked(queue: Queue, messages: int) -> None:
+async def work(queue: Queue, messages: int) -> None:
     """Push and acknowledge `messages` messages, one after the other."""
     for _ in range(messages):
         await queue.push(b"x")
@@ -67,9 +67,9 @@ async def main(asked: argparse.Namespace) -> None:
         for side in (ALONE, BESIDE):
             path = stack.enter_context(tempfile.TemporaryDirectory(prefix="indilog-bench-"))
             bench = await stack.enter_async_context(platforms.running(platforms.configured(path)))
-            places = await filled(bench.log, asked.records)
+            places = await fill(bench.log, asked.records)
             if side == BESIDE:
-                await worked(Queue(bench.log, "jobs", shards=1), asked.messages)
+                await work(Queue(bench.log, "jobs", shards=1), asked.messages)
             reads[side] = reads_of(bench.log, places)
         for callers in asked.callers:
             table = table_of(
@@ -77,7 +77,7 @@ async def main(asked: argparse.Namespace) -> None:
             )
             for read in reads[ALONE]:
                 sides = {side: kinds[read] for side, kinds in reads.items()}
-                found = await interleaved(
+                found = await interleave(
                     sides, callers=callers, seconds=asked.seconds, rounds=asked.rounds
                 )
                 report.add(f"{read} {callers}", found)

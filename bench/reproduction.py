@@ -27,7 +27,7 @@ from bench.support.harness import (
     Round,
     closed_loop,
     command,
-    interleaved,
+    interleave,
     latency,
     median_of,
     ratio_of,
@@ -137,7 +137,7 @@ async def measure(
             await closed_loop(mixing.operation, callers=callers, seconds=asked.seconds / 2)
             mixing.latencies_s.clear()
         before = {name: bench.status() for name, bench in benches.items()}
-        rounds = await interleaved(
+        rounds = await interleave(
             {name: mixing.operation for name, mixing in mixings.items()},
             callers=callers, seconds=asked.seconds, rounds=asked.rounds,
         )  # fmt: skip

@@ -173,7 +173,7 @@ def _config(directory: Path) -> Config:
     return Config(cluster=ClusterConfig(durability="memory"), node=NodeConfig(data_dir=directory))
 
 
-async def opened(directory: Path) -> None:
+async def reopen(directory: Path) -> None:
     """Open the directory in this new process, and print how long that took."""
     async with indilog.client.open(directory, _config(directory)) as client:
         born = float(os.environ[_BORN])
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.open is not None:
-        asyncio.run(opened(asked.open))
+        asyncio.run(reopen(asked.open))
         return
     with tempfile.TemporaryDirectory() as temporary:
         directory = asked.keep or Path(temporary) / "data"

@@ -1,11 +1,12 @@
 """Checks that memory, index entries and disk usage do not grow under retention and trims (T7).
 
-A platform embedded in this process serves a mixed load at a fixed rate: a log under retention whose
-records have new tags only, a log that is trimmed as a whole, tags that are trimmed one by one, a
-queue whose messages are acknowledged, and objects that are changed and collected. Every figure of
-every part is sampled each second. After a warm-up, in which caches fill, a straight line is fitted
-through the samples of each figure. Its slope counts as a trend if both halves of the run have
-slopes of the same sign, and if it adds more than `--noise` of the mean over the run.
+A platform embedded in this process serves a mixed load at a fixed rate. It has a log under
+retention whose records have new tags only, a log that is trimmed as a whole, and tags that are
+trimmed one by one. It also has a queue whose messages are acknowledged, and objects that are
+changed and collected. Every figure of every part is sampled each second. After a warm-up, in which
+caches fill, a straight line is fitted through the samples of each figure. A slope counts as a trend
+if both halves of the run have slopes of the same sign, and if it adds more than `--noise` of the
+mean during the run.
 
     python -m bench.soak [--seconds 600] [--warm-up 150] [--rate 400] [--noise 0.05] [--all]
                          [--tracemalloc]
@@ -187,7 +188,7 @@ async def main(asked: argparse.Namespace) -> None:
             embedded(config) as platform,
             retention_enforced(platform.logs, config),
         ):
-            samples = await _sampled(platform, Path(path), asked)
+            samples = await _sample(platform, Path(path), asked)
     trends = {
         name: Trend(values) for name, values in samples.items() if len(values) >= _SAMPLES_MIN
     }
@@ -203,7 +204,7 @@ async def main(asked: argparse.Namespace) -> None:
     report.write()
 
 
-async def _sampled(
+async def _sample(
     platform: Platform, directory: Path, asked: argparse.Namespace
 ) -> dict[str, list[tuple[float, float]]]:
     """Run the load; return the samples after the warm-up, by figure."""

@@ -1,5 +1,5 @@
 """Measures rows and bytes per second of three readers: the Spark data source over a data directory,
-one Python process that reads the same segments, and Spark over Parquet files of the same data.
+one Python process that reads its segments, and Spark over Parquet files of the same data.
 
     python -m bench.spark_source [--records 1000000] [--record-bytes 100 1024] [--rounds 3]
                                  [--master local[2]]

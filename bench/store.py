@@ -31,11 +31,11 @@ from bench.support.harness import (
     arguments,
     ended_in_order,
     figures_of,
-    interleaved,
+    interleave,
     ratio_of,
     table_of,
 )
-from bench.support.http_caller import HttpCaller, connected
+from bench.support.http_caller import HttpCaller, connect
 from bench.support.platforms import configured, running
 from bench.support.servers import HOST, temporary
 from bokistore import Store, ViewCache, replay
@@ -121,7 +121,7 @@ class Measuring:
 
     async def measure(self, side: str, sides: Mapping[str, Operation], callers: int) -> None:
         """Measure some operations, interleaved."""
-        found = await interleaved(
+        found = await interleave(
             sides, callers=callers, seconds=self.asked.seconds, rounds=self.asked.rounds
         )
         self.report.add(f"{side} {callers}", found)
@@ -163,13 +163,13 @@ async def in_process(run: Measuring, path: Path) -> None:
 
 async def over_http(run: Measuring, port: int) -> None:
     """Measure deployed functions."""
-    (first,) = await connected(HOST, port, 1)
+    (first,) = await connect(HOST, port, 1)
     for past, operations in PAST.items():
         body = json.dumps({"name": f"aged:{past}", "operations": operations}).encode()
         await first.post("/functions/bench/age", body)
     first.close()
     for count in run.asked.callers:
-        callers = await connected(HOST, port, count)
+        callers = await connect(HOST, port, count)
         transfers = Transfers(run.asked.accounts)
         await run.measure("over HTTP", sides_over_http(callers, transfers), count)
         run.conflicts("over HTTP", count, transfers)

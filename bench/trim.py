@@ -110,7 +110,7 @@ async def filled(log: Log, fill: Fill) -> list[int]:
     return sorted(seqnums)
 
 
-async def trimmed(log: Log, fill: Fill, share: float, seqnums: list[int]) -> None:
+async def trim(log: Log, fill: Fill, share: float, seqnums: list[int]) -> None:
     """Trim a share of a log: of its beginning, or of its tags; check that the rest is there."""
     if fill.by_tags:
         dead = int(fill.tags * share)
@@ -130,7 +130,7 @@ def at_work(platform: Platform) -> bool:
     return platform.shell.rewriting.busy or any(figures["reclaiming"] for figures in storage)
 
 
-async def settled(platform: Platform, directory: Path) -> Sizes:
+async def settle(platform: Platform, directory: Path) -> Sizes:
     """Return the sizes once they have not changed for some seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _WAIT_S
@@ -143,7 +143,7 @@ async def settled(platform: Platform, directory: Path) -> Sizes:
     return before
 
 
-async def measured(fill: Fill, share: float) -> tuple[Sizes, Sizes]:
+async def measure(fill: Fill, share: float) -> tuple[Sizes, Sizes]:
     """Return the sizes before and after a trim."""
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
         directory = Path(temporary)
@@ -151,9 +151,9 @@ async def measured(fill: Fill, share: float) -> tuple[Sizes, Sizes]:
         async with embedded(config) as platform:
             log = platform.logs.log("trimmed")
             seqnums = await filled(log, fill)
-            before = await settled(platform, directory)
-            await trimmed(log, fill, share, seqnums)
-            after = await settled(platform, directory)
+            before = await settle(platform, directory)
+            await trim(log, fill, share, seqnums)
+            after = await settle(platform, directory)
     return before, after
 
 
@@ -161,7 +161,7 @@ async def main(asked: argparse.Namespace) -> None:
     """Fill, trim, print what is left of disk and memory."""
     report = Report("trim", asked)
     fill = Fill(asked.mib, asked.batch, asked.record_bytes, asked.tags, asked.by_tags)
-    before, after = await measured(fill, asked.share)
+    before, after = await measure(fill, asked.share)
     table = table_of(
         f"{asked.share:.0%} of {asked.mib} MiB trimmed", "", "before", "after", "freed"
     )

@@ -70,7 +70,7 @@ def process_as_it_was() -> Iterator[None]:
     """Let no test meet what an earlier one changed for the whole process; see `process_state`."""
     before = process_state()
     yield
-    forgotten = before.put_back()
+    forgotten = before.restore()
     assert not forgotten, f"the test changed {', '.join(forgotten)} and did not put it back"
 
 

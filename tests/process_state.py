@@ -20,8 +20,8 @@ _FILES = resource.RLIMIT_NOFILE
 class ProcessState(NamedTuple):
     """What there was before a test.
 
-    What a command of the platform sets for its process (handlers of signals, the limit of open
-    files, hooks, loggers) is put back; what only a test itself changes is the test's to put back.
+    A command of the platform sets handlers of signals, the limit of open files, hooks and loggers
+    for its process; these are restored. A test restores whatever else it changes.
     """
 
     signals: dict[signal.Signals, Any]
@@ -31,7 +31,7 @@ class ProcessState(NamedTuple):
     files: tuple[int, int]
     own: dict[str, object]
 
-    def put_back(self) -> list[str]:
+    def restore(self) -> list[str]:
         """Put back what commands set; return what a test should have put back."""
         structlog.reset_defaults()
         sys.excepthook = self.excepthook

@@ -1,6 +1,6 @@
-"""Measures cold storage: how fast records move there, how much room they take, the latency of
-reading one record there and from the journal, and how fast one process reads all records of the
-data directory, as Spark, `export` and `rebuild-index` do (decision 0039).
+"""Measures cold storage (decision 0039): the speed of moving records, their size there, and the
+latency of reading one record there and from the journal. Also measured: how fast one process reads
+all records of the data directory, as Spark, `export` and `rebuild-index` do.
 
 An embedded platform moves all full segments but the newest at once. Caches of records are off, so
 every read reads the journal, or a row group of an object.
@@ -61,7 +61,7 @@ def figure(platform: Platform, name: str) -> int:
     return sum(role.status()[name] for role in roles)
 
 
-async def filled(log: Log, mib: int, record_bytes: int) -> list[SeqNum]:
+async def fill(log: Log, mib: int, record_bytes: int) -> list[SeqNum]:
     """Append records; return their seqnums. Half of the bytes of each are random."""
     chance, seqnums = random.Random(SEED), list[SeqNum]()
     while len(seqnums) * record_bytes < mib * MIB:
@@ -74,7 +74,7 @@ async def filled(log: Log, mib: int, record_bytes: int) -> list[SeqNum]:
     return seqnums
 
 
-async def moved(platform: Platform, log: Log) -> float:
+async def move_records(platform: Platform, log: Log) -> float:
     """Wait until nothing more moves; return the seconds. Slow appends continue, because only
     appends make checkpoints due.
     """
@@ -117,8 +117,8 @@ async def main(asked: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
         async with embedded(configured(Path(temporary), asked.place)) as platform:
             log = platform.logs.log("cold")
-            seqnums = await filled(log, asked.mib, asked.record_bytes)
-            seconds = await moved(platform, log)
+            seqnums = await fill(log, asked.mib, asked.record_bytes)
+            seconds = await move_records(platform, log)
             cold_bytes, objects = (
                 figure(platform, "cold_bytes"),
                 figure(platform, "cold_object_bytes"),
@@ -131,7 +131,7 @@ async def main(asked: argparse.Namespace) -> None:
             assert figure(platform, "cold_reads") - reads >= asked.reads, "they came from objects"
             hot_seqnums = await log.append_batch([Entry(bytes(asked.record_bytes))] * _BATCH)
             hot = await read_each(log, chance.choices(hot_seqnums, k=asked.reads + _WARM_UP))
-            local = await filled(log, _LOCAL_MIB, asked.record_bytes)
+            local = await fill(log, _LOCAL_MIB, asked.record_bytes)
             scans = {
                 "moved": (old[0], old[-1] + 1),
                 "local": (local[0], local[-1] + 1),

@@ -27,7 +27,7 @@ from bench.support.harness import (
     Report,
     arguments,
     figures_of,
-    interleaved,
+    interleave,
     table_of,
 )
 from indilog.config import NodeConfig, node_config
@@ -137,7 +137,7 @@ def main() -> None:
             async with opened(Path(directory)) as clients:
                 table = table_of("writes", "store", "callers", "1/s", "p50", "p99", "CPU each")
                 for callers in asked.callers:
-                    found = await interleaved(
+                    found = await interleave(
                         {name: writes(pair[0]) for name, pair in clients.items()},
                         callers=callers,
                         seconds=asked.seconds,
@@ -148,7 +148,7 @@ def main() -> None:
                         table.add_row(name, str(callers), *figures_of(rounds))
                 report.show(table)
                 watching = {name: Watching(*pair) for name, pair in clients.items()}
-                found = await interleaved(
+                found = await interleave(
                     {name: each.operation for name, each in watching.items()},
                     callers=1,
                     seconds=asked.seconds,

@@ -3,9 +3,9 @@
 
 A platform first appends the records, with `durability = "memory"`, because this part is not
 measured. Each record has the tag of its log and `--tags-each` tags of `--tags`. Then each side runs
-in a process of its own, interleaved: the image of the directory; all columns as Arrow batches;
-seqnum and data; the rebuild of all snapshots in one process; a Spark session that runs a task that
-does nothing; the rebuild in a Spark session. The medians of the rounds are shown.
+in a process of its own, interleaved. The sides read the image of the directory, all columns as
+Arrow batches, or seqnum and data; or they rebuild all snapshots, in one process or in a Spark
+session. One side is a Spark session that runs an empty task. The medians of the rounds are shown.
 
 CPU seconds are those of the work, without imports. Those of Spark are of the process and its
 descendants (the JVM and Python workers), with their ends. Memory is the largest sum of their
@@ -50,7 +50,7 @@ SIDES = (
 )  # fmt: skip
 
 
-async def filled(directory: Path, asked: argparse.Namespace) -> None:
+async def fill(directory: Path, asked: argparse.Namespace) -> None:
     """Append the records."""
     config = Config(cluster=ClusterConfig(durability="memory"), node=node_config())
     data, tags, each = b"x" * asked.bytes, asked.tags, asked.tags_each
@@ -116,7 +116,7 @@ def print_side(side: str, directory: Path, master: str) -> None:
     print(json.dumps({"count": count, **times}))
 
 
-def measured(side: str, directory: Path, master: str) -> dict[str, Any]:
+def measure(side: str, directory: Path, master: str) -> dict[str, Any]:
     """Return what a process of its own and its descendants use."""
     module = "bench.pipeline.rebuild"
     command = [
@@ -192,14 +192,14 @@ async def main(asked: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
         directory = asked.data or Path(temporary, "data")
         if not await asyncio.to_thread(directory.exists):
-            await filled(directory, asked)
+            await fill(directory, asked)
         size = sum(f.stat().st_size for f in (directory / "journal").glob("segment-*.log"))
         report = Report("rebuild", asked, segment_bytes=size)
         sides = asked.sides or SIDES
         found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for number in range(asked.rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
-                found[side].append(await asyncio.to_thread(measured, side, directory, asked.master))
+                found[side].append(await asyncio.to_thread(measure, side, directory, asked.master))
     table = table_of(
         f"{asked.records:,} records of {asked.bytes:,} bytes, {size / MIB:,.0f} MiB of segments",
         "side", "records or rows", "CPU s", "wall s", "MB/s of CPU", "memory, MiB",

@@ -56,10 +56,10 @@ async def serve() -> None:
         _say({"lacks": sorted(peer.lacks)})
         while line := await lines.run_in_executor(None, sys.stdin.readline):
             asked = json.loads(line)
-            _say(await measured(peer, asked["operation"], callers, asked["seconds"]))
+            _say(await measure(peer, asked["operation"], callers, asked["seconds"]))
 
 
-async def measured(peer: Peer, operation: str, callers: int, seconds: float) -> dict[str, Any]:
+async def measure(peer: Peer, operation: str, callers: int, seconds: float) -> dict[str, Any]:
     """Measure one operation, after a short warm-up that does not count."""
     one = getattr(peer, operation)
     await closed_loop(one, callers=callers, seconds=min(0.2, seconds / 4))

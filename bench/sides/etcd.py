@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from bench.sides.side import Peer
-from bench.support.http_caller import HttpCaller, connected
+from bench.support.http_caller import HttpCaller, connect
 from bench.support.servers import HOST
 
 
@@ -54,7 +54,7 @@ class Etcd(Peer):
 @asynccontextmanager
 async def etcd(address: dict[str, Any], client: int, callers: int) -> AsyncIterator[Peer]:
     """Connect every caller."""
-    connections = await connected(HOST, address["port"], callers)
+    connections = await connect(HOST, address["port"], callers)
     try:
         yield Etcd(client, connections)
     finally:

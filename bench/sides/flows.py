@@ -73,7 +73,7 @@ def post(path: str, body: str = "1") -> Ask:
 # --- Restate
 
 
-async def _sent_and_awaited(caller: HttpCaller, _number: int) -> bytes:
+async def _send_and_await(caller: HttpCaller, _number: int) -> bytes:
     """Put a call into the queue of a handler, then wait for its result."""
     sent = json.loads(await caller.post("/bench/noop/send", b"1"))
     return await caller.get(f"/restate/invocation/{sent['invocationId']}/attach")
@@ -103,7 +103,7 @@ async def restate(peers: Path, *, partitions: int | None, on_node: bool) -> Asyn
             servers.running([str(program)], ingress, directory, environment=environment),
             started(peers, directory, service),
         ):
-            await _registered(admin, service)
+            await _register(admin, service)
             yield Served(
                 ingress,
                 {
@@ -111,7 +111,7 @@ async def restate(peers: Path, *, partitions: int | None, on_node: bool) -> Asyn
                     "counter": post("/counter/{caller}/increment"),
                     "hot counter": post("/counter/hot/increment"),
                     "5-step workflow": post("/bench/workflow"),
-                    "queue round trip": _sent_and_awaited,
+                    "queue round trip": _send_and_await,
                 },
                 flow_install.said(program, "--version").split()[-1],
             )
@@ -136,7 +136,7 @@ def _node_service(peers: Path, directory: Path, port: int) -> Iterator[None]:
         yield
 
 
-async def _registered(admin: int, service: int) -> None:
+async def _register(admin: int, service: int) -> None:
     """Register the service with the server, with retries until the server is ready."""
     url = f"http://{servers.HOST}:{admin}/deployments"
     body = {"uri": f"http://{servers.HOST}:{service}"}

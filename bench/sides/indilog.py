@@ -1,6 +1,6 @@
-"""IndiLog, in four ways: embedded in the client process; the client process as a compute node of
-a cluster of processes, like functions; the client process as one of three processes with all roles;
-and a client over the network (`indilog.connect`).
+"""IndiLog as a side of comparisons, in four ways: embedded in the client process; the client
+process as a compute node of a cluster; the client process as one of three processes with all roles;
+a client over the network (`indilog.connect`).
 """
 
 from __future__ import annotations

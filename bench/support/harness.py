@@ -98,7 +98,7 @@ Rounds: TypeAlias = dict[str, list[Round]]
 """The rounds of each side of a comparison."""
 
 
-async def interleaved(
+async def interleave(
     sides: Mapping[str, Operation], *, callers: int, seconds: float, rounds: int
 ) -> Rounds:
     """Run every side `rounds` times, interleaved, each after a short warm-up that does not count.

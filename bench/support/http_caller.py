@@ -63,16 +63,16 @@ class HttpCaller(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not of that class
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Return the answer to its caller."""
+        """Fail the request that waits."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(RuntimeError(f"the connection ended: {exc}"))
 
     def data_received(self, data: bytes) -> None:
-        """Parse."""
+        """Parse received bytes."""
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        """Collect a part of the body."""
+        """Keep a part of the body."""
         self._body += body
 
     def on_message_complete(self) -> None:
@@ -88,7 +88,7 @@ class HttpCaller(asyncio.Protocol):
             self._answer.set_exception(RuntimeError(f"status {status}: {body.decode()}"))
 
 
-async def connected(host: str, port: int, callers: int) -> list[HttpCaller]:
+async def connect(host: str, port: int, callers: int) -> list[HttpCaller]:
     """Return callers, each with its own connection, and with the token if a platform of this
     machine serves that address.
     """

@@ -159,7 +159,7 @@ class DeploymentLog:
         """Read new records into `newest`; `fresh`: all that any node appended before this call.
 
         All nodes that read the same records reach the same result, even if several compute nodes
-        deploy at once: the first owner of a name keeps it, and versions count up. Records that a
+        deploy at once. The first owner of a name keeps it, and versions count up. Records that a
         node has forgotten (`collect`) make no difference, because each record summarises those
         before it.
         """

@@ -632,7 +632,7 @@ class Engine:
         return effects
 
     def _acknowledge(self, writer: ShardWriter, span: Span, ordered_at: float) -> list[Effect]:
-        batches = writer.ordered(span)
+        batches = writer.pop_ordered(span)
         for batch in batches:
             self._cache.add_span(
                 batch.first_seqnum,
@@ -682,7 +682,7 @@ class Engine:
                 effects.append(Ignore(block.position, reason))
                 self._feed = self._feed_from(local.tag_position)
                 break
-            for floor in self._floors.reached(block.position):
+            for floor in self._floors.pop_reached(block.position):
                 local.forget_below(floor.tag, floor.until)
             if self.watches:
                 effects += [Answer(w, None) for w in self.watches.fired_by(block)]

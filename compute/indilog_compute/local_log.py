@@ -106,7 +106,7 @@ class LocalLogs:
         """
         return LocalLog(self, name, session or Session())
 
-    async def paced(self, session: Session, position: MetalogPosition) -> None:
+    async def wait_until_synced(self, session: Session, position: MetalogPosition) -> None:
         """Wait until what was read at `position` is synced, then raise `session` to that position.
 
         Every `_READS_PER_ITERATION`-th call lets the event loop run.
@@ -235,7 +235,7 @@ class LocalLog(Log):
         if wait is None or not (wait_s := check_wait(wait)):
             return await self._read_matching(Direction.NEXT, tag, bound, fresh=fresh)
         read = functools.partial(self._read_matching, Direction.NEXT, tag, bound)
-        return await self._waited(read, tag, bound, wait_s, fresh=fresh)
+        return await self._read_until_found(read, tag, bound, wait_s, fresh=fresh)
 
     async def read_prev(
         self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
@@ -257,7 +257,7 @@ class LocalLog(Log):
         read = functools.partial(self._read_page, tag, bound, limit)
         if wait is None or not (wait_s := check_wait(wait)):
             return await read(fresh=fresh)
-        return await self._waited(read, tag, bound, wait_s, fresh=fresh) or []
+        return await self._read_until_found(read, tag, bound, wait_s, fresh=fresh) or []
 
     async def _read_page(
         self, tag: UserTag | None, bound: SeqNum, limit: int, *, fresh: bool
@@ -385,7 +385,7 @@ class LocalLog(Log):
                 log=self._tag, fresh=fresh,
             )  # fmt: skip
         except TrimmedError:
-            await self._logs.paced(session, engine.position)
+            await self._logs.wait_until_synced(session, engine.position)
             raise
         if answer is PENDING:
             self._logs.hasten()
@@ -393,7 +393,7 @@ class LocalLog(Log):
             assert value is None or isinstance(value, Record)
             return value
         position = engine.position if tag == EMPTY_TAG else engine.tag_position
-        await self._logs.paced(session, position)
+        await self._logs.wait_until_synced(session, position)
         return answer  # type: ignore[return-value]
 
     async def _read_matching(
@@ -410,7 +410,7 @@ class LocalLog(Log):
             if bound < 0:
                 return None
 
-    async def _waited(
+    async def _read_until_found(
         self,
         read: Callable[..., Awaitable[_FoundT | None]],
         tag: UserTag | None,

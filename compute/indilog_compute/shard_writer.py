@@ -279,7 +279,7 @@ class ShardWriter:
         )
         self._next = batch.end
 
-    def ordered(self, span: Span) -> list[OrderedBatch]:
+    def pop_ordered(self, span: Span) -> list[OrderedBatch]:
         """Remove and return the batches that `span` of this shard orders.
 
         Cuts fall between batches, so a span has a batch whole or not at all. All records of the

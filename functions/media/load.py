@@ -63,7 +63,7 @@ class Media:
         now = time.time_ns()
         return [Reviewer(self, f"{seed}.{now}.{number}", seed + number) for number in range(count)]
 
-    async def settled(self, url: str) -> None:
+    async def settle(self, url: str) -> None:
         """Repeat the requests whose outcome is unknown. Afterwards each of them has left one
         review.
         """

@@ -57,7 +57,7 @@ class SocialNetwork:
         now = time.time_ns()
         return [Browser(self, self._people, f"{seed}.{now}.{n}", seed + n) for n in range(count)]
 
-    async def settled(self, url: str) -> None:
+    async def settle(self, url: str) -> None:
         """See `Application`; no request leaves work in the background."""
 
     def faults(self, replay: TraceReplay) -> list[str]:

@@ -81,7 +81,7 @@ class Travel:
         now = time.time_ns()
         return [Traveller(self, f"{seed}.{now}.{number}", seed + number) for number in range(count)]
 
-    async def settled(self, url: str) -> None:
+    async def settle(self, url: str) -> None:
         """Repeat failed reservations until their outcomes are known. Return when all orders are
         placed.
         """

@@ -61,7 +61,7 @@ class Application(Protocol):
         The writes of each client differ from those of all other clients, also in other runs.
         """
 
-    async def settled(self, url: str) -> None:
+    async def settle(self, url: str) -> None:
         """Wait until the background work of all requests has ended."""
 
     def faults(self, replay: TraceReplay) -> list[str]:
@@ -102,7 +102,7 @@ class DemonstrationResult:
         return sum(seqnum >= self.before.tail for seqnum in self.replay.conflicts)
 
 
-async def demonstrated(
+async def demonstrate(
     url: str,
     application: Application,
     *,
@@ -119,17 +119,17 @@ async def demonstrated(
     """
     columns = (TextColumn("{task.description:<24}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        await _loaded(progress, url, application)
+        await _load(progress, url, application)
         before = await figures(url, application.name)
         visitors = application.visitors(clients, seed)
         run = await _ran(progress, url, application, visitors, seconds, rate)
-        await application.settled(url)
+        await application.settle(url)
         after = await figures(url, application.name)
-        replay, faults = await _checked(progress, url, application)
+        replay, faults = await _replay_and_check(progress, url, application)
     return DemonstrationResult(clients, run, before, after, replay, faults)
 
 
-async def _loaded(progress: Progress, url: str, application: Application) -> None:
+async def _load(progress: Progress, url: str, application: Application) -> None:
     task = progress.add_task(f"Loading {application.loads}", total=application.batches(), note="")
 
     def tell(batches: int) -> None:
@@ -170,7 +170,7 @@ async def _tick(progress: Progress, task: TaskID) -> None:
         progress.update(task, completed=time.perf_counter() - began)
 
 
-async def _checked(
+async def _replay_and_check(
     progress: Progress, url: str, application: Application
 ) -> tuple[TraceReplay, list[str]]:
     task = progress.add_task("Checking against the log", total=None, note="")
@@ -275,7 +275,7 @@ def run_demo(
     console = Console()
 
     async def shown() -> list[str]:
-        outcome = await demonstrated(
+        outcome = await demonstrate(
             url.rstrip("/"), application, seconds=seconds, clients=clients, seed=seed,
             console=console,
         )  # fmt: skip

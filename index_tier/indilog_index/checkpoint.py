@@ -80,7 +80,7 @@ def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Ca
     (_, trims, trims_epoch), trims_at = floors.known, floors.position
     logs, tags = floors.trimmed.logs.columns(), floors.trimmed.tags.columns()
 
-    def encoded() -> bytes:
+    def encode() -> bytes:
         rows = rows_of()
         return _encoder.encode(
             _Checkpoint(
@@ -97,7 +97,7 @@ def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Ca
             )
         )
 
-    return encoded
+    return encode
 
 
 def restored(payload: bytes, floors: TrimFeed) -> Kept:

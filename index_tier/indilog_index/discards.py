@@ -35,7 +35,7 @@ class _Question(NamedTuple):
     attempt: int
 
 
-class Discards:
+class DiscardQuestions:
     """Asks storage about all records in the index, one question at a time.
 
     Attributes:

@@ -33,9 +33,9 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, first_difference, last_below
 from indilog.kernel.index_snapshot import (
+    IndexSnapshot,
     ReadRows,
     RowsRead,
-    Snapshot,
     SnapshotAnswer,
     SnapshotInfo,
     SnapshotOpened,
@@ -84,7 +84,7 @@ from indilog.wire.tag_messages import (
     TagFloors,
 )
 from indilog_index.checkpoint import Kept, checkpoint_of, restored
-from indilog_index.discards import Discards, Runs
+from indilog_index.discards import DiscardQuestions, Runs
 from indilog_index.fetch import Fetch, sources_of
 from indilog_index.index_store import IndexStore, Search
 from indilog_index.lost_records import crossed
@@ -146,7 +146,7 @@ class IndexNode:
         replaced. At least `_copy_of`.
         """
         self._rebuilds = 0
-        self._discards = Discards(self._placement, self._floors, config.node)
+        self._discards = DiscardQuestions(self._placement, self._floors, config.node)
         self._swept_at = Instant(0.0)
         self._merging = Merging(self._placement, config.node)
         """The lookups whose master this node is."""
@@ -653,7 +653,7 @@ class IndexNode:
             case unreachable:
                 assert_never(unreachable)
 
-    def _on_opened(self, snapshot: Snapshot | None) -> list[Effect]:
+    def _on_opened(self, snapshot: IndexSnapshot | None) -> list[Effect]:
         """Begin with a snapshot of this index shard, if there is one; fetch the rest."""
         if not self._snapshots.opening:
             return [Ignore(snapshot, "a snapshot that was not asked for")]

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indilog.base.ids import MetalogPosition, SeqNum, ShardId, TagHash
-from indilog.kernel.index_snapshot import ReadRows, Rows, Snapshot, SnapshotInfo, sorted_rows
+from indilog.kernel.index_snapshot import IndexSnapshot, ReadRows, Rows, SnapshotInfo, sorted_rows
 from indilog.kernel.lost_ranges import LostRanges
 from indilog.kernel.metalog import Floor
 from indilog.wire.messages import Direction, ShardTags
@@ -69,7 +69,7 @@ class Search:
         self.seqnums: list[SeqNum] = []
         self.shards: list[ShardId] = []
         self.started = False
-        self._base: Snapshot | None = None
+        self._base: IndexSnapshot | None = None
         self._groups: deque[int] = deque()
 
     @property
@@ -90,7 +90,7 @@ class Search:
         else:
             self.above = seqnums[-1]
 
-    def groups_of(self, base: Snapshot, directory: GroupDirectory) -> deque[int]:
+    def groups_of(self, base: IndexSnapshot, directory: GroupDirectory) -> deque[int]:
         """Return the row groups of `base` that are still to be searched."""
         if self._base is not base:
             self._base = base
@@ -214,7 +214,7 @@ class IndexStore:
         self._closed: list[_Generation] = []
         self._closed_bytes = 0
         self._newest = _Generation(0)
-        self._base: Snapshot | None = None
+        self._base: IndexSnapshot | None = None
         self._directory: GroupDirectory | None = None
         self.filter_bytes_max = memory_bytes_max // _FILTER_SHARE
         self._cache = RowCache(memory_bytes_max // _CACHE_SHARE - self.filter_bytes_max)
@@ -238,7 +238,7 @@ class IndexStore:
         return self._newest.index.end
 
     @property
-    def base(self) -> Snapshot | None:
+    def base(self) -> IndexSnapshot | None:
         """The newest snapshot."""
         return self._base
 
@@ -480,7 +480,7 @@ class IndexStore:
         self._discarded_in_write = self._discarded_in_base
         return Unwritten(fresh[-1].position, fresh[-1].end, rows, self._discarded_in_write)
 
-    def written(self, snapshot: Snapshot | None) -> None:
+    def written(self, snapshot: IndexSnapshot | None) -> None:
         """Adopt the snapshot that was written; None: writing failed."""
         assert self._writing, "a generation was closed"
         for floor in self._deferred_floors:
@@ -499,7 +499,7 @@ class IndexStore:
         if snapshot is not None:
             self.shrink()
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: IndexSnapshot) -> None:
         """Begin with a snapshot; the store must be empty."""
         assert self.end == 0, "nothing was added"
         self._newest = _Generation(snapshot.info.tail)
@@ -549,7 +549,7 @@ class IndexStore:
         assert self.memory_from <= covered or not self.memory_from
         self.lost.check_invariants()
 
-    def _adopt(self, snapshot: Snapshot) -> None:
+    def _adopt(self, snapshot: IndexSnapshot) -> None:
         self._base = snapshot
         for generation in self._closed:
             if self._is_covered(generation):

@@ -11,8 +11,8 @@ from indilog.config import NodeConfig
 from indilog.kernel.floors import Trimmed
 from indilog.kernel.index_schedule import NO_POSITION, eras_below
 from indilog.kernel.index_snapshot import (
+    IndexSnapshot,
     OpenSnapshot,
-    Snapshot,
     SnapshotFloors,
     SnapshotInfo,
     WriteSnapshot,
@@ -67,7 +67,7 @@ class Snapshots:
         """Whether a snapshot was requested and is not written yet."""
         return self._wanted is not None
 
-    def is_ours(self, snapshot: Snapshot) -> bool:
+    def is_ours(self, snapshot: IndexSnapshot) -> bool:
         """Whether a snapshot has exactly the index data of this index shard below its position.
 
         A snapshot that was written under another schedule may have positions of other index shards.

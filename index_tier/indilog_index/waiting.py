@@ -123,5 +123,7 @@ class WaitingLookups:
 
     @property
     def end(self) -> MetalogPosition:
-        """The largest position that any lookup asks for: positions below it exist."""
+        """The largest position that any lookup asks for. All positions below it exist, because a
+        compute node has applied them.
+        """
         return self._by_position[-1][0] if self._by_position else 0

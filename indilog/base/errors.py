@@ -205,8 +205,7 @@ class ConditionFailedError(IndilogError):
     def __init__(self, tag: int | str, last_seqnum: int) -> None:
         super().__init__(
             f"The last record with tag {tag!r} is at seqnum {last_seqnum}, after the seqnum that "
-            "the "
-            "condition names; nothing was appended."
+            "the condition names; nothing was appended."
         )
         self.last_seqnum = last_seqnum
 

@@ -317,7 +317,7 @@ class Log(abc.ABC):
 
         `time` is compared with `Record.ordered_at`, not `Record.time`. This is the clock of the
         primary sequencer, which never goes back along the log. So every record whose append
-        returned before `time` on that clock has a smaller seqnum, and every record appended after
+        returned before `time` on that clock has a smaller seqnum. Every record appended after
         `time` has this seqnum or a greater one.
         """
 

@@ -136,7 +136,7 @@ def registered(platform: RunningPlatform, directory: Path | None = None) -> Iter
     path = directory / f"{urlsplit(platform.url).netloc}{_ENDING}"
     with _locked(directory):
         _remove_stale(directory)
-        entry = _written(directory, path, platform)
+        entry = _write_entry(directory, path, platform)
     try:
         yield
     finally:
@@ -146,7 +146,7 @@ def registered(platform: RunningPlatform, directory: Path | None = None) -> Iter
         os.close(entry)
 
 
-def _written(directory: Path, path: Path, platform: RunningPlatform) -> int:
+def _write_entry(directory: Path, path: Path, platform: RunningPlatform) -> int:
     """Write the entry and return its open descriptor, which holds its lock."""
     new = directory / f"{_NEW}{os.getpid()}"
     entry = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, 0o600)

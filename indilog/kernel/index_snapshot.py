@@ -114,7 +114,7 @@ class RowGroups(NamedTuple):
     highest: NDArray[np.uint64]
 
 
-class Snapshot(NamedTuple):
+class IndexSnapshot(NamedTuple):
     """A snapshot on disk, with the bounds of its row groups and the filter of its tags.
 
     Attributes:
@@ -142,7 +142,7 @@ class OpenSnapshot(NamedTuple):
 class SnapshotOpened(NamedTuple):
     """The snapshot found; None: there is none."""
 
-    snapshot: Snapshot | None
+    snapshot: IndexSnapshot | None
 
 
 class WriteSnapshot(NamedTuple):
@@ -167,7 +167,7 @@ class SnapshotWritten(NamedTuple):
     """
 
     position: MetalogPosition
-    snapshot: Snapshot | None
+    snapshot: IndexSnapshot | None
     base_lost: bool = False
 
 
@@ -370,7 +370,7 @@ def check_file(file: Path) -> None:
         raise MalformedFrameError(f"{file} is damaged: its CRC differs from its name's.")
 
 
-def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
+def opened_snapshot(file: Path) -> tuple[ParquetFile, IndexSnapshot]:
     """Open a snapshot whose CRC was checked.
 
     Raises:
@@ -394,7 +394,7 @@ def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
         tags = TagFilter(b64decode(metadata[_TAGS_KEY]))
     except (KeyError, ValueError) as error:
         raise MalformedFrameError(f"{file} does not state what it covers: {error}") from error
-    return parquet, Snapshot(info, _groups_of(parquet), parquet.metadata.num_rows, tags)
+    return parquet, IndexSnapshot(info, _groups_of(parquet), parquet.metadata.num_rows, tags)
 
 
 def _groups_of(parquet: ParquetFile) -> RowGroups:

@@ -164,8 +164,8 @@ _NAME_BYTES: Final = NODE_NAME_MAX + 2
 
 
 def is_possible(entry: Entry) -> bool:
-    """Whether a decoded entry is valid: each of its shards is a number of two bytes (thesis 5.1.1)
-    and has at least one record, or a writer or replicas; tags, seqnums and nodes are valid.
+    """Whether a decoded entry is valid. Each of its shards is a number of two bytes (thesis 5.1.1)
+    and has at least one record, or a writer or replicas. Tags, seqnums and nodes are valid.
     """
     if isinstance(entry, Trim):
         return len(entry.floors) <= TRIM_FLOORS_MAX and all(

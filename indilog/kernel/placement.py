@@ -78,7 +78,7 @@ class Placement:
         return placed.writer if placed is not None else NO_WRITER
 
     def has_ended(self, shard: ShardId, epoch: Epoch) -> bool:
-        """Whether a view took a shard from the compute node of this writer: records of the writer
+        """Whether a view took a shard from the compute node of this writer. Records of the writer
         that were not ordered before the entry of that view are never ordered.
         """
         placed = self.view.shards.get(shard)

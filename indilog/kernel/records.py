@@ -203,8 +203,8 @@ class RecordBatch:
         damaged: indexes of the records whose data is damaged; only with `partly`.
 
     Raises:
-        MalformedFrameError: as `batch_header`, or a CRC is wrong; with `partly`, that of the
-            columns.
+        MalformedFrameError: as `batch_header`, or a CRC is wrong. With `partly`, a wrong CRC of the
+            data is accepted.
     """
 
     __slots__ = (

@@ -3,7 +3,7 @@
 The answer "no" is always right. The answer "yes" is wrong for about one in a hundred tags that were
 never added. A tag sets `PROBES` bits, found by double hashing (Kirsch and Mitzenmacher, ESA 2006).
 The number of bits is a power of two. So a filter that was built for more tags than were added is
-folded: one half is combined with the other, and the bits of a tag are found modulo the smaller
+folded. One half is combined with the other, and the bits of a tag are then found modulo the smaller
 size.
 """
 

@@ -33,7 +33,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoders: Final = {kind: msgspec.msgpack.Decoder(kind) for kind in (Frame, ClientFrame)}
 
 
-def frame_written(buffer: bytearray, call: int, message: LinkMessage) -> int:
+def write_frame(buffer: bytearray, call: int, message: LinkMessage) -> int:
     """Append a frame to `buffer` and return its size in bytes."""
     start = len(buffer)
     buffer += b"\0\0\0\0"
@@ -80,7 +80,7 @@ class FrameReader:
             stop = start + self._size(view[offset:start])
             if stop > end:
                 break
-            found.append(self._decoded(view[start:stop]))
+            found.append(self._decode(view[start:stop]))
             offset = stop
         if data:
             self._rest = bytearray(view[offset:])
@@ -100,7 +100,7 @@ class FrameReader:
             )
         return size
 
-    def _decoded(self, frame: memoryview) -> Frame:
+    def _decode(self, frame: memoryview) -> Frame:
         try:
             return self._decoder.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -26,7 +26,7 @@ from indilog.base.errors import (
     TooLargeError,
 )
 from indilog.config import KIB, MIB
-from indilog.link.frames import ClientFrame, Frame, FrameReader, frame_written
+from indilog.link.frames import ClientFrame, Frame, FrameReader, write_frame
 from indilog.link.link_messages import (
     Answer,
     Cancel,
@@ -263,7 +263,7 @@ class Link:
     def _send(self, call: int, message: LinkMessage) -> None:
         out = self._out
         start = len(out)
-        size = frame_written(out, call, message)
+        size = write_frame(out, call, message)
         if size > self._message_bytes_max:
             del out[start:]
             raise TooLargeError(

@@ -26,7 +26,8 @@ class ReadyBlock:
 
     Attributes:
         epoch, previous: as in `IndexBlock`.
-        copy_of: the newest incarnation whose metalog has the position, according to the senders.
+        copy_of: the newest incarnation of the primary whose metalog, according to the senders, has
+            the entry at this position.
     """
 
     __slots__ = ("copy_of", "epoch", "parts", "position", "previous", "tail")
@@ -95,7 +96,7 @@ class IndexFeed:
         self._gathering: dict[MetalogPosition, _Gathering] = {}
 
     def set_positions(self, positions: IndexPositions, start: MetalogPosition) -> None:
-        """Use other positions from `start` on; none of these was taken yet."""
+        """Use other positions from `start` on; none at or above `start` was taken yet."""
         self._positions = positions
         self.position = positions.first_from(min(self.position, start))
         for position in [held for held in self._gathering if held not in positions]:
@@ -119,8 +120,8 @@ class IndexFeed:
     def put(self, blocks: Iterable[IndexBlock], copy_of: Epoch = NO_INCARNATION) -> None:
         """Add blocks; positions that were taken already or are not of this feed are skipped.
 
-        Of two entries at one position, that of the newer incarnation has replaced the other one.
-        `copy_of` is as in `IndexData`.
+        If blocks of one position belong to different entries, the entry of the newer incarnation
+        has replaced the other one, and its block counts. `copy_of` is the one of `IndexData`.
         """
         horizon = self.horizon
         for block in blocks:

@@ -304,7 +304,9 @@ class ColdStore:
             return
         _, late = await asyncio.wait(works, timeout=self._config.cold_timeout_s)
         if late:
-            log.warning("cold storage does not answer; stopped all the same", requests=len(late))
+            log.warning(
+                "cold storage does not answer; stopped with open requests", requests=len(late)
+            )
         for work in works:
             work.cancel()  # the thread must not call a loop that is closed
 

@@ -23,11 +23,11 @@ import structlog
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import MetalogPosition, NodeId
 from indilog.kernel.index_snapshot import (
+    IndexSnapshot,
     OpenSnapshot,
     ReadRows,
     Rows,
     RowsRead,
-    Snapshot,
     SnapshotAnswer,
     SnapshotFloors,
     SnapshotInfo,
@@ -75,7 +75,7 @@ class SnapshotFolder:
         self._open: dict[MetalogPosition, ParquetFile] = {}
         self.stopped = False
 
-    def opened(self, below: MetalogPosition) -> Snapshot | None:
+    def open_newest(self, below: MetalogPosition) -> IndexSnapshot | None:
         """Return the newest intact snapshot of a position below `below`."""
         for position, file in snapshot_files(self._directory):
             if position >= below:
@@ -117,7 +117,7 @@ class SnapshotFolder:
             log.warning("index snapshot not written", error=str(error))
             return SnapshotWritten(position, None)
 
-    def _write(self, request: WriteSnapshot) -> Snapshot:
+    def _write(self, request: WriteSnapshot) -> IndexSnapshot:
         recent, before = request.recent(), self._base_of(request)
         rows_max = len(recent.tags) + (before[1].rows if before is not None else 0)
         tags = TagFilterBuilder(rows_max, bytes_max=request.filter_bytes_max)
@@ -127,7 +127,9 @@ class SnapshotFolder:
         log.info("index snapshot written", position=position, rows=snapshot.rows)
         return snapshot
 
-    def put(self, info: SnapshotInfo, rows: Iterable[Rows], tags: TagFilterBuilder) -> Snapshot:
+    def put(
+        self, info: SnapshotInfo, rows: Iterable[Rows], tags: TagFilterBuilder
+    ) -> IndexSnapshot:
         """Write a snapshot of sorted rows, and keep the newest ones.
 
         Raises:
@@ -135,7 +137,7 @@ class SnapshotFolder:
         """
         return self._put(info.position, lambda file: write_rows(file, info, rows, tags))
 
-    def put_copy(self, file: Path, position: MetalogPosition) -> Snapshot:
+    def put_copy(self, file: Path, position: MetalogPosition) -> IndexSnapshot:
         """Write a copy of a snapshot of `position`, and keep the newest ones.
 
         Raises:
@@ -143,7 +145,7 @@ class SnapshotFolder:
         """
         return self._put(position, lambda copy: _write_copy(file, copy))
 
-    def _put(self, position: MetalogPosition, write: Callable[[Path], object]) -> Snapshot:
+    def _put(self, position: MetalogPosition, write: Callable[[Path], object]) -> IndexSnapshot:
         directory = self._directory
         if not directory.exists():
             directory.mkdir(parents=True)
@@ -176,7 +178,7 @@ class SnapshotFolder:
                     self._open.pop(at, None)
                 path.unlink()
 
-    def _base_of(self, request: WriteSnapshot) -> tuple[ParquetFile, Snapshot] | None:
+    def _base_of(self, request: WriteSnapshot) -> tuple[ParquetFile, IndexSnapshot] | None:
         """Open and return the previous snapshot; None: there is none."""
         base = request.base
         if base is None:
@@ -206,7 +208,7 @@ def _write_copy(file: Path, copy: Path) -> None:
 
 
 def rows_left(
-    before: tuple[ParquetFile, Snapshot] | None, floors: SnapshotFloors | None
+    before: tuple[ParquetFile, IndexSnapshot] | None, floors: SnapshotFloors | None
 ) -> Iterator[Rows]:
     """Yield the rows of the previous snapshot that remain in the next one."""
     if before is None:
@@ -284,7 +286,7 @@ class SnapshotFiles:
         loop = asyncio.get_running_loop()
         match request:
             case OpenSnapshot(below):
-                snapshot = await loop.run_in_executor(reading, folder.opened, below)
+                snapshot = await loop.run_in_executor(reading, folder.open_newest, below)
                 self._deliver(node, SnapshotOpened(snapshot))
             case ReadRows(position, group):
                 rows = await loop.run_in_executor(reading, folder.rows, position, group)

@@ -471,7 +471,7 @@ class RecordsRead(WireMessage, frozen=True):
     """Those unknown records that are on cold storage, which did not answer in time."""
     since: MetalogPosition = -1
     """The position of the last entry that moved the shard, as far as the sender knows; -1: none. An
-    engine that knows another move does not count the unknown records as lost: the sender may be a
+    engine that knows another move does not count the unknown records as lost. The sender may be a
     new replica that has not fetched them, or no longer a replica.
     """
 

@@ -49,8 +49,8 @@ class PlacesLookup(WireMessage, frozen=True):
 
 
 class PlacesFound(WireMessage, frozen=True):
-    """storage → engine: the spans of the first of these records, ascending, without gaps, according
-    to the first `position` metalog entries.
+    """storage → engine: the spans of a first part of these records, ascending, without gaps,
+    according to the first `position` metalog entries.
 
     `found` is False if no entry applied here ordered `start`.
     Lost: another storage node is asked after a pause.

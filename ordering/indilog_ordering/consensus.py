@@ -21,22 +21,22 @@ than half of the *configuration*: the sequencers of the newest view in a copy, c
    primary's own term (Raft 5.4.2). The first entry of a term is an empty one, the *fence*. The
    majority need not include the primary's own disk.
 5. **Learners.** A node that may have lost entries or promises is a *learner*, and writes this to
-   its disk before any other frame. It counts in no majority. It becomes a *voter* again when (a) it
-   durably has all entries that a primary had at an instant after it had received a message of this
-   incarnation, and (b) that primary then began a round, and a majority without the learner answered
-   in it.
+   its disk before any other frame. It counts in no majority. It becomes a *voter* again in two
+   steps. (a) It durably has all entries that a primary had at an instant after it had received a
+   message of this incarnation. (b) That primary then began a round, and a majority without the
+   learner answered in it.
 6. **Rounds.** A primary numbers its rounds, and answers repeat the newest one. If a majority has
    answered in a round, no newer primary had electors when the round began. So a tail that was
    committed then is linearizable (Raft 8, ReadIndex).
 7. **Changes.** An entry adds or removes at most one sequencer, so majorities before and after it
-   share a node. It is proposed only if an entry of the primary's own term is committed, and the
-   entry of the newest view (Raft 4.1, and its correction of 2015; decision 0053). A node outside
+   share a node. It is proposed only after two entries are committed: one of the primary's own term,
+   and that of the newest view (Raft 4.1, and its correction of 2015; decision 0053). A node outside
    the configuration gets entries before it joins, and counts in no majority.
 
 *Leader completeness*: an entry e that was committed in term u is in what every primary of a term
 v > u adopts. Let E be the majority that had e, and V the electors of v; some X is in both. If X did
 not lose its disk between its two answers, Raft's argument (5.4.3) holds: X answered for e first,
-because it refused u afterwards, so its copy ends at e or later; by induction over the terms between
+because it refused u afterwards, so its copy ends at e or later. By induction over the terms between
 u and v the greatest copy of V has e. Losses remain. Take a learner W that a primary of term t
 restored; Q is the majority without W that answered in the round of 5b, after the loss.
 
@@ -46,11 +46,11 @@ restored; Q is the majority without W that answered in the round of 5b, after th
   u > t: the electors of u had promised u before e was proposed, so before the loss. Some Y in Q was
   one of them, and would have refused the round of t < u.
 - *W keeps its promise.* If W was an elector of v, all electors had promised v at one instant, and
-  W lost its disk after that. Some Y in Q was one of them, and answered in term t, so t >= v; if Y
+  W lost its disk after that. Some Y in Q was one of them, and answered in term t, so t >= v. If Y
   had lost its disk in between, the same holds for Y, which was restored earlier. W followed t when
   it was restored, so it refuses u < v.
 
-Without the second round of 3 the electors need not have promised at one instant: a node could
+Without the second round of 3 the electors need not have promised at one instant. A node could
 promise v, lose its disk, be restored by t < v, and acknowledge entries of t that v does not know.
 
 A primary that is a learner itself is restored by the same rule: the second round of 3 is that of
@@ -58,10 +58,10 @@ A primary that is a learner itself is restored by the same rule: the second roun
 fence and no round, and its disk cannot be restored from others.
 
 "Share a node" holds also if the configurations differ. By 7 and 3, two primaries have the same
-configuration, or neighbouring ones, or the electors of the later one include a node that has the
-fence which the earlier one committed before its change; then the later one adopts that change. This
-is Raft's argument (dissertation 4.1) for the owner of the adopted copy: its electors are a majority
-of the configuration in that copy, and no copy of theirs is greater.
+configuration, or neighbouring ones. Otherwise the electors of the later primary include a node that
+has the fence which the earlier one committed before its change. Then the later primary adopts that
+change. This is Raft's argument (dissertation 4.1) for the owner of the adopted copy: its electors
+are a majority of the configuration in that copy, and no copy of theirs is greater.
 
 What is assumed: a sync is durable, and lost frames are noticed (decisions 0009, 0022). Sequencers
 of one process lose their unsynced frames together, so the nodes of a majority should run in
@@ -87,7 +87,7 @@ class Consensus:
         node: this node.
         view: the newest view that is known to be installed.
         metalog: the copy here, recovered.
-        life: the incarnation of this node.
+        incarnation: the incarnation of this node.
 
     Attributes:
         member: the copy and the promise.
@@ -99,12 +99,12 @@ class Consensus:
         node: NodeId,
         view: View,
         metalog: StoredMetalog,
-        life: Epoch,
+        incarnation: Epoch,
         config: Config,
     ) -> None:
         self._node = node
         self._config = config
-        self.member = Member(metalog, view, life, config)
+        self.member = Member(metalog, view, incarnation, config)
         self.leader: Leader | None = None
 
     @property

@@ -26,9 +26,9 @@ from indilog_ordering.member_progress import MemberProgress
 class Leader:
     """The primary of one term.
 
-    Guarantees: an entry is committed only if it is durable at a majority of the configuration (the
-    sequencers of the newest view in the copy here), without learners. No committed entry is ever
-    replaced.
+    Guarantees: an entry is committed only if it is durable at a majority of the configuration,
+    without learners. The configuration is the sequencers of the newest view in the copy here. No
+    committed entry is ever replaced.
 
     Attributes:
         nodes: the configuration.
@@ -103,7 +103,9 @@ class Leader:
     @property
     def silent(self) -> tuple[NodeId, ...]:
         """The sequencers of which no message has arrived."""
-        return tuple(n for n, member in self._members.items() if member.elects and not member.life)
+        return tuple(
+            n for n, member in self._members.items() if member.elects and not member.incarnation
+        )
 
     def confirm(self) -> int:
         """Begin a round; return its number. Once that round is confirmed, it is certain that no
@@ -144,8 +146,8 @@ class Leader:
 
     def can_install(self, nodes: Sequence[NodeId]) -> bool:
         """Whether an entry may be proposed now whose view has these sequencers (rule 7 of the
-        consensus core), and a majority of them has nearly all entries, so that it will be committed
-        soon.
+        consensus core). A majority of them must have nearly all entries, so that the entry will be
+        committed soon.
         """
         if frozenset(nodes) == frozenset(self.nodes):
             return True
@@ -237,9 +239,9 @@ class Leader:
     def _progress_of(self, event: Received) -> MemberProgress | None:
         """Return the progress of the sender; that of a new incarnation is empty."""
         member = self._members.get(event.sender)
-        if member is None or event.incarnation < member.life:
+        if member is None or event.incarnation < member.incarnation:
             return None
-        if event.incarnation > member.life:
+        if event.incarnation > member.incarnation:
             fresh = Resend(*self._resend_s)
             member = MemberProgress(fresh, event.incarnation, elects=member.elects)
             self._members[event.sender] = member
@@ -395,7 +397,7 @@ class Leader:
         for member in self._members.values():
             if member.sealed_in is not None:
                 member.probe_at = self._metalog.agreement(*member.extent)
-            if member.life and not member.voter:
+            if member.incarnation and not member.voter:
                 self._note_learner(member, learner=True)
 
     def _restore_own(self) -> list[Effect]:
@@ -491,7 +493,7 @@ class Leader:
                     self._round,
                     metalog.base.position,
                     base,
-                    member.life if is_restored else NO_INCARNATION,
+                    member.incarnation if is_restored else NO_INCARNATION,
                 ),
             )
             member.sent = max(member.stored, end) if not member.probed else member.sent

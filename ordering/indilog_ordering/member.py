@@ -19,23 +19,25 @@ class Member:
     Args:
         metalog: the copy, recovered.
         view: the newest view that is known to be installed.
-        life: the incarnation of this node.
+        incarnation: the incarnation of this node.
 
     Guarantees: each answer states what is durable. A term below a promised one is not followed, in
     this incarnation and in later ones.
 
     Attributes:
         metalog: the copy.
-        life: the incarnation of this node.
+        incarnation: the incarnation of this node.
         term: the newest term that is known here; answers wait until its promise is durable.
         committed: how many of the entries here the primary has reported as committed, perhaps
             before its process has synced them.
     """
 
-    def __init__(self, metalog: StoredMetalog, view: View, life: Epoch, config: Config) -> None:
+    def __init__(
+        self, metalog: StoredMetalog, view: View, incarnation: Epoch, config: Config
+    ) -> None:
         self.metalog = metalog
         self._installed = view
-        self.life = life
+        self.incarnation = incarnation
         self.term = metalog.promised
         self.committed: MetalogPosition = 0
         self._page_entries = config.node.ordering.metalog_entries_in_flight_max
@@ -115,7 +117,7 @@ class Member:
         self._matched = max(self._matched, message.start + len(message.entries))
         self.committed = max(self.committed, min(message.committed, self._matched))
         self._folded = max(self._folded, min(message.folded, self.committed))
-        if message.voter == self.life and self.metalog.written.learner:
+        if message.voter == self.incarnation and self.metalog.written.learner:
             taken.append(self.metalog.mark(learner=False))
         return effects + taken
 
@@ -135,8 +137,11 @@ class Member:
         return []
 
     def take(self, message: MetalogAppend | Sealed) -> list[Effect] | str | None:
-        """Add the entries of a message; return the frames, why the message contradicts this copy,
-        or None if the copy has another entry before its first one.
+        """Add the entries of a message to this copy.
+
+        Returns:
+            The frames to persist. Text: why the message contradicts this copy. None: the entries do
+            not follow this copy, because it has another entry, or none, before them.
         """
         metalog, effects, start = self.metalog, list[Effect](), message.start
         assert start is not None, "it has entries, or a place for some"
@@ -247,8 +252,8 @@ def misordered(
     last = previous
     for position, entry in enumerate(entries, start):
         if entry.position != position:
-            return "the entries' positions do not follow on"
+            return "the entries' positions are not consecutive"
         if entry.epoch < last:
             return "the entries' epochs go back"
         last = entry.epoch
-    return "an entry of a term still to come" if last > term else None
+    return "an entry of a term after the message's" if last > term else None

@@ -17,7 +17,7 @@ class MemberProgress:
     """One incarnation of another sequencer, as the primary sees it.
 
     Attributes:
-        life: its incarnation; 0: no message of it has arrived.
+        incarnation: its incarnation; 0: no message of it has arrived.
         elects: whether the newest configuration of the primary has it.
         voter: whether it is no learner; False also: it has not answered yet.
         echoed: the newest round that it has answered.
@@ -35,18 +35,18 @@ class MemberProgress:
     """
 
     __slots__ = (
-        "_went_back", "base_sent", "echoed", "elects", "extent", "learner_until", "life",
+        "_went_back", "base_sent", "echoed", "elects", "extent", "incarnation", "learner_until",
         "probe_at", "probed", "resend", "round_sent", "sealed_in", "sent", "stored", "voter",
     )  # fmt: skip
 
     def __init__(
         self,
         resend: Resend,
-        life: Epoch = Epoch(0),  # noqa: B008 an int
+        incarnation: Epoch = Epoch(0),  # noqa: B008 an int
         *,
         elects: bool = True,
     ) -> None:
-        self.life = life
+        self.incarnation = incarnation
         self.elects = elects
         self.voter = False
         self.echoed = 0

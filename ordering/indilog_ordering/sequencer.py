@@ -325,7 +325,7 @@ class Sequencer:
             return []
         if event.primary != self._node:
             return core.member.announce(event.primary)
-        if event.term == core.member.life:
+        if event.term == core.member.incarnation:
             check_new(event.term, max(metalog.promised, metalog.extent.last))
         if event.term <= core.member.term:
             return [Ignore(event, "a newer term has begun")]

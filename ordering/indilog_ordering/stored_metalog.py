@@ -17,7 +17,7 @@ Damage may destroy frames, and a wiped disk loses all of them. Recovery judges t
 rules:
 
 - *An entry after the damage proves that no entry is missing* if the entry before its position has
-  the same term: when it was written, the copy was what that primary had up to it.
+  the same term. When it was written, the copy was what that primary had up to it.
 - *A `METALOG_STATE` frame resolves all damage before it* if the copy has exactly the extent that
   it names, because equal extents mean equal copies. The frame also holds the newest promise, and
   whether the node was a learner.

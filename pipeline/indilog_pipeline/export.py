@@ -42,7 +42,7 @@ _LOCK: Final = "_indilog_export.lock"
 _STAGED: Final = "_staged"
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ExportManifest(msgspec.Struct, frozen=True):
     """The progress of an export.
 
     Attributes:
@@ -115,14 +115,14 @@ def export(
     try:
         with _locked(directory):
             files = _Files(directory, _manifest_of(directory, log, buckets))
-            return _exported(reads, files, chunk_bytes, progress, skips_gaps=skips_gaps)
+            return _export(reads, files, chunk_bytes, progress, skips_gaps=skips_gaps)
     except OSError as error:
         raise DataDirectoryError(
             f"{directory} cannot be written: {error.strerror or error}."
         ) from error
 
 
-def _exported(
+def _export(
     reads: LogReads,
     files: _Files,
     chunk_bytes: int,
@@ -177,7 +177,7 @@ def _refusal(gap: Gap) -> str:
 class _Files:
     """The files of an export, and its manifest."""
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, manifest: ExportManifest) -> None:
         self._directory = directory
         self._staged = directory / _STAGED
         self.manifest = manifest
@@ -238,11 +238,11 @@ def _buckets(tags: Any, buckets: int) -> NDArray[np.int64]:  # noqa: ANN401 - li
     return (firsts % np.uint64(buckets)).astype(np.int64)
 
 
-def _manifest_of(directory: Path, log: str, buckets: int) -> Manifest:
+def _manifest_of(directory: Path, log: str, buckets: int) -> ExportManifest:
     try:
-        manifest = msgspec.json.decode((directory / _MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((directory / _MANIFEST).read_bytes(), type=ExportManifest)
     except FileNotFoundError:
-        return Manifest(VERSION, log, buckets)
+        return ExportManifest(VERSION, log, buckets)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{directory / _MANIFEST} is damaged: {error}.") from error
     if manifest.version != VERSION:

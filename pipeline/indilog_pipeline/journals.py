@@ -96,7 +96,7 @@ def read_journals(directory: Path) -> StoredNodes:
                 folder = (cold.place, cold.of(node)) if cold is not None else None
                 stored.append(StoredNode(role, reader.moved, reader.files, folder))
     sequencers = [role for role in roles.values() if isinstance(role, Sequencer)]
-    committed = _completed([node.role for node in stored], sequencers)
+    committed = _complete_all([node.role for node in stored], sequencers)
     reference = next(
         node.role for node in stored if node.role.ordering.has(committed.length, committed.last)
     )
@@ -146,7 +146,7 @@ def _role_of(node: NodeId, view: View, config: Config) -> Role:
 # --- what is committed
 
 
-def _completed(nodes: Sequence[StorageNode], sequencers: Sequence[Sequencer]) -> Extent:
+def _complete_all(nodes: Sequence[StorageNode], sequencers: Sequence[Sequencer]) -> Extent:
     """Give all nodes the committed entries that they lack; return the extent of the metalog.
 
     Storage nodes apply published entries only, so the entries that any of them has applied are

@@ -36,7 +36,7 @@ PART_BYTES: Final = 32 * 1024 * 1024
 
 
 @dataclasses.dataclass
-class Counts:
+class ReadCounts:
     """Counts of records that one or more calls of `read_records` found.
 
     Attributes:
@@ -80,7 +80,7 @@ class Filter(NamedTuple):
 EVERYTHING: Final = Filter()
 
 
-class Part(NamedTuple):
+class SeqnumRange(NamedTuple):
     """A range of seqnums `[start, end)`, of about `bytes` bytes on disk."""
 
     start: SeqNum
@@ -90,7 +90,7 @@ class Part(NamedTuple):
 
 def parts_of(
     image: LogImage, start: SeqNum = 0, end: SeqNum | None = None, part_bytes: int = PART_BYTES
-) -> list[Part]:
+) -> list[SeqnumRange]:
     """Return the ranges of about `part_bytes` that `[start, end)` consists of, ascending.
 
     Every seqnum below the tail is in exactly one part, also if no record is there.
@@ -108,7 +108,7 @@ def parts_of(
     for first, after in itertools.pairwise(bounds):
         of_part = image.rows_of(first, after)
         size = int(image.batches.bytes[of_part.start : of_part.stop].sum())
-        found.append(Part(first, after, size))
+        found.append(SeqnumRange(first, after, size))
     return found
 
 
@@ -120,7 +120,7 @@ def read_records(
     columns: Sequence[str] = COLUMNS,
     wanted: Filter = EVERYTHING,
     skip_lost: bool = False,
-    counts: Counts | None = None,
+    counts: ReadCounts | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of `[start, end)` in order of seqnums, as record batches of `columns`.
 
@@ -144,7 +144,7 @@ def read_records(
     """
     end = image.tail if end is None else min(end, image.tail)
     reader = _Reader(image, columns, wanted, skip_lost=skip_lost)
-    yield from reader.read(start, end, Counts() if counts is None else counts)
+    yield from reader.read(start, end, ReadCounts() if counts is None else counts)
 
 
 class _Reader:
@@ -159,7 +159,7 @@ class _Reader:
         self._wanted = wanted
         self._skip_lost = skip_lost
 
-    def read(self, start: SeqNum, end: SeqNum, counts: Counts) -> Iterator[pa.RecordBatch]:
+    def read(self, start: SeqNum, end: SeqNum, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         """Yield the records of `[start, end)`."""
         try:
             while start < end:
@@ -169,7 +169,7 @@ class _Reader:
         finally:
             self._payloads.close()
 
-    def _records(self, chunk: Chunk, counts: Counts) -> Iterator[pa.RecordBatch]:
+    def _records(self, chunk: Chunk, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         records = _Records(chunk)
         floor = max(chunk.start, self._wanted.floor_in(chunk.image))
         chosen = records.chosen(self._wanted.hash, floor, chunk.stop)

@@ -102,8 +102,8 @@ class Appends:
     def _keeper(self, shard: Shard, header: BatchHeader) -> _Keeper | None:
         """Return the function that persists a batch; None: the batch is refused.
 
-        A batch of the shard's writer is persisted if it is the next one or fills a hole, unless a
-        view took the shard from the writer: then the batch would never be ordered.
+        A batch of the shard's writer is persisted if it is the next one or fills a hole. If a view
+        took the shard from the writer, no batch is: it would never be ordered.
         """
         if not shard.writer or header.epoch != shard.writer:
             return None

@@ -107,8 +107,8 @@ class BatchTask(abc.ABC):
 class BatchReads:
     """Serves batches to tasks.
 
-    Tasks that need a batch from cold storage wait in a queue of their own while `cold_max` such
-    reads are under way, so the others do not wait for them.
+    Tasks that need a batch from cold storage wait in a queue of their own while `cold_max`
+    such reads are in progress, so other tasks do not wait for them.
 
     Args:
         bytes_max: bytes in the cache.

@@ -127,7 +127,7 @@ def checkpoint_of(
 
     made = tuple(objects.values())
 
-    def encoded() -> bytes:
+    def encode() -> bytes:
         hot = _Checkpoint(
             columns(),
             _Floors(*(column.tobytes() for column in logs)),
@@ -143,7 +143,7 @@ def checkpoint_of(
         )
         return _encoder.encode(_ColdCheckpoint(hot, made) if made else hot)
 
-    return encoded
+    return encode
 
 
 def restore(

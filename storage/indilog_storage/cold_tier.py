@@ -57,7 +57,7 @@ from indilog_storage.checkpoint import Covered
 from indilog_storage.moved_shards import MovedShards
 from indilog_storage.ordering import Ordering
 from indilog_storage.shard import COLD_OBJECTS_MAX, Shard
-from indilog_storage.shard_parts import LocalRun
+from indilog_storage.shard_parts import LocalBatches
 
 FIRST_TOKEN: Final = -(1 << 61)
 """The tokens of this part are this and below."""
@@ -102,7 +102,7 @@ class ColdObjectsKept:
 class _Gathering:
     """Batches that are read to be written as one object."""
 
-    def __init__(self, shard: Shard, run: LocalRun) -> None:
+    def __init__(self, shard: Shard, run: LocalBatches) -> None:
         self.shard = shard
         self.run = run
         self.asked = 0
@@ -276,7 +276,7 @@ class ColdTier:
         self._move_at = Instant(now + rest_s)
         return effects
 
-    def _find_due(self, now: Instant) -> tuple[Shard, LocalRun] | None:
+    def _find_due(self, now: Instant) -> tuple[Shard, LocalBatches] | None:
         """Return a shard and batches of it for one object; None: too few are due."""
         covered = self._ordering.tail_before(
             min(self._covered.older.length, self._ordering.position)
@@ -302,7 +302,7 @@ class ColdTier:
         most = self._config.cold_local_bytes_max
         return bool(most) and most < sum(s.bytes - s.cold_bytes for s in self._shards.values())
 
-    def _run_of(self, shard: Shard, tail: SeqNum) -> LocalRun | None:
+    def _run_of(self, shard: Shard, tail: SeqNum) -> LocalBatches | None:
         end = min(shard.ordered_below(tail), shard.ordered)
         wanted = self._config.cold_object_bytes
         at = self._unfit.get(shard.id, 0)

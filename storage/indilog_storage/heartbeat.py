@@ -16,7 +16,7 @@ HEARTBEATS: Final = 4
 """Heartbeats in the time after which a storage node counts as lost."""
 
 
-class Heartbeat:
+class StorageHeartbeat:
     """Sends heartbeats to the primary, where the view lets shards move (`View.moves_shards`). Sends
     index nodes and aggregators the placement once it differs from the first one.
     """

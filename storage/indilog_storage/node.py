@@ -69,7 +69,7 @@ from indilog_storage.checkpoint import Covered, checkpoint_of, restore
 from indilog_storage.cold_tier import ColdObjectsKept, ColdTier
 from indilog_storage.discarded import answer_discarded
 from indilog_storage.disk_care import DiskCare
-from indilog_storage.heartbeat import Heartbeat
+from indilog_storage.heartbeat import StorageHeartbeat
 from indilog_storage.history import HistoryFetch, history_for
 from indilog_storage.index_data import (
     IndexPage,
@@ -144,7 +144,7 @@ class StorageNode:
         cold = ColdTier(self._cold, self._moved, self._ordering, self._covered, config.node)
         floors = self._ordering.floors
         self._care = DiskCare(self._moved, floors, cold, config.node)
-        self._heartbeat = Heartbeat(self._moved, self._ordering, config.node)
+        self._heartbeat = StorageHeartbeat(self._moved, self._ordering, config.node)
         self._disk_full_notifier = DiskFullNotifier(views[-1].engines)
         self._blocks: list[IndexBlock] = []
         self._journal = OrderingJournal()

@@ -96,10 +96,10 @@ class Recovery:
     ) -> None:
         """Replay a batch of records, which usually continues the records before it.
 
-        There are two exceptions. Within the records of one writer a gap is possible: the newest
-        batch was damaged and taken for a torn tail, and the metalog then showed the replica that
-        records were missing (decision 0009). And the records may be stored already: the writer
-        resent the batch while it was being written.
+        There are two exceptions. A gap within the records of one writer is possible (decision
+        0009): the newest batch was damaged and taken for a torn tail. The metalog then showed the
+        replica that records were missing. And the records may be stored already: the writer resent
+        the batch while it was being written.
         """
         if shard.replaces(first, epoch):
             shard.truncate(max(first, shard.ordered))

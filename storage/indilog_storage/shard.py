@@ -37,7 +37,7 @@ from indilog.kernel.records import RecordBatch
 from indilog.roles.role import Location
 from indilog_storage.batch_reads import FIRST_COLD_SEGMENT, DamagedBatch
 from indilog_storage.ordering import ShardHistory
-from indilog_storage.shard_parts import BatchRows, LocalRun, ShardColumns
+from indilog_storage.shard_parts import BatchRows, LocalBatches, ShardColumns
 
 _HOLE: Final = 0
 """The segment number of a row that is a hole: segments are numbered from 1."""
@@ -227,8 +227,8 @@ class Shard:
     def lose(self, damage: DamagedBatch) -> bool:
         """Make a hole of the lost part of a damaged batch; False: the loss is already known.
 
-        The only replica of a shard keeps two kinds of damaged batches: those with damage only in
-        the data of some records, and those that cannot be read now but perhaps later.
+        The only replica of a shard keeps two kinds of damaged batches: those in which only the data
+        of some records is damaged, and those that may be readable later.
         """
         if self.alone and not damage.readable:
             return False
@@ -487,7 +487,7 @@ class Shard:
 
     # --- cold storage
 
-    def local_run(self, localid: LocalId, end: LocalId, bytes_max: int) -> LocalRun | None:
+    def local_run(self, localid: LocalId, end: LocalId, bytes_max: int) -> LocalBatches | None:
         """Return the first batches in the journal from `localid` to `end`, about `bytes_max` bytes;
         None: there are none.
         """
@@ -506,7 +506,7 @@ class Shard:
         if not found:
             return None
         bounded = index < len(self._firsts) and not self._is_local_or_gone(index)
-        return LocalRun(found[0][0], self._end_of(index - 1), found, bounded)
+        return LocalBatches(found[0][0], self._end_of(index - 1), found, bounded)
 
     def _is_local_or_gone(self, index: int) -> bool:
         return _HOLE < self._segments[index] < _COLD or self._segments[index] == _GONE

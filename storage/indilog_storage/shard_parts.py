@@ -13,7 +13,7 @@ from indilog.base.ids import Epoch, LocalId
 from indilog.roles.role import Location
 
 
-class LocalRun(NamedTuple):
+class LocalBatches(NamedTuple):
     """Batches in the journal; only discarded batches lie between them.
 
     Attributes:

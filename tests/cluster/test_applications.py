@@ -98,7 +98,7 @@ async def run(
     assert killed
     failures = [run.all.failures for run in runs]
     assert any(failures), "the killed workers were running calls"
-    await application.settled(platform.url)
+    await application.settle(platform.url)
     _, faults = await checked(platform.url, application, lambda *_: None)
     return sum(run.requests for run in runs), faults
 
@@ -200,7 +200,7 @@ async def killed_amid_load(there: PlatformProcess, application: Travel | Media) 
 
 
 async def faults_after(there: PlatformProcess, application: Travel | Media) -> list[str]:
-    await application.settled(there.url)
+    await application.settle(there.url)
     _, faults = await checked(there.url, application, lambda *_: None)
     return faults
 

@@ -331,12 +331,12 @@ async def test_a_platform_killed_during_invocations_runs_each_to_one_outcome(
     """Kill -9 of all processes at once: each accepted invocation ends, with one lasting outcome."""
     accepted: dict[str, int] = {}
     rng = random.Random(7)
-    for life in range(3):
+    for start in range(3):
         with platform(tmp_path, *options) as up:
             async with http_client(up.url, timeout=60) as http:
-                if life == 0:
-                    await _deployed(http)
-                await _sent(http, up, accepted, life, rng)
+                if start == 0:
+                    await _deploy(http)
+                await _send(http, up, accepted, start, rng)
     with platform(tmp_path, *options) as up:
         async with (
             http_client(up.url, timeout=90) as http,
@@ -353,20 +353,20 @@ async def test_a_platform_killed_during_invocations_runs_each_to_one_outcome(
             assert again == list(reported), "an outcome does not change"
 
 
-async def _deployed(http: httpx.AsyncClient) -> None:
+async def _deploy(http: httpx.AsyncClient) -> None:
     headers = {"content-type": "text/x-python"}
     assert (await http.put("/apps/demo", content=APP, headers=headers)).status_code == 200
 
 
-async def _sent(
+async def _send(
     http: httpx.AsyncClient,
     up: PlatformProcess,
     accepted: dict[str, int],
-    life: int,
+    start: int,
     rng: random.Random,
 ) -> None:
     """Send invocations, at once and for later, then kill everything."""
-    for n in range(life * 100, life * 100 + 20):
+    for n in range(start * 100, start * 100 + 20):
         path = "/functions/demo/work?async=1"
         if n % 2:
             path += f"&delay={rng.random():.3f}"
@@ -410,7 +410,7 @@ async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
             http_client(other, timeout=60) as there,
             indilog.connect(other) as client,
         ):
-            await _deployed(http)
+            await _deploy(http)
             sent = await http.post("/functions/demo/first_waits?async=1", json={"n": 1})
             log = client.log("runs")
             first = await log.read_next("n:1", wait=30)

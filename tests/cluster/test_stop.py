@@ -27,7 +27,7 @@ async def nap(ctx: indilog.Context) -> None:
 '''
 
 
-async def interrupted(running: PlatformProcess) -> tuple[httpx.Response, httpx.Response, str]:
+async def interrupt(running: PlatformProcess) -> tuple[httpx.Response, httpx.Response, str]:
     """Stop the platform during a call and a read; return both answers and the platform's log."""
     async with http_client(running.url, timeout=60) as http:
         deployed = await http.post("/apps", json={"sources": {"slow.py": APP}})
@@ -45,7 +45,7 @@ def test_ctrl_c_answers_every_caller_with_problem_details_and_logs_no_traceback(
     tmp_path: Path,
 ) -> None:
     with platform(tmp_path) as running:
-        call, read, logged = asyncio.run(interrupted(running))
+        call, read, logged = asyncio.run(interrupt(running))
     for answer, retryable in ((call, False), (read, True)):
         assert answer.status_code == 503
         assert answer.headers["content-type"] == "application/problem+json"
@@ -55,7 +55,7 @@ def test_ctrl_c_answers_every_caller_with_problem_details_and_logs_no_traceback(
     assert "ASGI" not in logged
 
 
-async def killed(running: PlatformProcess) -> tuple[object, ...]:
+async def kill(running: PlatformProcess) -> tuple[object, ...]:
     """Kill the platform during a call and a read; return the errors that both clients get."""
     async with indilog.connect(running.url) as client:
         await client.deploy({"slow.py": APP})
@@ -72,7 +72,7 @@ async def killed(running: PlatformProcess) -> tuple[object, ...]:
 
 def test_when_its_compute_node_dies_a_client_learns_what_it_may_repeat(tmp_path: Path) -> None:
     with platform(tmp_path, "--processes") as running:
-        call, read, later = asyncio.run(killed(running))
+        call, read, later = asyncio.run(kill(running))
     assert isinstance(call, indilog.CallOutcomeUnknownError)
     assert not call.retryable
     for nothing_done in (read, later):

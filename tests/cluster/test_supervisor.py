@@ -26,7 +26,7 @@ from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
 from indilog.runtime.cluster.supervisor import processes_config, supervised
 from tests.support.clients import http_client, token_headers
-from tests.support.engine_in_process import ENGINE, appended, engine_of
+from tests.support.engine_in_process import ENGINE, append_retrying, engine_of
 from tests.support.repeated import repeated
 
 pytestmark = pytest.mark.cluster
@@ -111,11 +111,17 @@ def test_a_killed_process_comes_back_and_nothing_is_lost(tmp_path: Path, node: s
         ):
             process = supervisor.processes[NodeId(node)]
             assert process.pid is not None
-            before = {await appended(log, b"before %d" % i): b"before %d" % i for i in range(20)}
+            before = {
+                await append_retrying(log, b"before %d" % i): b"before %d" % i for i in range(20)
+            }
             os.kill(process.pid, signal.SIGKILL)
-            during = {await appended(log, b"during %d" % i): b"during %d" % i for i in range(20)}
+            during = {
+                await append_retrying(log, b"during %d" % i): b"during %d" % i for i in range(20)
+            }
             await process.ready(restarts=1)
-            after = {await appended(log, b"after %d" % i): b"after %d" % i for i in range(20)}
+            after = {
+                await append_retrying(log, b"after %d" % i): b"after %d" % i for i in range(20)
+            }
             found = await all_data(log)
             assert (before | during | after).items() <= found.items()
             assert process.restarts == 1
@@ -193,8 +199,8 @@ def test_when_the_supervisor_is_killed_its_processes_continue_and_the_next_one_a
         first.kill()
         first.wait(DEADLINE_S)
         known = token_headers(url)
-        appended = httpx.post(f"{url}/logs/orders/records", json=record, headers=known)
-        assert appended.status_code == 201
+        append_retrying = httpx.post(f"{url}/logs/orders/records", json=record, headers=known)
+        assert append_retrying.status_code == 201
         os.kill(pids[0], signal.SIGKILL)  # no supervisor restarts it, until the next one starts
     with program(SUPERVISOR, tmp_path) as second:
         adopted, url_again = json.loads(line_of(second))

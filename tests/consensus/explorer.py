@@ -1,7 +1,7 @@
 """Two searches through the states of a few sequencers: all steps up to a depth, and random walks.
 
-The exhaustive search starts at some *situations*, because an election alone takes a dozen steps:
-from each it takes every possible step, in every order, up to a number of steps, and visits equal
+The exhaustive search starts at some *situations*, because an election alone takes a dozen steps.
+From each it takes every possible step, in every order, up to a number of steps. It visits equal
 states once. A walk takes random steps up to a great depth, with more faults.
 """
 

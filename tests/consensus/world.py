@@ -78,7 +78,7 @@ class Committed(NamedTuple):
 class Node(NamedTuple):
     """A node between two steps."""
 
-    life: int
+    incarnation: int
     disk: tuple[Frame, ...]
     machine: bytes
     question: Question | None = None
@@ -178,16 +178,16 @@ def lead(state: State, number: int) -> State:
 
 def restart(state: State, number: int, disk: tuple[Frame, ...], *, lost: bool = False) -> State:
     """Restart a node as a follower."""
-    before, life = state.nodes[number], state.term + 1
+    before, incarnation = state.nodes[number], state.term + 1
     count, voting = len(state.nodes), state.voting
     # A node that lost its disk knows the view in the metadata store; others may know an old one.
     installed = [one.entry for one in state.committed if _sequencers_in(one.entry) is not None]
     known = installed[-1] if installed and lost else b""
-    node = _started(count, number, life, disk, voting=voting, lost=lost, known=known)
+    node = _started(count, number, incarnation, disk, voting=voting, lost=lost, known=known)
     had = entries_of(before.disk) if lost else ()
     gone = {(entry.position, encoded(entry)) for entry in had}
     node = node._replace(lost=before.lost | gone)
-    return _replace(state, number, node)._replace(term=life)
+    return _replace(state, number, node)._replace(term=incarnation)
 
 
 def deliver(
@@ -320,7 +320,7 @@ def _taken(
                 effects.append(leader.append(_entry(core, proposal=0)))
             leader.invite(names(count))
         effects += core.replicate(now)
-        tokens = _perform(effects, count, number, node.life, out)
+        tokens = _perform(effects, count, number, node.incarnation, out)
         core.check_invariants()
         if not tokens:
             break
@@ -335,7 +335,7 @@ def _taken(
         if question is not None and leader.confirmed >= question.round:
             answered, question = question, None
     _rest(core)
-    done = Node(node.life, (*node.disk, *out.frames), _pickled(core), question, node.lost)
+    done = Node(node.incarnation, (*node.disk, *out.frames), _pickled(core), question, node.lost)
     early, late = tuple(out.early), tuple(out.late)
     return Taken(done, tuple(out.frames), early, late, view, answered)
 
@@ -348,7 +348,9 @@ class _Out(NamedTuple):
     late: list[Letter]
 
 
-def _perform(effects: list[Effect], count: int, number: int, life: int, out: _Out) -> list[int]:
+def _perform(
+    effects: list[Effect], count: int, number: int, incarnation: int, out: _Out
+) -> list[int]:
     """Add the messages and frames of effects to `out`; return the tokens of the frames."""
     tokens: list[int] = []
     for effect in effects:
@@ -357,7 +359,9 @@ def _perform(effects: list[Effect], count: int, number: int, life: int, out: _Ou
                 out.frames.append(Frame(kind, payload))
                 tokens.append(token)
             case Send(to, message):
-                letter = Letter(number, names(count).index(to), life, _encoder.encode(message))
+                letter = Letter(
+                    number, names(count).index(to), incarnation, _encoder.encode(message)
+                )
                 (out.late if message.promises else out.early).append(letter)
             case Ignore():
                 pass
@@ -380,26 +384,26 @@ def _rest(core: Consensus) -> None:
 def _started(
     count: int,
     number: int,
-    life: int,
+    incarnation: int,
     disk: tuple[Frame, ...],
     *,
     voting: int,
     lost: bool,
     known: bytes = b"",
 ) -> Node:
-    core = _recovered(count, number, life, disk, voting=voting, lost=lost, known=known)
+    core = _recovered(count, number, incarnation, disk, voting=voting, lost=lost, known=known)
     frames: list[Frame] = []
     for effect in core.begin():
         assert isinstance(effect, Persist)
         frames.append(Frame(effect.kind, effect.payload))
         core.member.metalog.on_persisted(effect.token)
-    return Node(life, (*disk, *frames), _pickled(core))
+    return Node(incarnation, (*disk, *frames), _pickled(core))
 
 
 def _recovered(
     count: int,
     number: int,
-    life: int,
+    incarnation: int,
     disk: tuple[Frame, ...],
     *,
     voting: int,
@@ -415,7 +419,7 @@ def _recovered(
     entry = decode_entry(known) if known else None
     view = entry.following if isinstance(entry, NewView) else first_view(voting)
     config = CHANGING if count > voting else CONFIG
-    return Consensus(names(count)[number], view, metalog, Epoch(life), config)
+    return Consensus(names(count)[number], view, metalog, Epoch(incarnation), config)
 
 
 def _pickled(core: Consensus) -> bytes:

@@ -139,10 +139,10 @@ async def over_grpc(directory: Path) -> AsyncIterator[LogSource]:
 @functools.cache
 def running_platform(*options: str) -> PlatformProcess:
     """Start a platform once for all tests of this process; it ends with the process."""
-    life = contextlib.ExitStack()
-    directory = life.enter_context(tempfile.TemporaryDirectory(prefix="indilog-contract-"))
-    running = life.enter_context(platform(Path(directory), *options))
-    atexit.register(life.close)
+    until_exit = contextlib.ExitStack()
+    directory = until_exit.enter_context(tempfile.TemporaryDirectory(prefix="indilog-contract-"))
+    running = until_exit.enter_context(platform(Path(directory), *options))
+    atexit.register(until_exit.close)
     return running
 
 

@@ -12,7 +12,7 @@ from indilog.base.errors import NotReadyError
 from indilog.runtime.cluster.assembly import embedded
 from indilog_pipeline.log_image import LogImage
 from indilog_pipeline.record_batches import Filter, read_records
-from tests.support.cold_storage import check, configured, figures, moved, reached
+from tests.support.cold_storage import check, configured, figures, move_records, wait_for
 from tests.support.s3_server import S3Server, s3_running
 
 
@@ -34,7 +34,7 @@ def test_records_in_a_bucket_are_read_trimmed_and_found_by_other_programs(
     async def story() -> None:
         async with embedded(config) as platform:
             log = platform.logs.log("orders")
-            records = await moved(platform, log)
+            records = await move_records(platform, log)
             await check(log, records)
             assert len(server.objects()) > 5
         async with embedded(config) as platform:
@@ -45,8 +45,8 @@ def test_records_in_a_bucket_are_read_trimmed_and_found_by_other_programs(
             data = [one for batch in batches for one in batch.column(0).to_pylist()]
             assert data == [records[seqnum].data for seqnum in sorted(records)]
             await log.trim(max(records) + 1)
-            await reached(lambda: figures(platform, "cold_objects") == 0)
-            await reached(lambda: figures(platform, "cold_deleted_objects") > 5)
+            await wait_for(lambda: figures(platform, "cold_objects") == 0)
+            await wait_for(lambda: figures(platform, "cold_deleted_objects") > 5)
             assert len(server.objects()) <= 1, "at most one that is being made"
 
     uvloop.run(story())
@@ -60,7 +60,7 @@ def test_a_server_that_is_down_is_a_retryable_error_in_time(
     async def story() -> None:
         async with embedded(config) as platform:
             log = platform.logs.log("orders")
-            records = await moved(platform, log)
+            records = await move_records(platform, log)
         server.stop()
         async with embedded(config) as platform:
             log = platform.logs.log("orders")

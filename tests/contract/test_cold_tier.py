@@ -30,10 +30,10 @@ from tests.support.cold_storage import (
     configured,
     everything,
     figures,
-    filled,
-    moved,
+    fill,
+    move_records,
     objects,
-    reached,
+    wait_for,
 )
 
 
@@ -41,13 +41,13 @@ def test_moved_records_are_read_like_all_others_also_after_a_restart(tmp_path: P
     async def story() -> None:
         async with embedded(configured(tmp_path)) as platform:
             log = platform.logs.log("orders")
-            records = await moved(platform, log)
+            records = await move_records(platform, log)
             assert figures(platform, "cold_objects") > 5
             await check(log, records)
             assert figures(platform, "cold_reads") > 0
         async with embedded(configured(tmp_path)) as platform:
             await check(platform.logs.log("orders"), records)
-            await reached(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
+            await wait_for(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
 
     uvloop.run(story())
 
@@ -72,8 +72,8 @@ def test_a_stop_waits_for_an_object_that_is_being_written_as_long_as_for_a_read(
 
     async def story() -> None:
         async with embedded(config) as platform:
-            await filled(platform.logs.log("orders"))
-            await reached(begun.is_set)
+            await fill(platform.logs.log("orders"))
+            await wait_for(begun.is_set)
             if answers:
                 asyncio.get_running_loop().call_later(0.1, may_end.set)
         assert ended.is_set() == answers
@@ -104,8 +104,8 @@ def test_a_page_continues_when_its_next_batch_moves_while_cold_storage_is_slow(
     async def story() -> None:
         async with embedded(config) as platform:
             log = platform.logs.log("orders")
-            records = await filled(log)
-            await reached(lambda: figures(platform, "cold_objects") > 2)
+            records = await fill(log)
+            await wait_for(lambda: figures(platform, "cold_objects") > 2)
             edge = int(objects(tmp_path)[-1].name.split("-")[2])
             expected = sorted(records)[edge - 6 * RECORDS : edge + RECORDS]
             (storage,) = (r for r in platform.shell.roles.values() if isinstance(r, StorageNode))
@@ -113,10 +113,10 @@ def test_a_page_continues_when_its_next_batch_moves_while_cold_storage_is_slow(
             last = shard.location_of(edge)
             assert last is not None
             page = asyncio.create_task(log.read_range(bound=expected[0], limit=len(expected)))
-            await reached(lambda: figures(platform, "cold_reads") > 0)
+            await wait_for(lambda: figures(platform, "cold_reads") > 0)
             async with asyncio.timeout(60):
                 while platform.shell._journal.read(last) is not None:
-                    await filled(log, 1)
+                    await fill(log, 1)
             may_read.set()
             assert [record.seqnum for record in await page] == expected
             assert not platform.shell.metrics.ignored.get("a record batch on disk is damaged")
@@ -138,9 +138,9 @@ def test_moved_records_leave_the_local_disk(tmp_path: Path) -> None:
     async def story() -> None:
         async with embedded(configured(tmp_path)) as platform:
             log = platform.logs.log("orders")
-            records = await moved(platform, log)
+            records = await move_records(platform, log)
             total = sum(len(entry.data) for entry in records.values())
-            await reached(lambda: on_disk() < 3 * MIB)
+            await wait_for(lambda: on_disk() < 3 * MIB)
             assert total > 2 * on_disk() - 2 * MIB
             await check(log, records)
         async with embedded(configured(tmp_path)) as platform:
@@ -152,7 +152,7 @@ def test_moved_records_leave_the_local_disk(tmp_path: Path) -> None:
 def test_programs_that_read_the_directory_see_moved_records(tmp_path: Path) -> None:
     async def story() -> dict[SeqNum, Entry]:
         async with embedded(configured(tmp_path)) as platform:
-            records = await moved(platform, platform.logs.log("orders"))
+            records = await move_records(platform, platform.logs.log("orders"))
             assert image_of(tmp_path) == {s: entry.data for s, entry in records.items()}
             return records
 
@@ -174,13 +174,13 @@ def test_an_object_is_deleted_when_all_its_records_are_trimmed(tmp_path: Path) -
     async def story() -> None:
         async with embedded(configured(tmp_path)) as platform:
             log = platform.logs.log("orders")
-            records = await moved(platform, log)
+            records = await move_records(platform, log)
             seqnums = sorted(records)
             middle = seqnums[len(seqnums) // 2]
             before = len(objects(tmp_path))
             await log.trim(middle)
             left = {seqnum: entry for seqnum, entry in records.items() if seqnum >= middle}
-            await reached(lambda: figures(platform, "cold_deleted_objects") > before // 4)
+            await wait_for(lambda: figures(platform, "cold_deleted_objects") > before // 4)
             with pytest.raises(TrimmedError):
                 await log.read_next(bound=0)
             assert [s for s, _ in await everything(log, middle)] == sorted(left)
@@ -189,8 +189,8 @@ def test_an_object_is_deleted_when_all_its_records_are_trimmed(tmp_path: Path) -
                 await log.trim(seqnums[-1] + 1, tag=f"tag-{tag}")
             for tag in range(1, RECORDS + 1):
                 await log.trim(seqnums[-1] + 1, tag=tag)
-            await reached(lambda: not objects(tmp_path))
-            await reached(lambda: figures(platform, "cold_objects") == 0)
+            await wait_for(lambda: not objects(tmp_path))
+            await wait_for(lambda: figures(platform, "cold_objects") == 0)
         async with embedded(configured(tmp_path)) as platform:
             with pytest.raises(TrimmedError):
                 await platform.logs.log("orders").read_next("tag-1", bound=0)
@@ -201,13 +201,13 @@ def test_an_object_is_deleted_when_all_its_records_are_trimmed(tmp_path: Path) -
 def test_objects_that_no_note_names_are_deleted_at_the_start(tmp_path: Path) -> None:
     async def story() -> None:
         async with embedded(configured(tmp_path)) as platform:
-            records = await moved(platform, platform.logs.log("orders"))
+            records = await move_records(platform, platform.logs.log("orders"))
         noted = objects(tmp_path)
         stray = noted[0].with_name("0000000999-0-10-01234567.parquet")
         stray.write_bytes(noted[0].read_bytes())
         async with embedded(configured(tmp_path)) as platform:
-            await reached(lambda: not stray.exists())
-            await reached(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
+            await wait_for(lambda: not stray.exists())
+            await wait_for(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
             await check(platform.logs.log("orders"), records)
 
     uvloop.run(story())
@@ -217,7 +217,7 @@ def test_a_missing_or_damaged_object_is_a_loss_of_its_records_only(tmp_path: Pat
     async def story() -> None:
         async with embedded(configured(tmp_path)) as platform:
             log = platform.logs.log("orders")
-            records = await moved(platform, log)
+            records = await move_records(platform, log)
             by_first = sorted(objects(tmp_path), key=lambda path: int(path.stem.split("-")[1]))
             gone, damaged = by_first[1], by_first[3]
             content = gone.read_bytes()
@@ -252,26 +252,26 @@ def test_an_object_that_one_replica_lost_is_read_from_another_and_repaired(tmp_p
     async def story() -> None:
         async with embedded(configured(tmp_path, replicas=2)) as platform:
             log = platform.logs.log("orders")
-            records = await moved(platform, log, 4 * MIB)
+            records = await move_records(platform, log, 4 * MIB)
         broken = [path for path in objects(tmp_path) if "storage-1-" in str(path)]
         for path in broken[:3]:
             path.write_bytes(path.read_bytes()[:-100])
         async with embedded(configured(tmp_path, replicas=2)) as platform:
             await check(platform.logs.log("orders"), records)
             await check(platform.logs.log("orders"), records)
-            await reached(lambda: figures(platform, "missing_records") == 0)
+            await wait_for(lambda: figures(platform, "missing_records") == 0)
             assert figures(platform, "repaired_records") > 0
 
     uvloop.run(story())
 
 
-def test_a_store_that_is_away_is_one_clear_retryable_error_and_all_else_goes_on(
+def test_a_store_that_is_away_is_one_clear_retryable_error_and_all_else_continues(
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
         async with embedded(configured(tmp_path)) as platform:
             log = platform.logs.log("orders")
-            records = await moved(platform, log)
+            records = await move_records(platform, log)
             seqnums = sorted(records)
         away = tmp_path / "away"
         (tmp_path / "cold").rename(away)
@@ -283,7 +283,7 @@ def test_a_store_that_is_away_is_one_clear_retryable_error_and_all_else_goes_on(
             record = await log.read_prev("tag-1")
             assert record is not None
             assert record.seqnum == new
-            records.update(await filled(log, 5, 99))
+            records.update(await fill(log, 5, 99))
             assert await log.read_next(bound=max(records)) is not None
             assert not (tmp_path / "cold").exists(), "nothing is written where nothing is mounted"
             away.rename(tmp_path / "cold")
@@ -296,7 +296,7 @@ def test_a_store_that_is_away_is_one_clear_retryable_error_and_all_else_goes_on(
 def test_another_place_is_refused_while_old_records_are_in_the_first(tmp_path: Path) -> None:
     async def story() -> None:
         async with embedded(configured(tmp_path)) as platform:
-            records = await moved(platform, platform.logs.log("orders"))
+            records = await move_records(platform, platform.logs.log("orders"))
         with pytest.raises(ConfigError, match="cold_place is"):
             async with embedded(configured(tmp_path, place=tmp_path / "other")):
                 pass
@@ -313,7 +313,7 @@ def test_the_records_of_other_processes_are_never_in_the_same_folder(tmp_path: P
         for name in ("one", "two"):
             config = configured(tmp_path / name, place=tmp_path / "cold")
             async with embedded(config) as platform:
-                await moved(platform, platform.logs.log("orders"))
+                await move_records(platform, platform.logs.log("orders"))
         assert len(list((tmp_path / "cold").glob(f"{MARKER}-*"))) == 2
 
     uvloop.run(story())

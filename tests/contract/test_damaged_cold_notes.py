@@ -23,10 +23,10 @@ from tests.support.cold_storage import (
     check,
     configured,
     figures,
-    filled,
-    moved,
+    fill,
+    move_records,
     objects,
-    reached,
+    wait_for,
 )
 
 
@@ -42,17 +42,17 @@ def copy(data: Path, to: Path) -> None:
     raise AssertionError("files were replaced during each copy")
 
 
-async def killed(directory: Path) -> tuple[dict[SeqNum, Entry], set[Path]]:
+async def leave_killed(directory: Path) -> tuple[dict[SeqNum, Entry], set[Path]]:
     """Leave a data directory as a kill leaves it, after moves; return records and objects."""
     async with embedded(configured(directory)) as platform:
         log = platform.logs.log("orders")
-        records = await moved(platform, log)
+        records = await move_records(platform, log)
         for seed in itertools.count(40):
             copy(directory / "data", directory / "copy")
             if notes_in(directory / "copy" / "journal"):
                 break
             shutil.rmtree(directory / "copy")  # a checkpoint has all notes
-            records.update(await filled(log, 1, seed))
+            records.update(await fill(log, 1, seed))
             await asyncio.sleep(0.02)
         kept = set(objects(directory))
     shutil.rmtree(directory / "data")
@@ -88,13 +88,13 @@ def damage(path: Path, offset: int) -> None:
 
 def test_a_start_notes_objects_again_whose_notes_are_damaged(tmp_path: Path) -> None:
     async def story() -> None:
-        records, kept = await killed(tmp_path)
+        records, kept = await leave_killed(tmp_path)
         notes = notes_in(tmp_path / "data" / "journal")
         assert notes
         for path, offset in notes:
             damage(path, offset)
         async with embedded(configured(tmp_path)) as platform:
-            await reached(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
+            await wait_for(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
             assert set(objects(tmp_path)) >= kept, "an object without a note is not deleted"
             await check(platform.logs.log("orders"), records)
         async with embedded(configured(tmp_path)) as platform:
@@ -105,7 +105,7 @@ def test_a_start_notes_objects_again_whose_notes_are_damaged(tmp_path: Path) -> 
 
 def test_a_damaged_file_of_the_place_is_refused_in_one_sentence(tmp_path: Path) -> None:
     async def story() -> None:
-        records, _ = await killed(tmp_path)
+        records, _ = await leave_killed(tmp_path)
         path = tmp_path / "data" / "journal" / "COLD"
         content = path.read_bytes()
         path.write_bytes(content[:-3] + b"x" + content[-2:])

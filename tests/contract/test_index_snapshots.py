@@ -60,7 +60,7 @@ async def check(log: Log, rounds: int) -> None:
     assert await log.read_next("never", 0) is None
 
 
-async def snapshots_opened(platform: Platform) -> None:
+async def wait_for_loaded_snapshots(platform: Platform) -> None:
     """Wait until all index nodes have loaded the snapshots of an earlier start."""
     async with asyncio.timeout(60):
         while not all(node.status()["snapshot_rows"] for node in index_nodes(platform)):
@@ -68,7 +68,7 @@ async def snapshots_opened(platform: Platform) -> None:
     assert not any(node.status()["snapshots_written"] for node in index_nodes(platform))
 
 
-async def snapshots_written(platform: Platform) -> None:
+async def wait_for_written_snapshots(platform: Platform) -> None:
     """Wait until every index node has written a snapshot."""
     async with asyncio.timeout(60):
         while not all(node.status()["snapshots_written"] for node in index_nodes(platform)):
@@ -83,9 +83,9 @@ def test_an_index_that_does_not_fit_in_memory_is_complete_before_and_after_resta
             async with embedded(config_in(tmp_path)) as platform:
                 log = platform.logs.log("orders")
                 if starts > 1:
-                    await snapshots_opened(platform)
+                    await wait_for_loaded_snapshots(platform)
                 await append_round(log, starts - 1)
-                await snapshots_written(platform)
+                await wait_for_written_snapshots(platform)
                 await check(log, starts)
                 for node in index_nodes(platform):
                     status = node.status()
@@ -102,7 +102,7 @@ def test_a_platform_that_lost_snapshots_rebuilds_its_index_from_storage(
     async def story() -> None:
         async with embedded(config_in(tmp_path)) as platform:
             await append_round(platform.logs.log("orders"), 0)
-            await snapshots_written(platform)
+            await wait_for_written_snapshots(platform)
         for node in ("index-0-0", "index-1-0"):
             files = snapshot_files(tmp_path / "snapshots" / node)
             assert files
@@ -145,13 +145,13 @@ def test_trimmed_records_stay_trimmed_although_snapshots_contain_them(tmp_path: 
         async with embedded(config_in(tmp_path)) as platform:
             log = platform.logs.log("orders")
             await append_round(log, 0)
-            await snapshots_written(platform)
+            await wait_for_written_snapshots(platform)
             assert [r.seqnum for r in await log.read_range(limit=ROUND)] == list(range(ROUND))
             await log.trim(until)
             await log.trim(of_tag, tag=3)
             await check_trimmed(log, until, of_tag)
         async with embedded(config_in(tmp_path)) as platform:
-            await snapshots_opened(platform)
+            await wait_for_loaded_snapshots(platform)
             log = platform.logs.log("orders")
             await check_trimmed(log, until, of_tag)
             before = sum(node.status()["snapshot_rows"] for node in index_nodes(platform))
@@ -159,7 +159,7 @@ def test_trimmed_records_stay_trimmed_although_snapshots_contain_them(tmp_path: 
             await log.trim(ROUND)
             for n in range(WAVE):
                 await log.append(b"%d" % n, tags=["after"])
-            await snapshots_written(platform)
+            await wait_for_written_snapshots(platform)
             after = sum(node.status()["snapshot_rows"] for node in index_nodes(platform))
             assert after < before / 2, "rows of trimmed records are removed from the disk"
             assert len(await log.read_range(tag="after", bound=ROUND, limit=1000)) == WAVE

@@ -50,14 +50,14 @@ async def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
 pytestmark = pytest.mark.asyncio
 
 
-async def created(session: object, key: str, value: bytes = b"") -> int:
+async def create(session: object, key: str, value: bytes = b"") -> int:
     assert isinstance(session, HeartbeatSession)
     outcome = await session.create(key, value)
     assert isinstance(outcome, Written)
     return outcome.version
 
 
-async def absent(store: MetadataStore, key: str) -> None:
+async def wait_until_absent(store: MetadataStore, key: str) -> None:
     """Wait until the key does not exist."""
     version = 0
     while True:
@@ -72,7 +72,7 @@ async def absent(store: MetadataStore, key: str) -> None:
 async def test_an_ephemeral_key_vanishes_when_its_session_is_closed(place: Place) -> None:
     store, other = await place.client(), await place.client()
     session = await store.session(LONG_S)
-    version = await created(session, "nodes/a", b"here")
+    version = await create(session, "nodes/a", b"here")
     listing = await other.list_keys("nodes/")
     assert listing.items == {"nodes/a": Versioned(b"here", version)}
     watch = asyncio.create_task(other.watch("nodes/a", after=version))
@@ -89,8 +89,8 @@ async def test_an_ephemeral_key_vanishes_when_its_session_is_closed(place: Place
 async def test_other_keys_and_other_sessions_stay(place: Place) -> None:
     store = await place.client()
     ending, staying = await store.session(LONG_S), await store.session(LONG_S)
-    await created(ending, "nodes/a")
-    await created(staying, "nodes/b")
+    await create(ending, "nodes/a")
+    await create(staying, "nodes/b")
     assert isinstance(await ending.compare_and_set("kept", b"", expected_version=0), Written)
     await ending.close()
     assert set((await store.list_keys("nodes/")).items) == {"nodes/b"}
@@ -114,7 +114,7 @@ async def test_an_ephemeral_key_is_created_once(place: Place) -> None:
 async def test_an_ephemeral_key_stays_ephemeral_when_it_is_set(place: Place) -> None:
     store = await place.client()
     session = await store.session(LONG_S)
-    version = await created(session, "leader", b"one")
+    version = await create(session, "leader", b"one")
     second = await session.compare_and_set("leader", b"two", expected_version=version)
     assert isinstance(second, Written)
     assert await store.get("leader") == Versioned(b"two", second.version)
@@ -127,10 +127,10 @@ async def test_an_ephemeral_key_stays_ephemeral_when_it_is_set(place: Place) -> 
 async def test_an_ephemeral_key_can_be_given_up(place: Place) -> None:
     store = await place.client()
     session = await store.session(LONG_S)
-    version = await created(session, "leader")
+    version = await create(session, "leader")
     assert await session.delete("leader", expected_version=version + 1) == Conflict(version)
     assert await session.delete("leader", expected_version=version) == Deleted()
-    assert await created(session, "leader") > version
+    assert await create(session, "leader") > version
     await session.close()
 
 
@@ -140,10 +140,10 @@ async def test_a_new_holder_has_a_greater_version_than_every_earlier_one(place: 
     versions = []
     for _ in range(2):
         session = await store.session(LONG_S)
-        versions.append(await created(session, "leader", b"x"))
+        versions.append(await create(session, "leader", b"x"))
         await session.close()
     last = await store.session(LONG_S)
-    versions.append(await created(last, "leader", b"x"))
+    versions.append(await create(last, "leader", b"x"))
     assert versions == sorted(set(versions))
     for late in versions[:2]:
         outcome = await store.compare_and_set("leader", b"late", expected_version=late)
@@ -154,9 +154,9 @@ async def test_a_new_holder_has_a_greater_version_than_every_earlier_one(place: 
 async def test_after_its_end_every_use_of_a_session_raises(place: Place) -> None:
     store = await place.client()
     session = await store.session(LONG_S)
-    version = await created(session, "leader")
+    version = await create(session, "leader")
     await session.close()
-    await session.expired()
+    await session.wait_until_expired()
     with pytest.raises(SessionExpiredError, match="is over"):
         session.check()
     for use in (
@@ -174,22 +174,22 @@ async def test_a_session_whose_heartbeats_are_unanswered_ends_and_its_key_vanish
 ) -> None:
     store, other = await place.client(), await place.client()
     session = await store.session(SHORT_S)
-    await created(session, "leader")
+    await create(session, "leader")
 
     async def unanswered() -> bool:
         raise QuorumUnavailableError("cut off")
 
     monkeypatch.setattr(session, "_heartbeat", unanswered)
-    await session.expired()
+    await session.wait_until_expired()
     with pytest.raises(SessionExpiredError):
         session.check()
-    await absent(other, "leader")
+    await wait_until_absent(other, "leader")
 
 
 async def test_a_session_outlives_its_time_by_heartbeats(place: Place) -> None:
     store = await place.client()
     session = await store.session(9.0)
-    version = await created(session, "leader")
+    version = await create(session, "leader")
     await asyncio.sleep(9.5)  # the passing of time is what is tested
     session.check()
     assert await store.get("leader") == Versioned(b"", version)
@@ -218,7 +218,7 @@ async def holder(place: Place, ttl_s: float) -> AsyncIterator[asyncio.subprocess
         await process.communicate()
 
 
-async def asked(process: asyncio.subprocess.Process) -> str:
+async def ask(process: asyncio.subprocess.Process) -> str:
     """Return the answer of a holder about its session."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -233,7 +233,7 @@ async def test_the_key_of_a_killed_process_vanishes(elsewhere: Place) -> None:
     async with holder(elsewhere, 5.0) as process:
         assert await store.get("d/leader") is not None
         process.kill()
-        await absent(store, "d/leader")
+        await wait_until_absent(store, "d/leader")
     await staying.close()
 
 
@@ -245,11 +245,11 @@ async def test_a_process_that_was_paused_does_not_believe_that_it_holds_its_key(
         held = await store.get("d/leader")
         assert held is not None
         os.kill(process.pid, signal.SIGSTOP)
-        await absent(store, "d/leader")
+        await wait_until_absent(store, "d/leader")
         session = await store.session(LONG_S)
-        assert await created(session, "d/leader", b"next") > held.version
+        assert await create(session, "d/leader", b"next") > held.version
         os.kill(process.pid, signal.SIGCONT)
-        assert await asked(process) == "knows refused"
+        assert await ask(process) == "knows refused"
         assert await store.get("d/fenced") is None
         assert (await store.get("d/leader") or held).value == b"next"
         await session.close()
@@ -258,7 +258,7 @@ async def test_a_process_that_was_paused_does_not_believe_that_it_holds_its_key(
 async def test_a_session_survives_a_store_that_is_away_for_a_short_time(elsewhere: Place) -> None:
     store = await elsewhere.client()
     session = await store.session(LONG_S)
-    version = await created(session, "leader", b"here")
+    version = await create(session, "leader", b"here")
     watch = asyncio.create_task(store.watch("leader", after=version))
     await store.get("leader")
     await elsewhere.away()
@@ -299,13 +299,13 @@ async def test_while_the_store_is_away_requests_fail_in_time_and_later_ones_succ
 async def test_a_session_ends_for_its_owner_while_the_store_is_away(elsewhere: Place) -> None:
     store = await elsewhere.client(node_config(metadata_timeout_s=2.0))
     session = await store.session(SHORT_S)
-    await created(session, "leader")
+    await create(session, "leader")
     await elsewhere.away()
-    await session.expired()
+    await session.wait_until_expired()
     with pytest.raises(SessionExpiredError):
         session.check()
     await elsewhere.back()
-    await absent(await elsewhere.client(), "leader")
+    await wait_until_absent(await elsewhere.client(), "leader")
 
 
 async def test_the_number_of_sessions_is_bounded(tmp_path: Path) -> None:

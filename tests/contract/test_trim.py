@@ -25,14 +25,14 @@ async def floor_of_error(read: object) -> int:
     return raised.value.first_seqnum
 
 
-async def filled(log: Log, count: int = 10) -> list[int]:
+async def fill(log: Log, count: int = 10) -> list[int]:
     """Append records with the tags `all` and, every other one, `odd`."""
     entries = [Entry(b"%d" % n, ["all", "odd"] if n % 2 else ["all"]) for n in range(count)]
     return await log.append_batch(entries)
 
 
 async def test_below_a_logs_floor_every_read_raises_a_trimmed_error(log: Log) -> None:
-    seqnums = await filled(log)
+    seqnums = await fill(log)
     until = seqnums[6]
     await log.trim(until)
     for tag in (None, "all", "odd", "never"):
@@ -50,7 +50,7 @@ async def test_below_a_logs_floor_every_read_raises_a_trimmed_error(log: Log) ->
 
 
 async def test_a_trimmed_tag_leaves_other_tags_and_the_log_readable(log: Log) -> None:
-    seqnums = await filled(log)
+    seqnums = await fill(log)
     until = seqnums[6]
     await log.trim(until, tag="odd")
     assert await floor_of_error(log.read_next("odd", 0)) == until
@@ -104,7 +104,7 @@ async def test_read_prev_without_a_match_above_a_floor_raises_a_trimmed_error(lo
 
 
 async def test_a_completely_trimmed_log_accepts_further_appends(log: Log) -> None:
-    await filled(log)
+    await fill(log)
     tail = await log.tail()
     await log.trim(tail)
     assert await log.read_range(None, tail) == []
@@ -115,7 +115,7 @@ async def test_a_completely_trimmed_log_accepts_further_appends(log: Log) -> Non
 
 
 async def test_a_floor_never_decreases(log: Log) -> None:
-    seqnums = await filled(log)
+    seqnums = await fill(log)
     await log.trim(seqnums[5])
     await log.trim(seqnums[2])
     await log.trim(0)
@@ -126,7 +126,7 @@ async def test_a_floor_never_decreases(log: Log) -> None:
 
 
 async def test_trimming_beyond_the_tail_is_refused_in_a_sentence(log: Log) -> None:
-    await filled(log)
+    await fill(log)
     for until in (await log.tail() + 1_000_000, MAX_SEQNUM):
         for tag in (None, "all"):
             with pytest.raises(ValueError, match="the log ends at"):
@@ -141,7 +141,7 @@ async def test_trimming_beyond_the_tail_is_refused_in_a_sentence(log: Log) -> No
 async def test_a_trim_does_not_touch_another_log(log: Log, logs: LogSource) -> None:
     other = logs.log(log.name + "-other", Session())
     theirs = await other.append(b"theirs", tags=["all"])
-    await filled(log)
+    await fill(log)
     await log.trim(await log.tail())
     await log.trim(await log.tail(), tag="all")
     assert data_of(await other.read_range("all", 0)) == [b"theirs"]
@@ -152,7 +152,7 @@ async def test_a_trim_does_not_touch_another_log(log: Log, logs: LogSource) -> N
 
 
 async def test_other_sessions_see_a_trim(log: Log, session_of: Callable[[], Log]) -> None:
-    seqnums = await filled(log)
+    seqnums = await fill(log)
     other = session_of()
     await other.read_next("all")
     await log.trim(seqnums[3], tag="all")
@@ -164,7 +164,7 @@ async def test_other_sessions_see_a_trim(log: Log, session_of: Callable[[], Log]
 
 
 async def test_a_subscription_below_the_floor_raises_a_trimmed_error(log: Log) -> None:
-    seqnums = await filled(log)
+    seqnums = await fill(log)
     await log.trim(seqnums[5])
     with pytest.raises(TrimmedError):
         await anext(log.subscribe("all", 0))
@@ -224,7 +224,7 @@ async def test_a_trim_survives_a_restart(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     async with kind.open(tmp_path) as logs:
         log = logs.log("orders", Session())
-        seqnums = await filled(log)
+        seqnums = await fill(log)
         await log.trim(seqnums[4])
         await log.trim(seqnums[6], tag="odd")
     async with kind.open(tmp_path) as logs:

@@ -1,9 +1,9 @@
 """Changes single places of the code and runs the tests that should notice each change:
 `python -m tests.mutations --seed 1 --count 100`.
 
-Each mutation is made in a private copy of the tree. Tests run from narrow to wide until one fails:
-those that import the mutated module, then those of its part (`PARTS`), then seeds of the simulation
-and the tests of what is built upon the part. A mutation that no test notices survives: it shows a
+Each mutation is made in a private copy of the tree. Tests run from narrow to wide until one fails.
+First come those that import the mutated module, then those of its part (`PARTS`), then seeds of the
+simulation and the tests of what uses the part. A mutation that no test notices survives: it shows a
 missing test, code that is not needed, or a change that no caller can observe.
 
 No library does this here: cosmic-ray and mutmut run one command for all modules, and the whole

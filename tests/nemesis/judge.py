@@ -13,7 +13,7 @@ from typing import Final
 from indilog_pipeline.log_image import NO_FILE, LogImage
 from tests.cluster.faults.test_log_image import records_in
 from tests.nemesis.load.log_load import LOG
-from tests.simulation.checkers import checked
+from tests.simulation.checkers import find_violations
 from tests.simulation.history import Evidence, Operation, Seen
 
 REPLICAS: Final = 3
@@ -49,7 +49,7 @@ def judged_log(
         subscribed={(engine, LOG): shown for engine, shown in subscribed.items()},
         stamps=stamps,
     )
-    return [f"{violation.check}: {violation.what}" for violation in checked(evidence)]
+    return [f"{violation.check}: {violation.what}" for violation in find_violations(evidence)]
 
 
 def _trimmed_elsewhere(operation: Operation, records: Mapping[int, object]) -> bool:

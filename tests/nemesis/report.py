@@ -10,7 +10,9 @@ from typing import Final
 from tests.nemesis.run import Outcome
 
 PAUSES: Final = 5
+"""Longest pauses that are printed."""
 VIOLATIONS: Final = 20
+"""First violations that are printed."""
 
 
 def tables(outcome: Outcome) -> Iterator[str]:
@@ -54,7 +56,7 @@ def _faults_during(outcome: Outcome, began_s: float, length_s: float) -> str:
 def write_evidence(outcome: Outcome, directory: Path) -> tuple[Path, Path]:
     """Write the history of the log and the log of faults; return both files."""
     history, faults = directory / "history.txt", directory / "faults.txt"
-    history.write_text("".join(f"{o.reported()}\n" for o in outcome.recorder.operations))
+    history.write_text("".join(f"{o.describe()}\n" for o in outcome.recorder.operations))
     faults.write_text("".join(f"{injected}\n" for injected in outcome.injected))
     return history, faults
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indilog.link.frames import FrameReader, frame_written
+from indilog.link.frames import FrameReader, write_frame
 from indilog.link.link_messages import Done, LinkMessage, LogAppend, Returned
 
 MESSAGES = st.one_of(
@@ -29,7 +29,7 @@ def test_any_cut_of_the_stream_yields_the_same_frames(
 ) -> None:
     stream = bytearray()
     for call, message in enumerate(messages):
-        frame_written(stream, call, message)
+        write_frame(stream, call, message)
     places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
     reader = FrameReader(4096)
     found = [

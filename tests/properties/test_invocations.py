@@ -1,5 +1,5 @@
-"""Invocations under any order of records, compared with a model that shares no code with the table;
-and a table restored from a checkpoint, compared with one that read the whole history.
+"""Invocations under any order of records, compared with a model that shares no code with the table.
+A table restored from a checkpoint equals one that read the whole history.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from indilog_compute.invocations.records import (
     DeclaredDead,
     Ended,
     Event,
+    ExecutorHeartbeat,
     Freed,
-    Heartbeat,
 )
 
 LIMITS = TableLimits(50.0, 4, 4, 10_000, 1.0, 4.0)
@@ -52,7 +52,7 @@ EVENTS = st.one_of(
     st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(Freed, EXECUTORS, IDS, is_lost=st.booleans()),
     st.builds(Ended, EXECUTORS, IDS, st.just(0), st.sampled_from([b"1", b"2"])),
-    st.builds(Heartbeat, EXECUTORS),
+    st.builds(ExecutorHeartbeat, EXECUTORS),
     st.builds(DeclaredDead, EXECUTORS, st.integers(0, 40), EXECUTORS),
 )
 HISTORIES = st.lists(st.tuples(EVENTS, st.floats(0, 20)), max_size=40)
@@ -97,7 +97,7 @@ class Model:
             del self.runs[event.id]
             self.outcomes[event.id] = event.result
 
-    def _heartbeat(self, place: int, event: Heartbeat) -> None:
+    def _executorheartbeat(self, place: int, event: ExecutorHeartbeat) -> None:
         pass
 
     def _declareddead(self, place: int, event: DeclaredDead) -> None:

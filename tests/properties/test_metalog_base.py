@@ -51,7 +51,7 @@ class Disk:
     def __init__(self) -> None:
         self.frames: list[tuple[FrameKind, bytes]] = []
         self.checkpoints: list[tuple[int, bytes]] = []
-        self.lives = 0
+        self.starts = 0
         self.wiped = False
 
     def wipe(self) -> None:
@@ -79,7 +79,7 @@ class Trio:
     def start(self, name: NodeId, *, older: bool = False) -> None:
         """Start from the newest checkpoint, or the one before it."""
         disk = self.disks[name]
-        disk.lives += 1
+        disk.starts += 1
         role = self.roles[name] = Sequencer(name, [VIEW], self.config)
         if older:
             del disk.checkpoints[1:]
@@ -92,7 +92,7 @@ class Trio:
         for kind, payload in disk.frames[at:]:
             role.recover(kind, payload, NOWHERE)
         role.recovered()
-        self.give(name, *started(disk.lives))
+        self.give(name, *started(disk.starts))
 
     def give(self, name: NodeId, *events: Event) -> None:
         """Deliver events and the messages that follow from them, until no message is left."""
@@ -107,8 +107,8 @@ class Trio:
                     persisted.append((to, Persisted(effect.token, NOWHERE)))
                 elif isinstance(effect, Send) and effect.to in self.roles:
                     if not {to, effect.to} & self.cut_off:
-                        life = Epoch(disk.lives)
-                        pending.append((effect.to, Received(to, effect.message, life)))
+                        incarnation = Epoch(disk.starts)
+                        pending.append((effect.to, Received(to, effect.message, incarnation)))
                 elif isinstance(effect, Send) and effect.to not in VIEW.sequencers:
                     self.hear(effect)
                 elif isinstance(effect, Send):

@@ -1,5 +1,5 @@
-"""All roles amid trims, with late, repeated and lost messages (PITFALLS A22): a record reported as
-trimmed to a session stays trimmed for it, and no other record is missing.
+"""All roles during trims, with late, repeated and lost messages (PITFALLS A22). A record reported
+as trimmed to a session stays trimmed for it, and no other record is missing.
 """
 
 from __future__ import annotations

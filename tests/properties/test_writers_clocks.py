@@ -44,7 +44,7 @@ from indilog_compute.invocations.records import (
     Claimed,
     DeclaredDead,
     Ended,
-    Heartbeat,
+    ExecutorHeartbeat,
 )
 from indilog_compute.invocations.records import encode as invocation_encoded
 from indilog_compute.invocations.service import InvocationService
@@ -228,7 +228,7 @@ INVOCATIONS = st.one_of(
     ),
     st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(Ended, EXECUTORS, IDS, st.just(0), st.just(b"1")),
-    st.builds(Heartbeat, EXECUTORS),
+    st.builds(ExecutorHeartbeat, EXECUTORS),
     st.builds(DeclaredDead, EXECUTORS, st.integers(0, 40), EXECUTORS),
 )
 RUN = st.one_of(
@@ -251,7 +251,7 @@ KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
                 stream=STREAM, delay_s=600.0,
             ),
             Claimed("a#1", ("i",)),
-            Heartbeat("a#1"),
+            ExecutorHeartbeat("a#1"),
         ],
     ),
     "run": (run, RUN, [flow.RunStarted("w", b"{}", "e", "v"), flow.RunParked(1, "v", "why")]),

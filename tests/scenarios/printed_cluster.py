@@ -131,7 +131,7 @@ class PrintedCluster:
         self.lines: list[str] = []
         self.shown = Shown(ORIGIN)
 
-    # --- life of a node
+    # --- starts and stops of nodes
 
     def start(self, node: Node) -> None:
         """Start a node from what is on its disk."""

@@ -33,7 +33,7 @@ from tests.simulation.run import Report, Run, run_seed
 
 _console = Console(width=None if Console().is_terminal else 160)
 _TELL_EVERY: Final = 500
-"""Seeds between two progress lines when the output is no terminal."""
+"""Seeds between two progress lines when the output is not a terminal."""
 _TESTING: Final = ROOT / "docs" / "TESTING.md"
 _TABLE_BEGINS: Final = "| planted bug |"
 
@@ -63,7 +63,7 @@ def _replay(seed: int, trace: Path | None) -> int:
     lines: list[str] | None = [] if trace is not None else None
     report = Run(seed, lines=lines).run()
     if trace is not None and lines is not None:
-        trace.write_text("\n".join([*lines, *(o.reported() for o in report.history), ""]))
+        trace.write_text("\n".join([*lines, *(o.describe() for o in report.history), ""]))
     _console.print(report.arrangement, soft_wrap=True, highlight=False)
     for violation in report.violations:
         _console.print(f"{violation.check}: {violation.what}", soft_wrap=True, markup=False)
@@ -86,7 +86,7 @@ def _run_many(start: int, seeds: int, jobs: int) -> int:
             faults.update(report.faults)
             if report.violations:
                 failed.append(report)
-                progress.print(report.reported(), soft_wrap=True, markup=False)
+                progress.print(report.describe(), soft_wrap=True, markup=False)
             total["seeds"] += 1
             if not _console.is_terminal and total["seeds"] % _TELL_EVERY == 0:
                 _console.print(f"{total['seeds']:,} seeds, {len(failed)} failed")

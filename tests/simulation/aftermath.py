@@ -1,4 +1,4 @@
-"""Checks after a run, when all faults are healed: liveness, and the evidence for the checkers."""
+"""What happens after a run, when all faults are healed: liveness is checked, evidence collected."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from indilog.client import Client
 from indilog.testing.simulation import SimulatedCluster, Stuck
 from indilog.wire.envelope import WIRE_VERSION, Envelope, decode_envelope, encode_envelope
 from indilog.wire.messages import ReadRecords, RecordsRead
-from tests.simulation.elections import leading
 from tests.simulation.history import APPENDS, Evidence, Operation, Seen, Violation, seen
 from tests.simulation.joins import Joins
 from tests.simulation.lost_batches import LostBatches
 from tests.simulation.lost_storage import Redundancy
 from tests.simulation.metalog_notes import MetalogNotes
 from tests.simulation.operations import LOGS
+from tests.simulation.sequencer_faults import leading
 from tests.simulation.workload import Workload
 
 _HEALED_WITHIN_S: Final = 30.0
@@ -40,7 +40,7 @@ _PAGE: Final = 200
 
 
 class _Prober:
-    """A process of the network that asks storage nodes for their records after the run."""
+    """A process outside the cluster that asks storage nodes for their records after the run."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.name = "prober"
@@ -48,18 +48,18 @@ class _Prober:
         self.answers: dict[int, RecordsRead] = {}
         self._cluster = cluster
         self._stands_for = cluster.members.engines[0]
-        """A node of the view, because messages of unknown nodes are ignored."""
+        """The node that it claims to be, because storage nodes ignore messages of unknown nodes."""
         self._epoch = Epoch(cluster.next_epoch())
         cluster.network.settle(self)
 
     def receive(self, sender: str, frame: bytes) -> None:
-        """Record an answer of a storage node."""
+        """Keep an answer of a storage node."""
         for message in decode_envelope(frame).messages:
             if isinstance(message, RecordsRead):
                 self.answers[message.request] = message
 
     def records(self, replica: NodeId, shard: ShardId, seqnums: Sequence[int]) -> RecordsRead:
-        """Return the records that a replica answers for some seqnums."""
+        """Return a replica's answer to a read of `seqnums`."""
         cluster = self._cluster
         request = len(self.answers) + 1
         wanted = ReadRecords(request, self.nodes[0], shard, tuple(seqnums))
@@ -70,7 +70,7 @@ class _Prober:
 
 
 def _remembered(history: Sequence[Operation]) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
-    """Return the records that callers have seen: they may be trimmed by now."""
+    """Return the records that callers appended or read, also those that were trimmed since."""
     records: dict[int, tuple[str, bytes, tuple[str, ...]]] = {}
     for operation in history:
         reported = operation.outcome == "ok" and operation.kind != "retention"
@@ -86,7 +86,7 @@ def _remembered(history: Sequence[Operation]) -> dict[int, tuple[str, bytes, tup
 
 
 def _behind(error: DataLossError, bound: int) -> int:
-    """Return where to read on."""
+    """Return the seqnum after the lost records that `error` reports."""
     assert error.next_seqnum is not None, "the error names the position"
     assert error.next_seqnum > bound, "the error names a requested seqnum"
     return error.next_seqnum
@@ -111,7 +111,7 @@ class Aftermath:
         self._joins = joins
         self._batches = batches
         self._lost: frozenset[int] = frozenset()
-        self._told_lost: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        self._reported_losses: dict[tuple[str, str], list[tuple[int, int]]] = {}
         self._cluster = cluster
         self._workload = workload
         self._metalog = metalog
@@ -122,11 +122,11 @@ class Aftermath:
         self._unknown: list[tuple[str, int]] = []
         self._stamps: dict[int, float] = {}
 
-    def gathered(self) -> Evidence:
-        """Return the evidence.
+    def gather(self) -> Evidence:
+        """Check liveness, and return the evidence.
 
         Raises:
-            Stuck: the cluster does not work again.
+            Stuck: calls do not succeed again in time.
         """
         cluster = self._cluster
         cluster.world.run_for(_LAST_FAULTS_S)
@@ -164,7 +164,7 @@ class Aftermath:
             self._subscribed,
             self._stamps,
             self._lost,
-            self._told_lost,
+            self._reported_losses,
             self._metalog.ordered_at(),
         )
 
@@ -177,12 +177,12 @@ class Aftermath:
         }
 
     def enforce_retention(self) -> None:
-        """Check that a policy that keeps nothing empties a log, if the run had policies."""
+        """Check that a log becomes empty under the shortest age limit, if the run had policies."""
         workload, cluster = self._workload, self._cluster
         if not any(operation.kind == "set_retention" for operation in workload.history):
             return
         name = workload.habits.logs[0]
-        # The prober spoke for it, with a newer epoch.
+        # Storage nodes fence its present incarnation: the prober used its name and a newer epoch.
         process = cluster.process_of(cluster.members.engines[0])
         process.crash(power=False)
         process.start()
@@ -208,14 +208,15 @@ class Aftermath:
         return not any(process.failing for process in self._cluster.processes)
 
     def _without_conditional_appends(self) -> bool:
-        if any(caller.housed and caller.at_work for caller in self._workload.callers):
+        if any(caller.is_attached and caller.at_work for caller in self._workload.callers):
             return False
         engines = [logs.engine for p in self._cluster.processes if p.up for logs in p.logs.values()]
         return not any(e.status()["progress"]["conditional_appends_pending"] for e in engines)
 
     def _waiting_ends(self) -> int:
-        """Wait at every engine for the next record, append it, and check that all waits end, also
-        those of sessions that have read the whole log.
+        """Check that an append ends the waiting reads and subscriptions at every engine.
+
+        Each of them has read the whole log before. Returns the position of the append.
         """
         cluster = self._cluster
         waiting = [self._waiting(node) for node in cluster.members.engines]
@@ -265,7 +266,7 @@ class Aftermath:
             bound = await log.tail()
             try:
                 found = await log.read_next(None, bound, wait=_HEALED_WITHIN_S)
-            except TrimmedError as error:  # there was something, and a policy trims it at once
+            except TrimmedError as error:  # the record came, and a policy trimmed it at once
                 return error.first_seqnum
             assert found is not None, "each wait ended with a record"
             return found.seqnum
@@ -273,7 +274,7 @@ class Aftermath:
         return self._cluster.call(process, wait)
 
     def _works(self, node: NodeId) -> Callable[[Client], Awaitable[int]]:
-        """Append and read at an engine; give the session's position."""
+        """Append at an engine and ask for the tail, until both succeed; return the position."""
 
         async def works(client: Client) -> int:
             for kind in ("append", "tail"):
@@ -295,7 +296,7 @@ class Aftermath:
         async def scan(client: Client) -> None:
             client.session.saw(position)
             for name in self._workload.habits.logs:
-                reported = self._told_lost[node, name] = []
+                reported = self._reported_losses[node, name] = []
                 self._scans[node, name] = await self._all_of_log(client.log(name), reported)
 
         return scan

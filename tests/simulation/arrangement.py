@@ -50,8 +50,8 @@ _LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "checkpoint_frames": (2, 10, 32_768, 40),
     "metalog_entries_kept": (1, 20, 16_384, 4),
 }
-"""Limits, ordinary and hostile; each is drawn on its own. Of runs that are not hostile the last one
-holds: few frames a checkpoint there, too, so that bases move."""
+"""Limits, ordinary and hostile; a hostile run draws each on its own. A run that is not hostile has
+the last of each. Its checkpoints come after few frames, too, so that metalog bases move."""
 
 
 _QUORUM_SHARE: Final = 0.2
@@ -71,7 +71,7 @@ class Arrangement:
     segment_bytes: int
     """Bytes of a segment file: small segments fill, so that old ones are rewritten."""
 
-    def reported(self) -> str:
+    def describe(self) -> str:
         """Return a description of one line."""
         cluster, node = self.config.cluster, self.config.node
         shape = (
@@ -85,10 +85,10 @@ class Arrangement:
         return f"{shape}; segments of {self.segment_bytes} bytes; {limits}"
 
 
-def drawn(
+def draw(
     chance: random.Random, quorums: random.Random, spares: random.Random, shared: random.Random
 ) -> Arrangement:
-    """Draw a cluster; `quorums` draws whether two of three replicas suffice, `spares` whether
+    """Draw a cluster. `quorums` draws whether two of three replicas suffice, `spares` whether
     storage nodes are replaced, `shared` whether a few processes have a node of each kind.
     """
     storage_nodes = chance.choice((1, 2, 2, 3))

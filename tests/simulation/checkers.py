@@ -1,7 +1,7 @@
 """Checkers of a history: they know the guarantees of the log and none of its code (A2, A9, A20).
 
-Each checker takes the evidence and yields violations. They share an `Oracle`, in which every
-question is a bisection and no scan, so 100,000 operations take well under a second.
+Each checker takes the evidence and yields violations. They share an `Oracle`, which answers each
+question by bisection, so 100,000 operations take well under a second.
 """
 
 from __future__ import annotations
@@ -56,24 +56,25 @@ def _append_kept(
             there = evidence.records.get(seqnum) if seqnum in evidence.shown else None
             excused = seqnum in evidence.lost or floors.may_be_dead(seqnum, record, AT_LAST)
             if there != record and not excused:
-                yield Violation("durable", f"{there} is where {operation.reported()}")
+                yield Violation("durable", f"{there} is where {operation.describe()}")
     elif (operation.outcome == "failed" or operation.too_large) and any(
         place is not None for place in found
     ):
-        yield Violation("failed", f"it is there, though it failed: {operation.reported()}")
+        yield Violation("failed", f"it is there, though it failed: {operation.describe()}")
     present = [place for place in found if place is not None]
     if (
         present
         and not (floors.any or evidence.lost)
         and present != list(range(present[0], present[0] + len(found)))
     ):
-        yield Violation("atomic", f"a batch in pieces at {found}: {operation.reported()}")
+        yield Violation("atomic", f"a batch in pieces at {found}: {operation.describe()}")
 
 
 def conditions_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """No record lies between a conditional append and the last record that its condition names.
+    """No record lies between a conditional append and the record that its condition names.
 
-    Only conditional appends have their tags. A refused one names a record that contradicts it.
+    Only conditional appends use the tags of conditions here. A refused append names a record that
+    contradicts its condition.
     """
     places = {data: seqnum for seqnum, (_, data, _) in evidence.records.items()}
     for operation in evidence.operations:
@@ -85,13 +86,13 @@ def conditions_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
         if found:
             between = tagged[bisect_right(tagged, known) : bisect_left(tagged, min(found))]
             if between:
-                what = f"{between} lie after {operation.after}: {operation.reported()}"
+                what = f"{between} lie after {operation.after}: {operation.describe()}"
                 yield Violation("condition", what)
         if operation.note.startswith("ConditionFailedError"):
             last = operation.value
             excused = oracle.floors.any or last in evidence.lost
             if last <= known or not (last in tagged or excused):
-                yield Violation("condition", f"{last} is no reason: {operation.reported()}")
+                yield Violation("condition", f"{last} is no reason: {operation.describe()}")
 
 
 def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
@@ -113,7 +114,7 @@ def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]
         if operation.kind in APPENDS and operation.outcome == "ok":
             for seqnum in operation.value:
                 if seqnum in given:
-                    both = f"{given[seqnum].reported()} and {operation.reported()}"
+                    both = f"{given[seqnum].describe()} and {operation.describe()}"
                     yield Violation("unique", f"{seqnum} was given twice: {both}")
                 given[seqnum] = operation
 
@@ -127,18 +128,18 @@ def real_time_is_respected(evidence: Evidence, oracle: Oracle) -> Iterator[Viola
         is_tail = operation.kind == "tail"
         if (operation.value if is_tail else operation.value[0]) < reported:
             check = "tail" if is_tail else "order"
-            yield Violation(check, f"{reported - 1} was known before {operation.reported()}")
+            yield Violation(check, f"{reported - 1} was known before {operation.describe()}")
 
 
 _ORDERED = APPENDS | {"tail"}
 
 
 def times_are_found(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
-    """`find_time` divides the records of a log at a time.
+    """`find_time` returns a seqnum that divides the records of a log at a time.
 
-    Records that the session appended before the time lie below the answer; records that any session
-    appended after it do not. No record below was ordered at that time or later. Where wall clocks
-    were wrong the log's time may lag the world's; then the stamps of the records decide.
+    Records that the session appended before the time lie below the answer. Records that any session
+    appended after the time do not. No record below the answer was ordered at the time or later. If
+    wall clocks were wrong, the log's time may lag the simulated time: then stamps decide.
     """
     stamps = sorted(evidence.stamps.items())
     appends = [o for o in evidence.operations if o.kind in APPENDS and o.outcome == "ok"]
@@ -148,19 +149,19 @@ def times_are_found(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
     for operation in evidence.operations:
         if operation.kind != "find_time" or operation.outcome != "ok":
             continue
-        # Steps and times rise together: what had returned by both is what the earlier one says.
+        # Steps and times grow together, so the earlier of both says which appends had returned.
         session = operation.session
         asked, then = by_step[session].before(operation.invoked), by_time[session]
         if (older := min(asked, then.before(operation.time_s))) > operation.value:
-            yield Violation("find_time", f"{older - 1} was before: {operation.reported()}")
+            yield Violation("find_time", f"{older - 1} was before: {operation.describe()}")
         place = bisect_right(after, (operation.time_s, EVER))
         if place < len(after) and lowest[place] < operation.value:
             unknown = operation.time_s if not stamps else -math.inf  # it was trimmed
             if evidence.stamps.get(lowest[place], unknown) >= operation.time_s:
-                yield Violation("find_time", f"{lowest[place]} came later: {operation.reported()}")
+                yield Violation("find_time", f"{lowest[place]} came later: {operation.describe()}")
         below = bisect_left(stamps, (operation.value, 0.0))
         if below and stamps[below - 1][1] >= operation.time_s:
-            yield Violation("find_time", f"{stamps[below - 1]} is below: {operation.reported()}")
+            yield Violation("find_time", f"{stamps[below - 1]} is below: {operation.describe()}")
 
 
 def the_log_keeps_time(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
@@ -175,11 +176,11 @@ def the_log_keeps_time(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
         if append.kind in APPENDS and append.outcome == "ok":
             stamp = evidence.stamps.get(append.value[0], 0.0)
             if stamp > append.returned_s + _STAMP_SLACK_S:
-                yield Violation("time", f"ordered at {stamp}, in the future: {append.reported()}")
+                yield Violation("time", f"ordered at {stamp}, in the future: {append.describe()}")
 
 
 def _own(appends: list[Operation], when: str) -> defaultdict[int, Rising]:
-    """Return what each session had appended: one more than the highest seqnum."""
+    """Return for each session one more than the highest seqnum that it had appended."""
     own: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for operation in appends:
         own[operation.session].append((getattr(operation, when), operation.value[-1] + 1))
@@ -198,10 +199,10 @@ def replicas_show_everything(evidence: Evidence, oracle: Oracle) -> Iterator[Vio
 
 
 def reads_skip_nothing(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """A read answers what a scan of the log below the session's horizon would.
+    """A read returns what a scan of the log below the session's horizon would return.
 
-    It skips no match. It reflects all that its session has seen (A20); a fresh read reflects all
-    that any session has seen.
+    It skips no match. It reflects everything that its session has seen (A20). A fresh read reflects
+    everything that any session has seen.
     """
     for operation in evidence.operations:
         if operation.outcome == "ok" and operation.kind in _EXPECTED:
@@ -212,10 +213,10 @@ def _read_is_right(operation: Operation, horizon: int, oracle: Oracle) -> Iterat
     for record in operation.value:
         there = oracle.records.get(record.seqnum)
         if there != (operation.log, record.data, record.tags):
-            yield Violation("wrong record", f"{there} is what is there: {operation.reported()}")
+            yield Violation("wrong record", f"{there} is what is there: {operation.describe()}")
             return
     if (expected := _EXPECTED[operation.kind](operation, horizon, oracle)) is not None:
-        yield Violation(operation.kind, f"{expected} (horizon {horizon}): {operation.reported()}")
+        yield Violation(operation.kind, f"{expected} (horizon {horizon}): {operation.describe()}")
 
 
 def _expected_next(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
@@ -251,7 +252,7 @@ def _expected_range(operation: Operation, horizon: int, oracle: Oracle) -> str |
 
 
 def _expected_subscription(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
-    """A subscription skips no record; that it shows all of them is checked after healing."""
+    """A subscription skips no record. `scans_agree` checks that it shows all of them."""
     return _expected_range(operation, horizon, oracle) if operation.value else None
 
 
@@ -268,13 +269,13 @@ def _expected_at(operation: Operation, horizon: int, oracle: Oracle) -> str | No
 
 
 def trims_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """A session never sees a record that it trimmed, and no read calls other records trimmed."""
+    """A session never sees a record that it trimmed. No read reports other records as trimmed."""
     floors = oracle.floors
     for operation in evidence.operations:
         if operation.kind not in _EXPECTED:
             continue
         if operation.outcome == "trimmed" and not _may_be_trimmed(operation, oracle):
-            yield Violation("trim", f"no session has trimmed it: {operation.reported()}")
+            yield Violation("trim", f"no session has trimmed it: {operation.describe()}")
         if operation.outcome == "ok" and floors.any:
             if operation.kind == "subscribe" and not operation.value:
                 continue  # the wait ended before an answer
@@ -282,7 +283,7 @@ def trims_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
             low = operation.value[0].seqnum if operation.value else -1
             below = low < floor if operation.kind == "read_prev" else operation.bound < floor
             if floor and below:
-                yield Violation("trim", f"the floor is {floor}: {operation.reported()}")
+                yield Violation("trim", f"the floor is {floor}: {operation.describe()}")
 
 
 def _may_be_trimmed(operation: Operation, oracle: Oracle) -> bool:
@@ -301,9 +302,9 @@ def _may_be_trimmed(operation: Operation, oracle: Oracle) -> bool:
 
 
 def _end_of_view(operation: Operation, horizon: int, oracle: Oracle) -> int:
-    """Return below which seqnum the answer must know everything.
+    """Return the seqnum below which an answer must reflect all records.
 
-    A session whose calls do not overlap says itself how far its last answer reflects the log.
+    If the calls of a session do not overlap, its position after the answer gives that seqnum.
     """
     if operation.overlapping:
         return horizon
@@ -329,11 +330,11 @@ def losses_are_true(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
         if operation.outcome == "lost":
             first, end = operation.value or (-1, 0)
             if not {first, end - 1} <= evidence.lost:
-                yield Violation("lost", f"no disk lost it: {operation.reported()}")
+                yield Violation("lost", f"no disk lost it: {operation.describe()}")
     for (engine, log), scan in evidence.scans.items():
         visible = {record.seqnum for record in scan}
         reported = {
-            s for range_ in evidence.told_lost.get((engine, log), ()) for s in range(*range_)
+            s for range_ in evidence.reported_losses.get((engine, log), ()) for s in range(*range_)
         }
         for seqnum in evidence.lost - visible - reported:
             record = evidence.records.get(seqnum)
@@ -344,23 +345,23 @@ def losses_are_true(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
 
 
 def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
-    """The position of a session never decreases; a read without a match waits its whole time."""
+    """The position of a session never decreases. A read without a match waits its whole time."""
     for operation in evidence.operations:
         if operation.position_after < operation.position_before:
-            yield Violation("session", f"the session went back: {operation.reported()}")
+            yield Violation("session", f"the session went back: {operation.describe()}")
         is_done = operation.outcome == "ok"
         if operation.kind in APPENDS and is_done and not _moved(operation):
-            yield Violation("session", f"it knows nothing of its append: {operation.reported()}")
+            yield Violation("session", f"it knows nothing of its append: {operation.describe()}")
         if operation.kind == "wait" and is_done and not operation.value:
             waited_s = operation.returned_s - operation.invoked_s
             if waited_s < operation.wait_s - _WAIT_SLACK_S:
-                yield Violation("wait", f"only {waited_s:.4f} s: {operation.reported()}")
+                yield Violation("wait", f"only {waited_s:.4f} s: {operation.describe()}")
 
 
 def _moved(operation: Operation) -> bool:
     """Return whether an operation advanced the position of its session.
 
-    An entry orders only what was appended before.
+    An append must: the entry that orders it comes after all that its session has seen.
     """
     return operation.position_after > operation.position_before
 
@@ -374,7 +375,7 @@ def limits_hold(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
         if operation.too_large and operation.returned is None:
             continue
         if operation.too_large != operation.note.startswith("TooLargeError"):
-            yield Violation("limit", f"beyond the limit: {operation.reported()}")
+            yield Violation("limit", f"beyond the limit: {operation.describe()}")
 
 
 def policies_are_reported(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
@@ -390,7 +391,7 @@ def policies_are_reported(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
         if known < 0:
             possible.add((None, None))
         if operation.value not in possible:
-            yield Violation("retention", f"no session has set it: {operation.reported()}")
+            yield Violation("retention", f"no session has set it: {operation.describe()}")
 
 
 def scans_agree(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
@@ -440,7 +441,7 @@ CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
 )
 
 
-def checked(evidence: Evidence) -> list[Violation]:
+def find_violations(evidence: Evidence) -> list[Violation]:
     """Return all violations of the guarantees."""
     oracle = Oracle(evidence)
     return [violation for checker in CHECKERS for violation in checker(evidence, oracle)]

@@ -1,8 +1,7 @@
-"""Cold storage in a share of the runs: where old records go, and times at which it is away.
+"""Cold storage in a share of the runs, and times at which it does not answer.
 
-The place is a real directory outside the simulated disks, as a store over a network is: it keeps
-what it got through every crash. What is drawn here has chances of its own, so other runs stay as
-they were.
+It is a real directory outside the simulated disks. Like a store over a network, it keeps its
+objects through every crash. The random sources are its own: other runs stay as they were.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from indilog.testing.simulation import SimulatedCluster
 from indilog.testing.simulation.world import World
 
 _SHARE: Final = 0.3
-"""Of the runs."""
+"""The share of runs with cold storage."""
 LOOK_S: Final = 0.02
 """How often a node looks for old records: a run takes a few simulated seconds."""
 _AWAY_SHARE: Final = 0.5
-"""Of these runs, those in which the store is away at times."""
+"""The share of runs with cold storage in which it sometimes does not answer."""
 _AWAY_MEAN_S: Final = 0.6
+"""Simulated seconds from one outage to the next, on average."""
 
 
 def with_cold_storage(seed: int, config: Config, place: Path) -> Config:
@@ -46,10 +46,10 @@ def with_cold_storage(seed: int, config: Config, place: Path) -> Config:
 
 
 class ColdAway:
-    """Takes the store away at random instants, for a while.
+    """Makes the store unavailable at random instants, for a while.
 
     Attributes:
-        objects_max: the most objects that were there at once.
+        objects_max: the largest number of objects that were stored at once.
     """
 
     def __init__(self, cluster: SimulatedCluster, injected: dict[str, int]) -> None:
@@ -88,7 +88,7 @@ class ColdAway:
     def _restore(self) -> None:
         if self._place is None or not self._away.exists():
             return
-        self._place.mkdir(exist_ok=True)  # a process that had none yet may have begun a folder
+        self._place.mkdir(exist_ok=True)  # a process may have made a folder in it meanwhile
         for folder in self._away.iterdir():
             folder.rename(self._place / folder.name)
         self._away.rmdir()
@@ -100,6 +100,6 @@ class ColdAway:
             self.objects_max = max(self.objects_max, count)
 
     def end(self) -> None:
-        """Bring the store back; it stays."""
+        """Make the store available until the end of the run."""
         self._over = True
         self._restore()

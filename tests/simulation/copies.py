@@ -1,7 +1,8 @@
-"""Checks that the primary orders records only on reports of replicas that still have them.
+"""Checks that the primary orders a record only while enough replicas still have it.
 
-The check runs between two ticks. The cuts proposed since the last tick rest on reports of storage
-nodes whose present incarnation the primary knew. So each node has stored them in this incarnation.
+The check runs between two ticks. It looks at storage nodes whose incarnation the primary knew at
+both ticks. The primary has ordered records in between on reports of these incarnations, so their
+disks must have the records.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from indilog.base.ids import Epoch, LocalId, NodeId, ShardId
 from indilog.testing.simulation import SimulatedCluster
 from indilog_ordering.primary import Primary
 from indilog_storage import StorageNode
-from tests.simulation.elections import leading
 from tests.simulation.history import Violation
+from tests.simulation.sequencer_faults import leading
 
 _Range: TypeAlias = tuple[LocalId, LocalId]
 
@@ -26,19 +27,19 @@ class _Seen(NamedTuple):
     proposed: Mapping[ShardId, LocalId]
     counting: Mapping[ShardId, tuple[NodeId, ...]]
     """The replicas whose reports count."""
-    lives: Mapping[NodeId, Epoch]
+    incarnations: Mapping[NodeId, Epoch]
     """The incarnations of running storage nodes that the primary knew."""
 
 
 class CopiesNotes:
-    """Appends each ordered record with fewer copies than the ack quorum to `violations`."""
+    """Appends to `violations` each cut that fewer replicas than the ack quorum have stored."""
 
     def __init__(self, violations: list[Violation]) -> None:
         self._violations = violations
         self._seen: _Seen | None = None
         self._lost: dict[tuple[NodeId, Epoch], dict[ShardId, list[_Range]]] = {}
-        """What each incarnation of a storage node found to be lost, of the writer's, when it was
-        first seen, and has not got back since.
+        """The holes that each incarnation of a storage node found at its start in records that no
+        entry has ordered, without those that it repaired since.
         """
 
     def note(self, cluster: SimulatedCluster) -> None:
@@ -54,7 +55,8 @@ class CopiesNotes:
                 continue
             short: list[Violation] = []
             for node in counting:
-                if (life := now.lives.get(node)) is None or before.lives.get(node) != life:
+                incarnation = now.incarnations.get(node)
+                if incarnation is None or before.incarnations.get(node) != incarnation:
                     continue
                 kept = _storage(cluster, node)._shards.get(shard)
                 stored = kept.stored if kept is not None else 0
@@ -63,7 +65,7 @@ class CopiesNotes:
                     short.append(Violation("copies", what))
                     continue
                 first = before.proposed.get(shard, 0)
-                lost = self._lost.get((node, life), {}).get(shard, [])
+                lost = self._lost.get((node, incarnation), {}).get(shard, [])
                 if any(start < proposed and end > first for start, end in lost):
                     what = f"{node} lost {lost} of shard {shard}, {first} to {proposed} are ordered"
                     short.append(Violation("copies", what))
@@ -72,7 +74,7 @@ class CopiesNotes:
                 self._violations += short
 
     def _note_losses(self, cluster: SimulatedCluster) -> None:
-        """Note the holes that a start finds in what is not ordered and of the present writer."""
+        """Note the holes in records that no entry has ordered, of each new incarnation."""
         for node in cluster.storage_nodes:
             if (shell := cluster.process_of(node).shell) is None:
                 continue
@@ -92,14 +94,14 @@ class CopiesNotes:
         sequencer = leading(cluster)
         if sequencer is None or (primary := sequencer._primary) is None:
             return None
-        lives: dict[NodeId, Epoch] = {}
+        incarnations: dict[NodeId, Epoch] = {}
         for node in cluster.storage_nodes:
             storage = cluster.process_of(node).shell
             if storage is not None and sequencer._incarnations._newest.get(node) == storage._epoch:
-                lives[node] = storage._epoch
+                incarnations[node] = storage._epoch
         placement = primary._placement
         counting = {shard: placement.counting(shard) for shard in placement.shards}
-        return _Seen(primary, dict(primary._cut), counting, lives)
+        return _Seen(primary, dict(primary._cut), counting, incarnations)
 
 
 def _storage(cluster: SimulatedCluster, node: NodeId) -> StorageNode:

@@ -1,7 +1,7 @@
 """The faults of a simulation: one entry of `FAULTS` for each kind, drawn and timed by the seed.
 
-A fault acts on the cluster and returns the function that ends it, and after how many simulated
-seconds. At the end of the run all faults heal at once, also those that still last.
+A fault acts on the cluster. It returns the function that ends it, and the simulated seconds after
+which this function is called. At the end of the run all remaining faults end at once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _YEAR_S: Final = 366 * 86_400.0
 
 
 class Chaos:
-    """Lets faults happen at random instants; counts them.
+    """Injects faults at random instants.
 
     Attributes:
-        injected: how many of each kind there were.
+        injected: the number of faults of each kind.
     """
 
     def __init__(self, cluster: SimulatedCluster, kinds: tuple[str, ...], mean_s: float) -> None:
@@ -84,9 +84,10 @@ class Chaos:
             undo()
 
     def damaged(self) -> SimulatedProcess | None:
-        """Return the one process of this run whose disk may be damaged: a minority of the copies.
+        """Return the one process of this run whose disk may be damaged.
 
-        It has storage nodes only, never two replicas of a shard. None: no process is like that.
+        It has storage nodes only, and at most one replica of each shard, so that other replicas
+        have all of its records. None: there is no such process.
         """
         view = self.cluster.view
         for process in self.cluster.processes:
@@ -94,7 +95,7 @@ class Chaos:
             alone = any(len(view.shards[shard].replicas) < 2 for shard in kept)
             only_storage = set(process.nodes) <= set(view.storage_nodes)
             if len(process.nodes) > 1 and loses_storage(self.cluster.config):
-                continue  # two replicas of a shard may come together
+                continue  # a replacement may put a second replica of a shard there
             if only_storage and kept and not alone and len(set(kept)) == len(kept):
                 return process
         return None
@@ -194,13 +195,13 @@ def sync_error(chaos: Chaos) -> tuple[Undo, float] | None:
     overlapping = chaos.chance.random() < 0.4
     process = chaos.persisting() if overlapping else chaos.process()
     process.disk.sync_fails, process.disk.overlap_fails = True, overlapping
-    lose_power_in_next_life(chaos, process)
+    lose_power_after_restart(chaos, process)
 
     def undo() -> None:
         process.disk.sync_fails = process.disk.overlap_fails = False
         process.start()
 
-    # That two syncs overlap is rare, and does not happen while the journal is right.
+    # A second sync could overlap with the failed one only if the journal had a bug.
     return undo, 2.0 if overlapping else chaos.a_while_s()
 
 
@@ -208,7 +209,7 @@ def killed_in_sync(chaos: Chaos) -> tuple[Undo, float] | None:
     """One process is killed during one of its next syncs, and restarted."""
     process = chaos.process()
     process.disk.syncs_until_killed = chaos.chance.randrange(4)
-    lose_power_in_next_life(chaos, process)
+    lose_power_after_restart(chaos, process)
 
     def undo() -> None:
         process.disk.syncs_until_killed = None
@@ -217,12 +218,12 @@ def killed_in_sync(chaos: Chaos) -> tuple[Undo, float] | None:
     return undo, chaos.a_while_s()
 
 
-def lose_power_in_next_life(chaos: Chaos, process: SimulatedProcess) -> None:
-    """Cut the power of the machine soon after the restart of the process, in half of the cases.
+def lose_power_after_restart(chaos: Chaos, process: SimulatedProcess) -> None:
+    """In half of the cases, cut the power of the machine soon after the restart of the process.
 
-    What that process recovered was perhaps in the page cache only.
+    The page cache may have been the only place of what the process recovered.
     """
-    world, lives = chaos.cluster.world, process.lives
+    world, starts = chaos.cluster.world, process.starts
     if chaos.chance.random() < 0.5:
         return
     after_s = chaos.chance.choice((0.0, 0.005, 0.05))
@@ -233,7 +234,7 @@ def lose_power_in_next_life(chaos: Chaos, process: SimulatedProcess) -> None:
             world.after(chaos.a_while_s(), process.start)
 
     def look(times: int) -> None:
-        if process.lives > lives:
+        if process.starts > starts:
             world.after(after_s, lose_power)
         elif times:
             world.after(0.02, look, times - 1)
@@ -263,7 +264,7 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
     chaos.taken_over = old
     shard = cluster.view.shard_written_by(old.nodes[0])
     if shard is not None and chaos.chance.random() < 0.8:
-        # The last messages of the old process reach only some of the replicas, or none.
+        # Some replicas, or all, miss the last messages of the old process.
         replica = chaos.chance.choice(cluster.view.shards[shard].replicas)
         cluster.network.cut([old.name], [cluster.process_of(replica).name])
 
@@ -290,7 +291,7 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def wrong_clock(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One process starts with its wall clock a year off; at later starts the clock is right."""
+    """One process starts with a wall clock that is wrong by a year; its later starts are right."""
     process, chance = chaos.process(), chaos.chance
     begun = any(logs.engine.tail for p in chaos.cluster.processes for logs in p.logs.values())
     if not begun:
@@ -320,7 +321,7 @@ def damaged_checkpoint(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One bit changes on the disk of one replica, anywhere in what it has written."""
+    """One bit changes on the disk of one replica, anywhere in its written bytes."""
     process, chance = chaos.damaged(), chaos.chance
     if process is None:
         return None
@@ -351,8 +352,8 @@ def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def lost_tail(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One replica forgets the newest frames that nothing else on its disk calls synced, and all
-    shards are taken over anew, in half of the cases before the replicas know what is ordered.
+    """One replica loses the newest frames that no other bytes on its disk declare synced. All
+    shards then get new writers; in half of the cases before the replicas know what is ordered.
 
     The replica's disk had said that these frames were synced. It takes them for a torn tail.
     """
@@ -467,7 +468,7 @@ FAULTS: Final[dict[str, Fault]] = {
 }
 
 
-def drawn(chance: random.Random) -> tuple[tuple[str, ...], float]:
+def draw(chance: random.Random) -> tuple[tuple[str, ...], float]:
     """Draw which faults a run has, and how far apart they are on average, in seconds."""
     kinds = tuple(kind for kind in FAULTS if chance.random() < 0.4)
     return kinds, chance.choice((0.05, 0.15, 0.5))

@@ -24,7 +24,7 @@ Outcome: TypeAlias = Literal["ok", "failed", "unknown", "lost", "trimmed"]
 APPENDS: Final = frozenset({"append", "append_batch", "append_if"})
 CONDITIONAL: Final = "append_if"
 EVER: Final = 1 << 62
-"""A step after all others."""
+"""A step later than all others."""
 
 
 BATCH_HEADER_BYTES: Final = 58
@@ -106,7 +106,7 @@ class Operation:
         """The second in which it returned, if it has."""
         return AT_LAST if self.returned is None else Moment(self.returned, self.returned_s)
 
-    def reported(self) -> str:
+    def describe(self) -> str:
         """Return the operation and its outcome in one line."""
         arguments = [repr(part) for part in (self.tag, self.bound or None) if part is not None]
         if self.fresh:
@@ -157,7 +157,7 @@ class Evidence(NamedTuple):
     subscribed: Mapping[tuple[str, str], Sequence[Seen]] = MappingProxyType({})
     stamps: Mapping[int, float] = MappingProxyType({})
     lost: frozenset[int] = frozenset()
-    told_lost: Mapping[tuple[str, str], Sequence[tuple[int, int]]] = MappingProxyType({})
+    reported_losses: Mapping[tuple[str, str], Sequence[tuple[int, int]]] = MappingProxyType({})
     """Per engine and log, the ranges that a scan reported as lost."""
     ordered_at: Sequence[float] = ()
     """The stamp of each seqnum, from the committed entries, seconds since 1970."""

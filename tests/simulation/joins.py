@@ -1,7 +1,4 @@
-"""Nodes that join and leave a simulated cluster while it works (decision 0049).
-
-This module has its own random source: without joins a seed gives the same run as before.
-"""
+"""Nodes that join and leave a simulated cluster while it works (decision 0049)."""
 
 from __future__ import annotations
 
@@ -11,84 +8,57 @@ from typing import Final
 from indilog.base.ids import Epoch, NodeId
 from indilog.kernel.view import Members, View
 from indilog.testing.simulation import SimulatedCluster
-from tests.simulation.elections import leading
 from tests.simulation.history import Violation
+from tests.simulation.random_events import RandomEvents
+from tests.simulation.sequencer_faults import leading
 from tests.simulation.workload import Workload
 
 _SHARE: Final = 0.4
-"""The share of runs with joins, of those with several sequencers."""
+"""The share of runs with joins, among those with several sequencers."""
 _MEAN_S: Final = (0.1, 0.4, 1.0)
 """Simulated seconds between two changes, on average."""
 _ENGINES_MAX: Final = 4
 _STORAGE_MAX: Final = 5
 _SEQUENCERS_MAX: Final = 5
 _SEQUENCERS_SHARE: Final = 0.6
-"""The share of runs with joins in which sequencers join and leave, too."""
+"""The share of runs with joins in which sequencers join and leave as well."""
 _INDEX_SHARDS_MAX: Final = 5
 _MEMBERS_WITHIN_S: Final = 60.0
 
 
-class Joins:
-    """Changes the nodes of the cluster until `end`; counts the changes in `injected`."""
+class Joins(RandomEvents):
+    """Compute nodes, storage nodes and index shards join and leave; sequencers in some runs."""
 
     def __init__(
         self, cluster: SimulatedCluster, workload: Workload, injected: dict[str, int]
     ) -> None:
-        self._cluster = cluster
+        super().__init__(cluster, injected, "joins")
         self._workload = workload
-        self._injected = injected
-        self._chance = cluster.world.chance("joins")
         self._names = set(cluster.view.nodes)
         self._left: list[NodeId] = []
-        """Compute nodes that have left, and may come back with an empty disk."""
-        self._over = len(cluster.view.sequencers) == 1 or self._chance.random() >= _SHARE
-        self._mean_s = self._chance.choice(_MEAN_S)
-        self._sequencers_chance = cluster.world.chance("joins of sequencers")
-        self._sequencers_change = self._sequencers_chance.random() < _SEQUENCERS_SHARE
-        self._next()
-        self._next_sequencers()
+        """Compute nodes that have left, and may join again with an empty disk."""
+        self._sequencers = _SequencerJoins(self, cluster, injected)
+        joins = len(cluster.view.sequencers) > 1 and self._chance.random() < _SHARE
+        mean_s = self._chance.choice(_MEAN_S)
+        if joins:
+            self._begin(mean_s)
+            self._sequencers.begin(mean_s)
 
     def end(self) -> None:
         """Change nothing more."""
-        self._over = True
+        super().end()
+        self._sequencers.end()
 
-    def _next(self) -> None:
-        if not self._over:
-            self._cluster.world.after(self._chance.expovariate(1 / self._mean_s), self._change)
-
-    def _change(self) -> None:
-        if self._over:
-            return
+    def _happen(self) -> None:
         change = self._chance.choice((self._engines, self._storage, self._index_shards))
-        self._want(change.__name__[1:], change(self._cluster.members))
-        self._next()
+        self.want(change.__name__[1:], change(self._cluster.members))
 
-    def _want(self, name: str, members: Members) -> None:
+    def want(self, name: str, members: Members) -> None:
+        """Change the wanted members; `name`: the kind of the nodes that join or leave."""
         if members != self._cluster.members:
-            self._injected[f"join {name}"] = self._injected.get(f"join {name}", 0) + 1
+            self._count(f"join {name}", traced=False)
             self._start(members)
             self._cluster.want_members(members)
-
-    def _next_sequencers(self) -> None:
-        if self._sequencers_change and not self._over:
-            pause_s = self._sequencers_chance.expovariate(1 / self._mean_s)
-            self._cluster.world.after(pause_s, self._change_sequencers)
-
-    def _change_sequencers(self) -> None:
-        if not self._over:
-            self._want("sequencers", self._sequencers(self._cluster.members))
-            self._next_sequencers()
-
-    def _sequencers(self, members: Members) -> Members:
-        """Add, remove or replace a sequencer; at least three stay."""
-        nodes, chance = members.sequencers, self._sequencers_chance
-        kind = chance.choice(("add", "remove", "replace"))
-        gone = chance.choice(nodes) if kind != "add" and len(nodes) >= 3 else None
-        if kind == "remove" and len(nodes) == 3:
-            return members
-        if kind != "remove" and len(nodes) < _SEQUENCERS_MAX:
-            nodes = (*nodes, self._unused("sequencer"))
-        return _with(members, sequencers=tuple(node for node in nodes if node != gone))
 
     def _engines(self, members: Members) -> Members:
         engines = members.engines
@@ -104,7 +74,7 @@ class Joins:
             added = self._chance.choice(back)
             self._left.remove(added)
         else:
-            added = self._unused("engine")
+            added = self.unused("engine")
         return _with(members, engines=(*engines, added))
 
     def _storage(self, members: Members) -> Members:
@@ -114,7 +84,7 @@ class Joins:
             return _with(members, storage_nodes=tuple(n for n in nodes if n != gone))
         if len(nodes) >= _STORAGE_MAX:
             return members
-        added = self._unused("storage")
+        added = self.unused("storage")
         return _with(members, storage_nodes=(*nodes, added))
 
     def _index_shards(self, members: Members) -> Members:
@@ -126,7 +96,7 @@ class Joins:
         )
         return _with(members, index_shards=index_shards)
 
-    def _unused(self, role: str) -> NodeId:
+    def unused(self, role: str) -> NodeId:
         """Return a name that no node has had."""
         node = next(
             name
@@ -145,15 +115,16 @@ class Joins:
                 self._workload.attach(cluster.add_process((node,)))
 
     def note(self) -> None:
-        """Keep the installed view as the metadata store would, and stop the nodes that left. If the
-        primary has left, another sequencer takes a term.
+        """Do what supervisors and the metadata store would do after a view was installed.
+
+        Store the view and stop the nodes that left. If the primary has left, begin a new term.
         """
         cluster, view = self._cluster, _installed(self._cluster)
         if view is not None and view.number > cluster.stored_view.number:
             cluster.stored_view = view
         sequencers = cluster.stored_view.sequencers
         if cluster.term.term and cluster.term.primary not in sequencers:
-            primary = self._sequencers_chance.choice(sequencers)
+            primary = self._sequencers.choose_primary(sequencers)
             cluster.begin_term(primary, Epoch(cluster.next_epoch()))
         if view is None:
             return
@@ -169,7 +140,7 @@ class Joins:
                 cluster.remove_process(process)
 
     def check(self, violations: list[Violation]) -> None:
-        """Check that the cluster gets the nodes that it is to have."""
+        """Check that the cluster gets the wanted nodes in time."""
         cluster = self._cluster
         world = cluster.world
         end_s = world.now_s + _MEMBERS_WITHIN_S
@@ -189,6 +160,37 @@ class Joins:
         if wanted.version != found.version or set(wanted.nodes) != set(found.nodes):
             return f"{wanted} are wanted, there are {found}"
         return None
+
+
+class _SequencerJoins(RandomEvents):
+    """Sequencers join, leave and replace others; at least three stay."""
+
+    def __init__(self, joins: Joins, cluster: SimulatedCluster, injected: dict[str, int]) -> None:
+        super().__init__(cluster, injected, "joins of sequencers")
+        self._joins = joins
+        self._change = self._chance.random() < _SEQUENCERS_SHARE
+
+    def begin(self, mean_s: float) -> None:
+        """Begin, if sequencers change in this run."""
+        if self._change:
+            self._begin(mean_s)
+
+    def choose_primary(self, sequencers: tuple[NodeId, ...]) -> NodeId:
+        """Choose the primary of the next term."""
+        return self._chance.choice(sequencers)
+
+    def _happen(self) -> None:
+        self._joins.want("sequencers", self._changed(self._cluster.members))
+
+    def _changed(self, members: Members) -> Members:
+        nodes, chance = members.sequencers, self._chance
+        kind = chance.choice(("add", "remove", "replace"))
+        gone = chance.choice(nodes) if kind != "add" and len(nodes) >= 3 else None
+        if kind == "remove" and len(nodes) == 3:
+            return members
+        if kind != "remove" and len(nodes) < _SEQUENCERS_MAX:
+            nodes = (*nodes, self._joins.unused("sequencer"))
+        return _with(members, sequencers=tuple(node for node in nodes if node != gone))
 
 
 def _installed(cluster: SimulatedCluster) -> View | None:

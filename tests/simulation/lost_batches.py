@@ -1,8 +1,7 @@
-"""What all replicas of a shard lose in a simulation: one batch on each of their disks, its tags or
-the data of one record (decision 0024).
+"""Loss of a batch on all replicas of a shard in a simulation (decision 0024). On each disk the tags
+of the batch are damaged, or the data of one record.
 
-The checkers get the records that may be lost. From the history of appends they know that no read
-skips them. This module is apart from `tests.simulation.faults`: it has its own random source.
+The checkers get the seqnums that may be lost, and check that no read silently skips one of them.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from indilog.runtime.journal.journal import stream_of
 from indilog.runtime.journal.segment_files import segment_files
 from indilog.runtime.journal.segment_scan import Damage, SegmentScan
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
+from tests.simulation.random_events import RandomEvents
 
 _SHARE: Final = 0.35
 """The share of runs in which batches are lost."""
@@ -36,25 +36,19 @@ class _Copy(NamedTuple):
     header: BatchHeader
 
 
-class LostBatches:
-    """Damages batches a few times, until `end`; counts them in `injected`.
+class LostBatches(RandomEvents):
+    """Damages all replicas of a batch, a few times in a run.
 
     Attributes:
-        lost: of each shard, the localids [first, end) of batches of which something is lost.
+        lost: for each shard, the localids [first, end) of the damaged batches.
     """
 
     def __init__(self, cluster: SimulatedCluster, injected: dict[str, int]) -> None:
-        self._cluster = cluster
-        self._injected = injected
-        self._chance = cluster.world.chance("batches lost on all disks")
+        super().__init__(cluster, injected, "batches lost on all disks")
         self._left = self._chance.randint(1, _STRIKES_MAX)
         self.lost: dict[ShardId, list[tuple[LocalId, LocalId]]] = defaultdict(list)
         if self._chance.random() < _SHARE:
-            self._next()
-
-    def end(self) -> None:
-        """Lose no more batches."""
-        self._left = 0
+            self._begin(_MEAN_S)
 
     def seqnums(self, shards: Sequence[ShardId]) -> frozenset[int]:
         """Return which seqnums may be lost, given the shard of each."""
@@ -64,13 +58,9 @@ class LostBatches:
             found.update(seqnum for first, end in batches for seqnum in ordered[first:end])
         return frozenset(found)
 
-    def _next(self) -> None:
-        self._cluster.world.after(self._chance.expovariate(1 / _MEAN_S), self._strike)
-
-    def _strike(self) -> None:
-        if not self._left:
-            return
+    def _happen(self) -> None:
         self._left -= 1
+        self._over = not self._left
         chance, view = self._chance, self._cluster.view
         shard = chance.choice(sorted(view.shards))
         replicas = view.shards[shard].replicas
@@ -79,10 +69,9 @@ class LostBatches:
         if common:
             chosen = chance.choice(sorted(common))
             self._lose(shard, [of_replica[chosen] for of_replica in copies])
-        self._next()
 
     def _copies(self, node: NodeId, shard: ShardId) -> dict[tuple[LocalId, LocalId], _Copy]:
-        """Return the batches of a shard at one replica that cannot pass for a torn tail."""
+        """Return the batches of a shard at one replica, except those in a possible torn tail."""
         process = self._cluster.process_of(node)
         found: dict[tuple[LocalId, LocalId], _Copy] = {}
         for file in segment_files(process.disk.directory / "journal"):
@@ -109,15 +98,14 @@ class LostBatches:
             for process in {copy.process.name: copy.process for copy in copies}.values():
                 process.crash(power=False)
                 self._cluster.world.after(chance.choice((0.005, 0.05, 0.2)), process.start)
-        self._injected[kind] = self._injected.get(kind, 0) + 1
-        self._cluster.world.tell(f"fault: {kind}")
+        self._count(kind)
 
 
 _BATCHES: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED})
 
 
 def _bytes_of(header: BatchHeader, kind: str, chance: random.Random) -> Iterator[int]:
-    """Yield which bytes of a batch are hit: one of its data, or several of its columns."""
+    """Yield the offsets of the damaged bytes: one in the data, or three in the columns."""
     columns_end = HEADER_BYTES + header.columns_bytes
     if kind == "lost_data":
         yield columns_end + chance.randrange(header.data_bytes)

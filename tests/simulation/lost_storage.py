@@ -1,7 +1,5 @@
 """Storage nodes that are lost in a simulation: one process after another stops for longer than
 `storage_lost_s`, so that other nodes replace it (decision 0048).
-
-This module has its own random source: without these losses a seed gives the same run as before.
 """
 
 from __future__ import annotations
@@ -14,11 +12,12 @@ from typing import Final
 from indilog.config import Config
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 from indilog_storage import StorageNode
-from tests.simulation.elections import leading
 from tests.simulation.history import Violation
+from tests.simulation.random_events import RandomEvents
+from tests.simulation.sequencer_faults import leading
 
 _SHARE: Final = 0.2
-"""The share of runs with such losses."""
+"""The share of runs in which storage nodes are lost."""
 _MEAN_S: Final = (0.1, 0.4)
 """Simulated seconds between two losses, on average."""
 _LOST_S: Final = (0.05, 0.2)
@@ -47,37 +46,22 @@ def loses_storage(config: Config) -> bool:
     return config.node.ordering.storage_lost_s <= max(_LOST_S)
 
 
-class LostStorage:
-    """Stops processes of storage nodes, until `end`; counts them in `injected`."""
+class LostStorage(RandomEvents):
+    """Stops processes of storage nodes, and starts them again later."""
 
     def __init__(self, cluster: SimulatedCluster, injected: dict[str, int]) -> None:
-        self._cluster = cluster
-        self._injected = injected
-        self._chance = cluster.world.chance("lost storage nodes")
+        super().__init__(cluster, injected, "lost storage nodes")
         storage = set(cluster.view.storage_nodes)
         self._processes = [p for p in cluster.processes if storage.issuperset(p.nodes)]
-        self._over = not loses_storage(cluster.config) or not self._processes
-        self._mean_s = self._chance.choice(_MEAN_S)
-        self._next()
+        if loses_storage(cluster.config) and self._processes:
+            self._begin(self._chance.choice(_MEAN_S))
 
-    def end(self) -> None:
-        """Lose nothing more."""
-        self._over = True
-
-    def _next(self) -> None:
-        if not self._over:
-            self._cluster.world.after(self._chance.expovariate(1 / self._mean_s), self._strike)
-
-    def _strike(self) -> None:
-        if self._over:
-            return
+    def _happen(self) -> None:
         chance, world = self._chance, self._cluster.world
         process: SimulatedProcess = chance.choice(self._processes)
         process.crash(power=chance.random() < 0.5)
-        self._injected["lost_storage"] = self._injected.get("lost_storage", 0) + 1
-        world.tell("fault: lost_storage")
+        self._count("lost_storage")
         world.after(chance.choice((0.1, 0.3, 1.0)) * chance.uniform(0.5, 1.5), process.start)
-        self._next()
 
 
 class Redundancy:
@@ -88,7 +72,7 @@ class Redundancy:
         self._violations = violations
 
     def check(self) -> None:
-        """Run the cluster until nothing has to be moved; from then on, nothing is."""
+        """Run the cluster until no shard has to be moved; then let the primary move none."""
         world = self._cluster.world
         end_s = world.now_s + _COMPLETE_WITHIN_S
         while (missing := self._missing()) is not None:
@@ -97,7 +81,7 @@ class Redundancy:
                 return
             world.run_for(0.1)
         sequencer = leading(self._cluster)
-        assert sequencer is not None, "it was asked where shards are"
+        assert sequencer is not None, "the last look found its placement"
         assert sequencer._primary is not None, "it leads"
         replacements = sequencer._primary._replacements
         replacements._lost_s = replacements._replaced_s = math.inf

@@ -13,8 +13,8 @@ from indilog.roles.role import Effect, Event
 from indilog.testing.simulation import SimulatedCluster
 from indilog_ordering.sequencer import Sequencer
 from indilog_ordering.stored_metalog import StoredMetalog
-from tests.simulation.elections import home_of, leading
 from tests.simulation.history import Violation
+from tests.simulation.sequencer_faults import home_of, leading
 
 _SYNCED_WITHIN_S: Final = 10.0
 

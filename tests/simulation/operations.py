@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     """One kind of operation.
 
     Attributes:
-        weight: how often it is drawn, relative to the others.
+        weight: its frequency relative to the other kinds.
         draw: fills in the arguments.
         perform: makes the call; returns the value that the history gets.
     """
@@ -47,10 +47,10 @@ class Habits:
     """The values that the sessions of one run share.
 
     Attributes:
-        logs: that they use.
-        fresh_tags: that were made up for one record, the latest ones.
-        bytes_max: of most records.
-        large_batches: whether there is room for batches at the limit.
+        logs: the logs that they use.
+        fresh_tags: the latest tags that were made up for a single record.
+        bytes_max: the largest size of most records.
+        large_batches: whether the limit of waiting appends has room for the largest batches.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Habits:
 
     @property
     def batch_max(self) -> int:
-        """How many records a batch may have."""
+        """Most records of a batch."""
         return _LARGE_BATCH_MAX if self.large_batches else _BATCH_MAX
 
     def tags(self, chance: random.Random) -> tuple[str, ...]:
-        """Draw the tags of a record; now and then one that was never used before."""
+        """Draw the tags of a record; some were never used before."""
         count = chance.choice((0, 1, 1, 1, 2, 3))
         tags = chance.choices(TAGS[:5], _TAG_WEIGHTS, k=count)
         if chance.random() < self._fresh:
@@ -81,7 +81,7 @@ class Habits:
         return tuple(dict.fromkeys(tags))
 
     def tag(self, chance: random.Random) -> str | None:
-        """Draw a tag to read by."""
+        """Draw the tag of a read; None: all records of the log."""
         return chance.choice((None, *TAGS, *self.fresh_tags[-2:]))
 
     def data(self, chance: random.Random, operation: Operation, place: int) -> bytes:

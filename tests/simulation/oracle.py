@@ -1,6 +1,6 @@
-"""The checkers' index of the evidence: records by log and tag, trims, and what was known when.
+"""The checkers' index of the evidence: records by log and tag, trims, and what callers knew when.
 
-Everything is sorted once; each question is a bisection. Nothing is shared with the code under test.
+Everything is sorted once, and each question is a bisection. It shares no code with the platform.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEVER: Final = Rising()
 
 
 class Floors:
-    """What was trimmed, as callers know it."""
+    """What was trimmed, according to the calls of callers and their answers."""
 
     def __init__(self, evidence: Evidence) -> None:
         may: dict[tuple[str, str | None], list[tuple[float, int]]] = defaultdict(list)
@@ -92,7 +92,7 @@ class Floors:
 
 
 class Oracle:
-    """What is in the log, found by log and tag, and what callers knew of it.
+    """The records of the logs by log and tag, and what callers knew of them.
 
     Attributes:
         reported: one more than the highest seqnum that any session has seen.
@@ -113,7 +113,7 @@ class Oracle:
             if (top := top_of(operation)) is not None:
                 known = (operation.returned or EVER, top + 1)
                 reported.append(known)
-                if operation.kind != "tail":  # it is about the end of the log, not a record of it
+                if operation.kind != "tail":  # a tail shows the end of the log, but no record
                     seen[operation.session].append(known)
         self.reported = Rising(reported)
         self._seen = {session: Rising(known) for session, known in seen.items()}
@@ -121,7 +121,8 @@ class Oracle:
     def horizon(self, operation: Operation) -> int:
         """Return the seqnum below which a read must reflect all records.
 
-        It is what its session had seen when the read began, or any session for a fresh read.
+        Below it is everything that the session had seen when the read began; for a fresh read,
+        everything that any session had seen.
         """
         seen = self._seen.get(operation.session, _NEVER).before(operation.invoked)
         horizon = max(seen, self.tail_at(operation.position_before))
@@ -132,7 +133,7 @@ class Oracle:
         return self._seqnums.get((log, tag), [])
 
     def first(self, operation: Operation, below: int) -> int | None:
-        """Return the first match from the bound on, below `below`, that a read must show."""
+        """Return the first match in [bound, `below`) that a read must show."""
         seqnums = self.matching(operation.log, operation.tag)
         for place in range(bisect_left(seqnums, operation.bound), len(seqnums)):
             if seqnums[place] >= below:
@@ -142,7 +143,7 @@ class Oracle:
         return None
 
     def last(self, operation: Operation, bound: int, above: int) -> int | None:
-        """Return the last match up to `bound`, above `above`, that a read must show."""
+        """Return the last match above `above` and up to `bound` that a read must show."""
         seqnums = self.matching(operation.log, operation.tag)
         for place in range(bisect_right(seqnums, bound) - 1, -1, -1):
             if seqnums[place] <= above:
@@ -165,7 +166,7 @@ class Oracle:
         )
 
     def tail_at(self, position: int) -> int:
-        """Return where the log ended after so many metalog entries."""
+        """Return the tail of the log after `position` metalog entries."""
         return self.tails[min(position, len(self.tails) - 1)]
 
 

@@ -223,7 +223,7 @@ BUGS: Final = (
     ),
     # --- failover
     Bug(
-        "a primary goes on after a newer term has begun",
+        "a primary continues after a newer term has begun",
         "ordering/indilog_ordering/consensus.py",
         "if self.leader is None or not self.leader.deposed:",
         "if self.leader is None or self.leader.committed >= 0:",
@@ -474,7 +474,7 @@ BUGS: Final = (
     Bug(
         "a condition is checked against a stale tail",
         "compute/indilog_compute/conditional/home.py",
-        "fresh=check.stage is Stage.QUEUED,",
+        "fresh=check.stage is AppendStage.QUEUED,",
         "fresh=False,",
     ),
     Bug(
@@ -492,10 +492,10 @@ BUGS: Final = (
     Bug(
         "conditions on one tag are checked at the same time",
         "compute/indilog_compute/conditional/home.py",
-        "                if queue[0].stage is Stage.QUEUED:\n"
+        "                if queue[0].stage is AppendStage.QUEUED:\n"
         "                    outcomes += self._read(queue[0], reads, MAX_SEQNUM)\n",
         "                for check in list(queue):\n"
-        "                    if check.stage is Stage.QUEUED:\n"
+        "                    if check.stage is AppendStage.QUEUED:\n"
         "                        outcomes += self._read(check, reads, MAX_SEQNUM)\n",
     ),
     Bug(

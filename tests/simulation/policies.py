@@ -1,9 +1,10 @@
 """How high retention policies may raise the floor of a log until an instant.
 
-By age: nothing whose stamp is less than the age before the time of the log, which is never ahead of
-the time of the world. A stamp may be behind it: a start with a wrong clock counts no time, and a
-later start with a right one counts all of it (decision 0025). By size: the newest records of so
-many bytes (data and names) stay, and the last one in any case.
+By age: a record may be trimmed if its stamp is older than the limit. The log's time is never ahead
+of the simulated time, so the checker compares stamps with the simulated time. A stamp may lag: a
+primary that starts with a wrong clock counts no time, and a later one with a right clock counts all
+of it (decision 0025). By size: the newest records up to the limit (bytes of data and names) stay,
+and the last record always.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.simulation.history import APPENDS, EVER, Evidence, Moment, Operation,
 
 
 class Policies:
-    """The policies that callers have set, all of them from the beginning of the call on."""
+    """The policies that callers have set. Each may take effect from the beginning of its call."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._set: dict[str, list[Operation]] = defaultdict(list)
@@ -69,7 +70,7 @@ class _Sizes:
         """The bytes of appends that may have been appended and trimmed before any read."""
 
     def beyond(self, size_bytes: int, before: Moment) -> int:
-        """Return below which seqnum more than `size_bytes` may have followed."""
+        """Return the highest floor that leaves the newest `size_bytes` of the log."""
         place = bisect_left(self._steps, before.step)
         end = self._ends[place - 1] if place else 0
         total = self._before[end] + self._unseen_bytes
@@ -77,5 +78,5 @@ class _Sizes:
             return 0
         kept = bisect_left(self._before, total - size_bytes, 0, end)
         if kept == end and self._unseen_bytes:
-            return EVER  # the last record may be one that came and went unseen
+            return EVER  # the last record may be one that was appended and trimmed unread
         return self._seqnums[min(kept, end - 1)]

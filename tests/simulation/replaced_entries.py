@@ -1,9 +1,8 @@
 """Checks the cluster after the directories of all sequencers were replaced by older copies.
 
-They lose entries that were published, and the primary proposes others in their places. Records may
-lose their order by that permanently. But no seqnum may have two records: all replicas correct their
-copies of the metalog and show what the primary has. No index node keeps index data of the replaced
-entries.
+The sequencers then lack published entries, and the primary proposes others at the same positions.
+Records of lost entries may lose their order permanently. But no seqnum may have two records: all
+replicas correct their copies of the metalog, and index nodes drop the index data of lost entries.
 """
 
 from __future__ import annotations
@@ -23,28 +22,30 @@ from indilog_index.index_node import IndexNode
 from indilog_index.index_store import Search
 from indilog_storage import StorageNode
 from indilog_storage.ordering import Ordering
-from tests.simulation.elections import leading
 from tests.simulation.history import Violation
+from tests.simulation.sequencer_faults import leading
 
 _SHARE: Final = 0.5
-"""The share of runs with the loss, of those with processes for several sequencers only."""
+"""The share of runs with this loss, among those whose sequencers have processes of their own."""
 _READY_WITHIN_S: Final = 30.0
 _AGREE_WITHIN_S: Final = 10.0
 _LOG: Final = "replaced"
 
 
 class ReplacedEntries:
-    """One loss of published entries; appends each contradiction to `violations`."""
+    """Lets the sequencers lose published entries; appends each contradiction to `violations`."""
 
     def __init__(self, cluster: SimulatedCluster, violations: list[Violation]) -> None:
         self._cluster = cluster
         self._violations = violations
         self._chance = cluster.world.chance("replaced entries")
         self._tags: dict[TagHash, SeqNum | None] = {}
-        """The tags of the records appended here, with the seqnums of those acknowledged last."""
+        """The tag of each record appended here, and its seqnum if it was acknowledged since the
+        loss.
+        """
 
     def happen(self, injected: dict[str, int]) -> None:
-        """Replace the directory, if the arrangement allows it and the seed draws it."""
+        """Replace the directories and check the result, if arrangement and seed want it."""
         processes = self._sequencers_alone()
         if not processes or self._chance.random() >= _SHARE:
             return
@@ -76,7 +77,7 @@ class ReplacedEntries:
             process.start()
 
     def _sequencers_alone(self) -> list[SimulatedProcess]:
-        """Return the processes of all sequencers, if these run nothing else; empty: they do."""
+        """Return the processes of all sequencers; none if they also run other nodes."""
         view = self._cluster.view
         if {*view.sequencers} != {*self._cluster.members.sequencers}:
             return []
@@ -148,10 +149,14 @@ class ReplacedEntries:
             self._violations.append(Violation("replaced", what))
 
     def _look_into(self, node: NodeId, shards: list[ShardId], tails: list[SeqNum]) -> None:
-        """An index node finds a record with each tag where it is now, and no other one.
+        """Check that an index node finds each tag at the seqnum of its record, and nowhere else.
 
-        `shards` has the shard of each seqnum, `tails` the tail after each position. What is only on
-        the node's disk is not looked at.
+        Rows that are only on the node's disk are not checked.
+
+        Args:
+            node: the index node.
+            shards: the shard of each seqnum.
+            tails: the tail after each position.
         """
         shell = self._cluster.process_of(node).shell
         assert shell is not None, "healed"

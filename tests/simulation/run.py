@@ -16,15 +16,14 @@ from indilog_storage import cold_tier
 from tests.simulation import arrangement, checkers, cold_runs, faults
 from tests.simulation.aftermath import Aftermath
 from tests.simulation.copies import CopiesNotes
-from tests.simulation.elections import Elections
+from tests.simulation.false_damage import FalseDamage, pages_of_a_byte
 from tests.simulation.history import Operation, Violation
-from tests.simulation.imagined_damage import ImaginedDamage, pages_of_a_byte
 from tests.simulation.joins import Joins
 from tests.simulation.lost_batches import LostBatches
 from tests.simulation.lost_storage import LostStorage
 from tests.simulation.metalog_notes import MetalogNotes
 from tests.simulation.replaced_entries import ReplacedEntries
-from tests.simulation.sequencer_faults import SequencerLosses
+from tests.simulation.sequencer_faults import Elections, SequencerLosses
 from tests.simulation.workload import Workload
 
 OPERATIONS: Final = 250
@@ -62,7 +61,7 @@ class Report:
     history: list[Operation] = dataclasses.field(default_factory=list)
     cold_objects: int = 0
 
-    def reported(self) -> str:
+    def describe(self) -> str:
         """Return the command that replays a failed run."""
         lines = [f"seed {self.seed}: {v.check}: {v.what}" for v in self.violations[:5]]
         return "\n".join(
@@ -84,10 +83,10 @@ class Run:
         report = self.report
         source = World(report.seed)
         chance = source.chance("arrangement")
-        drawn = arrangement.drawn(
+        drawn = arrangement.draw(
             chance, *map(source.chance, ("ack quorum", "spares", "shared processes"))
         )
-        report.arrangement = drawn.reported()
+        report.arrangement = drawn.describe()
         with (
             self._metalog.watching(),
             pages_of_a_byte(),
@@ -109,7 +108,7 @@ class Run:
             workload = Workload(
                 cluster, chance, operations=OPERATIONS, sessions=chance.randint(1, 5)
             )
-            kinds, mean_s = ((), 1.0) if self._quiet else faults.drawn(chance)
+            kinds, mean_s = ((), 1.0) if self._quiet else faults.draw(chance)
             try:
                 self._play(cluster, workload, kinds, mean_s)
             except (AssertionError, IndilogError) as error:
@@ -135,18 +134,18 @@ class Run:
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
         copies = CopiesNotes(self.report.violations)
-        imagined = ImaginedDamage(self.report.violations)
-        while workload.goes_on() and world.now_s < end_s:
+        false_damage = FalseDamage(self.report.violations)
+        while workload.wants_more() and world.now_s < end_s:
             world.run_for(_TICK_S)
             cluster.check_invariants()
             self._check_limits(cluster, workload.habits.batch_max)
             self._metalog.note(cluster)
             copies.note(cluster)
-            imagined.note(cluster, chaos.injected)
+            false_damage.note(cluster, chaos.injected)
             cold.note()
             if joins is not None:
                 joins.note()
-            workload.move_homeless(moving)
+            workload.move_detached(moving)
         workload.stopped = True
         for one in (losses, batches, elections, storage, joins):
             if one is not None:
@@ -157,8 +156,8 @@ class Run:
         aftermath = Aftermath(
             cluster, workload, self._metalog, self.report.violations, batches, joins
         )
-        evidence = aftermath.gathered()
-        self.report.violations += checkers.checked(evidence)
+        evidence = aftermath.gather()
+        self.report.violations += checkers.find_violations(evidence)
         aftermath.enforce_retention()
         if not self._quiet:
             ReplacedEntries(cluster, self.report.violations).happen(chaos.injected)

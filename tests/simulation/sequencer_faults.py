@@ -1,52 +1,68 @@
-"""What disks of sequencers lose in a simulation: one process a run, the primary's mostly, is wiped
-or has metalog entries damaged, repeatedly (decision 0042).
-
-This module is apart from `tests.simulation.faults`, because it has its own random source: without
-these losses a seed gives the same run as before.
-"""
+"""What happens to sequencers in a simulation: elections, and damage to one disk (decision 0042)."""
 
 from __future__ import annotations
 
 import random
 from typing import Final
 
+from indilog.base.ids import Epoch
 from indilog.roles.role import METALOG_KINDS
 from indilog.runtime.journal.segment_files import segment_files
 from indilog.runtime.journal.segment_scan import Damage, SegmentScan
+from indilog.runtime.node import NodeShell
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
+from indilog_ordering.sequencer import Sequencer
+from tests.simulation.random_events import RandomEvents
 
-_SHARE: Final = 0.4
-"""The share of runs with these losses, of those that have backups."""
-_MEAN_S: Final = (0.1, 0.3)
+_ELECTIONS_SHARE: Final = 0.5
+"""The share of runs with elections, of those with several sequencers."""
+_ELECTIONS_MEAN_S: Final = (0.05, 0.2, 1.0)
+"""Simulated seconds between two elections, on average."""
+_LOSSES_SHARE: Final = 0.4
+"""The share of runs with damaged disks, of those with three sequencers in own processes."""
+_LOSSES_MEAN_S: Final = (0.1, 0.3)
 """Simulated seconds between two losses, on average."""
 _WIPES: Final = (0.0, 0.1, 0.5)
-"""The share of the losses that are whole disks."""
+"""The share of the losses in which the whole disk is wiped."""
 
 
-class SequencerLosses:
-    """Damages one process from the beginning until `end`; counts in `injected`."""
+class Elections(RandomEvents):
+    """Gives a new term to any sequencer, whether the primary works or not."""
 
     def __init__(self, cluster: SimulatedCluster, injected: dict[str, int]) -> None:
-        self._cluster = cluster
-        self._injected = injected
-        self._chance = cluster.world.chance("disks of sequencers")
-        self._over = False
+        super().__init__(cluster, injected, "elections")
+        has_none = len(cluster.view.sequencers) == 1 or self._chance.random() >= _ELECTIONS_SHARE
+        mean_s = self._chance.choice(_ELECTIONS_MEAN_S)
+        if not has_none:
+            self._begin(mean_s)
+
+    def _happen(self) -> None:
+        cluster = self._cluster
+        primary = self._chance.choice(cluster.stored_view.sequencers)
+        self._count("elections", traced=False)
+        cluster.begin_term(primary, Epoch(cluster.next_epoch()))
+
+
+class SequencerLosses(RandomEvents):
+    """Repeatedly wipes the disk of one process, or damages metalog entries on it.
+
+    In most runs it is the process of the first primary.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, injected: dict[str, int]) -> None:
+        super().__init__(cluster, injected, "disks of sequencers")
         if (process := self._chosen()) is not None:
             self._process = process
-            self._mean_s = self._chance.choice(_MEAN_S)
+            mean_s = self._chance.choice(_LOSSES_MEAN_S)
             self._wipes = self._chance.choice(_WIPES)
-            self._next()
-
-    def end(self) -> None:
-        """Damage nothing more."""
-        self._over = True
+            self._begin(mean_s)
 
     def _chosen(self) -> SimulatedProcess | None:
-        """Return a process that has a sequencer and nothing else."""
+        """Return a process with a sequencer and no other node; None: this run has no losses."""
         cluster, chance = self._cluster, self._chance
         view = cluster.view
         alone = [p for p in cluster.processes if set(p.nodes) <= set(view.sequencers)]
-        if len(view.sequencers) < 3 or len(alone) < 3 or chance.random() >= _SHARE:
+        if len(view.sequencers) < 3 or len(alone) < 3 or chance.random() >= _LOSSES_SHARE:
             return None
         return (
             cluster.process_of(cluster.term.primary)
@@ -54,32 +70,22 @@ class SequencerLosses:
             else chance.choice(alone)
         )
 
-    def _next(self) -> None:
-        self._cluster.world.after(self._chance.expovariate(1 / self._mean_s), self._strike)
-
-    def _strike(self) -> None:
-        if self._over:
-            return
+    def _happen(self) -> None:
         process, chance = self._process, self._chance
         process.crash(power=chance.random() < 0.5)
         if chance.random() < self._wipes:
             process.disk.wipe()
-            self._tell("wiped_sequencer")
+            self._count("wiped_sequencer")
         elif _damage(process, chance):
-            self._tell("damaged_sequencer")
+            self._count("damaged_sequencer")
         self._cluster.world.after(chance.choice((0.005, 0.05, 0.2)), process.start)
-        self._next()
-
-    def _tell(self, kind: str) -> None:
-        self._injected[kind] = self._injected.get(kind, 0) + 1
-        self._cluster.world.tell(f"fault: {kind}")
 
 
 def _damage(process: SimulatedProcess, chance: random.Random) -> bool:
-    """Flip three bits in each of some consecutive frames; return whether there are some.
+    """Flip three bits in each of a few consecutive frames; return whether there were any.
 
-    Frames that no later frame calls synced are left: unreadable, they would be a torn tail
-    (decision 0009).
+    Frames that no later frame declares synced are left intact: damaged, they would count as a torn
+    tail (decision 0009).
     """
     directory = process.disk.directory / "journal"
     if not (files := segment_files(directory)):
@@ -103,3 +109,26 @@ def _damage(process: SimulatedProcess, chance: random.Random) -> bool:
         for bit in chance.sample(range(8 * place.length), 3):
             process.disk.flip_bit(f"journal/{file.path.name}", place.offset + bit // 8, bit % 8)
     return True
+
+
+def leading(cluster: SimulatedCluster) -> Sequencer | None:
+    """Return the primary of the newest term that any running sequencer knows; None: the primary
+    does not run, or has not adopted a copy yet.
+    """
+    roles = [
+        role
+        for process in cluster.processes
+        if process.shell is not None and not process.failing
+        for role in process.shell.roles.values()
+        if isinstance(role, Sequencer) and role._core is not None
+    ]
+    newest = max((role.status()["term"] for role in roles), default=0)
+    leads = (r for r in roles if r._primary is not None and r.status()["term"] == newest)
+    return next(leads, None)
+
+
+def home_of(cluster: SimulatedCluster, role: Sequencer) -> NodeShell:
+    """Return the shell that runs a sequencer."""
+    shell = cluster.process_of(role._node).shell
+    assert shell is not None, "it runs"
+    return shell

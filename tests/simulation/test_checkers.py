@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tests.simulation.checkers import checked
+from tests.simulation.checkers import find_violations
 from tests.simulation.history import APPENDS, Evidence, Operation, Seen
 
 Records: TypeAlias = dict[int, tuple[str, bytes, tuple[str, ...]]]
@@ -47,7 +47,7 @@ def found(*operations: Operation, **changed: object) -> list[str]:
     given: dict[str, Any] = {"records": RECORDS, "tails": [0, 4], "scans": {}}
     given |= {"ordered_at": [0.0] * 4} | changed
     evidence = Evidence([*first, *operations], **({"shown": frozenset(given["records"])} | given))
-    return [violation.check for violation in checked(evidence)]
+    return [violation.check for violation in find_violations(evidence)]
 
 
 def test_a_history_without_violations_is_clean() -> None:
@@ -171,7 +171,7 @@ def test_a_reported_loss_must_be_real_and_every_scan_over_a_loss_reports_it() ->
 
     there = {"lost": frozenset({1}), "shown": frozenset({0, 2, 3})}
     scans: dict[str, Any] = {"scans": {("engine-0", "orders"): seen(0, 3)}}
-    named = {"told_lost": {("engine-0", "orders"): [(1, 2)]}}
+    named = {"reported_losses": {("engine-0", "orders"): [(1, 2)]}}
     assert not found(reported(5, 1, 2), **there, **scans, **named)
     assert found(reported(5, 1, 3), **there) == ["lost"]
     assert found(did(5, "read_range", seen(0, 3), bound=0), **there) == ["read_range"]
@@ -199,4 +199,4 @@ def test_100_000_operations_are_checked_without_a_scan_of_the_log_for_each() -> 
         seqnum = chance.randrange(50_000)
         record = Seen(seqnum, *records[seqnum][1:])
         history.append(did(n, "read_next", (record,), bound=seqnum, session=n % 8))
-    assert checked(Evidence(history, records, [0, 50_000], {}, frozenset(records))) == []
+    assert find_violations(Evidence(history, records, [0, 50_000], {}, frozenset(records))) == []

@@ -25,7 +25,7 @@ def test_every_history_keeps_the_guarantees_of_the_log(
 ) -> None:
     for seed in range(group, seeds_wanted or SEEDS, GROUPS):
         report = Run(seed).run()
-        assert not report.violations, report.reported()
+        assert not report.violations, report.describe()
 
 
 def test_a_seed_replays_byte_identically_in_any_process() -> None:
@@ -56,6 +56,6 @@ def test_a_failure_names_the_command_that_replays_it(monkeypatch: pytest.MonkeyP
         return None
 
     monkeypatch.setattr(LocalLog, "read_prev", nothing)
-    reported = Run(0).run().reported()
+    reported = Run(0).run().describe()
     assert "seed 0: read_prev: " in reported
     assert "replay: python -m tests.simulation --seed 0" in reported

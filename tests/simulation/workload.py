@@ -1,7 +1,7 @@
 """The callers of a simulation: sessions, each with a stream of random operations.
 
-A session uses one engine. When that engine's process dies, the session continues at any engine that
-is up, with its position. Its operations are drawn from `operations`.
+A session uses one engine. When the process of that engine ends, the session continues with its
+position at any other engine. Its operations come from `operations`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from tests.support.link_pair import linked_logs
 _OVERLAPPING_MAX = 12
 _CALLERS_MAX = 12
 _WITHOUT_POLICIES = 0.7
-"""The share of runs in which nothing is trimmed by a retention policy."""
+"""The share of runs without retention policies."""
 _OVER_LINKS = 0.5
 """The share of sessions that reach their engine over a link."""
 _MOVES = 0.6
-"""How often a roaming session moves to another engine."""
+"""The probability that a roaming session moves to another engine after a call."""
 
 
 class Caller:
     """One session.
 
     Attributes:
-        overlapping: its calls do not wait for each other.
-        over_link: it uses the logs over a link, as a worker or client does.
-        roaming: it moves to another engine now and then, with its position.
-        think_s: how long it waits between calls, on average.
+        overlapping: whether it makes a call before the previous one has returned.
+        over_link: whether it uses the logs over a link, as a worker or client does.
+        roaming: whether it sometimes moves to another engine, with its position.
+        think_s: its average pause between calls, in seconds.
     """
 
     def __init__(self, workload: Workload, number: int, *, overlapping: bool) -> None:
@@ -60,20 +60,20 @@ class Caller:
         self.at_work = 0
 
     @property
-    def housed(self) -> bool:
-        """Whether the process that the session started in still runs."""
-        return self.home is not None and self.home[0].up and self.home[0].lives == self.home[1]
+    def is_attached(self) -> bool:
+        """Whether the incarnation of the process in which the session runs is still up."""
+        return self.home is not None and self.home[0].up and self.home[0].starts == self.home[1]
 
     async def live(self, engine: str, logs: LocalLogs) -> None:
-        """Do operations at an engine, until the workload is over or the process ends."""
+        """Perform operations at an engine until the workload is complete or the process ends."""
         self.engine = engine
         waiter = logs.future()
         logs.engine.when_ready(waiter)
         logs.wake()
         await waiter
         source = self._linked(logs) if self.over_link else logs
-        while self.workload.goes_on():
-            operation = self._drawn()
+        while self.workload.wants_more():
+            operation = self._draw()
             log = source.log(operation.log, self.session)
             if self.overlapping and self.at_work < _OVERLAPPING_MAX:
                 asyncio.get_running_loop().create_task(self._do(operation, log))
@@ -85,11 +85,11 @@ class Caller:
                 return
 
     def _linked(self, logs: LocalLogs) -> LogSource:
-        """Return the logs of an engine over a link of this session, which takes its time."""
+        """Return the logs of an engine over a link of this session, with a random delay."""
         delay_s = self.chance.choice((0.0, 0.00001, 0.0003))
         return linked_logs(logs, delay_s=lambda: self.chance.random() * delay_s)
 
-    def _drawn(self) -> Operation:
+    def _draw(self) -> Operation:
         workload, chance = self.workload, self.chance
         operation = workload.begin(self, chance.choice(workload.habits.logs))
         operation.kind = chance.choices(workload.kinds, workload.weights)[0]
@@ -109,7 +109,7 @@ class Workload:
 
     Attributes:
         history: every operation, in the order of invocation.
-        errors: exceptions that are no answer of the platform: faults of the code.
+        errors: exceptions that no guarantee allows: bugs.
     """
 
     def __init__(
@@ -130,33 +130,33 @@ class Workload:
             Caller(self, number, overlapping=chance.random() < 0.3) for number in range(sessions)
         ]
 
-    def goes_on(self) -> bool:
+    def wants_more(self) -> bool:
         """Return whether further operations are wanted."""
         return not self.stopped and len(self.history) < self._operations
 
     def attach(self, process: SimulatedProcess) -> None:
         """Start callers at the engines of a process, now and after each of its restarts."""
-        process.on_up = self._came_up
+        process.on_up = self._resume
         if process.up:
-            self._came_up(process)
+            self._resume(process)
 
-    def _came_up(self, process: SimulatedProcess) -> None:
-        """Resume the sessions of this process that have no engine."""
+    def _resume(self, process: SimulatedProcess) -> None:
+        """Let sessions without a running engine continue at the engines of a process."""
         engines = self.cluster.view.engines
         for node in process.logs:
             mine = [c for c in self.callers if engines[c.number % len(engines)] == node]
-            homeless = [caller for caller in mine if not caller.housed]
-            if not homeless and len(self.callers) < _CALLERS_MAX:
-                # They run in the process that this one replaces.
-                homeless = [Caller(self, len(self.callers), overlapping=True)]
-                self.callers += homeless
-            for caller in homeless:
-                self._house(caller, process, node)
+            detached = [caller for caller in mine if not caller.is_attached]
+            if not detached and len(self.callers) < _CALLERS_MAX:
+                # All its sessions run in the process that this one replaces: add one.
+                detached = [Caller(self, len(self.callers), overlapping=True)]
+                self.callers += detached
+            for caller in detached:
+                self._attach_caller(caller, process, node)
 
-    def move_homeless(self, chance: random.Random) -> None:
+    def move_detached(self, chance: random.Random) -> None:
         """Move some sessions whose engine died to other engines."""
         for caller in self.callers:
-            if not caller.housed and chance.random() < 0.2:
+            if not caller.is_attached and chance.random() < 0.2:
                 self.move(caller, chance)
 
     def move(self, caller: Caller, chance: random.Random) -> None:
@@ -164,17 +164,17 @@ class Workload:
         homes = [(p, node) for p in self.cluster.processes if p.up for node in p.logs]
         homes = [home for home in homes if home[1] != caller.engine] or homes
         if homes:
-            self._house(caller, *chance.choice(homes))
+            self._attach_caller(caller, *chance.choice(homes))
 
-    def _house(self, caller: Caller, process: SimulatedProcess, node: NodeId) -> None:
-        caller.home = (process, process.lives)
+    def _attach_caller(self, caller: Caller, process: SimulatedProcess, node: NodeId) -> None:
+        caller.home = (process, process.starts)
         caller.at_work = 0
         self.cluster.call(process, lambda: caller.live(node, process.logs[node]))
 
     # --- operations
 
     def begin(self, caller: Caller, log: str) -> Operation:
-        """Return a new operation of the history."""
+        """Add an operation to the history and return it."""
         operation = Operation(
             len(self.history), caller.number, caller.engine, "", log, overlapping=caller.overlapping
         )
@@ -182,7 +182,7 @@ class Workload:
         return operation
 
     async def perform(self, operation: Operation, log: Log, session: Session) -> None:
-        """Make a call and note its outcome."""
+        """Make the call of an operation and note its outcome."""
         world = self.cluster.world
         operation.invoked, operation.invoked_s = world.steps, world.now_s
         operation.position_before = operation.position_after = session.position
@@ -211,4 +211,4 @@ class Workload:
             operation.note = repr(error)
         operation.position_after = session.position
         operation.returned, operation.returned_s = world.steps, world.now_s
-        world.tell(operation.reported())
+        world.tell(operation.describe())

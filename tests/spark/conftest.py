@@ -83,7 +83,7 @@ def url(shared: tuple[Path, str]) -> str:
 
 
 @pytest.fixture
-def told(url: str) -> Callable[[Callable[[indilog.Log], Awaitable[_ValueT]], str], _ValueT]:
+def on_log(url: str) -> Callable[[Callable[[indilog.Log], Awaitable[_ValueT]], str], _ValueT]:
     """Return a function that runs a call on a named log of the shared platform."""
 
     def run(call: Callable[[indilog.Log], Awaitable[_ValueT]], log: str) -> _ValueT:

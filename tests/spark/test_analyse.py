@@ -195,7 +195,7 @@ def test_spark_queries_objects_at_a_seqnum(
     assert {row["name"] for row in rows_of(run(spark, "objects", directory))} == {"tea", "cake"}
 
 
-def test_jobs_read_through_a_platform_too(spark: SparkSession, url: str, told: object) -> None:
+def test_jobs_read_through_a_platform_too(spark: SparkSession, url: str, on_log: object) -> None:
     async def fill_shared() -> None:
         async with indilog.connect(url) as client:
             log = client.log("analysed")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-Told: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
+OnLog: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
 BATCHES, BATCH = 6, 50
 
 
@@ -49,10 +49,10 @@ def seqnums(frame: DataFrame) -> list[int]:
 
 
 def test_all_columns_are_those_of_the_client_and_of_the_directory(
-    spark: SparkSession, url: str, directory: Path, told: Told
+    spark: SparkSession, url: str, directory: Path, on_log: OnLog
 ) -> None:
-    told(fill, "another log between")
-    wanted = told(fill, "columns")
+    on_log(fill, "another log between")
+    wanted = on_log(fill, "columns")
     rows = reader(spark, url, "columns").load().orderBy("seqnum").collect()
     assert [(row.seqnum, bytes(row.data)) for row in rows] == [(r.seqnum, r.data) for r in wanted]
     for row, record in zip(rows, wanted, strict=True):
@@ -72,8 +72,8 @@ def micros(time: datetime.datetime) -> int:
     return round(time.astimezone(datetime.UTC).timestamp() * 1e6)
 
 
-def test_a_schema_chooses_and_orders_columns(spark: SparkSession, url: str, told: Told) -> None:
-    wanted = told(fill, "schema")
+def test_a_schema_chooses_and_orders_columns(spark: SparkSession, url: str, on_log: OnLog) -> None:
+    wanted = on_log(fill, "schema")
     frame = reader(spark, url, "schema").schema("data binary, seqnum bigint").load()
     assert frame.columns == ["data", "seqnum"]
     assert sorted((row.seqnum, bytes(row.data)) for row in frame.collect()) == [
@@ -81,8 +81,8 @@ def test_a_schema_chooses_and_orders_columns(spark: SparkSession, url: str, told
     ]
 
 
-def test_a_tag_is_an_option(spark: SparkSession, url: str, told: Told) -> None:
-    wanted = told(fill, "tags")
+def test_a_tag_is_an_option(spark: SparkSession, url: str, on_log: OnLog) -> None:
+    wanted = on_log(fill, "tags")
     even = reader(spark, url, "tags").option("tag", "even").load()
     assert seqnums(even) == [r.seqnum for r in wanted if "even" in r.tags]
     seventh = reader(spark, url, "tags").option("tag_int", "7").load()
@@ -92,9 +92,9 @@ def test_a_tag_is_an_option(spark: SparkSession, url: str, told: Told) -> None:
 
 @pytest.mark.parametrize("pushdown", ["true", "false"])
 def test_filters_return_the_same_with_and_without_pushdown(
-    spark: SparkSession, url: str, told: Told, pushdown: str
+    spark: SparkSession, url: str, on_log: OnLog, pushdown: str
 ) -> None:
-    wanted = told(fill, f"filters-{pushdown}")
+    wanted = on_log(fill, f"filters-{pushdown}")
     frame = reader(spark, url, f"filters-{pushdown}").load()
     low, high = wanted[40].seqnum, wanted[200].seqnum
     at = datetime.datetime.fromtimestamp(wanted[120].ordered_at, datetime.UTC)
@@ -111,12 +111,12 @@ def test_filters_return_the_same_with_and_without_pushdown(
     assert other == []
 
 
-def test_pushed_filters_narrow_what_is_read(spark: SparkSession, url: str, told: Told) -> None:
+def test_pushed_filters_narrow_what_is_read(spark: SparkSession, url: str, on_log: OnLog) -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan
 
     from indilog_pipeline.spark.source import IndilogSource
 
-    wanted = told(fill, "narrow")
+    wanted = on_log(fill, "narrow")
     source = IndilogSource({"url": url})
     read = source.reader(reader(spark, url, "narrow").load().schema)
     filters = [
@@ -131,8 +131,8 @@ def test_pushed_filters_narrow_what_is_read(spark: SparkSession, url: str, told:
     assert found == [record.seqnum for record in wanted[10:20]]
 
 
-def test_ranges_are_options_too(spark: SparkSession, url: str, told: Told) -> None:
-    wanted = told(fill, "ranges")
+def test_ranges_are_options_too(spark: SparkSession, url: str, on_log: OnLog) -> None:
+    wanted = on_log(fill, "ranges")
     ranged = (
         reader(spark, url, "ranges")
         .option("seqnum_start", wanted[10].seqnum)
@@ -145,24 +145,26 @@ def test_ranges_are_options_too(spark: SparkSession, url: str, told: Told) -> No
 
 
 def test_a_large_log_is_read_in_several_partitions(
-    spark: SparkSession, url: str, told: Told
+    spark: SparkSession, url: str, on_log: OnLog
 ) -> None:
     async def fill_much(log: indilog.Log) -> list[indilog.Record]:
         for number in range(48):
             await log.append_batch([indilog.Entry(bytes([number]) * 100_000)] * 2)
         return await all_records(log)
 
-    wanted = told(fill_much, "large")
+    wanted = on_log(fill_much, "large")
     frame = reader(spark, url, "large").option("partition_bytes", str(1024 * 1024)).load()
     assert frame.rdd.getNumPartitions() >= 3
     rows = sorted((row.seqnum, bytes(row.data)[:1]) for row in frame.collect())
     assert rows == [(record.seqnum, record.data[:1]) for record in wanted]
 
 
-def test_trimmed_records_are_an_error_or_counted(spark: SparkSession, url: str, told: Told) -> None:
-    wanted = told(fill, "trimmed")
+def test_trimmed_records_are_an_error_or_counted(
+    spark: SparkSession, url: str, on_log: OnLog
+) -> None:
+    wanted = on_log(fill, "trimmed")
     floor = wanted[100].seqnum
-    told(lambda log: log.trim(floor), "trimmed")
+    on_log(lambda log: log.trim(floor), "trimmed")
     trimmed = reader(spark, url, "trimmed")
     with pytest.raises(Exception, match=f"are trimmed; start at option seqnum_start={floor}"):
         trimmed.load().count()

@@ -15,7 +15,7 @@ from indilog.base.log import Entry
 from indilog.runtime.cluster.assembly import embedded
 from indilog_pipeline.analytics.jobs import Source, analyse
 from tests.cluster.platform_process import platform
-from tests.support.cold_storage import configured, moved, objects
+from tests.support.cold_storage import configured, move_records, objects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-async def filled(directory: Path) -> dict[SeqNum, Entry]:
+async def fill(directory: Path) -> dict[SeqNum, Entry]:
     async with embedded(configured(directory)) as platform:
-        return await moved(platform, platform.logs.log("orders"))
+        return await move_records(platform, platform.logs.log("orders"))
 
 
 @pytest.fixture(scope="module")
 def cold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[SeqNum, Entry]]:
     directory = tmp_path_factory.mktemp("cold")
-    return directory, asyncio.run(filled(directory))
+    return directory, asyncio.run(fill(directory))
 
 
 def test_volume_counts_local_and_moved_records(

@@ -1,4 +1,4 @@
-"""Streaming queries that are killed with SIGKILL at random, while appends go on."""
+"""Streaming queries that are killed with SIGKILL at random, while appends continue."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_task_that_writes_waits_and_the_driver_of_a_batch_does_not(tmp_path: P
             writer.commit([pending.result(timeout=60)], 0)
 
 
-def test_a_write_whose_outcome_is_unknown_goes_on_and_writes_once(
+def test_a_write_whose_outcome_is_unknown_continues_and_writes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart in the middle of an append leaves its outcome unknown."""

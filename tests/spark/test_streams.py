@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-Told: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
+OnLog: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
 
 
 class Sink:
@@ -59,22 +59,22 @@ def append(count: int, size: int = 10) -> Callable[[indilog.Log], Awaitable[list
     return appended
 
 
-def test_batches_are_bounded_in_records_and_a_later_run_goes_on(
-    spark: SparkSession, url: str, told: Told, tmp_path: Path
+def test_batches_are_bounded_in_records_and_a_later_run_continues(
+    spark: SparkSession, url: str, on_log: OnLog, tmp_path: Path
 ) -> None:
-    first = told(append(25), "bounded")
+    first = on_log(append(25), "bounded")
     sink = Sink(tmp_path)
     sink.run(stream(spark, url, "bounded", batch_records_max=10))
     assert sink.batches == [first[:10], first[10:20], first[20:]]
-    second = told(append(3), "bounded")
+    second = on_log(append(3), "bounded")
     sink.run(stream(spark, url, "bounded", batch_records_max=10))
     assert sink.batches == [second]
 
 
 def test_a_query_that_was_killed_while_it_wrote_its_first_offset_starts_again(
-    spark: SparkSession, url: str, told: Told, tmp_path: Path
+    spark: SparkSession, url: str, on_log: OnLog, tmp_path: Path
 ) -> None:
-    appended = told(append(5), "first-offset")
+    appended = on_log(append(5), "first-offset")
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
     # Spark writes a file of this name and renames it to `0`.
@@ -85,21 +85,21 @@ def test_a_query_that_was_killed_while_it_wrote_its_first_offset_starts_again(
 
 
 def test_batches_are_bounded_in_bytes(
-    spark: SparkSession, url: str, told: Told, tmp_path: Path
+    spark: SparkSession, url: str, on_log: OnLog, tmp_path: Path
 ) -> None:
-    appended = told(append(5, 100), "bytes")
+    appended = on_log(append(5, 100), "bytes")
     sink = Sink(tmp_path)
     sink.run(stream(spark, url, "bytes", batch_bytes_max=250))
     assert sink.batches == [appended[:2], appended[2:4], appended[4:]]
 
 
 def test_a_new_stream_may_begin_at_the_end(
-    spark: SparkSession, url: str, told: Told, tmp_path: Path
+    spark: SparkSession, url: str, on_log: OnLog, tmp_path: Path
 ) -> None:
-    told(append(3), "tail")
+    on_log(append(3), "tail")
     sink = Sink(tmp_path)
     sink.run(stream(spark, url, "tail", start="tail"))
     assert not any(sink.batches)  # Spark begins with an empty one
-    later = told(append(2), "tail")
+    later = on_log(append(2), "tail")
     sink.run(stream(spark, url, "tail", start="tail"))
     assert sink.batches == [later]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-Told: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
+OnLog: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
 
 
 def write(frame: DataFrame, url: str, log: str, batch: int) -> None:
@@ -33,17 +33,17 @@ async def records(log: indilog.Log) -> list[indilog.Record]:
     return await log.read_range(limit=10_000)
 
 
-def test_a_batch_is_written_once(spark: SparkSession, url: str, told: Told) -> None:
+def test_a_batch_is_written_once(spark: SparkSession, url: str, on_log: OnLog) -> None:
     frame = spark.range(0, 2500, 1, 2).selectExpr(
         "concat('row ', id) as data", "array(if(id % 2 = 0, 'even', 'odd')) as tag_names"
     )
     write(frame, url, "once", 0)
     write(frame, url, "once", 0)
-    found = told(records, "once")
+    found = on_log(records, "once")
     assert [record.data for record in found] == [b"row %d" % n for n in range(2500)]
     assert [record.tags[0] for record in found[:2]] == ["even", "odd"]
     write(spark.sql("select binary('more') as data"), url, "once", 1)
-    assert told(records, "once")[-1].data == b"more"
+    assert on_log(records, "once")[-1].data == b"more"
     copied = (
         spark.read.format("indilog").option("url", url).option("log", "once").load()
         .select("data", "tag_names")
@@ -53,7 +53,7 @@ def test_a_batch_is_written_once(spark: SparkSession, url: str, told: Told) -> N
 
 
 def test_a_stream_writes_its_batches_once(
-    spark: SparkSession, url: str, told: Told, tmp_path: Path
+    spark: SparkSession, url: str, on_log: OnLog, tmp_path: Path
 ) -> None:
     async def fill(log: indilog.Log) -> None:
         await log.append_batch([indilog.Entry(b"%d" % n, ["in"]) for n in range(30)])
@@ -73,11 +73,11 @@ def test_a_stream_writes_its_batches_once(
         finally:
             query.stop()
 
-    told(fill, "in")
+    on_log(fill, "in")
     run()
-    told(fill, "in")
+    on_log(fill, "in")
     run()
-    found = told(records, "out")
+    found = on_log(records, "out")
     assert [record.data for record in found] == [b"%d" % n for n in range(30)] * 2
     assert {record.tags[0] for record in found} == {"in"}
 

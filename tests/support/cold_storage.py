@@ -56,13 +56,13 @@ def local_bytes(platform: Platform) -> int:
     return figures(platform, "bytes") - figures(platform, "cold_bytes")
 
 
-async def reached(done: Callable[[], bool]) -> None:
+async def wait_for(done: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not done():  # noqa: ASYNC110 figures of other tasks
             await asyncio.sleep(0.01)
 
 
-async def filled(log: Log, rounds: int = ROUNDS, seed: int = 1) -> dict[SeqNum, Entry]:
+async def fill(log: Log, rounds: int = ROUNDS, seed: int = 1) -> dict[SeqNum, Entry]:
     """Append records; return them by seqnum."""
     chance = random.Random(seed)
     found: dict[SeqNum, Entry] = {}
@@ -75,13 +75,15 @@ async def filled(log: Log, rounds: int = ROUNDS, seed: int = 1) -> dict[SeqNum, 
     return found
 
 
-async def moved(platform: Platform, log: Log, bytes_max: int = 2 * MIB) -> dict[SeqNum, Entry]:
+async def move_records(
+    platform: Platform, log: Log, bytes_max: int = 2 * MIB
+) -> dict[SeqNum, Entry]:
     """Append until most records are on cold storage."""
-    records = await filled(log)
+    records = await fill(log)
     for seed in range(2, 40):
-        records.update(await filled(log, 1, seed))
+        records.update(await fill(log, 1, seed))
         await asyncio.sleep(0.02)
-    await reached(lambda: local_bytes(platform) < bytes_max)
+    await wait_for(lambda: local_bytes(platform) < bytes_max)
     return records
 
 

@@ -2,8 +2,7 @@
 
 With `--dist worksteal` each process first gets an equal part of the list, in its order. One that
 has none left takes the last half of another's. So each part begins with long tests and ends with
-short ones: what is taken at the end is short, and no process runs a long test after all others are
-done.
+short ones, and no process runs a long test after all others have ended.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ async def engine_of(supervisor: Supervisor, keys: Path | None = None) -> AsyncIt
     assert not failures
 
 
-async def appended(log: Log, data: bytes) -> int:
+async def append_retrying(log: Log, data: bytes) -> int:
     """Append; retry while the error is retryable."""
     while True:
         try:

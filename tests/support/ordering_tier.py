@@ -197,7 +197,7 @@ class OrderingTier:
         """The newest writer that asked for each shard."""
         self.network: list[Letter] = []
         self.late: list[Letter] = []
-        self.lives = dict.fromkeys((*VIEW.storage_nodes, ENGINE), Epoch(1))
+        self.incarnations = dict.fromkeys((*VIEW.storage_nodes, ENGINE), Epoch(1))
         """The incarnations of the other nodes."""
         self.published: dict[int, Entry] = {}
         self.written: dict[int, Entry] = {}
@@ -223,13 +223,13 @@ class OrderingTier:
         storage node arrives any more.
         """
         for letters in (self.network, self.late):
-            letters[:] = [letter for letter in letters if self.is_of_this_life(letter, name)]
+            letters[:] = [letter for letter in letters if self.is_of_this_incarnation(letter, name)]
         self.give(name, *self.processes[name].start())
 
-    def is_of_this_life(self, letter: Letter, to: NodeId) -> bool:
+    def is_of_this_incarnation(self, letter: Letter, to: NodeId) -> bool:
         """Whether a message may still arrive at a node that restarts now."""
-        life = self.lives.get(letter.sender)
-        return letter.to != to or life is None or letter.incarnation == life
+        incarnation = self.incarnations.get(letter.sender)
+        return letter.to != to or incarnation is None or letter.incarnation == incarnation
 
     # --- the world
 
@@ -368,7 +368,7 @@ class OrderingTier:
 
     def say(self, sender: NodeId, message: Message) -> None:
         """Send the primary a message of another node."""
-        self.network.append(Letter(sender, PRIMARY, message, self.lives[sender]))
+        self.network.append(Letter(sender, PRIMARY, message, self.incarnations[sender]))
 
     def report(self, which: int) -> None:
         node, message = list(self.reports())[which]
@@ -384,7 +384,7 @@ class OrderingTier:
         if self.wanted[shard] > self.writers[shard][0]:
             writer = VIEW.shards[shard].writer
             message = ShardWanted(shard, self.wanted[shard])
-            self.network.append(Letter(writer, PRIMARY, message, self.lives[ENGINE]))
+            self.network.append(Letter(writer, PRIMARY, message, self.incarnations[ENGINE]))
 
     def apply_published(self) -> None:
         """Follow the published entries up to the first missing one."""
@@ -413,8 +413,8 @@ class OrderingTier:
         metalog. The node fetches records that were proposed on its earlier reports from other
         replicas.
         """
-        self.lives[node] = Epoch(self.lives[node] + 1)
-        self.give(PRIMARY, Received(node, MetalogWanted(0), self.lives[node]))
+        self.incarnations[node] = Epoch(self.incarnations[node] + 1)
+        self.give(PRIMARY, Received(node, MetalogWanted(0), self.incarnations[node]))
         for (shard, owner), replica in self.replicas.items():
             if owner == node:
                 replica.stored = min(replica.stored, self.proposed[shard])
@@ -505,7 +505,7 @@ class OrderingTier:
                 self.give(name)
 
     def ask_tail(self) -> None:
-        self.give(PRIMARY, Received(ENGINE, TailWanted(1), self.lives[ENGINE]))
+        self.give(PRIMARY, Received(ENGINE, TailWanted(1), self.incarnations[ENGINE]))
 
     # --- claims
 

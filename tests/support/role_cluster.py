@@ -149,7 +149,7 @@ class RoleCluster:
         assert isinstance(engine, Engine)
         return engine
 
-    # --- life of a node
+    # --- starts and stops of nodes
 
     def start(self, node: NodeId) -> None:
         """Start a node, or restart it from its persisted frames; messages in flight to it are

@@ -11,12 +11,12 @@ from typing import assert_never
 import numpy as np
 
 from indilog.kernel.index_snapshot import (
+    IndexSnapshot,
     OpenSnapshot,
     ReadRows,
     RowGroups,
     Rows,
     RowsRead,
-    Snapshot,
     SnapshotAnswer,
     SnapshotOpened,
     SnapshotRequest,
@@ -35,7 +35,7 @@ class SnapshotDisk:
 
     def __init__(self, group_rows: int = 2) -> None:
         self._group_rows = group_rows
-        self._kept: dict[int, tuple[Snapshot, list[Rows]]] = {}
+        self._kept: dict[int, tuple[IndexSnapshot, list[Rows]]] = {}
         self._full = False
 
     def answer(self, request: SnapshotRequest) -> SnapshotAnswer:
@@ -52,7 +52,7 @@ class SnapshotDisk:
             case unreachable:
                 assert_never(unreachable)
 
-    def write(self, request: WriteSnapshot) -> Snapshot:
+    def write(self, request: WriteSnapshot) -> IndexSnapshot:
         before: Iterable[Rows] = []
         if request.base is not None:
             kept, before = self._kept[request.base]
@@ -68,7 +68,7 @@ class SnapshotDisk:
         directory = RowGroups(*(np.array(values, np.uint64) for values in bounds))
         columns = [g.tags for g in groups]
         tags = TagFilter.of(np.concatenate([*columns, np.empty(0, np.uint64)]))
-        snapshot = Snapshot(request.info, directory, sum(map(len, columns)), tags)
+        snapshot = IndexSnapshot(request.info, directory, sum(map(len, columns)), tags)
         self._kept[request.info.position] = snapshot, groups
         return snapshot
 

@@ -81,7 +81,7 @@ class Result(NamedTuple):
     outcome: Appended | Answered | Exception
 
 
-class Stage(enum.Enum):
+class AppendStage(enum.Enum):
     """The stages of a conditional append, by what it waits for."""
 
     QUEUED = enum.auto()
@@ -107,7 +107,7 @@ class Check:
     def __init__(self, append: Conditional, origin: object) -> None:
         self.append = append
         self.origin = origin
-        self.stage = Stage.QUEUED
+        self.stage = AppendStage.QUEUED
         self.expires: Instant | None = None
 
 
@@ -192,7 +192,7 @@ class Home:
             for tag in [tag for tag in self._idle if is_home(tag)]:
                 del self._idle[tag]
                 queue = self._queues[tag]
-                if queue[0].stage is Stage.QUEUED:
+                if queue[0].stage is AppendStage.QUEUED:
                     outcomes += self._read(queue[0], reads, MAX_SEQNUM)
         return outcomes
 
@@ -208,9 +208,9 @@ class Home:
         append = check.append
         operation = Operation(
             Direction.PREV, append.tag, bound, position, check,
-            log=log_tag(append.log), fresh=check.stage is Stage.QUEUED,
+            log=log_tag(append.log), fresh=check.stage is AppendStage.QUEUED,
         )  # fmt: skip
-        check.stage = Stage.CHECKING
+        check.stage = AppendStage.CHECKING
         try:
             reads.start(operation)
         except OverloadedError as error:
@@ -237,13 +237,15 @@ class Home:
     def _on_answer(
         self, check: Check, outcome: object, reads: Reads, writer: ShardWriter | None
     ) -> list[Outcome]:
-        if check.stage is not Stage.APPENDING:
+        if check.stage is not AppendStage.APPENDING:
             self._reading -= 1
-        if check.stage is Stage.ENDED:
+        if check.stage is AppendStage.ENDED:
             return []
         if isinstance(outcome, Exception):  # of the read, or of the append
             return [self._end(check, outcome)]
-        assert check.stage is Stage.CHECKING, "an append is answered by `Appended`, or an error"
+        assert check.stage is AppendStage.CHECKING, (
+            "an append is answered by `Appended`, or an error"
+        )
         assert isinstance(outcome, Answered)
         return self._on_last(check, outcome, reads, writer)
 
@@ -274,7 +276,7 @@ class Home:
             writer.add_batch(columns, check)
         except IndilogError as error:
             return [self._end(check, error)]
-        check.stage = Stage.APPENDING
+        check.stage = AppendStage.APPENDING
         del self._waiting[check]
         return []
 
@@ -294,7 +296,7 @@ class Home:
         return [effect._replace(waiters=waiters), *results]
 
     def _forget(self, check: Check) -> None:
-        check.stage = Stage.ENDED
+        check.stage = AppendStage.ENDED
         self._waiting.pop(check, None)
         tag = check.append.tag
         queue = self._queues[tag]
@@ -328,9 +330,9 @@ class Home:
         checks = [check for queue in self._queues.values() for check in queue]
         assert len(checks) == self._pending
         assert sum(check.append.size_bytes for check in checks) == self._pending_bytes
-        assert all((c in self._waiting) == (c.stage is not Stage.APPENDING) for c in checks)
+        assert all((c in self._waiting) == (c.stage is not AppendStage.APPENDING) for c in checks)
         assert self._idle.keys() <= self._queues.keys()
         for tag, queue in self._queues.items():
             assert queue, "a tag without appends has no queue"
-            assert all(check.stage is Stage.QUEUED for check in list(queue)[1:])
-            assert queue[0].stage is not Stage.QUEUED or tag in self._idle
+            assert all(check.stage is AppendStage.QUEUED for check in list(queue)[1:])
+            assert queue[0].stage is not AppendStage.QUEUED or tag in self._idle

@@ -46,13 +46,13 @@ class PageText:
 
     Attributes:
         last: seqnum of the last record added; None if there is none.
-        may_go_on: True if the page ended at a limit, so there may be further records.
+        may_have_more: True if the page ended at a limit, so there may be further records.
     """
 
     def __init__(self, share: ByteShare, limit: int, limits: RecordLimits) -> None:
         self.limit = limit
         self.last: int | None = None
-        self.may_go_on = False
+        self.may_have_more = False
         self._share = share
         self._limits = limits
         self._parts: list[bytes] = []
@@ -61,7 +61,7 @@ class PageText:
     @property
     def is_full(self) -> bool:
         """Whether the page takes no further record."""
-        return self.may_go_on
+        return self.may_have_more
 
     def add(self, record: Record) -> None:
         """Add a record.
@@ -75,7 +75,7 @@ class PageText:
         self._share.take_up_to(self._size)
         self.last = record.seqnum
         is_long = len(self._parts) >= self.limit
-        self.may_go_on = is_long or self._size >= self._limits.page_bytes_max
+        self.may_have_more = is_long or self._size >= self._limits.page_bytes_max
 
     def add_range(self, records: Iterable[Record]) -> None:
         """Add records of one page of the log, until this page is full.
@@ -90,10 +90,10 @@ class PageText:
             if self.is_full:
                 return
         # The log's page may have ended early, because one more record could have made it too large.
-        self.may_go_on = size + self._limits.record_bytes_max > self._limits.page_bytes_max
+        self.may_have_more = size + self._limits.record_bytes_max > self._limits.page_bytes_max
 
     def text(self, next_bound: int | None) -> bytes:
         """Return the page's JSON; `next_bound` is where the next page starts."""
-        more = b"true" if self.may_go_on and next_bound is not None else b"false"
+        more = b"true" if self.may_have_more and next_bound is not None else b"false"
         bound = b"null" if next_bound is None else b"%d" % next_bound
         return b'{"records":[%b],"next_bound":%b,"more":%b}' % (b",".join(self._parts), bound, more)

@@ -171,7 +171,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._running = cycle
         if self._is_beyond_limit:
             cycle.keep_alive = False
-            app = _refused
+            app = _refuse_connection
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's
@@ -359,7 +359,7 @@ class TimeLimitSweep:
         self._next = self._loop.call_later(_SWEEP_S, self._sweep)
 
 
-async def _refused(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's
+async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's
     """Answer a request on a connection beyond the limit."""
     details = problem_of(OverloadedError("Too many connections are open; try again later."))
     text = problem_text(details)

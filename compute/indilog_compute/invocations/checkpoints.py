@@ -56,7 +56,7 @@ class CheckpointLog:
         """
         table = self._current()
         checkpoint = table.checkpoint()
-        place = await self._appended(checkpoint, table.checkpoint_place)
+        place = await self._append(checkpoint, table.checkpoint_place)
         if self._current() is not table or table.checkpoint_place != place[-1] + 1:
             return
         await self._log.trim(place[0], tag=CHECKPOINTS_TAG)
@@ -68,7 +68,7 @@ class CheckpointLog:
         finally:
             table.not_trimmed(left)
 
-    async def _appended(self, checkpoint: TableCheckpoint, follows: SeqNum) -> list[SeqNum]:
+    async def _append(self, checkpoint: TableCheckpoint, follows: SeqNum) -> list[SeqNum]:
         """Append a checkpoint, and wait until this node has read it; return the seqnums of its
         parts.
         """

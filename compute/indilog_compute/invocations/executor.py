@@ -25,8 +25,8 @@ from indilog_compute.invocations.records import (
     DeclaredDead,
     Ended,
     Event,
+    ExecutorHeartbeat,
     Failure,
-    Heartbeat,
     application_of,
 )
 from indilog_compute.invocations.scheduling import Schedules
@@ -202,7 +202,7 @@ class Executor:
             if node_of(executor) == self.node or (is_due and record.proven_at is not None):
                 yield Append(DeclaredDead(executor, running.last, self.name), (EXECUTORS_TAG,))
             elif is_due:
-                yield Append(Heartbeat(self.name), (EXECUTORS_TAG,))
+                yield Append(ExecutorHeartbeat(self.name), (EXECUTORS_TAG,))
 
     def _is_full(self, application: str) -> bool:
         """Tell whether this executor claims no more invocations of an application."""
@@ -233,7 +233,7 @@ class Executor:
     def _heartbeat(self, now: float) -> Iterable[Action]:
         own = self._lasts.get(self.name)
         if own is not None and now >= own.at + self._lease_s / _BEATS_PER_LEASE:
-            yield Append(Heartbeat(self.name), (EXECUTORS_TAG,))
+            yield Append(ExecutorHeartbeat(self.name), (EXECUTORS_TAG,))
 
     def _run_scheduled(self, now: float) -> Iterable[Action]:
         if self._running_max:

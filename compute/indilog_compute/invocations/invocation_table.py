@@ -32,8 +32,8 @@ from indilog_compute.invocations.records import (
     DeclaredDead,
     Ended,
     Event,
+    ExecutorHeartbeat,
     Freed,
-    Heartbeat,
     application_of,
     digest_of,
 )
@@ -173,7 +173,7 @@ class InvocationTable:
                 self._free_again(seqnum, event)
             case Ended():
                 self._end(seqnum, event)
-            case Heartbeat(executor):
+            case ExecutorHeartbeat(executor):
                 self._grown.add(EXECUTORS_TAG)
                 self._note_record(executor, seqnum)
             case DeclaredDead(executor, seen, by):

@@ -97,7 +97,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     failure: Failure | None = None
 
 
-class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+class ExecutorHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     """`executor` still runs its invocations."""
 
     executor: str
@@ -132,7 +132,9 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
     follows: _SeqNum = 0
 
 
-Event: TypeAlias = Accepted | Claimed | Freed | Ended | Heartbeat | DeclaredDead | Checkpointed
+Event: TypeAlias = (
+    Accepted | Claimed | Freed | Ended | ExecutorHeartbeat | DeclaredDead | Checkpointed
+)
 
 
 class InvocationsVersionError(IndilogError):

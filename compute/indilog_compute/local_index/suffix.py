@@ -1,13 +1,14 @@
 """The Suffix: which shard holds each of the newest records of the whole log (thesis 5.1.1).
 
 The Suffix is a chain with one member per cut. A member's key is the highest seqnum of the cut. For
-each productive shard of the cut, the member keeps the distance of the shard's upper bound to the
-key, in 2 bytes, and the shard id, in 2 bytes. All members lie one after the other in flat arrays:
+each productive shard of the cut, the member keeps two numbers of 2 bytes: the distance of the
+shard's upper bound to the key, and the shard id. All members lie one after the other in flat
+arrays:
 
     keys       [  6,        9,           ... ]    highest seqnum of each member
-    ends       [  2,        5,           ... ]    where the member's part of the next two ends
+    ends       [  2,        5,           ... ]    end of the member's part of the two arrays below
     distances  [  0, 3,     0, 1, 2,     ... ]    key - upper bound, ascending
-    shards     [  1, 0,     2, 1, 0,     ... ]    so a member lists its shards from the last one on
+    shards     [  1, 0,     2, 1, 0,     ... ]    the shard of each distance: the last one first
 
 If the upper bounds of a cut differ by more than fits into 2 bytes, the cut becomes several members:
 a member is any run of consecutive upper bounds. A shard may have any number of records in a cut,
@@ -36,7 +37,7 @@ _DEAD_MIN: Final = 64
 _MEMBER_BYTES: Final = 16
 _BOUND_BYTES: Final = 4
 _ARRAYS_BYTES: Final = 1024
-"""Bytes of the four arrays besides their contents, and what they reserve beyond a sixteenth."""
+"""Fixed bytes of the four arrays, beside their elements and the sixteenth that they reserve."""
 
 
 class Suffix:

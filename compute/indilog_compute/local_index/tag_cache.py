@@ -20,8 +20,8 @@ is read often. `expectations` decides which of these answers still fit.
 
 **No long pauses.** A rebuild of a dictionary of 10^6 tags stops the event loop for 0.06 s, of an
 ordered one for 0.3 s (measured). So the map is split by the low bits of the tag, which are
-practically random, into partitions of some ten thousand tags: plain dictionaries in the order of
-events. Eviction visits one partition after the other and evicts the tags at the front whose last
+practically random. Each partition has some ten thousand tags and is a plain dictionary in the order
+of events. Eviction visits one partition after the other and evicts the tags at the front whose last
 access is at or below a *horizon*. After the last partition the horizon moves to the oldest access
 left plus a 64th of its age. So the order of evictions may deviate from the order of last accesses
 by that much. With one partition (a small cache) the order is exact.

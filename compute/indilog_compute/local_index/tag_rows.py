@@ -90,8 +90,8 @@ class TagRow:
         """Return the last record up to `bound`.
 
         At or above the head there is one: the head itself is kept. A bound below the head, even by
-        one, is a miss unless the row is complete or its minimum answers it: the record at the bound
-        may have been evicted (PITFALLS 9).
+        one, is a miss, because the record at the bound may have been evicted (PITFALLS 9). The
+        exceptions are a complete row, and a bound that the minimum answers.
         """
         if bound < self.head:
             if self.complete or (self.minimum is not None and bound < self.minimum.seqnum):

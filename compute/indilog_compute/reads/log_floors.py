@@ -93,7 +93,7 @@ class LogFloors:
             else:
                 self._raise_tag(floor)
 
-    def reached(self, position: MetalogPosition) -> list[Floor]:
+    def pop_reached(self, position: MetalogPosition) -> list[Floor]:
         """Remove and return the floors of trims up to `position`, which the Tag Cache has
         applied.
         """

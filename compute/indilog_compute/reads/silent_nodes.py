@@ -1,6 +1,6 @@
 """Nodes that did not answer in time: index nodes, aggregators and storage nodes.
 
-They are asked after the others: copying the shards of a lost storage node may take hours (decision
+They are asked after the others. Copying the shards of a lost storage node may take hours (decision
 0048), and a lost index node may be restarted late. After a pause one question tries such a node
 again; the pause doubles while it does not answer. If only silent nodes could answer, one of them is
 asked: avoiding nodes may unbalance the load, but never prevents an answer.

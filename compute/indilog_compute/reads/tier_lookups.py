@@ -8,8 +8,8 @@ record, or first send the record's seqnum to this node. Sending the seqnum first
 delays if the record is cached here, and 5 if it is not; sending the record takes 4. So this node
 asks for the seqnum first while more than half of the recent matches were cached.
 
-*Answers that stay true* are kept by the local index: the shard of the record, and that the record
-is the next or the previous one, if no append can change that.
+*Answers that stay true* are kept by the local index: the shard of the record, and, if no append can
+change that, that the record is the next or the previous one.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def load(
     finder = _Finder(package, home, _own_names(sources))
     sys.meta_path.insert(0, finder)
     try:
-        app = _imported(package, sources)
+        app = _import_app(package, sources)
         if name is not None:
             app.name = check_app_name(name)
         _check(app)
@@ -129,7 +129,7 @@ def _own_names(sources: Mapping[str, str]) -> frozenset[str]:
     )
 
 
-def _imported(package: str, sources: Mapping[str, str]) -> App:
+def _import_app(package: str, sources: Mapping[str, str]) -> App:
     for module in _import_order(sources):
         _import(package, module)
         if found := _apps(package):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from indilog.kernel.index_snapshot import Rows
 
 
-class Bounds(NamedTuple):
+class RangeBounds(NamedTuple):
     """Where the second, third, ... range begins: ascending by (tag, seqnum).
 
     The first range begins before all rows, the last one ends after all.
@@ -29,7 +29,7 @@ class Bounds(NamedTuple):
         return len(self.tags) + 1
 
 
-def bounds_of(sample: Rows, ranges: int) -> Bounds:
+def bounds_of(sample: Rows, ranges: int) -> RangeBounds:
     """Return the bounds of at most `ranges` ranges with about equally many rows of a sample.
 
     Args:
@@ -42,10 +42,10 @@ def bounds_of(sample: Rows, ranges: int) -> Bounds:
     tags, seqnums = sample.tags[chosen], sample.seqnums[chosen]
     new = np.ones(len(tags), np.bool_)
     new[1:] = (tags[1:] != tags[:-1]) | (seqnums[1:] != seqnums[:-1])
-    return Bounds(tags[new], seqnums[new])
+    return RangeBounds(tags[new], seqnums[new])
 
 
-def split(rows: Rows, bounds: Bounds) -> list[tuple[int, Rows]]:
+def split(rows: Rows, bounds: RangeBounds) -> list[tuple[int, Rows]]:
     """Return the rows of each range that has any, with its number; the rows are sorted."""
     firsts = np.searchsorted(rows.tags, bounds.tags, side="left").tolist()
     lasts = np.searchsorted(rows.tags, bounds.tags, side="right").tolist()

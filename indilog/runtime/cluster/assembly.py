@@ -39,7 +39,7 @@ from indilog.runtime.descriptors import raise_limit
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.node import NodeShell
 from indilog.runtime.transport.peer_keys import keys_in
-from indilog.runtime.transport.stream_address import parsed
+from indilog.runtime.transport.stream_address import parse_stream_address
 from indilog_compute.engine import Engine
 from indilog_compute.local_log import LocalLogs
 from indilog_compute.retention_service import RetentionService
@@ -289,8 +289,8 @@ async def calls_served(
     peers: Peers | None = None,
     peer_port: PeerPort | None = None,
 ) -> AsyncIterator[str]:
-    """Run the gateway and the workers of a compute node of a cluster while the block runs, and
-    enforce retention policies if it is the first one; yield the gateway's URL.
+    """Run the gateway and the workers of a compute node of a cluster while the block runs; yield
+    the gateway's URL. The first compute node also enforces retention policies.
 
     `config` is that of the process: the compute node has its own directory there, and `port`. The
     others are those of `gateway_running`.
@@ -412,8 +412,9 @@ def peers_of(logs: LocalLogs, platform_dir: Path) -> Peers:
 def peers_on_machines(
     logs: LocalLogs, config: Config, addresses: Callable[[], Mapping[NodeId, str]]
 ) -> tuple[Peers | None, PeerPort | None]:
-    """Return the other compute nodes, each on a machine of its own, and where this one takes calls
-    that they forward: the port after that of its messages. Without keys, calls are not forwarded.
+    """Return the other compute nodes, each on a machine of its own. Also return where this node
+    takes calls that they forward: the port after that of its messages. Without keys, calls are not
+    forwarded.
 
     Args:
         logs: the logs of this compute node.
@@ -433,7 +434,7 @@ def peers_on_machines(
     def address_of(node: NodeId) -> PeerPort | None:
         if (address := addresses().get(node)) is None:
             return None
-        at = parsed(address)
+        at = parse_stream_address(address)
         return PeerPort(at.host, at.port + 1, keys.client)
 
     peers = Peers(logs.node, lambda: logs.engine.placement.view.engines, address_of)

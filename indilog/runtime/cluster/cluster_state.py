@@ -28,6 +28,7 @@ from indilog.runtime.cluster.processes import (
 )
 from indilog.runtime.metadata.embedded import values_in
 from indilog.runtime.metadata.store import MetadataStore, Written
+from indilog.runtime.metadata.stored_values import decode_stored
 
 VIEW_KEY = "view"
 """The newest installed view."""
@@ -215,33 +216,13 @@ def decode_run(value: bytes) -> Run | None:
 
 
 def decode_members(value: bytes) -> Members:
-    """Return the members that the metadata store keeps.
-
-    Raises:
-        DataDirectoryError: another release wrote them, in a form that this release does not know.
-    """
-    try:
-        return msgspec.json.decode(value, type=Members)
-    except msgspec.DecodeError as error:
-        raise DataDirectoryError(
-            f"The members of the cluster are not understood ({error}); were they written by "
-            "another release? Use that one, or choose another directory."
-        ) from error
+    """Return the wanted members; see `decode_stored`."""
+    return decode_stored(value, Members, "The record of the members")
 
 
 def decode_view(value: bytes) -> View:
-    """Return the view that the metadata store keeps.
-
-    Raises:
-        DataDirectoryError: another release wrote it, in a form that this release does not know.
-    """
-    try:
-        return msgspec.json.decode(value, type=View)
-    except msgspec.DecodeError as error:
-        raise DataDirectoryError(
-            f"The view of the data directory is not understood ({error}); was it written by "
-            "another release? Use that one, or choose another directory."
-        ) from error
+    """Return the installed view; see `decode_stored`."""
+    return decode_stored(value, View, "The record of the view")
 
 
 def settings_of(config: Config) -> dict[str, dict[str, Setting]]:

@@ -83,7 +83,7 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
     _check_same_data(view, before, wanted)
     if configured is not None and same_members(before, wanted.members):
         return view
-    following = await _reconfigured(store, config, arrangement, stored, before)
+    following = await _reconfigure(store, config, arrangement, stored, before)
     # Last, so that a start after a crash in between does the same again.
     version = 0 if configured is None else configured.version
     value = msgspec.json.encode(wanted.members)
@@ -110,7 +110,7 @@ def make_metadata(config: Config, arrangement: Arrangement, epoch: Epoch) -> Vie
     return uvloop.run(made())
 
 
-async def _reconfigured(
+async def _reconfigure(
     store: MetadataStore,
     config: Config,
     arrangement: Arrangement,

@@ -7,7 +7,7 @@ that several nodes share (`indilog.runtime.cluster.processes`). `node_running` r
 another program, such as a benchmark that is itself the compute node.
 
 A process of several nodes stops in two steps, so that the other processes can finish their calls
-with its help: the first SIGTERM ends its gateway and workers, the second one the process.
+with its help. The first SIGTERM ends its gateway and workers, the second one the process.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ async def nodes_running(
 async def _stand_for_primary(
     node: NodeId, shell: NodeShell, start: NodeStart, store: MetadataStore, stack: AsyncExitStack
 ) -> None:
-    """Let a sequencer take over, and publish the views that it installs as primary. Do nothing for
-    another node.
+    """If `node` is a sequencer, let it stand for primary while the process runs, and publish the
+    views that it installs as primary.
     """
     if (role := sequencer_of(shell, node)) is None:
         return
@@ -197,8 +197,8 @@ async def _nodes_of(process: str, start: NodeStart, store: MetadataStore) -> tup
 
 
 class _RunFollower:
-    """Notifies the nodes of a process of what the supervisor changes while they run: addresses of
-    new nodes, and then the members, so that they have the addresses when they send to new nodes.
+    """Notifies the nodes of a process of what the supervisor changes while they run. Addresses of
+    new nodes come before the members, so that nodes have the addresses when they send to new nodes.
     """
 
     def __init__(
@@ -233,8 +233,8 @@ def _journal_of(process: str, nodes: Sequence[NodeId], start: NodeStart) -> Jour
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a process of a cluster until SIGTERM, or until its supervisor ends before the process is
-    ready. Then end it.
+    """Run a process of a cluster until SIGTERM. If its supervisor ends before the process is ready,
+    the process ends, too.
     """
     parser = argparse.ArgumentParser("indilog.node", description="Run a process of a cluster.")
     parser.add_argument("--name", required=True, help="name of the process, or of its one node")

@@ -54,7 +54,7 @@ class _ForkServer:
         self._loop.add_reader(channel.fileno(), self._on_readable)
 
     @classmethod
-    async def started(cls) -> _ForkServer:
+    async def start(cls) -> _ForkServer:
         """Start a fork server; return when it can fork."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -202,7 +202,7 @@ class NodeStarter:
         if self._server is None or self._server.is_lost:
             await self.close()
             try:
-                self._server = await _ForkServer.started()
+                self._server = await _ForkServer.start()
             except OSError:
                 self._is_usable = False
                 raise

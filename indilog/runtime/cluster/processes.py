@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
+from indilog.base.errors import ConfigError, NotReadyError
 from indilog.base.ids import NodeId
 from indilog.kernel.view import Members, View
 from indilog.runtime.cluster.membership import (
@@ -30,6 +30,7 @@ from indilog.runtime.cluster.membership import (
     without,
 )
 from indilog.runtime.metadata.store import MetadataStore, Written
+from indilog.runtime.metadata.stored_values import decode_stored
 
 PROCESSES_KEY: Final = "processes"
 """The nodes of each shared process (`Processes`); missing: each node has a process of its own."""
@@ -345,18 +346,8 @@ async def claim_processes(
 
 
 def decode_processes(value: bytes) -> Processes:
-    """Return the processes that the metadata store keeps.
-
-    Raises:
-        DataDirectoryError: another release wrote them, in a form that this release does not know.
-    """
-    try:
-        return msgspec.json.decode(value, type=Processes)
-    except msgspec.DecodeError as error:
-        raise DataDirectoryError(
-            f"The processes of the cluster are not understood ({error}); were they written by "
-            "another release? Use that one, or choose another directory."
-        ) from error
+    """Return the processes of the cluster; see `decode_stored`."""
+    return decode_stored(value, Processes, "The record of the processes")
 
 
 def _described(count: int) -> str:

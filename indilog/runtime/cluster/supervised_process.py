@@ -123,7 +123,7 @@ class SupervisedProcess:
             raise self._final
         return self.detail
 
-    async def data_lost(self) -> NotReadyError:
+    async def wait_for_data_loss(self) -> NotReadyError:
         """Wait until the process has ended because data is lost, and was not ready since; return an
         error with its sentence.
         """

@@ -1,8 +1,8 @@
 """The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
 
 The first process is the supervisor. It serves the metadata store to the others, unless that is
-ZooKeeper, and starts the processes of the nodes of the view, and of each node that joins
-(`indilog.runtime.cluster.scaling`): one for each node, or fewer that nodes share
+ZooKeeper. It starts the processes of the nodes of the view, and of each node that joins
+(`indilog.runtime.cluster.scaling`): a process for each node, or fewer processes that nodes share
 (`indilog.runtime.cluster.processes`). A process that dies, or hangs for `hang_s`, is restarted. No
 records pass through the supervisor. If it is killed, the other processes continue to serve as far
 as they can without it. The next supervisor adopts them if its settings are the same; otherwise it
@@ -246,7 +246,7 @@ class Supervisor:
         assert self.view is not None, "after `start`"
         names = [n for n in self._layout.running(self.view.nodes) if n in self.processes]
         waits = [asyncio.create_task(self._ready(name)) for name in names]
-        losses = [asyncio.create_task(self.processes[name].data_lost()) for name in names]
+        losses = [asyncio.create_task(self.processes[name].wait_for_data_loss()) for name in names]
         ready = asyncio.gather(*waits)
         ends: list[asyncio.Future[Any]] = [ready, *losses]
         try:

@@ -1,9 +1,9 @@
 """The node's end of the connection to its supervisor. A new supervisor may replace the old one.
 
-A supervisor starts a node with one end of a socket pair, over which the node sends lines: `up` when
-its roles run, `ready DETAIL` when it serves, `failed SENTENCE` if it cannot start, `drained` when
-its gateway has ended and its roles still run, and, after it is ready, `heartbeat` from its event
-loop. A supervisor that gets no heartbeat for `hang_s` seconds kills the node.
+A supervisor starts a node with one end of a socket pair. The node sends lines over it: `up` when
+its roles run, `ready DETAIL` when it serves, `failed SENTENCE` if it cannot start, and `drained`
+when its gateway has ended and its roles still run. After it is ready, its event loop sends
+`heartbeat`. A supervisor that gets no heartbeat for `hang_s` seconds kills the node.
 
 A ready node outlives its supervisor and continues to serve. It listens at a Unix socket in the
 run's directory. The next supervisor connects there and adopts the node: it gets `ready DETAIL` and
@@ -102,9 +102,9 @@ class SupervisorLink:
         self._listener.bind(str(address))
         self._listener.listen(_BACKLOG)
         self._listener.settimeout(0)
-        self._loop.add_reader(self._listener.fileno(), self._adopted)
+        self._loop.add_reader(self._listener.fileno(), self._accept_supervisor)
 
-    def _adopted(self) -> None:
+    def _accept_supervisor(self) -> None:
         """Connect to the newest supervisor; the lock of the metadata store permits only one."""
         assert self._listener is not None
         try:

@@ -3,8 +3,8 @@
 The key `term` holds the newest term and its primary. It changes by compare-and-set only, and takes
 its numbers from the sequence of epochs. So terms grow, and each has one primary.
 
-- A starting sequencer takes a new term if the key names it, or if there is no key and it is the
-  first sequencer of the view.
+- A starting sequencer takes a new term if the key names it. The first sequencer of the view also
+  takes one if there is no key.
 - Each sequencer that may take over keeps an ephemeral key in `sequencers/`. When the primary's key
   has vanished, the next sequencer of the view that has a key takes a term.
 - A sequencer that has left the view has no key. So if the primary leaves, another one takes a term.
@@ -26,12 +26,13 @@ from typing import Final, NoReturn
 import msgspec
 import structlog
 
-from indilog.base.errors import DataDirectoryError, IndilogError
+from indilog.base.errors import IndilogError
 from indilog.base.ids import Epoch, NodeId
 from indilog.roles.role import TermBegun
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY
 from indilog.runtime.cluster.following import RETRY_S, followed, running
-from indilog.runtime.metadata.store import MetadataStore, Session, Versioned, Written
+from indilog.runtime.metadata.store import MetadataSession, MetadataStore, Versioned, Written
+from indilog.runtime.metadata.stored_values import decode_stored
 
 _TERM_KEY: Final = "term"
 _LIVE: Final = "sequencers/"
@@ -45,7 +46,6 @@ class _Term(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(_Term)
 
 
 async def term_at_start(
@@ -65,7 +65,7 @@ async def term_at_start(
     """
     while True:
         found = await store.get(_TERM_KEY)
-        term = None if found is None else _decoded(found)
+        term = None if found is None else _decode(found)
         primary = sequencers[0] if term is None else term.primary
         if primary not in nodes:
             return term
@@ -81,19 +81,8 @@ async def _take(store: MetadataStore, term: TermBegun, before: Versioned | None)
     return isinstance(answer, Written)
 
 
-def _decoded(found: Versioned) -> TermBegun:
-    """Return a term that the metadata store keeps.
-
-    Raises:
-        DataDirectoryError: another release wrote it, in a form that this release does not know.
-    """
-    try:
-        known = _decoder.decode(found.value)
-    except msgspec.DecodeError as error:
-        raise DataDirectoryError(
-            f"The term in the metadata store is not understood ({error}); was it written by "
-            "another release? Use that one."
-        ) from error
+def _decode(found: Versioned) -> TermBegun:
+    known = decode_stored(found.value, _Term, "The record of the term")
     return TermBegun(Epoch(known.term), NodeId(known.primary))
 
 
@@ -102,8 +91,8 @@ def next_primary(
 ) -> NodeId | None:
     """Return the live sequencer that follows a lost primary in the view; None: none is live."""
     start = sequencers.index(primary) + 1 if primary in sequencers else 0
-    turn = [*sequencers[start:], *sequencers[:start]]
-    return next((node for node in turn if node in live), None)
+    candidates = [*sequencers[start:], *sequencers[:start]]
+    return next((node for node in candidates if node in live), None)
 
 
 @asynccontextmanager
@@ -113,7 +102,7 @@ async def terms_followed(
     """Call `begin_term` for terms that begin while the block runs. Terms that are soon replaced may
     be skipped.
     """
-    async with followed(store, _TERM_KEY, lambda found: begin_term(_decoded(found))):
+    async with followed(store, _TERM_KEY, lambda found: begin_term(_decode(found))):
         yield
 
 
@@ -169,7 +158,7 @@ class _Candidate:
             if self._is_outside():
                 await asyncio.sleep(RETRY_S)
                 continue
-            session: Session | None = None
+            session: MetadataSession | None = None
             try:
                 session = await self._store.session(self._lost_s)
                 await session.create(self._key, b"")
@@ -182,7 +171,7 @@ class _Candidate:
                     with contextlib.suppress(IndilogError):
                         await session.close()
 
-    async def _watch(self, session: Session) -> None:
+    async def _watch(self, session: MetadataSession) -> None:
         """Take over when the primary is lost, which means that its key vanished, or was absent for
         `lost_s`. Return when this sequencer has left.
         """
@@ -200,7 +189,7 @@ class _Candidate:
                     changes = asyncio.create_task(again)
                 session.check()
                 found = await self._store.get(_TERM_KEY)
-                if found is None or (primary := _decoded(found).primary) in live:
+                if found is None or (primary := _decode(found).primary) in live:
                     absent_since = None
                     continue
                 absent_since = clock() if absent_since is None else absent_since

@@ -73,7 +73,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     files: tuple[FileUse, ...]
 
 
-class Loaded(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     """A checkpoint that was read, and its place in the journal."""
 
     place: Place
@@ -155,7 +155,7 @@ def remove_leftover(directory: Path) -> None:
     (directory / _TEMPORARY).unlink(missing_ok=True)
 
 
-def read_checkpoint(directory: Path, place: Place) -> Loaded | None:
+def read_checkpoint(directory: Path, place: Place) -> LoadedCheckpoint | None:
     """Return a checkpoint; None: its file is damaged.
 
     Raises:
@@ -180,10 +180,10 @@ def read_checkpoint(directory: Path, place: Place) -> Loaded | None:
     if Place(segment, offset) != place or len(body) != length or crc32c(body) != body_crc:
         log.error("a checkpoint is damaged", file=str(path), what="its body")
         return None
-    return Loaded(place, _decoder.decode(body))
+    return LoadedCheckpoint(place, _decoder.decode(body))
 
 
-def read_newest(directory: Path) -> Loaded | None:
+def read_newest(directory: Path) -> LoadedCheckpoint | None:
     """Return the newest intact checkpoint; None: there is none.
 
     Raises:

@@ -103,7 +103,7 @@ class Checkpointing:
             OSError: the journal has failed.
         """
         if self._taken is not None:
-            self._go_on(self._taken)
+            self._continue(self._taken)
         elif quiet and self._due() and self._take():
             self._wake_after(_POLL_S)
 
@@ -142,7 +142,7 @@ class Checkpointing:
         self._segment_at, self._unsaved_at = place.segment, self._unsaved()
         return True
 
-    def _go_on(self, taken: _Taken) -> None:
+    def _continue(self, taken: _Taken) -> None:
         if self._writing is None:
             if self._journal.reached(taken.mark):
                 self._writing = self._journal.spare.pool.submit(self._write, taken)

@@ -82,7 +82,7 @@ class DiskSpace:
             OSError: the journal has failed.
         """
         if not self._waiting or self._passes(stream, effect):
-            location = self._written(stream, effect)
+            location = self._write(stream, effect)
             if location is not None:
                 return location
         self._waiting.append(_Waiting(node, stream, effect))
@@ -95,7 +95,7 @@ class DiskSpace:
         metalog = effect.kind in METALOG_KINDS
         return metalog and all(waiting.stream != stream for waiting in self._waiting)
 
-    def _written(self, stream: int, effect: Persist) -> Location | None:
+    def _write(self, stream: int, effect: Persist) -> Location | None:
         try:
             return self._journal.write(stream, effect.kind, effect.payload)
         except OSError as error:
@@ -138,7 +138,7 @@ class DiskSpace:
         done: list[tuple[NodeId, Persisted]] = []
         while self._waiting:
             node, stream, effect = self._waiting[0]
-            if (location := self._written(stream, effect)) is None:
+            if (location := self._write(stream, effect)) is None:
                 break
             self._waiting.popleft()
             done.append((node, Persisted(effect.token, location)))

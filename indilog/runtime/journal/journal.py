@@ -1,8 +1,8 @@
 """The journal: one sequence of frames on disk, which all roles of a process write (ARCHITECTURE 6
 and 7, docs/decisions/0001).
 
-Because all roles of a process share one journal, one `fdatasync` per iteration of the event loop
-covers a batch, the metalog entry that orders it, and the ordering journal. The file format is in
+All roles of a process share one journal. So one `fdatasync` per iteration of the event loop covers
+a batch, the metalog entry that orders it, and the ordering journal. The file format is in
 `indilog.runtime.journal.segment`.
 
 The journal gives two guarantees. First, after any crash `recover` returns all frames that were

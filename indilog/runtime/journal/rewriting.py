@@ -112,7 +112,7 @@ class Rewriting:
         try:
             if self._copy is None and not self._begin(now):
                 return self._due - now
-            return self._go_on(now)
+            return self._continue(now)
         except DamagedSegmentError as error:
             log.warning("a segment is not rewritten", error=str(error))
             self._journal.old.exclude_damaged(error.file)
@@ -180,7 +180,7 @@ class Rewriting:
             return payload
         return role.needed(kind, payload, location)
 
-    def _go_on(self, now: Instant) -> float:
+    def _continue(self, now: Instant) -> float:
         copy, slices = self._copy, self._slices
         assert copy is not None and slices is not None  # noqa: PT018 one state
         if self._working is not None:
@@ -215,7 +215,7 @@ class Rewriting:
         journal.old.replaced(run, file, copy.bytes, copy.other_bytes, copied_from=self._began)
         self._metrics.rewrites += 1
         self._cleaning = journal.spare.pool.submit(copy.clean)
-        self._over(now)
+        self._end_rewrite(now)
         return _POLL_S
 
     def _give_up(self, until: Instant) -> None:
@@ -223,9 +223,9 @@ class Rewriting:
         if self._copy is not None:
             self._copy.give_up()
         self._journal.old.changed = True
-        self._over(until)
+        self._end_rewrite(until)
 
-    def _over(self, due: Instant) -> None:
+    def _end_rewrite(self, due: Instant) -> None:
         if self._slices is not None:
             self._slices.close()
         self._copy = self._slices = self._mark = self._working = None

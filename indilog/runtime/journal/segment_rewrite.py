@@ -177,13 +177,13 @@ class SegmentRewrite:
             frames += 1
             if read >= _SLICE_BYTES or frames >= _SLICE_FRAMES:
                 enough = self.bytes - start >= _WRITE_BYTES
-                yield Slice(start, self._taken() if enough else (), read, frames)
+                yield Slice(start, self._take_buffers() if enough else (), read, frames)
                 start, read, frames = self.bytes if enough else start, 0, 0
         names_at = self.bytes
         for payload in self.places.encode():
             self._put(FrameKind.MOVED, 0, payload)
         self._end(names_at)
-        yield Slice(start, self._taken(), read, frames)
+        yield Slice(start, self._take_buffers(), read, frames)
 
     def _frames(self) -> Iterator[tuple[FrameHeader, bytes, Location]]:
         for file in self._files:
@@ -195,7 +195,7 @@ class SegmentRewrite:
             if not scan.sealed:
                 raise DamagedSegmentError(file, "has no end")
 
-    def _taken(self) -> list[bytes]:
+    def _take_buffers(self) -> list[bytes]:
         buffers, self._buffers = self._buffers, []
         return buffers
 

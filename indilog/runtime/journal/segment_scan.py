@@ -227,7 +227,7 @@ def write_back(fd: int, path: Path, corrected: Sequence[tuple[int, bytes]]) -> i
 def write_again(fd: int, start: int, end: int) -> None:
     """Make bytes [start, end) of a segment durable by writing them again.
 
-    A sync alone is not enough: after a failed write-back, the page cache still holds the bytes but
+    A sync alone is not enough. After a failed write-back, the page cache still holds the bytes but
     marks them clean, so no later sync writes them or fails.
 
     Raises:

@@ -220,7 +220,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         check_key(key, b"", self._config)
         self._expire_due()
         while _version_of(found := self._found(key)) == after:
-            await self._changed(key)
+            await self._wait_for_change(key)
         return found
 
     async def watch_directory(self, directory: str, *, after: int) -> Listing:
@@ -233,7 +233,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         check_directory(directory)
         self._expire_due()
         while (revision := self._revision_of(directory)) <= after:
-            await self._changed(directory + "/")  # no key ends in a slash
+            await self._wait_for_change(directory + "/")  # no key ends in a slash
         return revision
 
     async def open_session(self, name: str, ttl_s: float) -> None:
@@ -325,7 +325,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         for directory in {directory_of(key) for key in changed}:
             self._wake(directory + "/")
 
-    async def _changed(self, watched: str) -> None:
+    async def _wait_for_change(self, watched: str) -> None:
         """Wait for the next write of the key `watched`. If `watched` is the name of a directory and
         a slash, wait for the next write of any key in that directory.
         """
@@ -362,7 +362,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         if self._failed or self._lock < 0:
             raise DataDirectoryError(f"{self._file} takes no more writes; restart the process.")
         try:
-            self._put_in_place(_encoded(contents))
+            self._put_in_place(_encode(contents))
         except OSError as error:
             self._failed = True
             raise DataDirectoryError(f"{self._file} cannot be written: {error}.") from error
@@ -376,7 +376,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         """
         new = self._file.with_name(self._file.name + ".new")
         try:
-            _written(new, data)
+            _write_file(new, data)
         except OSError as error:
             new.unlink(missing_ok=True)
             if error.errno not in NO_ROOM:
@@ -391,7 +391,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         """Write the file that reserves room for the next write; on a full disk, do nothing."""
         if not self._reserve.exists():
             try:
-                _written(self._reserve, bytes(_RESERVE_BYTES))
+                _write_file(self._reserve, bytes(_RESERVE_BYTES))
             except OSError:
                 self._reserve.unlink(missing_ok=True)
 
@@ -410,7 +410,7 @@ def values_in(file: Path) -> dict[str, bytes]:
     return {key: item.value for key, item in _read(file).items.items()}
 
 
-def _encoded(contents: _Contents) -> bytes:
+def _encode(contents: _Contents) -> bytes:
     body = msgspec.msgpack.encode(contents)
     return _HEADER.pack(MAGIC, VERSION, _crc_of(VERSION, body)) + body
 
@@ -469,7 +469,7 @@ def _read(file: Path) -> _Contents:
     return msgspec.structs.replace(contents, revision=max(contents.revision, newest))
 
 
-def _written(file: Path, data: bytes) -> None:
+def _write_file(file: Path, data: bytes) -> None:
     """Write a new file, or replace the content of an existing one, and sync it."""
     with file.open("wb") as target:
         target.write(data)
@@ -479,7 +479,7 @@ def _written(file: Path, data: bytes) -> None:
 
 def _written_or_full(file: Path, data: bytes) -> None:
     try:
-        _written(file, data)
+        _write_file(file, data)
     except OSError as error:
         file.unlink(missing_ok=True)
         if error.errno not in NO_ROOM:

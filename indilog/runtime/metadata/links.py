@@ -17,7 +17,7 @@ import structlog
 
 from indilog.config import KIB, MIB, NodeConfig
 from indilog.runtime.transport.peer_keys import keys_for
-from indilog.runtime.transport.stream_address import parsed, tune
+from indilog.runtime.transport.stream_address import parse_stream_address, tune
 from indilog.runtime.transport.stream_incoming import CONNECTIONS_MAX, LENGTH
 from indilog.runtime.transport.stream_server import StreamServer
 from indilog.runtime.transport.transport import (
@@ -130,7 +130,7 @@ class MetadataListener:
         on_message: Callable[[MetadataConnection, bytes], None],
         config: NodeConfig,
     ) -> None:
-        at = parsed(address)
+        at = parse_stream_address(address)
         keys = keys_for(at, config)
         self.counts = TransportCounts()
         self._connections: set[MetadataConnection] = set()
@@ -167,7 +167,7 @@ class MetadataLink:
         unanswered: Callable[[], Collection[bytes]],
         config: NodeConfig,
     ) -> None:
-        self._to = parsed(address)
+        self._to = parse_stream_address(address)
         self._keys = keys_for(self._to, config)
         self._on_message = on_message
         self._unanswered = unanswered
@@ -189,7 +189,7 @@ class MetadataLink:
         """Keep a connection while there are requests without an answer."""
         try:
             while self._unanswered():
-                if (connection := await self._connected()) is not None:
+                if (connection := await self._connect()) is not None:
                     self._connection = connection
                     for request in self._unanswered():
                         connection.send(request)
@@ -200,7 +200,7 @@ class MetadataLink:
         finally:
             self._keeping = None
 
-    async def _connected(self) -> MetadataConnection | None:
+    async def _connect(self) -> MetadataConnection | None:
         """Connect; None: the server is not there, or refuses this client."""
         tls = self._keys.client if self._keys is not None else None
         connection = MetadataConnection(self._received, set(), self._config, self.counts)

@@ -118,7 +118,7 @@ class MetadataServer:
             case Get() | ListPage() | CompareAndSet() | Delete() | NextSequence():
                 return await self._done(request)
             case Watch() | WatchDirectory():
-                return await self._watched(request)
+                return await self._wait_for_change(request)
             case OpenSession() | Heartbeat() | CloseSession():
                 return await self._session_of(request)
             case unreachable:
@@ -169,7 +169,7 @@ class MetadataServer:
                 assert_never(unreachable)
         return SessionState(request.request, is_alive=alive)
 
-    async def _watched(self, watch: Watch | WatchDirectory) -> Reply:
+    async def _wait_for_change(self, watch: Watch | WatchDirectory) -> Reply:
         number = watch.request
         try:
             async with asyncio.timeout(self._watch_s):

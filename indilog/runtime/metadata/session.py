@@ -39,7 +39,7 @@ def boot_time_s() -> float:
 
 
 class HeartbeatSession(ABC):
-    """A `Session` that sends heartbeats, and ends itself if they are not answered in time.
+    """A `MetadataSession` that sends heartbeats, and ends itself if they are not answered in time.
 
     A subclass defines how to send a heartbeat, how to write, and how to end the session. It calls
     `begin` once, when the store has the session.
@@ -63,7 +63,7 @@ class HeartbeatSession(ABC):
             self._tasks.add(asyncio.create_task(work))
 
     def check(self) -> None:
-        """See `Session.check`. It checks the clock, so it also raises directly after a pause.
+        """See `MetadataSession.check`. It checks the clock, so it also raises right after a pause.
 
         Raises:
             SessionExpiredError: the session is over.
@@ -75,22 +75,22 @@ class HeartbeatSession(ABC):
                 "The session with the metadata store is over; other processes may own its keys now."
             )
 
-    async def expired(self) -> None:
-        """See `Session.expired`."""
+    async def wait_until_expired(self) -> None:
+        """See `MetadataSession.wait_until_expired`."""
         await self._over.wait()
 
     async def create(self, key: str, value: bytes) -> Written | Conflict:
-        """See `Session.create`."""
+        """See `MetadataSession.create`."""
         return await self._while_alive(self._write(Write(key, value, 0, is_ephemeral=True)))
 
     async def compare_and_set(
         self, key: str, value: bytes, *, expected_version: int
     ) -> Written | Conflict:
-        """See `Session.compare_and_set`."""
+        """See `MetadataSession.compare_and_set`."""
         return await self._while_alive(self._write(Write(key, value, expected_version)))
 
     async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
-        """See `Session.delete`."""
+        """See `MetadataSession.delete`."""
         return await self._while_alive(self._delete(key, expected_version))
 
     async def _while_alive(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -112,7 +112,7 @@ class HeartbeatSession(ABC):
             await asyncio.gather(writing, ending, return_exceptions=True)
 
     async def close(self) -> None:
-        """See `Session.close`."""
+        """See `MetadataSession.close`."""
         if self._closing is None:
             self._over.set()
             self._closing = asyncio.create_task(self._close())

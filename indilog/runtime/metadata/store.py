@@ -76,7 +76,7 @@ class Conflict(NamedTuple):
     version: int
 
 
-class Session(Protocol):
+class MetadataSession(Protocol):
     """A client's lease on its ephemeral keys, renewed by heartbeats; used on one event loop.
 
     Ephemeral keys belong to a session and vanish with it. The session ends `ttl_s` after its last
@@ -101,7 +101,7 @@ class Session(Protocol):
     def check(self) -> None:
         """Raise `SessionExpiredError` if the session is over; never waits."""
 
-    async def expired(self) -> None:
+    async def wait_until_expired(self) -> None:
         """Wait until the session is over; returns at once when its owner must stop."""
 
     async def create(self, key: str, value: bytes) -> Written | Conflict:
@@ -174,7 +174,7 @@ class MetadataStore(Protocol):
         may be returned that did not change.
         """
 
-    async def session(self, ttl_s: float | None = None) -> Session:
+    async def session(self, ttl_s: float | None = None) -> MetadataSession:
         """Open a session that ends `ttl_s` after its last heartbeat.
 
         Args:

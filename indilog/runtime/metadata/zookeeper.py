@@ -430,7 +430,7 @@ class _Change:
 
 
 class ZooKeeperSession(HeartbeatSession):
-    """A `Session` in ZooKeeper: a connection of its own, with an ephemeral znode.
+    """A `MetadataSession` in ZooKeeper: a connection of its own, with an ephemeral znode.
 
     When a ZooKeeper session is over, kazoo opens a new one by itself. Writes over the new one are
     refused, because each write checks the znode of this session.

@@ -198,10 +198,10 @@ class ZooKeeperConnection:
         """
         answers: list[Any] = []
         for first in range(0, len(starts), _PIPELINED_MAX):
-            answers += await self._pipelined(starts[first : first + _PIPELINED_MAX])
+            answers += await self._run_pipelined(starts[first : first + _PIPELINED_MAX])
         return answers
 
-    async def _pipelined(self, starts: tuple[Callable[[], Any], ...]) -> list[Any]:
+    async def _run_pipelined(self, starts: tuple[Callable[[], Any], ...]) -> list[Any]:
         await self._started.acquire()
         answered: asyncio.Future[None] = self._loop.create_future()
         results: list[Any] = []

@@ -99,7 +99,7 @@ class StreamAddress(NamedTuple):
             Path(self.path).unlink()
 
 
-def parsed(address: str) -> StreamAddress:
+def parse_stream_address(address: str) -> StreamAddress:
     """Return the parts of `address`.
 
     Raises:

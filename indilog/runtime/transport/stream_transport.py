@@ -26,7 +26,7 @@ import structlog
 from indilog.base.ids import NodeId
 from indilog.config import KIB, MIB, Config
 from indilog.runtime.transport.peer_keys import keys_for
-from indilog.runtime.transport.stream_address import StreamAddress, parsed, tune
+from indilog.runtime.transport.stream_address import StreamAddress, parse_stream_address, tune
 from indilog.runtime.transport.stream_incoming import LENGTH, Incoming
 from indilog.runtime.transport.stream_server import StreamServer
 from indilog.runtime.transport.transport import (
@@ -40,12 +40,13 @@ from indilog.runtime.transport.transport import (
 )
 
 WRITE_BYTES: Final = 1 * MIB
-"""Largest number of bytes in one write; bytes that the event loop then holds can no longer be
-dropped.
+"""Largest number of bytes in one write. Bytes of a write that the kernel has not taken yet can no
+longer be dropped.
 """
 JOINED_BYTES_MAX: Final = 32 * KIB
 """Frames up to this size are copied into one buffer: cheaper than a system call per frame."""
 CONNECT_S_MAX: Final = 2.0
+"""Seconds after which an attempt to connect fails."""
 RECONNECT_S: Final = 0.05
 """Seconds until the first retry to connect; doubled with each retry."""
 RECONNECT_S_MAX: Final = 0.5
@@ -88,7 +89,7 @@ class StreamTransport:
         self._incoming: set[Incoming] = set()
         self._server: StreamServer | None = None
         self._closed = False
-        own = parsed(address)
+        own = parse_stream_address(address)
         self._address = address
         self._config = config
         self._keys = keys_for(own, config.node)
@@ -199,7 +200,7 @@ class _Peer(asyncio.Protocol):
         """When the peer last took bytes; valid while `queue` holds frames that it does not take."""
         self._untaken_bytes = 0
         """The bytes that the event loop held for the peer at `waiting_since`."""
-        self._to: StreamAddress = parsed(address)
+        self._to: StreamAddress = parse_stream_address(address)
         self._keys = keys_for(self._to, config.node)
         self._loop = loop
         self._counts = counts

@@ -122,7 +122,7 @@ class ZmqTransport:
         _check_are_local(new.values())
         for to in dict.fromkeys(new.values()):
             if to not in self._processes:
-                self._processes[to] = self._connected(to)
+                self._processes[to] = self._connect(to)
         self._peers |= {node: self._processes[to] for node, to in new.items()}
         for to in self._processes.keys() - {peer.address for peer in self._peers.values()}:
             gone = self._processes.pop(to)  # its nodes have moved
@@ -262,7 +262,7 @@ class ZmqTransport:
             raise ConfigError(f"Cannot receive at {address}: {error}.") from error
         return socket
 
-    def _connected(self, address: str) -> _Peer:
+    def _connect(self, address: str) -> _Peer:
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_FRAMES)
         socket.setsockopt(zmq.IMMEDIATE, 1)

@@ -106,7 +106,7 @@ class SimulatedProcess:
         self.logs: dict[NodeId, Any] = {}
         self.failures: list[BaseException] = []
         self.on_up: Callable[[SimulatedProcess], None] = lambda _: None
-        self.lives = 0
+        self.starts = 0
         self.replaced = False
         self.wall_ahead_s = 0.0
         self._had_journal = False
@@ -136,8 +136,8 @@ class SimulatedProcess:
         if self.up or self.replaced or self not in cluster.processes:
             return
         world = cluster.world
-        self.lives += 1
-        self.loop = ProcessLoop(world, f"{self.name}#{self.lives}")  # type: ignore[abstract]
+        self.starts += 1
+        self.loop = ProcessLoop(world, f"{self.name}#{self.starts}")  # type: ignore[abstract]
         world.tell(f"{self.name} starts")
         self.loop.on_killed = self._killed
         with self.loop.running():
@@ -208,11 +208,11 @@ class SimulatedProcess:
 
     def _killed(self) -> None:
         """End a process that was killed during a sync."""
-        life = self.loop
+        loop = self.loop
         self.cluster.world.tell(f"{self.name} is killed during a sync")
         self._end()
         self.disk.keep_pages()
-        self.cluster.world.after(_RESTART_S, self._start_again, life)
+        self.cluster.world.after(_RESTART_S, self._start_again, loop)
 
     def _refused(self, error: BaseException) -> None:
         self.cluster.world.tell(f"{self.name} does not start: {type(error).__name__}")
@@ -224,25 +224,25 @@ class SimulatedProcess:
     def _on_fatal(self, error: BaseException) -> None:
         self.cluster.world.tell(f"{self.name} failed: {type(error).__name__}")
         self.failures.append(error)
-        life = self.loop
-        self.cluster.world.after(_GRACE_S, self._end_of, life)
+        loop = self.loop
+        self.cluster.world.after(_GRACE_S, self._end_of, loop)
 
-    def _end_of(self, life: ProcessLoop | None) -> None:
+    def _end_of(self, loop: ProcessLoop | None) -> None:
         """End a process that failed, when its threads are done; sometimes the power fails, too."""
-        if life is not None and life.alive and life.threads:
-            self.cluster.world.after(_GRACE_S, self._end_of, life)
+        if loop is not None and loop.alive and loop.threads:
+            self.cluster.world.after(_GRACE_S, self._end_of, loop)
             return
-        if life is not None and self.loop is life and life.alive:
+        if loop is not None and self.loop is loop and loop.alive:
             self._end()
             if self._chance.random() < 0.5:
                 self.disk.lose_unsynced()
             else:
                 self.disk.keep_pages()
-            self.cluster.world.after(_RESTART_S, self._start_again, life)
+            self.cluster.world.after(_RESTART_S, self._start_again, loop)
 
-    def _start_again(self, life: ProcessLoop | None) -> None:
+    def _start_again(self, loop: ProcessLoop | None) -> None:
         """Restart as a supervisor does, unless the process runs again already."""
-        if self.loop is life:
+        if self.loop is loop:
             self.start()
 
     def crash(self, *, power: bool) -> None:
@@ -273,7 +273,7 @@ class SimulatedProcess:
     def resume(self) -> None:
         """Continue after `pause`."""
         if self.loop is not None and self.loop.paused:
-            self.cluster.world.tell(f"{self.name} goes on")
+            self.cluster.world.tell(f"{self.name} resumes")
             self.loop.resume()
 
     def receive(self, sender: str, frame: bytes) -> None:

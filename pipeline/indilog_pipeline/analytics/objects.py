@@ -128,8 +128,8 @@ async def _rows(log: Log, at: SeqNum | None) -> list[dict[str, object]]:
 
 
 async def _names(log: Log) -> list[str]:
-    """Return the sorted names of all objects of a log, also of those that were written after the
-    place of the snapshot: their earlier history may be trimmed.
+    """Return the sorted names of all objects of a log. They include objects written after the place
+    of the snapshot, because the earlier history of these may be trimmed.
     """
     names: set[str] = set()
     start = 0

@@ -11,8 +11,8 @@ from indilog.base.ids import MetalogPosition, SeqNum
 from indilog.kernel.floors import Trimmed
 from indilog.kernel.index_schedule import Eras
 from indilog.kernel.index_snapshot import (
+    IndexSnapshot,
     Rows,
-    Snapshot,
     SnapshotFloors,
     SnapshotInfo,
     check_file,
@@ -26,11 +26,11 @@ from indilog_pipeline.index_rows import follows, seqnums_between, snapshot_info
 from indilog_pipeline.log_image import LogImage
 
 
-class Base(NamedTuple):
+class BaseSnapshot(NamedTuple):
     """A snapshot that a rebuild continues from."""
 
     file: Path
-    snapshot: Snapshot
+    snapshot: IndexSnapshot
 
     def rows(self, floors: Trimmed) -> Iterator[Rows]:
         """Yield its rows, sorted, without those of trimmed records."""
@@ -54,7 +54,7 @@ class RebuildPlan(NamedTuple):
     image: LogImage
     eras: Eras
     starts: Mapping[int, MetalogPosition]
-    bases: Mapping[int, Base]
+    bases: Mapping[int, BaseSnapshot]
 
     @property
     def end(self) -> MetalogPosition:
@@ -95,9 +95,11 @@ Engine: TypeAlias = Callable[[RebuildPlan], Mapping[int, Built]]
 """Makes the snapshots of all index shards of a plan."""
 
 
-def base_of(image: LogImage, eras: Eras, shard: int, folders: Sequence[Path]) -> Base | None:
+def base_of(
+    image: LogImage, eras: Eras, shard: int, folders: Sequence[Path]
+) -> BaseSnapshot | None:
     """Return the newest intact snapshot of an index shard that the image's metalog continues."""
-    found: Base | None = None
+    found: BaseSnapshot | None = None
     for folder in folders:
         for position, file in snapshot_files(folder):
             if found is not None and position <= found.snapshot.info.position:
@@ -108,7 +110,7 @@ def base_of(image: LogImage, eras: Eras, shard: int, folders: Sequence[Path]) ->
             except (MalformedFrameError, OSError):
                 continue  # damaged, or replaced by a running node
             if snapshot.info.index_shard == shard and follows(image, eras, snapshot.info):
-                found = Base(file, snapshot)
+                found = BaseSnapshot(file, snapshot)
                 break
     return found
 

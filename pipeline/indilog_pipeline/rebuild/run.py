@@ -102,7 +102,7 @@ def rebuild_index(
         workspace = stack.enter_context(_workspace(directory))
         image = LogImage.read(directory)
         view = image.view if sharding is None else sharding.of(image)
-        plan, folders = _planned(directory, workspace, image, view)
+        plan, folders = _plan(directory, workspace, image, view)
         with _explain_disk_errors(directory):
             built = engine(plan)
             for shard, one in built.items():
@@ -125,7 +125,7 @@ def _want_index_shards_of(view: View, metadata: EmbeddedMetadataStore, directory
         metadata.replace(MEMBERS_KEY, msgspec.json.encode(members))
 
 
-def _planned(
+def _plan(
     directory: Path, workspace: Path, image: LogImage, view: View
 ) -> tuple[RebuildPlan, dict[int, list[Path]]]:
     """Return the plan, and the folders of the snapshots of each index shard."""

@@ -30,12 +30,12 @@ from indilog.kernel.floors import Trimmed
 from indilog.kernel.index_schedule import Eras
 from indilog.kernel.index_snapshot import Rows, SnapshotInfo, no_rows
 from indilog.kernel.lost_ranges import LostRange
-from indilog_index.rebuild.ranges import Bounds, bounds_of, split
+from indilog_index.rebuild.ranges import RangeBounds, bounds_of, split
 from indilog_index.rebuild.sorted_runs import SortedRuns, mapped_run, write_run
 from indilog_pipeline.index_rows import RowsOfImage
 from indilog_pipeline.log_image import BatchPlaces, LogImage
 from indilog_pipeline.rebuild.local import write_snapshot
-from indilog_pipeline.rebuild.plan import Base, Built, RebuildPlan
+from indilog_pipeline.rebuild.plan import BaseSnapshot, Built, RebuildPlan
 from indilog_pipeline.record_batches import parts_of
 from indilog_pipeline.spark_errors import sentence_of
 from indilog_storage.ordering import OrderedColumns
@@ -72,7 +72,7 @@ class _Job(NamedTuple):
     eras: Eras
     starts: Mapping[int, MetalogPosition]
     end: MetalogPosition
-    bounds: Mapping[int, Bounds]
+    bounds: Mapping[int, RangeBounds]
     first_range: Mapping[int, int]
     image: LogImage
 
@@ -177,7 +177,7 @@ class SparkEngine:
     def _describe(self, what: str) -> None:
         self._context.setJobDescription(f"indilog rebuild-index: {what}")
 
-    def _bounds(self, plan: RebuildPlan) -> dict[int, Bounds]:
+    def _bounds(self, plan: RebuildPlan) -> dict[int, RangeBounds]:
         """Read a sample, and return ranges of about equal size for each index shard."""
         samples = {shard: _Sample() for shard in plan.starts}
         rows = RowsOfImage(plan.image, plan.eras, plan.starts, plan.end, samples)
@@ -294,7 +294,7 @@ def _blocks_of(job: _Job, number: int) -> Iterator[tuple[int, _Block]]:
     with tempfile.TemporaryDirectory(prefix="indilog-rebuild-") as folder:
         share = TASK_MEMORY_BYTES // len(job.starts)
         runs = {
-            shard: SortedRuns(_made(Path(folder, str(shard))), memory_bytes_max=share)
+            shard: SortedRuns(_make_folder(Path(folder, str(shard))), memory_bytes_max=share)
             for shard in job.starts
         }
         rows = RowsOfImage(image, job.eras, job.starts, job.end, runs)
@@ -328,7 +328,7 @@ def _write_snapshot(
     job: _Job,
     counts: Mapping[int, int],
     info: SnapshotInfo,
-    base: Base | None,
+    base: BaseSnapshot | None,
     floors: Trimmed,
 ) -> Built:
     """Write the snapshot of an index shard."""
@@ -375,6 +375,6 @@ def _same(number: int) -> int:
     return number
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     folder.mkdir()
     return folder

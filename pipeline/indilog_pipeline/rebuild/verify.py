@@ -24,7 +24,7 @@ from indilog_index.rebuild.sorted_runs import SortedRuns
 from indilog_pipeline.index_rows import RowsOfImage, seqnums_between
 from indilog_pipeline.log_image import LogImage
 from indilog_pipeline.rebuild.local import MEMORY_BYTES
-from indilog_pipeline.rebuild.plan import Base, base_of, snapshot_folders
+from indilog_pipeline.rebuild.plan import BaseSnapshot, base_of, snapshot_folders
 
 
 class Difference(NamedTuple):
@@ -115,7 +115,7 @@ def _note(note: Callable[[SeqNum, SeqNum], None], total: SeqNum, done: SeqNum) -
     note(done, total)
 
 
-def _difference(base: Base, runs: SortedRuns, floors: Trimmed) -> Difference | None:
+def _difference(base: BaseSnapshot, runs: SortedRuns, floors: Trimmed) -> Difference | None:
     alive = np.concatenate(
         [np.empty(0, np.uint64), *(rows.seqnums[rows.tags == 0] for rows in runs.merged())]
     )

@@ -41,7 +41,7 @@ _WRITER_BYTES_MAX: Final = 64
 _CHUNK, _DONE = "chunk", "done"
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class StagedChunk(msgspec.Struct, frozen=True, array_like=True):
     """A staged chunk: consecutive records of the staging log.
 
     Attributes:
@@ -56,7 +56,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 class _Marker(msgspec.Struct, frozen=True, array_like=True):
     version: int
     batch: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[StagedChunk, ...]
 
 
 class _Done(msgspec.Struct, frozen=True, array_like=True):
@@ -103,12 +103,12 @@ def chunks_of(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield chunk
 
 
-async def stage(staging: Log, entries: Sequence[Entry]) -> Chunk:
+async def stage(staging: Log, entries: Sequence[Entry]) -> StagedChunk:
     """Append one chunk of records to the staging log."""
     packed = _packed([(entry.data, entry.tags) for entry in entries])
     pieces = [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)]
     seqnums = await staging.append_batch([Entry(piece, [_CHUNK]) for piece in pieces])
-    return Chunk(seqnums[0], len(pieces))
+    return StagedChunk(seqnums[0], len(pieces))
 
 
 class _Published(NamedTuple):
@@ -145,7 +145,7 @@ class BatchCommit:
         self._written = own_tag(writer)
         self._batch = batch
 
-    async def run(self, chunks: Sequence[Chunk]) -> bool:
+    async def run(self, chunks: Sequence[StagedChunk]) -> bool:
         """Publish the chunks; return False if this batch had already been finished.
 
         The chunks of the batch's first marker are published, which may differ from `chunks`.
@@ -203,7 +203,7 @@ class BatchCommit:
             bound = page[-1].seqnum + 1
         return self._batch <= finished
 
-    async def _mark(self, chunks: Sequence[Chunk]) -> tuple[SeqNum, _Marker]:
+    async def _mark(self, chunks: Sequence[StagedChunk]) -> tuple[SeqNum, _Marker]:
         """Return the first marker of this batch, appended if there is none."""
         tag = f"marker:{self._batch}"
         found = await _page(self._staging, tag)
@@ -234,7 +234,7 @@ class BatchCommit:
         batch, number = _place_in(last, self._written)
         return _Published(last.seqnum, batch, number + 1)
 
-    async def _publish(self, number: int, chunk: Chunk, last_known: SeqNum | None) -> SeqNum:
+    async def _publish(self, number: int, chunk: StagedChunk, last_known: SeqNum | None) -> SeqNum:
         """Publish a chunk, unless another one was published after `last_known`; return the seqnum
         of its last record.
         """

@@ -22,7 +22,7 @@ from indilog.base.log import Entry, check_log_name
 from indilog_pipeline.spark.connection import connected, with_token
 from indilog_pipeline.spark.exactly_once import (
     BatchCommit,
-    Chunk,
+    StagedChunk,
     chunks_of,
     own_tag,
     stage,
@@ -104,7 +104,7 @@ def _check_columns(types: Mapping[str, str]) -> None:
 class StagedChunks(WriterCommitMessage):
     """The chunks that a task staged."""
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, chunks: Sequence[StagedChunk]) -> None:
         self.chunks = tuple(chunks)
 
 
@@ -132,7 +132,7 @@ class _Staging:
 
     def _commit(self, messages: Iterable[WriterCommitMessage | None], batch: int) -> None:
         options = self._options
-        chunks: list[Chunk] = []
+        chunks: list[StagedChunk] = []
         for message in messages:
             assert isinstance(message, StagedChunks), "only complete batches are committed"
             chunks += message.chunks

@@ -24,7 +24,7 @@ def commands(app: str) -> list[list[str]]:
     return [shlex.split(line) for line in re.findall(r"^curl .*$", text, re.MULTILINE)]
 
 
-async def typed(platform: Platform, command: list[str]) -> httpx.Response:
+async def run_typed(platform: Platform, command: list[str]) -> httpx.Response:
     """Do what curl would do."""
     options = list(itertools.pairwise(command))
     [url] = [word for word in command if word.startswith("localhost:8080/")]
@@ -37,7 +37,7 @@ async def typed(platform: Platform, command: list[str]) -> httpx.Response:
     return await platform.http.post(path, content=body, headers=headers)
 
 
-async def ended(platform: Platform, accepted: httpx.Response) -> httpx.Response:
+async def wait_for_end(platform: Platform, accepted: httpx.Response) -> httpx.Response:
     """Wait for the end of an asynchronous invocation; return its outcome."""
     path = f"/invocations/{accepted.json()['invocation']}"
     async with asyncio.timeout(60):
@@ -56,10 +56,10 @@ async def test_every_curl_command_in_its_readme_does_what_it_says(tmp_path: Path
         assert deployed.status_code == 200, deployed.text
         reported: list[object] = []
         for command in commands(app):
-            answer = await typed(platform, command)
+            answer = await run_typed(platform, command)
             assert answer.status_code in {200, 202}, (command, answer.text)
             if answer.status_code == 202:
-                answer = await ended(platform, answer)
+                answer = await wait_for_end(platform, answer)
                 assert answer.json()["state"] == "done", answer.text
             reported.append(answer.json())
     assert len(reported) >= 3

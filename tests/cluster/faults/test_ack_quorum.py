@@ -1,4 +1,4 @@
-"""Appends go on while a storage node hangs, if the ack quorum is smaller than the replicas.
+"""Appends continue while a storage node hangs, if the ack quorum is smaller than the replicas.
 
 The node fetches what it missed.
 """
@@ -22,7 +22,7 @@ APART = 20
 
 @pytest.mark.cluster
 @pytest.mark.asyncio
-async def test_appends_go_on_while_any_one_storage_node_hangs(
+async def test_appends_continue_while_any_one_storage_node_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (

@@ -67,7 +67,7 @@ def config_in(directory: Path) -> Config:
     return config_from(overrides={"cluster": {**cluster, **sizes}, "node": node})
 
 
-async def appended(config: Config) -> int:
+async def append_under_load(config: Config) -> int:
     async with indilog.open(config.node.data_dir, config) as client:
         return await client.log("load").append(b"new")
 
@@ -89,8 +89,8 @@ def test_a_backup_under_load_has_exactly_the_records_below_its_tail(tmp_path: Pa
     assert len(acknowledged) >= before, "all acknowledged before the backup are in it"
     assert all(found[seqnum].strip() == data for seqnum, data in acknowledged.items())
     beyond = max(said.records)
-    assert beyond >= made.tail, "the platform went on"
-    assert asyncio.run(appended(config)) == restored.next_seqnum > beyond
+    assert beyond >= made.tail, "the platform continued"
+    assert asyncio.run(append_under_load(config)) == restored.next_seqnum > beyond
 
 
 def test_a_backup_that_is_killed_continues(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def config_in(directory: Path) -> Config:
     )
 
 
-async def written(
+async def write_and_copy(
     directory: Path, killed: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> dict[int, bytes]:
     """Append records, copy the idle platform's files to `killed` as a kill leaves them, and stop
@@ -104,7 +104,7 @@ async def is_there(platform: Platform, seqnum: int, data: bytes) -> bool:
     return True
 
 
-async def restarted(directory: Path, acknowledged: dict[int, bytes]) -> None:
+async def restart_and_check(directory: Path, acknowledged: dict[int, bytes]) -> None:
     """Restart twice, and check the acknowledged records."""
     known = dict(acknowledged)
     for _ in range(2):
@@ -123,7 +123,7 @@ def damaged(
     """Yield copies of a platform's directory with one flipped bit each."""
     rng = random.Random(flips)
     stopped, killed = tmp_path / "stopped", tmp_path / "killed"
-    acknowledged = asyncio.run(written(stopped, killed, rng, monkeypatch))
+    acknowledged = asyncio.run(write_and_copy(stopped, killed, rng, monkeypatch))
     for number in range(flips):
         source = (stopped, killed)[number % 2]
         directory = tmp_path / "flipped"
@@ -139,7 +139,7 @@ def test_after_any_flipped_bit_no_acknowledged_seqnum_is_assigned_again(
 ) -> None:
     for directory, acknowledged, where in damaged(tmp_path, seeds_wanted or FLIPS, monkeypatch):
         try:
-            asyncio.run(restarted(directory, acknowledged))
+            asyncio.run(restart_and_check(directory, acknowledged))
         except (AssertionError, IndilogError) as error:
             raise AssertionError(f"{where}: {error}") from error
 
@@ -154,12 +154,12 @@ def test_with_processes_no_acknowledged_seqnum_is_given_again(
     data, killed, stopped = (tmp_path / name for name in ("data", "killed", "stopped"))
     acknowledged: dict[int, bytes] = {}
     with platform(data, "--processes") as running:
-        asyncio.run(appended(running.url, data, acknowledged))
+        asyncio.run(append_until_synced(running.url, data, acknowledged))
         running.kill_everything()
     copied(data, killed)
     known = dict(acknowledged)
     with platform(data, "--processes") as running:
-        asyncio.run(appended(running.url, data, acknowledged))
+        asyncio.run(append_until_synced(running.url, data, acknowledged))
         running.interrupted()
     copied(data, stopped)
     for number in range(min(seeds_wanted or 2, 40)):
@@ -173,7 +173,7 @@ def test_with_processes_no_acknowledged_seqnum_is_given_again(
         shutil.rmtree(directory)
 
 
-async def appended(url: str, directory: Path, acknowledged: dict[int, bytes]) -> None:
+async def append_until_synced(url: str, directory: Path, acknowledged: dict[int, bytes]) -> None:
     """Append records, and wait until all journals have noted what they synced."""
     async with indilog.connect(url) as client:
         log = client.log("orders")

@@ -40,7 +40,7 @@ class Kept:
             self.of[tag].append(seqnum)
 
 
-async def filled(directory: Path, chance: random.Random) -> Kept:
+async def fill(directory: Path, chance: random.Random) -> Kept:
     """Append alone and many at once, so that batches have one record or several."""
     kept = Kept()
     async with indilog.client.open(directory, CONFIG) as client:
@@ -70,7 +70,7 @@ def flip(directory: Path, chance: random.Random) -> tuple[int, int]:
     return offset, bit
 
 
-async def checked(log: Log, kept: Kept) -> None:
+async def check(log: Log, kept: Kept) -> None:
     """Check that pages, forwards and backwards, show each record or name it as lost."""
     for tag, seqnums in kept.of.items():
         unseen, bound = list(seqnums), 0
@@ -103,7 +103,7 @@ async def checked(log: Log, kept: Kept) -> None:
 @pytest.mark.asyncio
 async def test_one_flipped_bit_never_makes_a_gap(tmp_path: Path, seeds_wanted: int | None) -> None:
     chance = random.Random(5)
-    kept = await filled(tmp_path / "whole", chance)
+    kept = await fill(tmp_path / "whole", chance)
     for number in range(seeds_wanted or FLIPS):
         directory = tmp_path / str(number)
         shutil.copytree(tmp_path / "whole", directory)
@@ -115,8 +115,8 @@ async def test_one_flipped_bit_never_makes_a_gap(tmp_path: Path, seeds_wanted: i
             async with indilog.client.open(directory, CONFIG) as client:
                 log = client.log("orders")
                 try:
-                    await checked(log, more)
+                    await check(log, more)
                 except AssertionError as error:
-                    raise AssertionError(f"flip {number} at {place}, life {again}") from error
+                    raise AssertionError(f"flip {number} at {place}, restart {again}") from error
                 more.add(await log.append(b"more", tags=["a"]), b"more", ["a"])
         shutil.rmtree(directory)

@@ -14,7 +14,7 @@ import uvloop
 from indilog.runtime.cluster.assembly import embedded
 from indilog_pipeline.log_image import LogImage
 from indilog_pipeline.record_batches import Filter, read_records
-from tests.support.cold_storage import configured, everything, figures, objects, reached
+from tests.support.cold_storage import configured, everything, figures, objects, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 KILLS = 4
@@ -41,14 +41,14 @@ def test_a_killed_move_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     acknowledged: dict[int, bytes] = {}
     for kill in range(KILLS):
         count = chance.randint(300, 1200)
-        acknowledged.update(acknowledged_until_killed(tmp_path, f"life{kill}", count))
+        acknowledged.update(acknowledged_until_killed(tmp_path, f"run{kill}", count))
 
     async def story() -> list[tuple[int, bytes]]:
         async with embedded(configured(tmp_path)) as platform:
             log = platform.logs.log("load")
             found = [(s, data.rstrip(b".")) for s, data in await everything(log)]
             assert figures(platform, "cold_objects") > 3
-            await reached(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
+            await wait_for(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
             return found
 
     found = uvloop.run(story())

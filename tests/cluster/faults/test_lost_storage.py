@@ -1,5 +1,5 @@
-"""A34: another storage node replaces one that is lost: appends go on, the copies come back by
-themselves, and nothing acknowledged is lost. The lost node can then replace others.
+"""A34: another storage node replaces a lost one. Appends continue, the copies are restored
+automatically, and no acknowledged record is lost. The lost node can then replace others.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from indilog.base.ids import NodeId
 from indilog.config import Config
 from indilog.runtime.cluster.status_files import StatusFiles
 from indilog.runtime.cluster.supervisor import processes_config, supervised
-from tests.support.engine_in_process import ENGINE, appended, engine_of
+from tests.support.engine_in_process import ENGINE, append_retrying, engine_of
 from tests.support.strangers import ATTACKS, two_clusters
 
 pytestmark = pytest.mark.cluster
@@ -44,7 +44,7 @@ def config_in(directory: Path, keys: Path) -> Config:
     return processes_config(overrides={"cluster": {}, "node": node})
 
 
-async def counted(run: Path, nodes: list[NodeId], count: int) -> None:
+async def wait_for_count(run: Path, nodes: list[NodeId], count: int) -> None:
     """Wait until every node says that it refused so many peers."""
     async with asyncio.timeout(60):
         while True:
@@ -75,12 +75,12 @@ def test_a_platform_serves_while_strangers_attack_all_its_ports(tmp_path: Path) 
             attacking = asyncio.create_task(attack(1 + len(supervisor.view.nodes)))
             sent: list[int] = []
             while not attacking.done():
-                sent.append(await appended(log, b"%d" % len(sent)))
+                sent.append(await append_retrying(log, b"%d" % len(sent)))
             await attacking
-            sent.append(await appended(log, b"after"))
+            sent.append(await append_retrying(log, b"after"))
             assert len(sent) > 1
             others = [node for node in supervisor.view.nodes if node != ENGINE]
-            await counted(supervisor.run_directory, others, len(ATTACKS))
+            await wait_for_count(supervisor.run_directory, others, len(ATTACKS))
             assert sent == sorted(set(sent))
             found = await log.read_range(tag="t", limit=len(sent) + 1)
             assert [record.seqnum for record in found] == sent

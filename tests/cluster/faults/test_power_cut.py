@@ -91,10 +91,10 @@ def cut_repeatedly(tmp_path: Path, seed: int) -> None:
         with mounted(image, tmp_path / "disk") as disk:
             data = disk / "data"
             # After the kill the restart reads bytes from the page cache that are not on disk.
-            lives = [acknowledged_until_killed(data, f"{seed}/{cut}/killed", rng.randint(1, 2000))]
+            runs = [acknowledged_until_killed(data, f"{seed}/{cut}/killed", rng.randint(1, 2000))]
             count = rng.choice((1, CALLERS, 800))
-            lives.append(acknowledged_until_cut(data, f"{seed}/{cut}/cut", count, disk))
-        for reported in lives:
+            runs.append(acknowledged_until_cut(data, f"{seed}/{cut}/cut", count, disk))
+        for reported in runs:
             assert not reported.keys() & acknowledged.keys(), "each seqnum is assigned once"
             acknowledged |= reported
     with mounted(image, tmp_path / "disk") as disk:

@@ -23,7 +23,7 @@ from indilog.base.ids import NodeId, tag_hash
 from indilog.base.log import After, Entry, Log
 from indilog.runtime.cluster.supervisor import processes_config, supervised
 from indilog_compute.conditional.home_requests import home_of
-from tests.cluster.scaling.test_scale import DEADLINE_S, changed, command, settings, until
+from tests.cluster.scaling.test_scale import DEADLINE_S, command, settings, until, wait_for_members
 from tests.support.clients import http_client
 
 pytestmark = pytest.mark.cluster
@@ -107,7 +107,7 @@ class Contest:
             assert len(found) - len(appended) <= mine.unknown + other.unknown
 
 
-async def emptied(log: Log) -> None:
+async def wait_until_empty(log: Log) -> None:
     """Wait until a retention policy has trimmed all of a log."""
     while True:
         try:
@@ -135,17 +135,21 @@ def test_the_first_compute_node_leaves_and_its_tags_get_another_home(tmp_path: P
                 async with contest.running(log):
                     await contest.more()
                     await http.put("/cluster/members", json={"compute_nodes": 3})
-                    await changed(url, lambda installed: ADDED in installed["compute_nodes"])
+                    await wait_for_members(
+                        url, lambda installed: ADDED in installed["compute_nodes"]
+                    )
                     printed = await command("drain", FIRST, "--url", first_url)
                     assert "engine-0 runs the gateway" in printed
-                    await changed(url, lambda installed: FIRST not in installed["compute_nodes"])
+                    await wait_for_members(
+                        url, lambda installed: FIRST not in installed["compute_nodes"]
+                    )
                     await until(lambda: FIRST not in supervisor.processes)
                     await contest.more()
                 await contest.check(log)
                 aged = client.log("aged")
                 await aged.append(b"old")
                 await aged.set_retention(age_s=1)
-                await emptied(aged)
+                await wait_until_empty(aged)
                 assert supervisor.url == url, "the second compute node is the first one now"
 
     async def next_start() -> None:

@@ -51,7 +51,7 @@ async def begin_and_wait(ctx: indilog.Context, name: str, s: float) -> int:
 """
 
 
-async def deployed(supervisor: Supervisor) -> tuple[str, str]:
+async def deploy(supervisor: Supervisor) -> tuple[str, str]:
     """Deploy the functions; return the URLs of both gateways, when both know the application."""
     urls = [await supervisor.processes[node].ready() for node in (FIRST, SECOND)]
     async with http_client(urls[0]) as http:
@@ -71,7 +71,7 @@ async def call(
     return await http.post(f"/functions/slow/{function}", json=arguments, headers=headers)
 
 
-async def begun(http: httpx.AsyncClient, name: str, count: int = 1) -> list[str]:
+async def wait_for_calls(http: httpx.AsyncClient, name: str, count: int = 1) -> list[str]:
     """Wait until a call has begun so many times; return the processes that began it."""
     while True:
         found = (await http.get("/logs/begun/records", params={"tag": name})).json()["records"]
@@ -93,7 +93,7 @@ def config(directory: Path, engines: int = 2) -> Config:
 def test_concurrent_calls_at_one_gateway_run_on_both_nodes(tmp_path: Path) -> None:
     async def story() -> None:
         async with asyncio.timeout(DEADLINE_S), supervised(config(tmp_path)) as supervisor:
-            first, second = await deployed(supervisor)
+            first, second = await deploy(supervisor)
             async with http_client(first) as http:
                 answers = await asyncio.gather(*[call(http, "who", s=0.3) for _ in range(8)])
                 assert [answer.status_code for answer in answers] == [200] * 8
@@ -115,30 +115,30 @@ def test_concurrent_calls_at_one_gateway_run_on_both_nodes(tmp_path: Path) -> No
 def test_calls_at_a_killed_node_are_repeated_only_if_they_have_a_key(tmp_path: Path) -> None:
     async def story() -> None:
         async with asyncio.timeout(DEADLINE_S), supervised(config(tmp_path)) as supervisor:
-            first, _ = await deployed(supervisor)
+            first, _ = await deploy(supervisor)
             # a call with a key is not offered again, so the node must not be known as unreachable
             for restarts, key in ((1, "k"), (2, "")):
                 async with http_client(first) as http:
                     name = f"killed{key}"
                     here = asyncio.create_task(call(http, "begin_and_wait", name=f"x{key}", s=3))
-                    await begun(http, f"x{key}")
+                    await wait_for_calls(http, f"x{key}")
                     there = asyncio.create_task(
                         call(http, "begin_and_wait", key=key, name=name, s=30)
                     )
-                    await begun(http, name)
+                    await wait_for_calls(http, name)
                     pid = supervisor.processes[SECOND].pid
                     assert pid is not None
                     os.kill(pid, signal.SIGKILL)
                     answer = await there
                     if key:
                         assert answer.status_code == 200, answer.text
-                        assert len(await begun(http, name, 2)) == 2
+                        assert len(await wait_for_calls(http, name, 2)) == 2
                     else:
                         assert answer.status_code == 504, answer.text
                         assert answer.json()["title"] == "CallOutcomeUnknownError"
                         assert "engine-1" in answer.json()["detail"]
                         assert not answer.json()["retryable"]
-                        assert len(await begun(http, name)) == 1
+                        assert len(await wait_for_calls(http, name)) == 1
                     assert (await here).status_code == 200
                     await supervisor.processes[SECOND].ready(restarts=restarts)
 
@@ -153,7 +153,7 @@ def test_no_call_fails_while_a_node_that_takes_calls_leaves(tmp_path: Path) -> N
             async with http_client(url) as http:
                 (await http.put("/cluster/members", json={"compute_nodes": 2})).raise_for_status()
                 await until(lambda: SECOND in supervisor.processes)
-                await deployed(supervisor)
+                await deploy(supervisor)
                 answers: list[httpx.Response] = []
                 is_gone = False
 

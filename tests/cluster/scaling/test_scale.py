@@ -125,7 +125,7 @@ class Load:
         await until(lambda: len(self.acknowledged) >= wanted)
 
 
-async def changed(url: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def wait_for_members(url: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Wait until the cluster has the wanted nodes, as its gateway shows."""
     async with http_client(url) as http:
         while True:
@@ -219,7 +219,7 @@ def test_a_compute_node_killed_while_it_joins_is_started_again_and_joins(tmp_pat
                 assert new.pid is not None
                 os.kill(new.pid, signal.SIGKILL)
                 other_url = await new.ready(restarts=1)
-                await changed(url, lambda installed: NEW in installed["compute_nodes"])
+                await wait_for_members(url, lambda installed: NEW in installed["compute_nodes"])
                 async with indilog.connect(other_url) as other:
                     await load.append(other.log("scaled"), "new")
                 await load.more()
@@ -266,7 +266,7 @@ def test_a_call_at_a_compute_node_that_leaves_finishes_and_appends(tmp_path: Pat
                 assert answer.status_code == 200, answer.text
                 found = (await http.get("/logs/calls/records")).json()["records"]
                 assert [record["data"] for record in found] == ["begun", "done"]
-                await changed(url, lambda installed: NEW not in installed["compute_nodes"])
+                await wait_for_members(url, lambda installed: NEW not in installed["compute_nodes"])
                 await until(lambda: NEW not in supervisor.processes)
 
     uvloop.run(story())
@@ -305,7 +305,7 @@ def test_a_supervisor_killed_while_the_cluster_grows_is_replaced_and_continues(
                     supervised(config_in(tmp_path))
                 )
                 assert supervisor.url == url, "the gateway was adopted"
-                await changed(url, lambda installed: NEW in installed["compute_nodes"])
+                await wait_for_members(url, lambda installed: NEW in installed["compute_nodes"])
                 async with indilog.connect(await supervisor.processes[NEW].ready()) as other:
                     await load.append(other.log("scaled"), "new")
                 await load.more()

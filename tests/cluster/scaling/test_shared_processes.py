@@ -70,17 +70,17 @@ def test_three_processes_outlive_the_loss_of_any_one(tmp_path: Path) -> None:
     run("rebuild-index", data)
     run("rebuild-index", data, "--verify")
     with pytest.raises(ConfigError, match="3 shared processes, not with a process for each"):
-        uvloop.run(_started(processes_config(overrides=settings(data))))
+        uvloop.run(_start(processes_config(overrides=settings(data))))
 
 
 def run(*arguments: str | Path) -> str:
     """Run a command of `indilog`; return what it printed."""
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "indilog", *map(str, arguments)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    return told.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_backup_is_restored_into_shared_processes(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_backup_is_restored_into_shared_processes(tmp_path: Path) -> None:
     uvloop.run(story(new, "new"))
 
 
-async def _started(config: Config) -> None:
+async def _start(config: Config) -> None:
     async with supervised(config):
         pass
 

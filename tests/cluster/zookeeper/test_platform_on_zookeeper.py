@@ -26,7 +26,7 @@ from indilog.runtime.cluster.cluster_state import EPOCH_KEY, VIEW_KEY, layout_in
 from indilog.runtime.cluster.supervisor import processes_config, supervised
 from indilog.runtime.metadata.store import MetadataStore
 from indilog.runtime.metadata.zookeeper import ZooKeeperMetadataStore
-from tests.support.engine_in_process import ENGINE, appended, engine_of
+from tests.support.engine_in_process import ENGINE, append_retrying, engine_of
 from tests.support.zookeeper_server import ZooKeeperServer, hosts_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper]
@@ -68,7 +68,7 @@ def test_a_platform_keeps_its_view_addresses_and_epochs_in_zookeeper(
                 supervised(config, left_out={ENGINE}) as supervisor,
                 engine_of(supervisor) as log,
             ):
-                await appended(log, b"one")
+                await append_retrying(log, b"one")
                 assert supervisor.view is not None
                 view, run = await store.get(VIEW_KEY), await run_of(store)
                 assert view is not None
@@ -93,7 +93,7 @@ def test_a_platform_keeps_its_view_addresses_and_epochs_in_zookeeper(
     uvloop.run(story())
 
 
-def test_the_data_path_goes_on_while_zookeeper_is_away_and_a_lost_node_returns_with_it(
+def test_the_data_path_continues_while_zookeeper_is_away_and_a_lost_node_returns_with_it(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:
     async def story() -> None:
@@ -102,11 +102,11 @@ def test_the_data_path_goes_on_while_zookeeper_is_away_and_a_lost_node_returns_w
             supervised(config_on(zookeeper, tmp_path), left_out={ENGINE}) as supervisor,
             engine_of(supervisor) as log,
         ):
-            await appended(log, b"before")
+            await append_retrying(log, b"before")
             zookeeper.kill()
             try:
                 for i in range(20):
-                    await appended(log, b"away %d" % i)
+                    await append_retrying(log, b"away %d" % i)
                 lost = supervisor.processes[NodeId("storage-0")]
                 assert lost.pid is not None
                 os.kill(lost.pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_the_data_path_goes_on_while_zookeeper_is_away_and_a_lost_node_returns_w
                 zookeeper.start()
                 await asyncio.to_thread(zookeeper.wait_ready)
             await returning
-            await appended(log, b"back")
+            await append_retrying(log, b"back")
             assert await number_of_records(log) == 22
 
     uvloop.run(story())
@@ -149,7 +149,7 @@ def test_a_platform_in_one_process_runs_on_zookeeper_too(
         for expected in (1, 2):
             async with asyncio.timeout(DEADLINE_S), embedded(config) as platform:
                 log = platform.logs.log("orders")
-                await appended(log, b"x")
+                await append_retrying(log, b"x")
                 assert await number_of_records(log) == expected
 
     uvloop.run(story())

@@ -69,7 +69,7 @@ def wait_for_leader(servers: Sequence[ZooKeeperServer]) -> None:
         time.sleep(0.05)
 
 
-async def written(store: ZooKeeperMetadataStore, key: str, value: bytes, expected: int = 0) -> int:
+async def write(store: ZooKeeperMetadataStore, key: str, value: bytes, expected: int = 0) -> int:
     outcome = await store.compare_and_set(key, value, expected_version=expected)
     assert isinstance(outcome, Written)
     return outcome.version
@@ -78,7 +78,7 @@ async def written(store: ZooKeeperMetadataStore, key: str, value: bytes, expecte
 async def test_nothing_is_lost_or_issued_twice_when_the_leader_of_an_ensemble_is_killed(
     tmp_path: Path,
 ) -> None:
-    """Writers, a session and a watcher go on while another server becomes the leader."""
+    """Writers, a session and a watcher continue while another server becomes the leader."""
     with ensemble_running(tmp_path) as servers:
         leader = next(server for server in servers if server.mode() == "leader")
         rest = [server for server in servers if server is not leader]
@@ -93,7 +93,7 @@ async def test_nothing_is_lost_or_issued_twice_when_the_leader_of_an_ensemble_is
                 number, version = 0, 0
                 while not stop.is_set():
                     number += 1
-                    version = await written(store, "d/count", str(number).encode(), version)
+                    version = await write(store, "d/count", str(number).encode(), version)
                 return number, version
 
             async def take() -> list[int]:
@@ -141,13 +141,13 @@ async def test_without_a_majority_requests_fail_in_time_and_nothing_is_decided(
 ) -> None:
     with ensemble_running(tmp_path) as servers:
         async with opened(config_at(*servers, metadata_timeout_s=5.0)) as store:
-            version = await written(store, "view", b"one")
+            version = await write(store, "view", b"one")
             session = await store.session(5.0)
             for server in servers[:2]:
                 server.kill()
             with pytest.raises(QuorumUnavailableError, match=r"did not answer for 5 s"):
                 await store.compare_and_set("view", b"two", expected_version=version)
-            await session.expired()
+            await session.wait_until_expired()
             with pytest.raises(SessionExpiredError):
                 session.check()
             for server in servers[:2]:
@@ -170,7 +170,7 @@ async def test_servers_that_do_not_answer_are_noticed_by_the_clients_own_time(
             await session.create("leader", b"")
             server.pause()
             try:
-                await session.expired()
+                await session.wait_until_expired()
                 with pytest.raises(SessionExpiredError):
                     session.check()
                 with pytest.raises(QuorumUnavailableError):
@@ -253,9 +253,9 @@ async def test_a_write_whose_answer_was_lost_recognises_itself(
 ) -> None:
     async with opened(config_at(zookeeper, zookeeper_root=root)) as store:
         lost_answers[:] = [True]
-        first = await written(store, "view", b"one")
+        first = await write(store, "view", b"one")
         lost_answers[:] = [True, False]
-        second = await written(store, "view", b"two", first)
+        second = await write(store, "view", b"two", first)
         assert await store.get("view") == Versioned(b"two", second)
         session = await store.session(60.0)
         lost_answers[:] = [True]
@@ -274,7 +274,7 @@ async def test_a_key_that_was_created_anew_between_look_and_write_is_not_overwri
         opened(config_at(zookeeper, zookeeper_root=root)) as store,
         opened(config_at(zookeeper, zookeeper_root=root)) as other,
     ):
-        version = await written(store, "leader", b"mine")
+        version = await write(store, "leader", b"mine")
         real, looked = store._state, asyncio.Event()
 
         async def state(connection: ZooKeeperConnection, key: str) -> object:
@@ -282,7 +282,7 @@ async def test_a_key_that_was_created_anew_between_look_and_write_is_not_overwri
             if not looked.is_set():
                 looked.set()
                 await other.delete("leader", expected_version=version)
-                await written(other, "leader", b"theirs")
+                await write(other, "leader", b"theirs")
             return found
 
         monkeypatch.setattr(store, "_state", state)
@@ -317,7 +317,7 @@ async def test_many_watches_of_one_key_are_one_watch_of_zookeeper(
     zookeeper: ZooKeeperServer, root: str
 ) -> None:
     async with opened(config_at(zookeeper, zookeeper_root=root)) as store:
-        version = await written(store, "d/a", b"")
+        version = await write(store, "d/a", b"")
         for _ in range(3):  # each round leaves its watch behind
             revision = (await store.list_keys("d/")).revision
             watches: list[asyncio.Future[object]] = []
@@ -332,7 +332,7 @@ async def test_many_watches_of_one_key_are_one_watch_of_zookeeper(
             await asyncio.gather(*watches, return_exceptions=True)
         assert len(store._followers._followers) == 0
         for _ in range(100):  # changes of values fire no watch of children
-            version = await written(store, "d/a", b"", version)
+            version = await write(store, "d/a", b"", version)
             await store.watch_directory("d/", after=0)
         held = store._client._data_watchers | store._client._child_watchers
         assert sum(map(len, held.values())) <= 3
@@ -350,7 +350,7 @@ async def test_a_value_over_what_zookeeper_takes_is_refused_and_the_connection_s
     zookeeper: ZooKeeperServer, root: str
 ) -> None:
     async with opened(config_at(zookeeper, zookeeper_root=root)) as store:
-        version = await written(store, "k" * 256, b"x" * 1_000_000)
+        version = await write(store, "k" * 256, b"x" * 1_000_000)
         with pytest.raises(TooLargeError, match="1,000,000"):
             await store.compare_and_set("k", b"x" * 1_000_001, expected_version=0)
         found = await store.get("k" * 256)
@@ -362,7 +362,7 @@ async def test_a_znode_of_another_program_is_reported(
     zookeeper: ZooKeeperServer, root: str
 ) -> None:
     async with opened(config_at(zookeeper, zookeeper_root=root)) as store:
-        version = await written(store, "view", b"one")
+        version = await write(store, "view", b"one")
         assert version
         await asyncio.to_thread(store._client.set, f"{root}/keys/=/=view", b"rubbish")
         with pytest.raises(DataDirectoryError, match="was not written by this program"):
@@ -391,7 +391,7 @@ async def test_with_digest_only_the_configured_user_has_access(
         zookeeper_password_file=password_file,
     )
     async with opened(mine) as store:
-        await written(store, "view", b"one")
+        await write(store, "view", b"one")
         session = await store.session(60.0)
         await session.create("nodes/a", b"")
         await session.close()
@@ -439,7 +439,7 @@ async def test_with_sasl_a_wrong_password_is_refused_at_once(
     with zookeeper_running(tmp_path / "server", settings, properties) as server:
         config = config_at(server, zookeeper_auth="sasl", zookeeper_password_file=password_file)
         async with opened(config) as store:
-            await written(store, "view", b"one")
+            await write(store, "view", b"one")
             session = await store.session(60.0)
             await session.create("nodes/a", b"")
             await session.close()
@@ -483,7 +483,7 @@ async def test_with_tls_both_sides_show_certificates(tmp_path: Path) -> None:
             "zookeeper_tls_key": tmp_path / "client.key",
         }
         async with opened(config_at(server, **tls)) as store:
-            version = await written(store, "view", b"one")
+            version = await write(store, "view", b"one")
             assert await store.get("view") == Versioned(b"one", version)
         for wrong in (
             {"zookeeper_tls": False},

@@ -1,4 +1,4 @@
-"""Random lives of a real platform in one data directory, for programs that read it."""
+"""Random runs of a real platform in one data directory, for programs that read it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Story:
         entry = self._entry()
         self.appended[await log.append(entry.data, tags=entry.tags)] = name, entry
 
-    async def life(self, steps: int, *, killed: bool) -> None:
+    async def run(self, steps: int, *, killed: bool) -> None:
         """Run the platform once; `killed`: its directory is left as kill -9 leaves it."""
         copy = self.directory.with_name("killed")
         async with embedded(self.config) as platform:
@@ -163,7 +163,7 @@ class Story:
         return dataclasses.replace(self.config, node=node)
 
     def change_index_shards(self) -> None:
-        """Let the next life begin a new era of the index schedule, perhaps."""
+        """Let the next run begin a new era of the index schedule, perhaps."""
         cluster = dataclasses.replace(
             self.config.cluster, index_shards=self.chance.choice((1, 2, 3))
         )

@@ -16,7 +16,7 @@ from indilog.base.errors import DataLossError
 from indilog.base.ids import SeqNum, tag_hash
 from indilog.runtime.cluster.assembly import embedded
 from indilog_pipeline.log_image import LogImage
-from indilog_pipeline.record_batches import Counts, read_records
+from indilog_pipeline.record_batches import ReadCounts, read_records
 from tests.properties.pipeline.stories import Story
 
 
@@ -59,7 +59,7 @@ def compare(story: Story, image: LogImage, reads: dict[SeqNum, tuple[object, ...
 
     Which log a lost record was in is not known, so one below that log's floor is lost, too.
     """
-    counts = Counts()
+    counts = ReadCounts()
     rows = rows_of(image, skip_lost=True, counts=counts)
     readable = {s: read for s, read in reads.items() if len(read) > 1}
     lost = {s for s, read in reads.items() if read == ("lost",)}
@@ -100,7 +100,7 @@ async def _an_image_holds(
     with tempfile.TemporaryDirectory() as folder:
         story = Story(Path(folder, "data"), random.Random(seed), replicas=replicas)
         for killed in kills:
-            await story.life(40, killed=killed)
+            await story.run(40, killed=killed)
         story.damage(damaged)
         if torn and kills[-1]:
             story.tear()

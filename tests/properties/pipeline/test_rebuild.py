@@ -112,12 +112,12 @@ async def check_rebuilt(
     engine: Engine,
     sharding: Sharding | None,
 ) -> None:
-    """Compare what an engine rebuilds with a live index, for one random life of a platform."""
+    """Compare what an engine rebuilds with a live index, for one random run of a platform."""
     with tempfile.TemporaryDirectory() as folder:
         story = Story(Path(folder, "data"), random.Random(seed), replicas=replicas)
-        await story.life(40, killed=False)
+        await story.run(40, killed=False)
         story.change_index_shards()
-        await story.life(40, killed=killed)
+        await story.run(40, killed=killed)
         if replicas == 1:
             story.damage(damaged)
         shutil.rmtree(story.directory / "snapshots", ignore_errors=True)
@@ -149,7 +149,7 @@ async def check_rebuilt(
             assert platform.shell.view == image.view
             assert await lookups(platform) == wanted
         before = {one.index_shard: one.position for one in done if one.rows}
-        await story.life(10, killed=False)
+        await story.run(10, killed=False)
         for one in rebuild_index(story.directory, engine):
             assert one.start >= before.get(one.index_shard, 0)
         assert verify_index(story.directory).difference is None

@@ -101,9 +101,11 @@ def tell_entries(machine: Machine, end: int) -> list[Send]:
 
 
 def load(machine: Machine) -> None:
-    """Append all records under two writers; each batch is ordered by itself, after the next one.
+    """Append all records under two writers. Each batch has an entry of its own, which is applied
+    after the next batch was stored.
 
-    The second writer drops the records that the first one wrote after the first half.
+    The first writer also stores a batch beyond its half. No entry orders it, and the entry of the
+    second writer drops it.
     """
     for number, data in enumerate(DATA):
         half, of_half = divmod(number, HALF)

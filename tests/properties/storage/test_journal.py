@@ -117,14 +117,14 @@ def payload_of(kind: FrameKind, size: int, chaos: random.Random) -> bytes:
 
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_all_synced_frames_survive_any_crash_and_no_lost_frame_reappears(
-    seed: int, lives: int
+    seed: int, runs: int
 ) -> None:
     chaos = random.Random(seed)
     with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary) / "life-0"
+        directory = Path(temporary) / "run-0"
         expected: list[ModelFrame] = []
         durable = 0
-        for life in range(1, lives + 1):
+        for number in range(1, runs + 1):
             run = Run(directory, expected, durable)
             for _ in range(chaos.randrange(12)):
                 own = {FrameKind.GONE, FrameKind.CHECKPOINT, FrameKind.MOVED}
@@ -137,7 +137,7 @@ def test_all_synced_frames_survive_any_crash_and_no_lost_frame_reappears(
                 if chaos.random() < 0.3:
                     run.sync()
             expected, durable = run.frames, run.synced
-            directory = run.crash(Path(temporary) / f"life-{life}", chaos)
+            directory = run.crash(Path(temporary) / f"run-{number}", chaos)
         Run(directory, expected, durable).journal.close()
 
 

@@ -19,7 +19,7 @@ from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment_scan import Damage
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from tests.properties.storage.power_loss import Promised, Recorder, Synced
-from tests.unit.runtime.counting import Life
+from tests.unit.runtime.counting import ProcessRun
 from tests.unit.runtime.rewriters import Rewriter, batch, localids
 
 SEGMENT_BYTES = 4096
@@ -43,7 +43,7 @@ def recovered(journal: Journal) -> list[bytes]:
     return frames
 
 
-def life(recorder: Recorder, directory: Path, start: int, count: int) -> None:
+def write_run(recorder: Recorder, directory: Path, start: int, count: int) -> None:
     """Run a journal: frames, a sync now and then, rolls; each sync records a promise."""
     journal = open_journal(directory)
     assert recovered(journal) == [payload(number) for number in range(start)]
@@ -84,8 +84,8 @@ def test_a_journal_keeps_its_promises_after_a_power_loss_at_any_file_operation(
     tmp_path: Path, recorder: Recorder
 ) -> None:
     root = tmp_path / "root" / "journal"
-    life(recorder, root, 0, 20)
-    life(recorder, root, 20, 5)
+    write_run(recorder, root, 0, 20)
+    write_run(recorder, root, 20, 5)
 
     def check(found: Path, promises: list[object]) -> None:
         durable = max((p for p in promises if isinstance(p, int)), default=0)
@@ -106,7 +106,7 @@ def test_frames_recovered_after_a_kill_survive_a_power_loss(
     """D2: a kill precedes any sync, so the frames that the next process finds may be in the page
     cache only.
     """
-    life(recorder, tmp_path / "root" / "journal", 0, 20)
+    write_run(recorder, tmp_path / "root" / "journal", 0, 20)
     recorder.stop()
     done = recorder.operations
     ready = next(count for count, operation in enumerate(done) if isinstance(operation, Promised))
@@ -172,14 +172,14 @@ def test_a_crash_in_a_rewrite_leaves_the_old_segments_or_the_new_one(
 def checkpointed(directory: Path, recorder: Recorder) -> None:
     """Write frames, with a checkpoint after every few; durable frames are recorded as promises."""
     for start in (0, 30):
-        life = Life(directory, frames=6)
-        assert life.role.count == start
+        run = ProcessRun(directory, frames=6)
+        assert run.role.count == start
         for number in range(start, start + 30):
-            life.write()
+            run.write()
             if number % 2:
-                life.turn()
+                run.turn()
                 recorder.promise(number + 1)
-        life.end(clean=bool(start))
+        run.end(clean=bool(start))
         recorder.promise(start + 30)
 
 
@@ -191,12 +191,12 @@ def test_a_power_loss_leaves_no_wrong_checkpoint_and_none_ahead_of_its_journal(
     def check(found: Path, promises: list[object]) -> None:
         durable = max((p for p in promises if isinstance(p, int)), default=0)
         for _ in range(2):
-            life = Life(found / "journal")
-            assert life.role.count >= durable
-            assert not life.role.lost_frames
-            life.write()
-            durable = life.role.count
-            life.end()
+            run = ProcessRun(found / "journal")
+            assert run.role.count >= durable
+            assert not run.role.lost_frames
+            run.write()
+            durable = run.role.count
+            run.end()
             segments = (found / "journal").glob("segment-*.log")
             assert sum(path.stat().st_size for path in segments) < 20 * SEGMENT_BYTES
 

@@ -1,6 +1,6 @@
-"""Journals whose segments are rewritten, against a list as the model: after discards, shrinking,
-rewrites, joins and reopening in any order, live frames are read and recovered unchanged and in
-order, and discarded ones are known.
+"""Journals whose segments are rewritten, compared with a list. After discards, shrinking, rewrites,
+joins and reopening in any order, live frames are read and recovered unchanged and in order.
+Discarded frames are known as such.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ async def quiet() -> None:
         await asyncio.sleep(0)
 
 
-async def taken(log: Log, count: int, *, resume_s: float = 0.0) -> list[bytes]:
+async def take(log: Log, count: int, *, resume_s: float = 0.0) -> list[bytes]:
     found: list[bytes] = []
     async with aclosing(pages(log, "t", 0, resume_s=resume_s)) as given:
         async for page in given:
@@ -108,7 +108,7 @@ async def test_an_idle_subscription_has_one_read_in_flight_and_no_timer(
     def no_timer(*_: object) -> None:
         raise AssertionError("an idle subscription sets no timer")
 
-    following = asyncio.create_task(taken(log, 2))
+    following = asyncio.create_task(take(log, 2))
     await quiet()
     monkeypatch.setattr(loop, "call_at", no_timer)
     monkeypatch.setattr(loop, "call_later", no_timer)
@@ -129,7 +129,7 @@ async def test_an_interrupted_subscription_resumes_at_the_next_seqnum(
 ) -> None:
     monkeypatch.setattr(subscription, "_PAUSE_S_MIN", 0.0)
     log = WatchedLog(MemoryLogs())
-    following = asyncio.create_task(taken(log, 4, resume_s=60))
+    following = asyncio.create_task(take(log, 4, resume_s=60))
     for n in range(4):
         await quiet()
         log.errors = [NotReadyError("away")] * 3
@@ -146,7 +146,7 @@ async def test_a_subscription_fails_when_the_platform_stays_unreachable(
     log = WatchedLog(MemoryLogs())
     log.errors = [NotReadyError("away")] * 1000
     with pytest.raises(NotReadyError, match="away"):
-        await taken(log, 1, resume_s=0.1)
+        await take(log, 1, resume_s=0.1)
     assert 1 < len(log.reads) < 20
 
 
@@ -157,7 +157,7 @@ async def test_a_final_error_ends_a_subscription_at_once(
     log = WatchedLog(MemoryLogs())
     log.errors = [DataLossError("gone")]
     with pytest.raises(DataLossError):
-        await taken(log, 1, resume_s=resume_s)
+        await take(log, 1, resume_s=resume_s)
     assert len(log.reads) == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.applications import Measured, Step, _conflicts, _measured, at_a_rate, in_a_loop
+from bench.applications import Measured, Step, _conflicts, _measure, at_a_rate, in_a_loop
 from functions.media import app as media
 from functions.media.load import Media
 from functions.workload.demonstration import Figures
@@ -25,7 +25,7 @@ def asked(**options: object) -> argparse.Namespace:
 
 async def shown(application: Media, steps: list[Step], options: argparse.Namespace) -> list[str]:
     async with serving(media.app) as gateway:
-        return await _measured(gateway.url, application, steps, options)
+        return await _measure(gateway.url, application, steps, options)
 
 
 @pytest.mark.asyncio

@@ -18,7 +18,7 @@ from bench.support.harness import (
     Report,
     Round,
     closed_loop,
-    interleaved,
+    interleave,
     latency,
     median_of,
     ratio_of,
@@ -85,7 +85,7 @@ async def test_sides_alternate_and_their_order_reverses_each_round() -> None:
         await asyncio.sleep(0)
 
     sides = {"a": first, "b": second}
-    found = await interleaved(sides, callers=1, seconds=0.0, rounds=2)
+    found = await interleave(sides, callers=1, seconds=0.0, rounds=2)
     assert "".join(order) == "aabb" + "bbaa", "a warm-up and a round of one operation each"
     assert {name: len(rounds) for name, rounds in found.items()} == {"a": 2, "b": 2}
 

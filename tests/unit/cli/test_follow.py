@@ -27,7 +27,7 @@ class Streams(httpx.SyncByteStream):
         raise httpx.ReadError("broken")
 
 
-class House:
+class FollowedGateway:
     """A gateway that answers by a script, a clock, and the printed output."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: LINES | int | Exception) -> None:
@@ -80,43 +80,45 @@ def test_a_broken_stream_resumes_at_the_next_seqnum(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     away = httpx.ConnectError("away")
-    house = House(monkeypatch, (record(5), record(9)), away, 503, (": alive",), (record(10),))
+    gateway = FollowedGateway(
+        monkeypatch, (record(5), record(9)), away, 503, (": alive",), (record(10),)
+    )
     with pytest.raises(typer.Exit):
-        house.follow()
-    assert house.shown == [5, 9, 10]
-    assert house.asked[:6] == ["5", "10", "10", "10", "10", "11"]
+        gateway.follow()
+    assert gateway.shown == [5, 9, 10]
+    assert gateway.asked[:6] == ["5", "10", "10", "10", "10", "11"]
     assert "is unreachable; waiting up to 60 s" in capsys.readouterr().err
 
 
 def test_a_stream_that_began_at_a_time_resumes_after_its_last_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house = House(monkeypatch, (": alive",), (record(5),))
+    gateway = FollowedGateway(monkeypatch, (": alive",), (record(5),))
     with pytest.raises(typer.Exit):
-        house.follow(bound=None, since="17.5")
-    assert house.shown == [5]
-    assert house.asked[:3] == [None, None, "6"]
-    assert house.since[:3] == ["17.5", "17.5", None]
+        gateway.follow(bound=None, since="17.5")
+    assert gateway.shown == [5]
+    assert gateway.asked[:3] == [None, None, "6"]
+    assert gateway.since[:3] == ["17.5", "17.5", None]
 
 
 def test_a_platform_that_stays_unreachable_ends_the_command_with_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    house = House(monkeypatch, (record(5),))
+    gateway = FollowedGateway(monkeypatch, (record(5),))
     with pytest.raises(typer.Exit) as ended:
-        house.follow()
+        gateway.follow()
     assert ended.value.exit_code == 2
-    assert RESUME_S <= house.now <= RESUME_S + 5
+    assert RESUME_S <= gateway.now <= RESUME_S + 5
     assert capsys.readouterr().err.splitlines()[-1].startswith("No platform answers at")
 
 
 def test_an_unreachable_platform_at_the_start_ends_the_command_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house = House(monkeypatch)
+    gateway = FollowedGateway(monkeypatch)
     with pytest.raises(typer.Exit):
-        house.follow()
-    assert (house.now, len(house.asked)) == (0.0, 1)
+        gateway.follow()
+    assert (gateway.now, len(gateway.asked)) == (0.0, 1)
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, 2), (503, 1)])
@@ -126,8 +128,8 @@ def test_a_refusal_at_first_ends_the_command(
     status: int,
     code: int,
 ) -> None:
-    house = House(monkeypatch, status)
+    gateway = FollowedGateway(monkeypatch, status)
     with pytest.raises(typer.Exit) as ended:
-        house.follow()
+        gateway.follow()
     assert ended.value.exit_code == code
     assert capsys.readouterr().err == "no\n"

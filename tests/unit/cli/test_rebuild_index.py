@@ -39,13 +39,13 @@ def run(*arguments: object) -> Result:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    async def filled() -> None:
+    async def fill() -> None:
         async with indilog.client.open(tmp_path / "data", CONFIG) as client:
             log = client.log("orders")
             for number in range(RECORDS):
                 await log.append(b"", tags=[f"t{number % 3}"])
 
-    asyncio.run(filled())
+    asyncio.run(fill())
     return tmp_path / "data"
 
 

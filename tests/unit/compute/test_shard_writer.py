@@ -145,7 +145,7 @@ def test_a_full_disk_refuses_unsent_and_new_appends() -> None:
     append(shard, b"again")
 
 
-def test_appends_go_on_while_the_ack_quorum_has_room() -> None:
+def test_appends_continue_while_the_ack_quorum_has_room() -> None:
     config = Config(cluster=ClusterConfig(storage_nodes=3, replicas=3, ack_quorum=2))
     shard = ShardWriter(SHARD, (A, B, C), EPOCH, config)
     shard.named(EPOCH, 0)
@@ -201,7 +201,7 @@ def test_records_collect_while_all_frames_are_in_flight() -> None:
     append(shard, b"b")
     assert shard.flush(at(0)) == []
     append(shard, b"c")
-    shard.ordered(Span(SHARD, 0, 100, 1))
+    shard.pop_ordered(Span(SHARD, 0, 100, 1))
     (batch,) = batches(shard.flush(at(0)))
     assert contents(batch) == [b"b", b"c"]
 
@@ -210,7 +210,7 @@ def test_ordered_batches_get_the_seqnums_of_their_span() -> None:
     shard = opened(cut=5)
     append(shard, b"a", b"b")
     shard.flush(at(0))
-    (done,) = shard.ordered(Span(SHARD, 5, 50, 2))
+    (done,) = shard.pop_ordered(Span(SHARD, 5, 50, 2))
     assert (done.first_seqnum, done.waiters) == (50, [b"a", b"b"])
     assert shard.pending == 0
 
@@ -281,7 +281,7 @@ def test_an_ordered_batch_restarts_the_pause() -> None:
     assert shard.deadline() == at(8)
     append(shard, b"b")
     shard.flush(at(5))
-    shard.ordered(Span(SHARD, 0, 0, 1))
+    shard.pop_ordered(Span(SHARD, 0, 0, 1))
     assert shard.deadline() == at(6)
 
 
@@ -317,7 +317,7 @@ def test_appends_beyond_the_limit_of_bytes_are_refused_until_some_are_ordered() 
     shard.flush(at(0))
     with pytest.raises(OverloadedError, match="5 appends"):
         append(shard, b"in flight")
-    shard.ordered(Span(SHARD, 0, 0, 5))
+    shard.pop_ordered(Span(SHARD, 0, 0, 5))
     append(shard, b"room again")
     shard.check_invariants()
 
@@ -329,7 +329,7 @@ def test_an_open_batch_takes_more_records_once_others_are_ordered() -> None:
     append(shard, b"c")
     with pytest.raises(OverloadedError):
         append(shard, b"refused")
-    shard.ordered(Span(SHARD, 0, 0, 2))
+    shard.pop_ordered(Span(SHARD, 0, 0, 2))
     append(shard, b"d", b"e")
     (batch,) = batches(shard.flush(at(0)))
     assert contents(batch) == [b"c", b"d", b"e"]
@@ -360,7 +360,7 @@ def test_a_batch_of_a_caller_is_not_split_by_the_frame_limit() -> None:
     append(shard, b"after")
     sent = [contents(batch) for batch in batches(shard.flush(at(0)))]
     assert sent == [[b"before"], [bytes([n]) for n in range(5)], [b"after"]]
-    _, whole, _ = shard.ordered(Span(SHARD, 0, 0, 7))
+    _, whole, _ = shard.pop_ordered(Span(SHARD, 0, 0, 7))
     assert whole.waiters == ["caller", None, None, None, None]
     shard.check_invariants()
 
@@ -372,7 +372,7 @@ def test_small_batches_of_callers_share_a_frame() -> None:
     shard.add_batch([(b"d", COLUMNS), (b"e", COLUMNS)], "second")
     (batch,) = batches(shard.flush(at(0)))
     assert contents(batch) == [b"a", b"b", b"c", b"d", b"e"]
-    (done,) = shard.ordered(Span(SHARD, 0, 10, 5))
+    (done,) = shard.pop_ordered(Span(SHARD, 0, 10, 5))
     assert done.waiters == ["first", None, b"c", "second", None]
 
 
@@ -418,7 +418,7 @@ def test_no_frame_exceeds_the_limit_of_storage_for_any_tags() -> None:
     sent: list[RecordBatch] = []
     while shard.pending:
         sent += batches(shard.flush(at(0)))
-        shard.ordered(Span(SHARD, 0, 0, sent[-1].header.end))
+        shard.pop_ordered(Span(SHARD, 0, 0, sent[-1].header.end))
     assert max(len(batch.buffer) for batch in sent) <= limit
 
 

@@ -63,7 +63,7 @@ def test_a_trim_covered_by_the_index_data_needs_no_index_tier() -> None:
     entry = Trim(5, ViewNumber(1), Epoch(1), 0, (Floor(LOG, 2, of_log=True),))
     floors.apply(entry)
     assert not floors.permit(Direction.PREV, LOG, LOG, 9, None)
-    floors.reached(5)
+    floors.pop_reached(5)
     with pytest.raises(TrimmedError):
         floors.permit(Direction.PREV, LOG, LOG, 9, None)
 

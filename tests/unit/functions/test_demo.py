@@ -16,7 +16,7 @@ from functions.social.graph import synthetic_graph
 from functions.social.load import SocialNetwork
 from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
-from functions.workload.demonstration import DemonstrationResult, demonstrated, figures, show
+from functions.workload.demonstration import DemonstrationResult, demonstrate, figures, show
 from functions.workload.http_connection import HttpConnection
 from functions.workload.load import LoadError, Tally, run_load
 from functions.workload.replay import TraceReplay, faults_of_objects, replayed
@@ -40,7 +40,7 @@ def network(graph: dict[str, list[str]] = GRAPH) -> SocialNetwork:
 
 async def shown(gateway: Gateway, application: SocialNetwork) -> tuple[DemonstrationResult, str]:
     console = Console(file=io.StringIO(), width=120)
-    outcome = await demonstrated(
+    outcome = await demonstrate(
         gateway.url, application, seconds=0.3, clients=4, seed=1, console=console
     )
     show(application, outcome, console)

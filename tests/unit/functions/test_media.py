@@ -13,7 +13,7 @@ from rich.console import Console
 from bokistore import Obj, Store
 from functions.media import app as media
 from functions.media.load import Media
-from functions.workload.demonstration import demonstrated, show
+from functions.workload.demonstration import demonstrate, show
 from functions.workload.replay import TraceReplay
 from indilog.base.errors import FunctionFailedError, WorkerCrashedError
 from indilog.base.log import Session
@@ -185,7 +185,7 @@ async def test_the_demo_retries_failed_requests_and_finds_each_review_once() -> 
         gateway.tamper = tamper
         application = Media(users=40, movies=20)
         console = Console(file=io.StringIO(), width=160)
-        outcome = await demonstrated(
+        outcome = await demonstrate(
             gateway.url, application, seconds=0.2, clients=4, seed=1, console=console
         )
         show(application, outcome, console)

@@ -16,7 +16,7 @@ from functions.travel import app as travel
 from functions.travel.app import Hotel, Order, Receipt
 from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
-from functions.workload.demonstration import demonstrated, show
+from functions.workload.demonstration import demonstrate, show
 from functions.workload.replay import TraceReplay
 from indilog.base.errors import InvalidArgumentsError
 from indilog.testing import MemoryLogs
@@ -210,7 +210,7 @@ async def test_the_demo_retries_failed_requests_and_finds_each_reservation_once(
         mix = {"search": 1.0, "reserve": 9.0}
         application = Travel(generated_hotels(count=5), flights=2, users=3, capacity=4, mix=mix)
         console = Console(file=io.StringIO(), width=160)
-        outcome = await demonstrated(
+        outcome = await demonstrate(
             gateway.url, application, seconds=0.4, clients=4, seed=1, console=console
         )
         show(application, outcome, console)

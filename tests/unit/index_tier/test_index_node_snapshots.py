@@ -10,12 +10,12 @@ import pytest
 from indilog.base.ids import Epoch, Instant
 from indilog.kernel.index_schedule import IndexEra
 from indilog.kernel.index_snapshot import (
+    IndexSnapshot,
     OpenSnapshot,
     ReadRows,
     RowGroups,
     Rows,
     RowsRead,
-    Snapshot,
     SnapshotAnswer,
     SnapshotInfo,
     SnapshotOpened,
@@ -56,12 +56,12 @@ def reported(answer: SnapshotAnswer) -> SnapshotsAnswered:
     return SnapshotsAnswered(answer)
 
 
-def snapshot_of(position: int, *, index_shard: int = 1, era: int = 0) -> Snapshot:
+def snapshot_of(position: int, *, index_shard: int = 1, era: int = 0) -> IndexSnapshot:
     """A snapshot whose only row says that record 0 has `TAG`."""
     eras = (IndexEra(0, (0, 1)), *([IndexEra(era, (1,))] if era else []))
     info = SnapshotInfo(index_shard=index_shard, position=position, tail=4, eras=eras)
     column = np.array([TAG], np.uint64), np.array([0], np.uint64)
-    return Snapshot(
+    return IndexSnapshot(
         info, RowGroups(column[0], column[0], column[1], column[1]), 1, TagFilter.of(column[0])
     )
 
@@ -90,7 +90,7 @@ def test_a_node_begins_with_its_snapshot_and_fetches_the_rest_only() -> None:
 @pytest.mark.parametrize(
     "foreign", [snapshot_of(5, index_shard=0), snapshot_of(5, era=3), snapshot_of(5, era=4)]
 )
-def test_a_snapshot_of_another_index_shard_or_schedule_is_not_used(foreign: Snapshot) -> None:
+def test_a_snapshot_of_another_index_shard_or_schedule_is_not_used(foreign: IndexSnapshot) -> None:
     """Its positions are not those that this index shard has now."""
     node = index_node(started=False)
     node.handle([Started(Epoch(1))], T0)
@@ -192,7 +192,7 @@ def test_index_data_for_which_there_is_no_memory_waits_for_the_snapshot() -> Non
     stopped = node.position
     assert node.handle([data(one(7, 12), one(9, 14))], T0) == []
     assert node.position == stopped < 9
-    written = Snapshot(request.info, snapshot_of(0).groups, 1, snapshot_of(0).tags)
+    written = IndexSnapshot(request.info, snapshot_of(0).groups, 1, snapshot_of(0).tags)
     node.handle([reported(SnapshotWritten(request.info.position, written))], T0)
     assert node.position > stopped
 
@@ -203,7 +203,7 @@ def test_a_node_whose_memory_is_full_after_a_snapshot_writes_the_next_one() -> N
     (first,) = asked_of_disk(node.handle([data(one(1, 4))], T0))
     assert isinstance(first, WriteSnapshot)
     node.handle([data(block(3, 8, [0], tags(7, (1, 2, 3))))], T0)
-    written = Snapshot(first.info, snapshot_of(0).groups, 1, snapshot_of(0).tags)
+    written = IndexSnapshot(first.info, snapshot_of(0).groups, 1, snapshot_of(0).tags)
     (second,) = asked_of_disk(node.handle([reported(SnapshotWritten(3, written))], T0))
     assert isinstance(second, WriteSnapshot)
     assert (second.base, second.info.position) == (3, 5)

@@ -159,7 +159,7 @@ def test_trimmed_records_leave_the_memory_and_the_next_checkpoint() -> None:
             store.sweep(1)
     store.trim(Floor(own[0], 950, of_log=False))
     assert store.memory_bytes < before * 0.2
-    add(1, 7)  # goes on with the last run
+    add(1, 7)  # continues the last run
     add(0, 2)
     store.check_invariants()
     rows = store.unwritten_rows()()

@@ -13,7 +13,7 @@ import indilog
 from indilog import remote_client
 from indilog.base.errors import CallOutcomeUnknownError, ClientClosedError, NotReadyError
 from indilog.link.access import check_url
-from indilog.link.frames import frame_written
+from indilog.link.frames import write_frame
 from indilog.link.link_messages import (
     LINK_VERSION,
     Answer,
@@ -78,7 +78,7 @@ class Platform:
             waiting.cancel()
             if not closing.done():
                 welcome = bytearray()
-                frame_written(welcome, 0, Welcome(self.version, LIMITS))
+                write_frame(welcome, 0, Welcome(self.version, LIMITS))
                 await socket.send(bytes(welcome))
             await closing
         finally:

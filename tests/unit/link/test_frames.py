@@ -7,14 +7,14 @@ import tracemalloc
 import pytest
 
 from indilog.base.errors import MalformedFrameError
-from indilog.link.frames import ClientFrame, FrameReader, frame_written
+from indilog.link.frames import ClientFrame, FrameReader, write_frame
 from indilog.link.link_messages import Done, LogAppend, LogAppendBatch, LogTail, RecordsFound
 
 
 def test_frames_of_one_chunk_are_decoded_in_order() -> None:
     stream = bytearray()
-    frame_written(stream, 1, LogAppend("orders", 3, b"data", ("a", 7)))
-    frame_written(stream, 2, LogTail("orders", 4))
+    write_frame(stream, 1, LogAppend("orders", 3, b"data", ("a", 7)))
+    write_frame(stream, 2, LogTail("orders", 4))
     frames = FrameReader(1024).frames(bytes(stream))
     assert [(f.call, f.message) for f in frames] == [
         (1, LogAppend("orders", 3, b"data", ("a", 7))),
@@ -24,7 +24,7 @@ def test_frames_of_one_chunk_are_decoded_in_order() -> None:
 
 def test_a_frame_is_decoded_from_single_bytes() -> None:
     stream = bytearray()
-    frame_written(stream, 9, Done(5))
+    write_frame(stream, 9, Done(5))
     reader = FrameReader(1024)
     found = [frame for byte in stream for frame in reader.frames(bytes([byte]))]
     assert [(f.call, f.message) for f in found] == [(9, Done(5))]
@@ -32,7 +32,7 @@ def test_a_frame_is_decoded_from_single_bytes() -> None:
 
 def test_a_frame_at_the_limit_is_accepted_and_one_byte_more_is_refused() -> None:
     stream = bytearray()
-    size = frame_written(stream, 1, LogAppend("l", 0, b"x" * 100, ())) - 4
+    size = write_frame(stream, 1, LogAppend("l", 0, b"x" * 100, ())) - 4
     assert len(FrameReader(size).frames(bytes(stream))) == 1
     with pytest.raises(MalformedFrameError, match="the limit is"):
         FrameReader(size - 1).frames(bytes(stream))
@@ -91,7 +91,7 @@ def test_a_list_too_long_is_refused_before_it_is_decoded(body: bytes) -> None:
 
 def test_a_client_sends_no_answers() -> None:
     stream = bytearray()
-    frame_written(stream, 1, RecordsFound(0, ()))
+    write_frame(stream, 1, RecordsFound(0, ()))
     assert len(FrameReader(1024).frames(bytes(stream))) == 1
     with pytest.raises(MalformedFrameError, match="RecordsFound"):
         FrameReader(1024, ClientFrame).frames(bytes(stream))
@@ -100,7 +100,7 @@ def test_a_client_sends_no_answers() -> None:
 def test_a_batch_keeps_its_records_and_their_tags() -> None:
     entries = ((b"a", ("x", 7)), (b"", ()), (b"c", ("y",)))
     stream = bytearray()
-    frame_written(stream, 1, LogAppendBatch.of("orders", 3, entries))
+    write_frame(stream, 1, LogAppendBatch.of("orders", 3, entries))
     [frame] = FrameReader(1024, ClientFrame).frames(bytes(stream))
     assert isinstance(frame.message, LogAppendBatch)
     assert tuple(frame.message.entries()) == entries

@@ -16,14 +16,14 @@ from indilog.base.errors import (
     TooLargeError,
     TrimmedError,
 )
-from indilog.link.frames import FrameReader, frame_written
+from indilog.link.frames import FrameReader, write_frame
 from indilog.link.link_messages import LinkLostError, error_from, failed
 
 
 def carried(error: Exception) -> Exception:
     """Send an error over a stream and return the received error."""
     stream = bytearray()
-    frame_written(stream, 1, failed(error, 7))
+    write_frame(stream, 1, failed(error, 7))
     [frame] = FrameReader(4096).frames(bytes(stream))
     assert frame.message == failed(error, 7)
     return error_from(failed(error, 7))

@@ -70,9 +70,11 @@ def start(node: Sequencer) -> list[Effect]:
     return node.handle(metalog_messages.started(5), T0)
 
 
-def progress(stored: int, *, shard: int = 0, sender: NodeId = STORAGE, life: int = 1) -> Received:
+def progress(
+    stored: int, *, shard: int = 0, sender: NodeId = STORAGE, incarnation: int = 1
+) -> Received:
     return Received(
-        sender, ShardProgress(Epoch(5), {ShardId(shard): (Epoch(1), stored)}), Epoch(life)
+        sender, ShardProgress(Epoch(5), {ShardId(shard): (Epoch(1), stored)}), Epoch(incarnation)
     )
 
 
@@ -103,9 +105,11 @@ def append(
     return MetalogAppend(Epoch(5), start, before, entries, committed, number)
 
 
-def stored(length: int, *, sender: NodeId = FIRST, number: int = 2, life: int = 1) -> Received:
+def stored(
+    length: int, *, sender: NodeId = FIRST, number: int = 2, incarnation: int = 1
+) -> Received:
     """The answer of a backup that has the first `length` entries of this primary."""
-    return Received(sender, MetalogStored(Epoch(5), length, number), Epoch(life))
+    return Received(sender, MetalogStored(Epoch(5), length, number), Epoch(incarnation))
 
 
 def sealed(
@@ -158,10 +162,14 @@ def test_a_smaller_prefix_of_a_replica_that_lost_its_disk_is_accepted() -> None:
     """It stored 20 records, was wiped, and reports 10 of the same writer afterwards."""
     node = started(REPLICAS)
     start(node)
-    reports = [progress(20, sender=A), progress(10, sender=B), progress(10, sender=A, life=2)]
+    reports = [
+        progress(20, sender=A),
+        progress(10, sender=B),
+        progress(10, sender=A, incarnation=2),
+    ]
     assert ordered_by(node.handle(reports, T0)) == [{ShardId(0): 10}]
     assert not ordered_by(node.handle([progress(20, sender=B)], T0)), "one copy is not two"
-    effects = node.handle([progress(20, sender=A, life=2)], T0)
+    effects = node.handle([progress(20, sender=A, incarnation=2)], T0)
     assert ordered_by(effects) == [{ShardId(0): 10}]
 
 
@@ -176,7 +184,7 @@ def test_a_report_ends_with_its_incarnation_at_any_message_of_the_next_one() -> 
 def test_a_late_report_of_an_earlier_incarnation_is_refused() -> None:
     node = started(REPLICAS)
     start(node)
-    events = [progress(10, sender=A, life=2), progress(20, sender=A), progress(20, sender=B)]
+    events = [progress(10, sender=A, incarnation=2), progress(20, sender=A), progress(20, sender=B)]
     effects = node.handle(events, T0)
     assert reasons(effects) == ["a message of an earlier incarnation of its sender"]
     assert ordered_by(effects) == [{ShardId(0): 10}]

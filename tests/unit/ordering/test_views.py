@@ -1,5 +1,5 @@
-"""The primary and the nodes that the cluster is to have, through its sequencer role (decision
-0049).
+"""How the primary installs views for the wanted nodes of the cluster (decision 0049), through its
+sequencer role.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from indilog.base.log import Entry, Session
 from indilog.cli.commands import app
 from indilog.runtime.cluster.assembly import embedded
 from indilog_pipeline.rebuild.verify import verify_index
-from tests.support.cold_storage import configured, moved, objects
+from tests.support.cold_storage import configured, move_records, objects
 
 
-async def filled(directory: Path) -> dict[SeqNum, Entry]:
+async def fill(directory: Path) -> dict[SeqNum, Entry]:
     """Fill a platform until most of its records are in objects; some are trimmed."""
     async with embedded(configured(directory)) as platform:
         log = platform.logs.log("orders")
-        records = await moved(platform, log)
+        records = await move_records(platform, log)
         await platform.logs.log("short", Session()).append(b"of another log", tags=["tag-3"])
         await log.trim(sorted(records)[5])
     return {seqnum: entry for seqnum, entry in records.items() if seqnum >= sorted(records)[5]}
@@ -31,7 +31,7 @@ async def filled(directory: Path) -> dict[SeqNum, Entry]:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[SeqNum, Entry]]:
     directory = tmp_path_factory.mktemp("cold")
-    return directory, asyncio.run(filled(directory))
+    return directory, asyncio.run(fill(directory))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from indilog_pipeline.spark.exactly_once import (
     CHUNK_BYTES,
     CHUNK_RECORDS,
     BatchCommit,
-    Chunk,
+    StagedChunk,
     chunks_of,
     stage,
     staging_log,
@@ -305,7 +305,7 @@ def test_a_record_of_the_largest_size_is_staged() -> None:
         largest = Entry(b"x" * 1024 * 1024, ["t"] * 10)
         chunk = await stage(logs.log("s"), [largest])
         assert chunk.pieces > 1
-        assert isinstance(chunk, Chunk)
+        assert isinstance(chunk, StagedChunk)
         await write(logs, 0, [largest])
         assert await written(logs) == [largest.data]
 

@@ -74,18 +74,18 @@ def run(data: Path, directory: Path, *, skips_gaps: bool = False) -> module.Expo
 
 def test_each_run_adds_what_was_appended_meanwhile(tmp_path: Path) -> None:
     data, directory = tmp_path / "data", tmp_path / "out"
-    told: list[tuple[int, int, int]] = []
+    reported: list[tuple[int, int, int]] = []
     for count in (100, 50):
         records = write(data, count)
         done = export(
             "a", directory, path=str(data), buckets=4, chunk_bytes=CHUNK_BYTES,
-            progress=lambda *at: told.append(at),
+            progress=lambda *at: reported.append(at),
         )  # fmt: skip
         assert exported(directory) == wanted(records)
         assert done.records == count
     assert run(data, directory).records == 0
-    assert len(told) > 4, "there were several chunks"
-    assert all(start <= at <= end for start, at, end in told)
+    assert len(reported) > 4, "there were several chunks"
+    assert all(start <= at <= end for start, at, end in reported)
 
 
 class Killed(BaseException):
@@ -142,7 +142,7 @@ export("a", Path(sys.argv[2]), path=sys.argv[1], buckets=4, chunk_bytes=1_000)
 """
 
 
-def test_a_killed_export_goes_on(tmp_path: Path) -> None:
+def test_a_killed_export_continues(tmp_path: Path) -> None:
     data, directory = tmp_path / "data", tmp_path / "out"
     records = write(data, 600)
     chance, ends = random.Random(1), list[int | None]()

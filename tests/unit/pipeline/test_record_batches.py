@@ -15,7 +15,7 @@ from indilog.config import KIB, MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.journal.segment_files import segment_files
 from indilog_pipeline.log_image import LogImage
-from indilog_pipeline.record_batches import Counts, Filter, parts_of, read_records
+from indilog_pipeline.record_batches import Filter, ReadCounts, parts_of, read_records
 from tests.unit.runtime.journals import spoil
 
 TAGS, RECORDS = 10, 1500
@@ -47,7 +47,7 @@ async def fill(log: Log) -> None:
         await log.append_batch([Entry(chance.randbytes(700), [f"t{n % TAGS}"]) for n in numbers])
 
 
-async def reached(done: Callable[[], bool]) -> None:
+async def wait_for(done: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not done():  # noqa: ASYNC110 the threads of a journal set no event
             await asyncio.sleep(0.05)
@@ -78,7 +78,7 @@ async def test_records_are_read_while_segments_are_rewritten(tmp_path: Path) -> 
             assert [seqnum for seqnum in seqnums(before) if seqnum % TAGS == TAGS - 1] == left
             return any(file.first != file.last for file in segment_files(journal))
 
-        await reached(is_rewritten)
+        await wait_for(is_rewritten)
         assert is_rewritten()
         assert seqnums(LogImage.read(tmp_path)) == left
     after = LogImage.read(tmp_path)
@@ -96,10 +96,10 @@ async def test_a_damaged_batch_is_read_from_another_replica(tmp_path: Path) -> N
     for row, replica in ((3, 0), (5, 1), (7, 0), (7, 1)):
         path = image.files[batches.files[row, replica]]
         spoil(path, int(batches.offsets[row, replica] + batches.lengths[row, replica]) - 80, 10)
-    counts = Counts()
+    counts = ReadCounts()
     found = seqnums(image, skip_lost=True, counts=counts)
     [lost] = set(range(RECORDS)) - set(found)
-    assert counts == Counts(records=RECORDS - 1, lost=0, damaged=1)
+    assert counts == ReadCounts(records=RECORDS - 1, lost=0, damaged=1)
     with pytest.raises(DataLossError) as error:
         seqnums(image)
     assert (error.value.seqnum, error.value.next_seqnum) == (lost, lost + 1)

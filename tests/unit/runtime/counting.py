@@ -77,7 +77,7 @@ class Counter:
         return
 
 
-class Life:
+class ProcessRun:
     """One run of a process with that role, from its start to its end or crash."""
 
     def __init__(self, directory: Path, *, frames: int = 1_000_000) -> None:

@@ -151,7 +151,7 @@ class Scripted(PassiveRole):
         pass
 
 
-class House:
+class RoleHost:
     """A shell over scripted roles, with its recorded story.
 
     Attributes:
@@ -185,11 +185,11 @@ class House:
         self.transport.on_frames([frame_to(A)])
 
 
-def with_held_sync(script: Script) -> House:
-    """Return a house whose syncs run in a thread, as slow ones do, and wait for `journal.gate`."""
-    house = House({A: Scripted(script)}, sync_inline_s_max=0.0)
-    house.journal.gate.clear()
-    return house
+def with_held_sync(script: Script) -> RoleHost:
+    """Return a host whose syncs run in a thread, as slow ones do, and wait for `journal.gate`."""
+    host = RoleHost({A: Scripted(script)}, sync_inline_s_max=0.0)
+    host.journal.gate.clear()
+    return host
 
 
 def frame_to(receiver: NodeId, *, epoch: int = 1) -> bytes:

@@ -24,8 +24,8 @@ def folder_of(node: str, folders: ColdFolders) -> ColdFolder:
 
 
 def test_no_node_of_a_journal_writes_where_the_mount_of_another_is_missing(tmp_path: Path) -> None:
-    """The second node begins while the mount is away: its marker would let the first one write into
-    the empty directory, whose objects the mount hides when it is back.
+    """The second node begins while the mount is away. Its marker would let the first node write
+    into the empty directory, whose objects the mount later hides.
     """
     place = tmp_path / "mounted"
     place.mkdir()

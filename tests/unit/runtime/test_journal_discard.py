@@ -148,7 +148,7 @@ def test_a_file_system_without_hole_punching_frees_no_space_and_loses_no_frame(
     (place,) = written(journal, 100_000)
     journal.discard(place)
     journal.free_discarded()
-    journal.write(STREAM, FrameKind.METALOG, b"goes on")
+    journal.write(STREAM, FrameKind.METALOG, b"later")
     journal.close()
     again, found = opened(tmp_path)
     again.close()

@@ -32,8 +32,8 @@ from tests.unit.runtime.scripted import (
     PERSIST,
     A,
     B,
-    House,
     PassiveRole,
+    RoleHost,
     Script,
     Scripted,
     frame_to,
@@ -49,7 +49,7 @@ PROMISES_NOTHING = MetalogAppend(Epoch(1), 0, Epoch(0), (), 0)
 
 async def test_answers_and_messages_leave_after_the_sync_of_earlier_writes() -> None:
     messages = [Send(AWAY, MetalogWanted(0)), Send(AWAY, MetalogWanted(1))]
-    house = House(
+    host = RoleHost(
         {
             A: Scripted(
                 {
@@ -59,63 +59,63 @@ async def test_answers_and_messages_leave_after_the_sync_of_earlier_writes() -> 
             )
         }
     )
-    answered = house.waiter("caller")
+    answered = host.waiter("caller")
     assert await asyncio.wait_for(answered, 5) == (5, 1)
     await turns()
-    assert house.story[:2] == ["write b'entry'", "sync"]
-    assert sorted(house.story[2:]) == ["answered caller", "send 2 to engine-0"]
-    await house.shell.close()
+    assert host.story[:2] == ["write b'entry'", "sync"]
+    assert sorted(host.story[2:]) == ["answered caller", "send 2 to engine-0"]
+    await host.shell.close()
 
 
 async def test_without_syncs_answers_leave_after_the_flush_to_the_page_cache() -> None:
     """D6: otherwise an acknowledged frame is lost with the process."""
-    house = House(
+    host = RoleHost(
         {
             A: Scripted(
                 {Received: lambda _: [PERSIST], Persisted: lambda _: [Answer(answered, None)]}
             )
         }
     )
-    answered = house.waiter("caller")
-    house.journal.syncs = False
+    answered = host.waiter("caller")
+    host.journal.syncs = False
     await turns()
-    house.story.clear()
-    house.nudge()
+    host.story.clear()
+    host.nudge()
     await asyncio.wait_for(answered, 5)
-    assert house.story == ["write b'entry'", "flush", "answered caller"]
-    await house.shell.close()
+    assert host.story == ["write b'entry'", "flush", "answered caller"]
+    await host.shell.close()
 
 
 async def test_a_message_that_promises_nothing_leaves_before_the_sync() -> None:
     messages = [Send(AWAY, MetalogWanted(0)), Send(BACKUP, PROMISES_NOTHING)]
-    house = House({A: Scripted({Started: lambda _: [PERSIST, *messages]})})
+    host = RoleHost({A: Scripted({Started: lambda _: [PERSIST, *messages]})})
     await turns()
-    assert house.story == [
+    assert host.story == [
         "write b'entry'",
         "send 1 to sequencer-1",
         "sync",
         "send 1 to engine-0",
     ]
-    await house.shell.close()
+    await host.shell.close()
 
 
 async def test_a_message_that_promises_nothing_leaves_during_a_slow_sync() -> None:
-    house = with_held_sync(
+    host = with_held_sync(
         {
             Started: lambda _: [PERSIST, Send(BACKUP, PROMISES_NOTHING)],
             Received: lambda _: [Send(BACKUP, PROMISES_NOTHING), Send(AWAY, MetalogWanted(0))],
         }
     )
     await turns()
-    house.nudge()
+    host.nudge()
     await turns()
     early = ["write b'entry'", "send 1 to sequencer-1", "send 1 to sequencer-1"]
-    assert (house.shell.holding, house.story) == (True, early)
-    house.journal.gate.set()
-    await asyncio.wait_for(house.shell.wait_until_synced(), 5)
+    assert (host.shell.holding, host.story) == (True, early)
+    host.journal.gate.set()
+    await asyncio.wait_for(host.shell.wait_until_synced(), 5)
     await turns()
-    assert house.story == [*early, "sync", "send 1 to engine-0"]
-    await house.shell.close()
+    assert host.story == [*early, "sync", "send 1 to engine-0"]
+    await host.shell.close()
 
 
 async def test_messages_between_roles_of_a_process_arrive_in_the_same_iteration_by_reference() -> (
@@ -123,39 +123,39 @@ async def test_messages_between_roles_of_a_process_arrive_in_the_same_iteration_
 ):
     message = MetalogWanted(7)
     receiver = Scripted()
-    house = House({A: Scripted({Started: lambda _: [Send(B, message)]}), B: receiver})
+    host = RoleHost({A: Scripted({Started: lambda _: [Send(B, message)]}), B: receiver})
     await turns()
     (heard,) = [e for e in receiver.heard if isinstance(e, Received)]
     assert heard.message is message
     assert heard.incarnation == Epoch(1), "that of the process"
-    assert house.story == []
-    await house.shell.close()
+    assert host.story == []
+    await host.shell.close()
 
 
 async def test_during_a_slow_sync_the_loop_runs_and_holds_its_output() -> None:
-    house = with_held_sync(
+    host = with_held_sync(
         {
             Started: lambda _: [PERSIST],
             Persisted: lambda _: [Answer(first, None)],
             Received: lambda _: [Answer(second, None)],
         }
     )
-    first, second = house.waiter("first"), house.waiter("second")
+    first, second = host.waiter("first"), host.waiter("second")
     await turns()
-    house.nudge()
+    host.nudge()
     await turns()
-    assert house.shell.holding
+    assert host.shell.holding
     assert not first.done()
     assert not second.done()
-    house.journal.gate.set()
+    host.journal.gate.set()
     await asyncio.wait_for(asyncio.gather(first, second), 5)
-    assert house.story == ["write b'entry'", "sync", "answered first", "answered second"]
-    await house.shell.close()
+    assert host.story == ["write b'entry'", "sync", "answered first", "answered second"]
+    await host.shell.close()
 
 
 async def test_a_failed_sync_ends_the_shell_and_nothing_leaves() -> None:
     message = Send(AWAY, MetalogWanted(0))
-    house = House(
+    host = RoleHost(
         {
             A: Scripted(
                 {
@@ -169,21 +169,21 @@ async def test_a_failed_sync_ends_the_shell_and_nothing_leaves() -> None:
             )
         }
     )
-    house.journal.error = OSError(5, "EIO")
+    host.journal.error = OSError(5, "EIO")
     appended, read = (asyncio.get_running_loop().create_future() for _ in range(2))
     # The entry may be on the disk, and recovery would find it: a retry could append it twice.
     with pytest.raises(AppendOutcomeUnknownError, match="EIO"):
         await asyncio.wait_for(appended, 5)
     with pytest.raises(NotReadyError, match="EIO"):
         await asyncio.wait_for(read, 5)
-    assert house.fatal == [house.journal.error]
-    assert house.story == ["write b'entry'"]
-    await house.shell.close()
+    assert host.fatal == [host.journal.error]
+    assert host.story == ["write b'entry'"]
+    await host.shell.close()
 
 
 async def test_an_unknown_outcome_stays_unknown_when_the_sync_fails() -> None:
     unknown = AppendOutcomeUnknownError("another writer has the shard")
-    house = House(
+    host = RoleHost(
         {
             A: Scripted(
                 {
@@ -193,11 +193,11 @@ async def test_an_unknown_outcome_stays_unknown_when_the_sync_fails() -> None:
             )
         }
     )
-    house.journal.error = OSError(5, "EIO")
-    answered = house.waiter("caller")
+    host.journal.error = OSError(5, "EIO")
+    answered = host.waiter("caller")
     with pytest.raises(AppendOutcomeUnknownError, match="another writer"):
         await asyncio.wait_for(answered, 5)
-    await house.shell.close()
+    await host.shell.close()
 
 
 def broken(event: Event) -> list[Effect]:
@@ -205,16 +205,16 @@ def broken(event: Event) -> list[Effect]:
 
 
 async def test_a_role_that_breaks_an_invariant_ends_the_shell() -> None:
-    house = House({A: Scripted({Started: broken})})
+    host = RoleHost({A: Scripted({Started: broken})})
     await turns()
-    assert [str(error) for error in house.fatal] == ["cuts only grow"]
-    assert isinstance(house.shell.failed, AssertionError)
-    await house.shell.close()
+    assert [str(error) for error in host.fatal] == ["cuts only grow"]
+    assert isinstance(host.shell.failed, AssertionError)
+    await host.shell.close()
 
 
 async def test_a_role_is_called_at_its_deadline_without_events() -> None:
     role = Scripted()
-    house = House({A: role})
+    host = RoleHost({A: role})
     called = asyncio.Event()
 
     def handle(events: Sequence[Event], now: Instant) -> list[Effect]:
@@ -227,42 +227,42 @@ async def test_a_role_is_called_at_its_deadline_without_events() -> None:
 
     role.handle = handle  # type: ignore[method-assign]
     await asyncio.wait_for(called.wait(), 5)
-    await house.shell.close()
+    await host.shell.close()
 
 
 async def test_components_that_request_another_iteration_share_a_timer() -> None:
     """Otherwise each iteration adds a timer, and each timer an iteration, without end."""
-    house = House({A: Scripted()})
-    loop, shell = asyncio.get_running_loop(), house.shell
+    host = RoleHost({A: Scripted()})
+    loop, shell = asyncio.get_running_loop(), host.shell
     shell._watch_idle = lambda: shell._wake_after(0.001)  # type: ignore[method-assign]
     for _ in range(20):
-        house.nudge()
+        host.nudge()
         await turns()
     timers = [one for one in loop._scheduled if not one.cancelled()]  # type: ignore[attr-defined]
     assert [one._callback for one in timers].count(shell._on_timer) == 1
-    await house.shell.close()
+    await host.shell.close()
 
 
 async def test_the_earliest_requested_iteration_sets_the_timer() -> None:
-    house = House({A: Scripted()})
+    host = RoleHost({A: Scripted()})
     await turns()
     turned = asyncio.Event()
-    house.shell._wake_after(3600.0)
-    house.shell._wake_after(0.001)
-    house.shell._wake_after(3600.0)
-    house.shell._watch_idle = turned.set  # type: ignore[method-assign]
+    host.shell._wake_after(3600.0)
+    host.shell._wake_after(0.001)
+    host.shell._wake_after(3600.0)
+    host.shell._watch_idle = turned.set  # type: ignore[method-assign]
     await asyncio.wait_for(turned.wait(), 5)
-    await house.shell.close()
+    await host.shell.close()
 
 
 async def test_a_promise_to_a_role_of_the_process_waits_for_the_sync() -> None:
     """Decision 0050: otherwise an entry could rest on a batch that this disk loses."""
     script: Script = {Started: lambda _: [PERSIST, Send(B, MetalogWanted(3))]}
     receiver = Scripted({Received: lambda _: [Send(AWAY, MetalogWanted(4))]})
-    house = House({A: Scripted(script), B: receiver})
+    host = RoleHost({A: Scripted(script), B: receiver})
     await turns()
-    assert house.story == ["write b'entry'", "sync", "send 1 to engine-0"]
-    await house.shell.close()
+    assert host.story == ["write b'entry'", "sync", "send 1 to engine-0"]
+    await host.shell.close()
 
 
 async def test_a_promise_to_a_role_of_the_process_waits_for_a_sync_in_the_thread() -> None:
@@ -274,33 +274,33 @@ async def test_a_promise_to_a_role_of_the_process_waits_for_a_sync_in_the_thread
         return []
 
     receiver = Scripted({Received: note})
-    house = House({A: Scripted(script), B: receiver}, sync_inline_s_max=0.0)
+    host = RoleHost({A: Scripted(script), B: receiver}, sync_inline_s_max=0.0)
     await turns()
-    house.journal.gate.clear()
-    house.nudge()
+    host.journal.gate.clear()
+    host.nudge()
     await turns(20)
     assert not received.is_set()
-    house.journal.gate.set()
+    host.journal.gate.set()
     await asyncio.wait_for(received.wait(), 5)
-    await house.shell.close()
+    await host.shell.close()
 
 
 async def test_what_promises_nothing_reaches_roles_of_the_process_before_the_sync() -> None:
     script: Script = {Started: lambda _: [PERSIST, Send(B, PROMISES_NOTHING)]}
     receiver = Scripted({Received: lambda _: [Send(BACKUP, PROMISES_NOTHING)]})
-    house = House({A: Scripted(script), B: receiver})
+    host = RoleHost({A: Scripted(script), B: receiver})
     await turns()
-    assert house.story == ["write b'entry'", "send 1 to sequencer-1", "sync"]
-    await house.shell.close()
+    assert host.story == ["write b'entry'", "send 1 to sequencer-1", "sync"]
+    await host.shell.close()
 
 
 async def test_a_role_that_does_not_persist_answers_and_sends_before_the_sync() -> None:
     script: Script = {Started: lambda _: [Answer(answered, None), Send(BACKUP, MetalogWanted(3))]}
-    house = House({A: Scripted({Started: lambda _: [PERSIST]}), AWAY: PassiveRole(script)})
-    answered = house.waiter("caller")
+    host = RoleHost({A: Scripted({Started: lambda _: [PERSIST]}), AWAY: PassiveRole(script)})
+    answered = host.waiter("caller")
     await turns()
-    assert house.story == ["write b'entry'", "send 1 to sequencer-1", "sync", "answered caller"]
-    await house.shell.close()
+    assert host.story == ["write b'entry'", "send 1 to sequencer-1", "sync", "answered caller"]
+    await host.shell.close()
 
 
 async def test_a_process_with_all_nodes_passes_promises_at_once() -> None:
@@ -308,10 +308,10 @@ async def test_a_process_with_all_nodes_passes_promises_at_once() -> None:
     script: Script = {Started: lambda _: [PERSIST, Send(B, MetalogWanted(3))]}
     receiver = Scripted({Received: lambda _: [PERSIST]})
     others = {node: Scripted() for node in view_of().nodes if node not in (A, B)}
-    house = House({A: Scripted(script), B: receiver, **others})
+    host = RoleHost({A: Scripted(script), B: receiver, **others})
     await turns()
-    assert house.story == ["write b'entry'", "write b'entry'", "sync"]
-    await house.shell.close()
+    assert host.story == ["write b'entry'", "write b'entry'", "sync"]
+    await host.shell.close()
 
 
 async def test_non_urgent_events_wait_for_a_sync_without_a_busy_loop() -> None:
@@ -321,37 +321,37 @@ async def test_non_urgent_events_wait_for_a_sync_without_a_busy_loop() -> None:
         Received: lambda _: [Answer(answered, None), Send(B, message, urgent=False)],
     }
     receiver = Scripted()
-    house = House({A: Scripted(script), B: receiver}, sync_inline_s_max=0.0)
-    answered = house.waiter("caller")
-    house.journal.gate.clear()
+    host = RoleHost({A: Scripted(script), B: receiver}, sync_inline_s_max=0.0)
+    answered = host.waiter("caller")
+    host.journal.gate.clear()
     taken: list[None] = []
-    turn = house.shell._iterate
+    turn = host.shell._iterate
 
     def counted() -> None:
         taken.append(None)
         turn()
 
-    house.shell._iterate = counted  # type: ignore[method-assign]
+    host.shell._iterate = counted  # type: ignore[method-assign]
     await turns()
-    house.nudge()
+    host.nudge()
     await turns(2)
-    assert house.shell._held
-    assert house.shell._later
+    assert host.shell._held
+    assert host.shell._later
     before = len(taken)
     await turns(300)
     assert len(taken) - before < 30
-    house.journal.gate.set()
+    host.journal.gate.set()
     await asyncio.wait_for(answered, 5)
     await turns()
     assert [e.message for e in receiver.heard if isinstance(e, Received)] == [message]
-    await house.shell.close()
+    await host.shell.close()
 
 
 async def test_frames_for_other_nodes_or_incarnations_are_counted_and_dropped() -> None:
     role = Scripted()
-    house = House({A: role})
+    host = RoleHost({A: role})
     await turns()
-    house.transport.on_frames(
+    host.transport.on_frames(
         [
             b"junk",
             frame_to(B),
@@ -363,28 +363,28 @@ async def test_frames_for_other_nodes_or_incarnations_are_counted_and_dropped() 
     assert [e for e in role.heard if isinstance(e, Received)] == [
         Received(AWAY, MetalogWanted(0), Epoch(2))
     ]
-    assert sum(house.shell.metrics.ignored.values()) == 3
-    assert house.shell.metrics.ignored["frame of an old incarnation"] == 1
-    assert house.shell.metrics.received == {"MetalogWanted": 1}
-    await house.shell.close()
+    assert sum(host.shell.metrics.ignored.values()) == 3
+    assert host.shell.metrics.ignored["frame of an old incarnation"] == 1
+    assert host.shell.metrics.received == {"MetalogWanted": 1}
+    await host.shell.close()
 
 
 async def test_closing_syncs_written_frames() -> None:
-    house = House({A: Scripted({Started: lambda _: [PERSIST]})})
+    host = RoleHost({A: Scripted({Started: lambda _: [PERSIST]})})
     await turns()
-    await house.shell.close()
-    assert house.story == ["write b'entry'", "sync"]
+    await host.shell.close()
+    assert host.story == ["write b'entry'", "sync"]
 
 
 async def test_an_idle_process_notes_the_synced_position_of_its_journal() -> None:
     """D11: once, after a while without writes."""
-    house = House({A: Scripted({Received: lambda _: [PERSIST]})}, journal_idle_s=0.001)
+    host = RoleHost({A: Scripted({Received: lambda _: [PERSIST]})}, journal_idle_s=0.001)
     for _ in range(2):
-        house.nudge()
-        await asyncio.wait_for(house.journal.settled.wait(), 5)
-        house.journal.settled.clear()
-    assert [what for what in house.story if what != "sync"] == ["write b'entry'", "settle"] * 2
-    await house.shell.close()
+        host.nudge()
+        await asyncio.wait_for(host.journal.settled.wait(), 5)
+        host.journal.settled.clear()
+    assert [what for what in host.story if what != "sync"] == ["write b'entry'", "settle"] * 2
+    await host.shell.close()
 
 
 def persist_and_answer(answered: list[asyncio.Future[object]]) -> Script:
@@ -398,67 +398,67 @@ def persist_and_answer(answered: list[asyncio.Future[object]]) -> Script:
 
 async def test_settling_during_a_sync_waits_for_frames_written_meanwhile() -> None:
     answered: list[asyncio.Future[object]] = []
-    house = with_held_sync(persist_and_answer(answered))
-    answered += [house.waiter("first"), house.waiter("second")]
+    host = with_held_sync(persist_and_answer(answered))
+    answered += [host.waiter("first"), host.waiter("second")]
     await turns()
-    house.nudge()
+    host.nudge()
     await turns()
-    settled = asyncio.ensure_future(house.shell.wait_until_synced())
-    settled.add_done_callback(lambda _: house.story.append("settled"))
-    house.journal.gate.set()
+    settled = asyncio.ensure_future(host.shell.wait_until_synced())
+    settled.add_done_callback(lambda _: host.story.append("settled"))
+    host.journal.gate.set()
     await asyncio.wait_for(settled, 5)
     await turns()
-    end = house.story.index("settled")
-    assert end > house.story.index("write b'second'")
-    assert house.story[:end].count("sync") == 2
-    await house.shell.close()
+    end = host.story.index("settled")
+    assert end > host.story.index("write b'second'")
+    assert host.story[:end].count("sync") == 2
+    await host.shell.close()
 
 
 async def test_a_failed_sync_in_the_thread_fails_all_callers_and_lets_the_shell_close() -> None:
     answered: list[asyncio.Future[object]] = []
-    house = with_held_sync(persist_and_answer(answered))
-    answered += [house.waiter("first"), house.waiter("second")]
-    house.journal.error = OSError(5, "EIO")
+    host = with_held_sync(persist_and_answer(answered))
+    answered += [host.waiter("first"), host.waiter("second")]
+    host.journal.error = OSError(5, "EIO")
     await turns()
-    settled = asyncio.ensure_future(house.shell.wait_until_synced())
-    house.journal.gate.set()
+    settled = asyncio.ensure_future(host.shell.wait_until_synced())
+    host.journal.gate.set()
     with pytest.raises(NotReadyError, match="EIO"):
         await asyncio.wait_for(answered[0], 5)
     await asyncio.wait_for(settled, 5)
-    await asyncio.wait_for(house.shell.close(), 5)
-    assert len(house.fatal) == 1
+    await asyncio.wait_for(host.shell.close(), 5)
+    assert len(host.fatal) == 1
     with pytest.raises(NotReadyError, match="stopped"):
-        house.shell.wake(A)
+        host.shell.wake(A)
 
 
 async def test_a_sync_that_fails_after_the_shell_failed_fails_its_callers() -> None:
-    house = with_held_sync(
+    host = with_held_sync(
         {
             Started: lambda _: [PERSIST],
             Persisted: lambda _: [Appended([answered], 5, 1)],
             Received: broken,
         }
     )
-    answered = house.waiter("caller")
-    house.journal.error = OSError(5, "EIO")
+    answered = host.waiter("caller")
+    host.journal.error = OSError(5, "EIO")
     await turns()
-    house.nudge()
+    host.nudge()
     await turns()
-    assert isinstance(house.shell.failed, AssertionError)
-    house.journal.gate.set()
+    assert isinstance(host.shell.failed, AssertionError)
+    host.journal.gate.set()
     with pytest.raises(AppendOutcomeUnknownError, match="EIO"):
         await asyncio.wait_for(answered, 5)
-    assert len(house.fatal) == 1
-    await house.shell.close()
+    assert len(host.fatal) == 1
+    await host.shell.close()
 
 
 async def test_disk_damage_reported_by_a_role_is_counted_and_logged() -> None:
     damage = Ignore(Location(1, 32, 5), "a record batch on disk is damaged")
     with structlog.testing.capture_logs() as logs:
-        house = House({A: Scripted({Started: lambda _: [damage]})})
+        host = RoleHost({A: Scripted({Started: lambda _: [damage]})})
         await turns()
-    assert house.shell.metrics.damaged == 1
+    assert host.shell.metrics.damaged == 1
     assert [(e["log_level"], e["segment"]) for e in logs if "damaged" in e["event"]] == [
         ("error", 1)
     ]
-    await house.shell.close()
+    await host.shell.close()

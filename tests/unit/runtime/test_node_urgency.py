@@ -11,15 +11,15 @@ import pytest
 from indilog.base.ids import Instant
 from indilog.roles.role import Answer, Effect, Persisted, Received, Send, Started
 from indilog.wire.messages import MetalogWanted
-from tests.unit.runtime.scripted import PERSIST, A, B, House, Scripted, turns
+from tests.unit.runtime.scripted import PERSIST, A, B, RoleHost, Scripted, turns
 
 pytestmark = pytest.mark.asyncio
 
 
 def appending(
     appends: int, on_message: Callable[[Any], list[Effect]] = lambda _: []
-) -> tuple[House, list[asyncio.Future[object]]]:
-    """Return a house and its callers: A persists, answers and notifies B, which the story
+) -> tuple[RoleHost, list[asyncio.Future[object]]]:
+    """Return a host and its callers: A persists, answers and notifies B, which the story
     records.
     """
     answered: list[asyncio.Future[object]] = []
@@ -27,10 +27,10 @@ def appending(
     index = Send(B, MetalogWanted(0), urgent=False)
 
     def note(_: Received) -> list[Effect]:
-        house.story.append("index")
+        host.story.append("index")
         return []
 
-    house = House(
+    host = RoleHost(
         {
             A: Scripted(
                 {
@@ -42,74 +42,74 @@ def appending(
             B: Scripted({Received: note}),
         }
     )
-    answered += [house.waiter(f"append {n}") for n in range(appends)]
-    return house, answered
+    answered += [host.waiter(f"append {n}") for n in range(appends)]
+    return host, answered
 
 
 async def test_a_caller_is_answered_before_non_urgent_events_are_handled() -> None:
-    house, (answered,) = appending(1)
+    host, (answered,) = appending(1)
     await turns()
     assert answered.done()
-    assert house.story.index("answered append 0") < house.story.index("index")
-    await house.shell.close()
+    assert host.story.index("answered append 0") < host.story.index("index")
+    await host.shell.close()
 
 
 async def test_a_write_caused_by_an_answer_precedes_non_urgent_events() -> None:
     """A link writes in the loop iteration after the one that completed the answer."""
-    house, (answered,) = appending(1)
+    host, (answered,) = appending(1)
     loop = asyncio.get_running_loop()
 
     async def sends_on() -> None:
         await answered
-        loop.call_soon(house.story.append, "written")
+        loop.call_soon(host.story.append, "written")
 
     sending = asyncio.create_task(sends_on())
     await turns()
     await sending
-    assert house.story.index("written") < house.story.index("index")
-    await house.shell.close()
+    assert host.story.index("written") < host.story.index("index")
+    await host.shell.close()
 
 
 async def test_non_urgent_events_are_handled_under_a_steady_stream_of_callers() -> None:
-    house, answered = appending(40, lambda _: [PERSIST])
+    host, answered = appending(40, lambda _: [PERSIST])
     for future in answered[:-1]:
-        future.add_done_callback(lambda _: house.nudge())
+        future.add_done_callback(lambda _: host.nudge())
     now = [1000.0]
 
     def later() -> Instant:
         now[0] += 0.001
         return Instant(now[0])
 
-    house.shell.clock.now = later  # type: ignore[method-assign]
+    host.shell.clock.now = later  # type: ignore[method-assign]
     await turns(100)
     assert all(future.done() for future in answered)
-    assert house.story.index("index") < house.story.index("answered append 5")
-    assert house.story.count("index") == len(answered)
-    await house.shell.close()
+    assert host.story.index("index") < host.story.index("answered append 5")
+    assert host.story.count("index") == len(answered)
+    await host.shell.close()
 
 
 async def test_a_call_other_than_an_append_ends_the_wait_of_non_urgent_events() -> None:
-    house, answered = appending(40, lambda _: [PERSIST])
+    host, answered = appending(40, lambda _: [PERSIST])
     for future in answered[:-1]:
-        future.add_done_callback(lambda _: house.nudge())
-    house.shell.clock.now = lambda: Instant(1000.0)  # type: ignore[method-assign]
-    answered[9].add_done_callback(lambda _: house.shell.hasten(A))
+        future.add_done_callback(lambda _: host.nudge())
+    host.shell.clock.now = lambda: Instant(1000.0)  # type: ignore[method-assign]
+    answered[9].add_done_callback(lambda _: host.shell.hasten(A))
     await turns(100)
-    index = house.story.index("index")
-    assert house.story.index("answered append 9") < index < house.story.index("answered append 11")
-    assert house.story.count("index") == len(answered)
-    await house.shell.close()
+    index = host.story.index("index")
+    assert host.story.index("answered append 9") < index < host.story.index("answered append 11")
+    assert host.story.count("index") == len(answered)
+    await host.shell.close()
 
 
 async def test_one_slow_sync_does_not_move_later_syncs_to_the_thread() -> None:
-    house, (answered,) = appending(1)
-    limit_s = house.shell._config.node.journal.sync_inline_s_max
+    host, (answered,) = appending(1)
+    limit_s = host.shell._config.node.journal.sync_inline_s_max
     for seconds in (0.0001, 10.0):
-        house.shell._synced_in(seconds)
-    assert house.shell.sync_average_s < limit_s
+        host.shell._synced_in(seconds)
+    assert host.shell.sync_average_s < limit_s
     for _ in range(100):
-        house.shell._synced_in(10.0)
-    assert house.shell.sync_average_s > limit_s
+        host.shell._synced_in(10.0)
+    assert host.shell.sync_average_s > limit_s
     await turns()
     assert answered.done()
-    await house.shell.close()
+    await host.shell.close()

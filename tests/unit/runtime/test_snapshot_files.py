@@ -55,11 +55,11 @@ def flip(file: Path, at: int) -> None:
 
 def test_the_newest_snapshot_is_loaded_with_all_its_rows(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path / "snapshots")
-    assert folder.opened(EVERYTHING) is None
+    assert folder.open_newest(EVERYTHING) is None
     written(folder, 10)
     written(folder, 30, base=10)
     again = SnapshotFolder(tmp_path / "snapshots")
-    snapshot = again.opened(EVERYTHING)
+    snapshot = again.open_newest(EVERYTHING)
     assert snapshot is not None
     assert (snapshot.info, snapshot.rows) == (info(30), 30)
     found = again.rows(30, 0)
@@ -86,7 +86,7 @@ def test_a_flipped_bit_anywhere_in_a_snapshot_falls_back_to_the_older_one(
     written(folder, 3000, base=10)
     (_, newest), _ = snapshot_files(tmp_path)
     flip(newest, int(at if isinstance(at, int) else at * newest.stat().st_size))
-    snapshot = SnapshotFolder(tmp_path).opened(EVERYTHING)
+    snapshot = SnapshotFolder(tmp_path).open_newest(EVERYTHING)
     assert snapshot is not None
     assert snapshot.info.position == 10
 

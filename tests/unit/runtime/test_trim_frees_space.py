@@ -1,5 +1,5 @@
-"""A trim of 90 % of a log frees most of its disk space and of the index tier's memory, also for
-processes that start after the trim (PITFALLS 7, A22).
+"""A trim of 90 % of a log frees most of its disk space and of the index tier's memory (PITFALLS 7,
+A22), also for processes that start after the trim.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def room(directory: Path) -> int:
     return segment_path(directory / "journal", 1).stat().st_blocks * 512
 
 
-async def filled(platform: Platform) -> list[SeqNum]:
+async def fill(platform: Platform) -> list[SeqNum]:
     log, chance = platform.logs.log("orders"), random.Random(1)
     seqnums: list[SeqNum] = []
     for _ in range(BATCHES):
@@ -57,7 +57,7 @@ async def filled(platform: Platform) -> list[SeqNum]:
     return seqnums
 
 
-async def reached(done: Callable[[], bool]) -> None:
+async def wait_for(done: Callable[[], bool]) -> None:
     """Wait for `done`: space is freed in the background."""
     async with asyncio.timeout(30):
         while not done():  # noqa: ASYNC110 - roles announce no end of it
@@ -71,18 +71,18 @@ async def test_a_trim_frees_disk_and_memory_and_survives_restarts(
 ) -> None:
     config = configured(tmp_path, replicas)
     async with embedded(config) as platform:
-        seqnums = await filled(platform)
+        seqnums = await fill(platform)
         until = seqnums[-KEPT * RECORDS]
         before, index = room(tmp_path), figure(platform, IndexNode, "bytes")
         await platform.logs.log("orders").trim(until)
         trimmed = (BATCHES - KEPT) * replicas
-        await reached(
+        await wait_for(
             lambda: (
                 figure(platform, StorageNode, "discarded_batches") == trimmed
                 and not figure(platform, IndexNode, "sweeping")
             )
         )
-        await reached(lambda: room(tmp_path) < before * 0.4)
+        await wait_for(lambda: room(tmp_path) < before * 0.4)
         assert figure(platform, IndexNode, "bytes") < index * 0.2
     for _ in range(2):
         async with embedded(config) as platform:

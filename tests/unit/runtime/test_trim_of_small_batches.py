@@ -16,7 +16,7 @@ from indilog.base.log import Entry, Log
 from indilog.config import KIB, MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.journal.segment_files import segment_files
-from tests.unit.runtime.test_trim_frees_space import reached
+from tests.unit.runtime.test_trim_frees_space import wait_for
 
 RECORDS, RECORD_BYTES, TAGS = 3000, 700, 10
 SEGMENT_BYTES = 200 * KIB
@@ -44,7 +44,7 @@ def room(directory: Path) -> int:
     return sum(file.path.stat().st_blocks * 512 for file in old)
 
 
-async def filled(log: Log, batch: int) -> list[SeqNum]:
+async def fill(log: Log, batch: int) -> list[SeqNum]:
     chance = random.Random(1)
     seqnums: list[SeqNum] = []
     while len(seqnums) < RECORDS:
@@ -90,11 +90,11 @@ async def test_a_trim_frees_the_disk_space_of_small_batches(
     config = configured(tmp_path)
     async with embedded(config) as platform:
         log = platform.logs.log("orders")
-        seqnums = await filled(log, batch)
+        seqnums = await fill(log, batch)
         before = room(tmp_path)
         assert before > 2 * MIB * 0.9
         left = await trim(log, seqnums)  # type: ignore[misc]
-        await reached(lambda: room(tmp_path) < before * 0.25)
+        await wait_for(lambda: room(tmp_path) < before * 0.25)
         assert len(segment_files(tmp_path / "journal")) < 8
         assert platform.shell.metrics.rewritten_bytes < before
     for _ in range(2):

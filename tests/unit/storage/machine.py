@@ -132,9 +132,9 @@ class Machine:
         assert not self.held
         self.checkpoint = Taken([*self.frames], self.node.checkpoint()())
 
-    def tell(self, *messages: Message, sender: NodeId = ENGINE, life: int = 1) -> list[Send]:
+    def tell(self, *messages: Message, sender: NodeId = ENGINE, incarnation: int = 1) -> list[Send]:
         """Deliver messages in one iteration; return what is sent until the node is idle."""
-        return self.turn(*(Received(sender, message, Epoch(life)) for message in messages))
+        return self.turn(*(Received(sender, message, Epoch(incarnation)) for message in messages))
 
     def open(self, epoch: int = 1, *shards: int) -> list[Send]:
         """Let the primary give these shards, or all shards of the view, to writers `epoch`, in the

@@ -202,8 +202,8 @@ def test_a_new_writer_begins_inside_a_batch_of_which_only_a_part_is_ordered() ->
     assert told_writers(machine.open(2)) == [ShardStored(SHARD, E2, 2)]
     machine.tell(AppendBatch(batch(2, [b"new"], epoch=2)))
     machine.tell(entries({SHARD: 1}, start=3), sender=PRIMARY)
-    for life in (machine, machine.restarted()):
-        assert data_of(read(life, 0, 1, 2)) == [(0, b"a"), (1, b"b"), (2, b"new")]
+    for run in (machine, machine.restarted()):
+        assert data_of(read(run, 0, 1, 2)) == [(0, b"a"), (1, b"b"), (2, b"new")]
 
 
 def test_records_that_were_ordered_before_a_new_writer_in_one_message_are_kept() -> None:
@@ -260,9 +260,9 @@ def test_a_batch_on_its_way_to_the_disk_is_dropped_by_a_new_writer(
         sent += machine.turn(*late)
     assert reported(sent) == [progress({SHARD: (E2, 2)})]
     machine.tell(entries({SHARD: 2}, start=2), sender=PRIMARY)
-    for life in (machine, machine.restarted()):
-        assert life.node.records == 2
-        assert data_of(read(life, 0, 1)) == [(0, b"new"), (1, b"new")]
+    for run in (machine, machine.restarted()):
+        assert run.node.records == 2
+        assert data_of(read(run, 0, 1)) == [(0, b"new"), (1, b"new")]
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -217,8 +217,8 @@ def test_what_is_missing_before_a_writers_batches_is_resent_when_its_entry_arriv
     assert machine.node.status()["missing_records"] == 1
     again = machine.restarted()
     assert reported(again) == (E2, 2), "the entry is after the batches on disk now"
-    for life in (machine, again):
-        sent = messages(life.tell(AppendBatch(batch(2, [b"2"], epoch=2))))
+    for run in (machine, again):
+        sent = messages(run.tell(AppendBatch(batch(2, [b"2"], epoch=2))))
         assert progress({SHARD: (E2, 6)}) in sent
     assert truth_holds(pair)
     pair.restart(A)

@@ -131,11 +131,11 @@ def partly_adopted(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def restarted_with_a_lower_base(machine: Machine) -> None:
     """Deliver the primary's entries that follow those of the other storage node."""
-    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, incarnation=2)
     assert machine.asked is not None
     assert machine.asked.start == 2
     message = MetalogEntries(2, Epoch(1), ENTRIES[2:], 5, machine.asked.request)
-    machine.tell(message, sender=PRIMARY, life=2)
+    machine.tell(message, sender=PRIMARY, incarnation=2)
     assert machine.node.position == PLACES
 
 
@@ -169,10 +169,10 @@ def test_a_fetch_continues_with_another_base_when_an_answer_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = partly_adopted(monkeypatch)
-    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, incarnation=2)
     assert machine.asked is not None
     lower = MetalogBase(Base().with_entries(ENTRIES[:3]), machine.asked.request)
-    asked = machine.tell(lower, sender=PRIMARY, life=2)
+    asked = machine.tell(lower, sender=PRIMARY, incarnation=2)
     assert any(isinstance(send.message, HistoryWanted) for send in asked if send.to == B)
     asked = [send for _ in range(5) for send in machine.wait(5.0) if send.to == B]
     assert any(isinstance(send.message, HistoryWanted) for send in asked)
@@ -181,10 +181,10 @@ def test_a_fetch_continues_with_another_base_when_an_answer_is_lost(
 def test_a_page_beyond_the_base_is_applied_up_to_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page answers a question from before the primary restarted with a lower base."""
     machine = partly_adopted(monkeypatch)
-    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, incarnation=2)
     assert machine.asked is not None
     base = Base().with_entries(ENTRIES[:3])
-    again = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY, life=2)
+    again = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY, incarnation=2)
     (question,) = [m for m in messages(again, B) if isinstance(m, HistoryWanted)]
     machine.tell(History(question.request, 2, Epoch(1), (trim(2, 0, 1), cut(3))), sender=B)
     assert machine.node.position == 3
@@ -195,10 +195,10 @@ def test_a_base_with_more_trims_than_the_floors_cover_has_them_fetched_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = partly_adopted(monkeypatch)
-    machine.tell(MetalogEntries(6, Epoch(1), (), 6), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(6, Epoch(1), (), 6), sender=PRIMARY, incarnation=2)
     assert machine.asked is not None
     base = Base().with_entries((*ENTRIES, trim(5, 1, 2)))
-    again = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY, life=2)
+    again = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY, incarnation=2)
     assert [send.message for send in again if send.to == B] == [TagFloorsWanted()]
 
 
@@ -210,7 +210,7 @@ def test_a_new_primary_that_begins_with_a_base_gets_a_report_of_what_is_stored()
     machine.wait(1.0)
     assert machine.asked is not None
     base = MetalogBase(Base().with_entries(ENTRIES), machine.asked.request)
-    sent = messages(machine.tell(base, sender=PRIMARY, life=2), PRIMARY)
+    sent = messages(machine.tell(base, sender=PRIMARY, incarnation=2), PRIMARY)
     assert progress({SHARD: (Epoch(1), 1)}) in sent
 
 
@@ -428,9 +428,9 @@ def test_the_history_names_several_writers_of_one_entry_and_each_at_its_place() 
     machine.tell(entries_message((NewRecords(2, ViewNumber(1), E1, {}),)), sender=PRIMARY)
     machine.open(3, 1)
     machine.take_checkpoint()
-    for life in (machine, machine.restarted()):
-        end = life.node.position
-        (answer,) = messages(life.tell(HistoryWanted(1, 0, Epoch(0), end, E1), sender=A), A)
+    for run in (machine, machine.restarted()):
+        end = run.node.position
+        (answer,) = messages(run.tell(HistoryWanted(1, 0, Epoch(0), end, E1), sender=A), A)
         assert isinstance(answer, History)
         assert [e.writers for e in answer.entries if isinstance(e, NewWriters)] == [
             {0: 1, 1: 1, 2: 1}, {0: 2, 2: 2}, {1: 3},

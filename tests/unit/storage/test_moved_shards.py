@@ -283,7 +283,7 @@ def test_an_entry_that_was_replaced_drops_no_shard() -> None:
     machine.wait(10.0)
     assert machine.asked is not None
     corrected = MetalogEntries(position, Epoch(1), (other,), position + 1, machine.asked.request)
-    machine.tell(corrected, sender=PRIMARY, life=2)
+    machine.tell(corrected, sender=PRIMARY, incarnation=2)
     assert machine.node.replaced == 1
     assert (set(machine.node.shards), machine.discarded) == ({SHARD}, [])
 
@@ -304,11 +304,11 @@ def test_index_nodes_learn_of_replicas_at_once_and_periodically() -> None:
     nodes.move(B, C, A)
     since = nodes.nodes[B].node.position - 1
     known = PlacementIs(VIEW, {SHARD: Replicas(since, (B, C, A))})
-    told = {send.to for send in nodes.sent if send.message == known}
+    announced = {send.to for send in nodes.sent if send.message == known}
     nodes.sent.clear()
     nodes.wait()
     again = {send.to for send in nodes.sent if send.message == known}
-    assert told == again == {*VIEW.index_nodes, *VIEW.aggregators}
+    assert announced == again == {*VIEW.index_nodes, *VIEW.aggregators}
 
 
 def test_a_copy_waits_for_a_silent_replica_only_once() -> None:

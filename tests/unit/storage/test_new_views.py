@@ -56,8 +56,8 @@ def test_a_new_shard_is_kept_by_its_replicas_only() -> None:
 def test_index_nodes_of_the_new_view_learn_it_before_they_get_index_data() -> None:
     for node in (A, B, C):
         _, sent = machine_with_view(node)
-        told = {send.to for send in sent if send.message == PlacementIs(installed(2), {})}
-        assert told == {*installed(2).index_nodes, *installed(2).aggregators}
+        announced = {send.to for send in sent if send.message == PlacementIs(installed(2), {})}
+        assert announced == {*installed(2).index_nodes, *installed(2).aggregators}
         first = next(send.message for send in sent if send.to == "index-2-0")
         assert isinstance(first, PlacementIs)
 

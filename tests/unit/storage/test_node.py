@@ -72,8 +72,8 @@ def test_one_cut_over_a_rolled_segment_numbers_all_records() -> None:
         append(machine, b"%d" % first * 1000, first=first)
     assert len({location.segment for _, _, location in machine.frames}) > 2
     machine.tell(entries({0: 8}), sender=PRIMARY)
-    for life in (machine, machine.restarted()):
-        answer = read(life, *range(8))
+    for run in (machine, machine.restarted()):
+        answer = read(run, *range(8))
         assert data_of(answer) == [(n, b"%d" % n * 1000) for n in range(8)]
 
 
@@ -174,8 +174,8 @@ def test_entries_of_another_node_than_the_primary_are_ignored() -> None:
 
 def test_entries_of_an_earlier_incarnation_of_the_primary_are_ignored() -> None:
     machine = machine_of()
-    machine.tell(entries({0: 1}), sender=PRIMARY, life=2)
-    machine.tell(entries({0: 1}, start=2), sender=PRIMARY, life=1)
+    machine.tell(entries({0: 1}), sender=PRIMARY, incarnation=2)
+    machine.tell(entries({0: 1}, start=2), sender=PRIMARY, incarnation=1)
     assert machine.node.position == 2
 
 
@@ -241,12 +241,12 @@ def test_damaged_records_of_a_batch_are_unknown_and_counted(*, tags: bool) -> No
     append(machine, b"c", first=2)
     machine.tell(entries({0: 3}), sender=PRIMARY)
     machine.damage([kind for kind, _, _ in machine.frames].index(FrameKind.RECORDS), tags=tags)
-    for life in (machine, machine.restarted()):
-        answer = read(life, 0, 1, 2)
+    for run in (machine, machine.restarted()):
+        answer = read(run, 0, 1, 2)
         assert data_of(answer) == ([(2, b"c")] if tags else [(0, b"a"), (2, b"c")])
         assert answer.unknown == ((0, 1) if tags else (1,))
-        assert "a record batch on disk is damaged" in life.ignored or life is not machine
-        status = life.node.status()
+        assert "a record batch on disk is damaged" in run.ignored or run is not machine
+        status = run.node.status()
         assert (status["lost_records"], status["first_lost_seqnum"]) == ((2, 0) if tags else (1, 1))
 
 

@@ -337,8 +337,8 @@ def test_permanently_lost_records_are_announced_so_that_indexes_continue_after_t
 
 def test_a_record_of_which_only_the_data_is_damaged_keeps_its_tags() -> None:
     machine = damaged_single(tags=False)
-    for life in (machine, machine.restarted()):
-        (answer,) = messages(life.tell(IndexDataWanted(1, 2, 1), sender=INDEX), INDEX)
+    for run in (machine, machine.restarted()):
+        (answer,) = messages(run.tell(IndexDataWanted(1, 2, 1), sender=INDEX), INDEX)
         assert isinstance(answer, IndexData)
         ((part,),) = [block.parts for block in answer.blocks]
         assert (part.count, list(part.tag_counts)) == (3, [1, 1, 1])

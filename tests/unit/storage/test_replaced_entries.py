@@ -62,7 +62,7 @@ def with_two_shards(ordering_frame_entries: int = 1) -> Machine:
 def replace(machine: Machine) -> None:
     """Incarnation 2 lost the entry at 2; let it order another shard there."""
     hello = MetalogEntries(2, Epoch(1), (), committed=2)
-    machine.tell(hello, sender=PRIMARY, life=2)
+    machine.tell(hello, sender=PRIMARY, incarnation=2)
     answer_with(machine, of(2, 2, {1: 2}))
 
 
@@ -70,7 +70,7 @@ def answer_with(machine: Machine, *replacing: Entry) -> None:
     assert machine.asked is not None
     assert (machine.asked.start, machine.asked.last) == (3, 1)
     answer = entries_message(replacing, previous=1, request=machine.asked.request)
-    machine.tell(answer, sender=PRIMARY, life=2)
+    machine.tell(answer, sender=PRIMARY, incarnation=2)
 
 
 def truth_holds(machine: Machine) -> bool:
@@ -84,7 +84,7 @@ def test_replaced_entries_are_dropped_and_no_seqnum_has_two_records() -> None:
     assert truth_holds(machine)
     assert read(machine, 1, shard=0).unknown == (1,)
     assert machine.node.status()["replaced_entries"] == 1
-    machine.tell(entries_message([of(2, 3, {0: 1})]), sender=PRIMARY, life=2)
+    machine.tell(entries_message([of(2, 3, {0: 1})]), sender=PRIMARY, incarnation=2)
     assert data_of(read(machine, 3, shard=0)) == [(3, b"0/1")], "it is ordered again"
 
 
@@ -101,12 +101,12 @@ def test_entries_after_a_damaged_replacement_do_not_follow_the_replaced_ones() -
     machine = with_two_shards()
     replace(machine)
     replacing = len(machine.frames) - 1
-    machine.tell(entries_message([of(2, 3, {0: 1})]), sender=PRIMARY, life=2)
+    machine.tell(entries_message([of(2, 3, {0: 1})]), sender=PRIMARY, incarnation=2)
     machine.damage(replacing)
     again = machine.restarted()
     assert again.asked is not None
     assert (again.asked.start, again.asked.last) == (3, 1), "the primary cuts it off from here"
-    machine.tell(entries_message([of(3, 4, {0: 1})], previous=2), sender=PRIMARY, life=3)
+    machine.tell(entries_message([of(3, 4, {0: 1})], previous=2), sender=PRIMARY, incarnation=3)
     assert machine.restarted().node.position == 3
 
 
@@ -126,8 +126,8 @@ def test_a_read_keeps_waiting_when_the_entries_that_ordered_its_record_are_repla
     assert machine.tell(wanted) == []
     machine.tell(entries_message([of(1, 3, {0: 1})]), sender=PRIMARY)
     page = entries_message([of(1, 1, {0: 1}), of(2, 2, {1: 1})], committed=4)
-    first = machine.tell(page, sender=PRIMARY, life=2)
-    second = machine.tell(entries_message([of(2, 3, {1: 1})]), sender=PRIMARY, life=2)
+    first = machine.tell(page, sender=PRIMARY, incarnation=2)
+    second = machine.tell(entries_message([of(2, 3, {1: 1})]), sender=PRIMARY, incarnation=2)
     answers = [[m for m in messages(s) if isinstance(m, RecordsRead)] for s in (first, second)]
     assert [[data_of(answer) for answer in part] for part in answers] == [[], [[(2, b"1/1")]]]
 
@@ -170,7 +170,7 @@ def test_entries_that_only_a_damaged_checkpoint_had_are_journaled_again() -> Non
 def test_a_page_that_shows_the_difference_itself_needs_no_question() -> None:
     machine = with_two_shards()
     page = entries_message([of(1, 1, {0: 1}), of(2, 2, {1: 2})])
-    machine.tell(page, sender=PRIMARY, life=2)
+    machine.tell(page, sender=PRIMARY, incarnation=2)
     assert truth_holds(machine)
 
 
@@ -179,7 +179,7 @@ def test_a_node_that_detects_the_replacement_late_asks_and_corrects_itself() -> 
     for start in (3, 4):
         machine = with_two_shards()
         late = [of(2, position, {0: 1}) for position in (3, 4)][start - 3 :]
-        machine.tell(entries_message(late), sender=PRIMARY, life=2)
+        machine.tell(entries_message(late), sender=PRIMARY, incarnation=2)
         assert machine.node.position == 3, "no entry is applied after one that differs"
         answer_with(machine, of(2, 2, {1: 2}), of(2, 3, {0: 1}), of(2, 4, {}))
         assert truth_holds(machine)
@@ -187,10 +187,10 @@ def test_a_node_that_detects_the_replacement_late_asks_and_corrects_itself() -> 
 
 def test_lost_entries_are_dropped_before_they_are_replaced() -> None:
     machine = with_two_shards()
-    machine.tell(MetalogEntries(2, Epoch(1), (), committed=2), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(2, Epoch(1), (), committed=2), sender=PRIMARY, incarnation=2)
     assert machine.asked is not None
     nothing = MetalogEntries(2, Epoch(1), (), 2, machine.asked.request)
-    machine.tell(nothing, sender=PRIMARY, life=2)
+    machine.tell(nothing, sender=PRIMARY, incarnation=2)
     assert machine.node.position == 2
     assert machine.node.status()["tail"] == 1
 
@@ -198,10 +198,10 @@ def test_lost_entries_are_dropped_before_they_are_replaced() -> None:
 def test_each_new_incarnation_of_the_primary_is_asked_whether_the_copy_is_right() -> None:
     machine = with_two_shards()
     hello = MetalogEntries(3, Epoch(1), (), committed=3)
-    sent = machine.tell(hello, sender=PRIMARY, life=2)
+    sent = machine.tell(hello, sender=PRIMARY, incarnation=2)
     (asked,) = [m for m in messages(sent, PRIMARY) if isinstance(m, MetalogWanted)]
     assert (asked.start, asked.last) == (3, 1)
-    machine.tell(MetalogEntries(3, Epoch(1), (), 3, asked.request), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(3, Epoch(1), (), 3, asked.request), sender=PRIMARY, incarnation=2)
     assert machine.node.position == 3
     assert machine.node.status()["replaced_entries"] == 0
 
@@ -209,7 +209,7 @@ def test_each_new_incarnation_of_the_primary_is_asked_whether_the_copy_is_right(
 def test_a_new_incarnation_of_the_primary_gets_a_report_at_once() -> None:
     machine = with_two_shards()
     hello = MetalogEntries(3, Epoch(1), (), committed=3)
-    sent = machine.tell(hello, sender=PRIMARY, life=2)
+    sent = machine.tell(hello, sender=PRIMARY, incarnation=2)
     (report,) = [m for m in messages(sent, PRIMARY) if isinstance(m, ShardProgress)]
     assert report.stored == {ShardId(0): (1, 2), ShardId(1): (1, 2)}
 
@@ -221,10 +221,10 @@ def test_a_trim_that_was_replaced_is_not_counted() -> None:
     machine.tell(entries_message([trim]), sender=PRIMARY)
     assert machine.node.status()["trims"] == 1
     hello = MetalogEntries(3, Epoch(1), (), committed=3)
-    machine.tell(hello, sender=PRIMARY, life=2)
+    machine.tell(hello, sender=PRIMARY, incarnation=2)
     assert machine.asked is not None
     answer = entries_message([of(2, 3, {1: 1})], previous=1, request=machine.asked.request)
-    machine.tell(answer, sender=PRIMARY, life=2)
+    machine.tell(answer, sender=PRIMARY, incarnation=2)
     assert machine.node.status()["trims"] == 0
     assert machine.node._ordering.trimmed_at == 0
 
@@ -242,7 +242,7 @@ def test_a_trim_that_was_replaced_is_not_counted() -> None:
 )
 def test_entries_that_no_primary_sends_are_ignored(message: MetalogEntries) -> None:
     machine = with_two_shards()
-    machine.tell(message, sender=PRIMARY, life=2)
+    machine.tell(message, sender=PRIMARY, incarnation=2)
     assert machine.node.position == 3
 
 
@@ -252,11 +252,11 @@ def test_a_new_incarnation_makes_the_node_announce_last_positions_to_index_nodes
     """
     machine = with_two_shards()
     hello = MetalogEntries(2, Epoch(1), (), committed=2)
-    machine.tell(hello, sender=PRIMARY, life=2)
+    machine.tell(hello, sender=PRIMARY, incarnation=2)
     assert machine.asked is not None
     replacing = of(2, 2, {1: 2})
     answer = entries_message([replacing], previous=1, request=machine.asked.request)
-    sent = messages(machine.tell(answer, sender=PRIMARY, life=2))
+    sent = messages(machine.tell(answer, sender=PRIMARY, incarnation=2))
     data = [message for message in sent if isinstance(message, IndexData)]
     assert {message.copy_of for message in data} == {2}
     assert [(b.position, b.epoch, b.previous) for d in data for b in d.blocks if not b.parts] == [
@@ -299,7 +299,9 @@ def replace_writer(machine: Machine, *replacing: Entry) -> list[Send]:
     """Incarnation 2 lost the entries from the one at 2 on; let it announce this, and propose
     others.
     """
-    return machine.tell(entries_message([of(1, 1, {0: 2}), *replacing]), sender=PRIMARY, life=2)
+    return machine.tell(
+        entries_message([of(1, 1, {0: 2}), *replacing]), sender=PRIMARY, incarnation=2
+    )
 
 
 def names_again(position: int, epoch: int) -> NewWriters:
@@ -312,7 +314,7 @@ def reports(machine: Machine) -> tuple[Epoch, int]:
     return report.stored[SHARD]
 
 
-def lives(machine: Machine) -> list[Machine]:
+def runs(machine: Machine) -> list[Machine]:
     """Return the node, and the node after a restart without and with a checkpoint."""
     bare = machine.restarted()
     machine.take_checkpoint()
@@ -322,30 +324,30 @@ def lives(machine: Machine) -> list[Machine]:
 def test_replacing_an_entry_restores_the_previous_writer_and_keeps_the_records() -> None:
     machine = taken_over()
     replace_writer(machine, of(2, 2, {}))
-    for life in lives(machine):
-        assert life.node.position == 3
-        assert life.node.records == 4
-        assert reports(life) == (E1, 2), "those of the other writer do not count"
+    for run in runs(machine):
+        assert run.node.position == 3
+        assert run.node.records == 4
+        assert reports(run) == (E1, 2), "those of the other writer do not count"
 
 
 def test_a_writer_that_is_named_again_finds_its_records() -> None:
     machine = taken_over()
     replace_writer(machine, of(2, 2, {}))
-    sent = machine.tell(entries_message([names_again(3, 2)]), sender=PRIMARY, life=2)
+    sent = machine.tell(entries_message([names_again(3, 2)]), sender=PRIMARY, incarnation=2)
     assert ShardStored(SHARD, E2, 4) in messages(sent, ENGINE)
-    machine.tell(entries_message([of(2, 4, {0: 2})]), sender=PRIMARY, life=2)
-    for life in lives(machine):
-        assert data_of(read(life, 0, 1, 2, 3)) == [(n, b"%d" % n) for n in range(4)]
+    machine.tell(entries_message([of(2, 4, {0: 2})]), sender=PRIMARY, incarnation=2)
+    for run in runs(machine):
+        assert data_of(read(run, 0, 1, 2, 3)) == [(n, b"%d" % n) for n in range(4)]
 
 
 def test_a_later_writer_that_is_named_instead_drops_the_records_of_the_replaced_one() -> None:
     machine = taken_over()
     replace_writer(machine, names_again(2, 3))
-    for life in lives(machine):
-        assert reports(life) == (E3, 2)
-        assert life.node.records == 2
+    for run in runs(machine):
+        assert reports(run) == (E3, 2)
+        assert run.node.records == 2
     machine.tell(AppendBatch(batch(2, [b"new"], epoch=3)))
-    machine.tell(entries_message([of(2, 3, {0: 1})]), sender=PRIMARY, life=2)
+    machine.tell(entries_message([of(2, 3, {0: 1})]), sender=PRIMARY, incarnation=2)
     assert data_of(read(machine, 2)) == [(2, b"new")]
 
 
@@ -363,10 +365,10 @@ def test_records_that_are_ordered_as_the_earlier_writers_are_not_served_from_the
     machine.tell(entries_message([of(1, 3, {0: 1})]), sender=PRIMARY)
     machine.tell(AppendBatch(batch(3, [b"wrong, too"], epoch=2)))
     replace_writer(machine, of(2, 2, {0: 1}))
-    for life in lives(machine):
-        answer = read(life, 1, 2)
+    for run in runs(machine):
+        answer = read(run, 1, 2)
         assert (data_of(answer), answer.unknown) == ([(1, b"1")], (2,))
-        assert life.node.records == 3
+        assert run.node.records == 3
 
 
 def test_records_of_two_replaced_writers_do_not_count_as_the_earlier_ones() -> None:
@@ -376,8 +378,8 @@ def test_records_of_two_replaced_writers_do_not_count_as_the_earlier_ones() -> N
     machine.tell(AppendBatch(batch(4, [b"4"], epoch=3)))
     machine.tell(entries_message([of(1, 6, {0: 1})]), sender=PRIMARY)
     replace_writer(machine, of(2, 2, {}))
-    for life in lives(machine):
-        assert reports(life) == (E1, 2)
+    for run in runs(machine):
+        assert reports(run) == (E1, 2)
 
 
 def test_a_batch_of_the_replaced_writer_that_is_sent_again_while_it_is_written_counts_once() -> (
@@ -391,10 +393,10 @@ def test_a_batch_of_the_replaced_writer_that_is_sent_again_while_it_is_written_c
     machine.tell(again)
     machine.confirm()
     machine.holding = False
-    sent = machine.tell(entries_message([of(2, 3, {0: 3})]), sender=PRIMARY, life=2)
-    for life in lives(machine):
-        assert life.node.records == 5
-        assert data_of(read(life, 2, 3, 4)) == [(n, b"%d" % n) for n in (2, 3, 4)]
+    sent = machine.tell(entries_message([of(2, 3, {0: 3})]), sender=PRIMARY, incarnation=2)
+    for run in runs(machine):
+        assert run.node.records == 5
+        assert data_of(read(run, 2, 3, 4)) == [(n, b"%d" % n) for n in (2, 3, 4)]
     assert machine.node._appends._unordered_bytes == 0
     parts = [
         part

@@ -223,12 +223,12 @@ def with_a_replaced_writer(name: NodeId) -> Machine:
     machine.open(2)
     replacing = [NewRecords(n, ViewNumber(1), Epoch(2), {}) for n in (2, 3)]
     first = entries({0: 2}).entries
-    machine.tell(entries_message([*first, *replacing]), sender=PRIMARY, life=2)
+    machine.tell(entries_message([*first, *replacing]), sender=PRIMARY, incarnation=2)
     append(machine, b"c", b"d", first=2)
     append(machine, b"e", first=4)
     ordering = NewRecords(4, ViewNumber(1), Epoch(2), {SHARD: 3})
     floors = Trim(5, ViewNumber(1), Epoch(2), 0, (Floor(LOG, 4, of_log=True),))
-    machine.tell(entries_message([ordering, floors]), sender=PRIMARY, life=2)
+    machine.tell(entries_message([ordering, floors]), sender=PRIMARY, incarnation=2)
     return waited(machine)
 
 

@@ -22,7 +22,7 @@ def test_process_settings_of_commands_are_restored() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     assert process_state() != before
-    assert before.put_back() == []
+    assert before.restore() == []
     assert process_state() == before
 
 
@@ -33,6 +33,6 @@ def test_a_resource_that_a_test_leaked_is_named(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "FORGOTTEN", "1")
     monkeypatch.syspath_prepend(tmp_path)
-    assert before.put_back() == [
+    assert before.restore() == [
         "the working directory", "the environment", "the path of imports",
     ]  # fmt: skip

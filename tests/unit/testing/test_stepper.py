@@ -58,14 +58,14 @@ def test_an_execution_waiting_for_an_event_resumes_after_another_sets_it(first: 
     async def waits() -> None:
         story.append("waits")
         await event.wait()
-        story.append("goes on")
+        story.append("continues")
 
     async def sets() -> None:
         story.append("sets")
         event.set()
 
     run_stepped([waits(), sets()], lambda ready: first if first in ready else ready[0])
-    assert story == (["waits", "sets", "goes on"], ["sets", "waits", "goes on"])[first]
+    assert story == (["waits", "sets", "continues"], ["sets", "waits", "continues"])[first]
 
 
 def test_a_deadlock_of_executions_is_detected() -> None:

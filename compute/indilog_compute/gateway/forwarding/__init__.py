@@ -3,14 +3,14 @@
 - `peers`: decides, without I/O, which compute node to ask
 - `headers`: the headers of a forwarded call and its answer
 - `connection`: one HTTP connection to another compute node's gateway
-- `connections`: opens and keeps them
+- `connections`: opens these connections, and keeps idle ones
 - `forwarder`: offers a call to other nodes, and returns the answer
 - `offers`: decides whether this node takes a call that another node offers
 
-A gateway offers a call by a request with `Expect: 100-continue`, whose body it keeps back. A node
-with room answers `100 Continue`, and then gets the body. Any other answer refuses the call, and
-says how many calls the node has. A request without its body is never executed, so a call that was
-not taken certainly did not run.
+A gateway offers a call by a request with `Expect: 100-continue`, whose body it does not send yet. A
+node with room answers `100 Continue`, and then gets the body. Any other answer refuses the call; it
+contains the number of calls that the node has. A node never executes a request without its body, so
+a refused call certainly did not run.
 """
 
 from indilog_compute.gateway.forwarding.connection import PeerAnswer

@@ -1,7 +1,7 @@
 """One HTTP connection to the gateway of another compute node: offers a call, then sends its body.
 
-Parsed in C (`httptools`), because a client library takes several times as long as the peer does for
-a short call.
+A parser in C (`httptools`) reads the answers: for a short call, a client library would take several
+times as long as the other node.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, cast
 import httptools
 
 _HEADERS_MAX: Final = 64
+"""Headers of one answer; an answer with more closes the connection."""
 
 
 class PeerAnswer(NamedTuple):
@@ -32,14 +33,14 @@ class PeerAnswer(NamedTuple):
 
 
 class PeerLostError(Exception):
-    """The connection ended, or what came is not an answer."""
+    """The connection ended, or the received bytes are not an answer."""
 
 
 class PeerConnection(asyncio.Protocol):
     """A connection that carries one call at a time.
 
     Args:
-        body_bytes_max: largest body of an answer; the connection ends at a larger one.
+        body_bytes_max: largest body of an answer; a larger one closes the connection.
     """
 
     def __init__(self, body_bytes_max: int) -> None:
@@ -51,7 +52,7 @@ class PeerConnection(asyncio.Protocol):
         self._answer: asyncio.Future[PeerAnswer] | None = None
         self._is_kept = True
         self._is_offer = False
-        """Whether `100 Continue` is an answer; else it is ignored."""
+        """Whether `100 Continue` answers the current question; otherwise it is ignored."""
 
     @property
     def is_reusable(self) -> bool:
@@ -82,7 +83,7 @@ class PeerConnection(asyncio.Protocol):
         return await self._ask(chunk)
 
     def close(self) -> None:
-        """Close the connection; the peer goes on with a call that it has taken."""
+        """Close the connection; the peer still finishes a call that it has taken."""
         self._is_kept = False
         if self._transport is not None:
             self._transport.abort()
@@ -111,7 +112,7 @@ class PeerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes."""
         if self._answer is None:
-            self.close()  # an answer that was not asked for
+            self.close()  # no call waits for these bytes
             return
         try:
             self._parser.feed_data(data)
@@ -121,12 +122,12 @@ class PeerConnection(asyncio.Protocol):
     # --- what the parser calls
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header."""
+        """Keep a header."""
         if len(self._headers) < _HEADERS_MAX:
             self._headers.append((name.lower(), value))
 
     def on_body(self, body: bytes) -> None:
-        """Collect a part of the body."""
+        """Keep a part of the body."""
         self._body += body
         if len(self._body) > self._body_bytes_max:
             self._lose()

@@ -1,4 +1,4 @@
-"""Opens connections to other compute nodes, and keeps a few that carry no call."""
+"""Opens connections to other compute nodes, and keeps a few idle ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from indilog_compute.gateway.forwarding.connection import PeerConnection
 from indilog_compute.gateway.forwarding.peers import PeerPort, Peers
 
 IDLE_MAX: Final = 16
-"""Connections without a call that are kept for each node."""
+"""Idle connections that are kept for each node."""
 CONNECT_S_MAX: Final = 1.0
-"""Seconds until another machine counts as unreachable."""
+"""Seconds after which a connection attempt to another machine fails."""
 
 
 class PeerConnections:
@@ -43,10 +43,10 @@ class PeerConnections:
             raise ConnectionRefusedError(f"{node} has no known address")
         if isinstance(address, PeerPort):
             return await _connected_to(address, self._answer_bytes_max), False
-        return await _connected(address, self._answer_bytes_max), False
+        return await _connect(address, self._answer_bytes_max), False
 
-    def give_back(self, node: NodeId, connection: PeerConnection) -> None:
-        """Keep a connection for later calls, or close it."""
+    def release(self, node: NodeId, connection: PeerConnection) -> None:
+        """Keep a connection for later calls, or close it if it is broken or enough are idle."""
         idle = self._idle.setdefault(node, [])
         idle[:] = [kept for kept in idle if kept.is_reusable]
         if connection.is_reusable and len(idle) < IDLE_MAX:
@@ -55,13 +55,13 @@ class PeerConnections:
             connection.close()
 
     def keep_only(self, nodes: tuple[NodeId, ...]) -> None:
-        """Close the connections to nodes that are not in the cluster any more."""
+        """Close the idle connections to nodes that have left the cluster."""
         for node in self._idle.keys() - set(nodes):
             for connection in self._idle.pop(node):
                 connection.close()
 
     def close(self) -> None:
-        """Close the connections that carry no call."""
+        """Close the idle connections."""
         self.keep_only(())
 
 
@@ -75,7 +75,7 @@ async def _connected_to(at: PeerPort, answer_bytes_max: int) -> PeerConnection:
     return connection
 
 
-async def _connected(socket: Path, answer_bytes_max: int) -> PeerConnection:
+async def _connect(socket: Path, answer_bytes_max: int) -> PeerConnection:
     """Connect to a Unix socket, whose path may be longer than an address allows (107 bytes)."""
     folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

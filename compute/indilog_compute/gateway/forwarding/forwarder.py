@@ -22,17 +22,17 @@ from indilog_compute.gateway.forwarding.headers import (
     INVOCATION_HEADER,
     LOAD_HEADER,
     REFUSED_HEADER,
-    Load,
+    NodeLoad,
     load_in,
 )
 from indilog_compute.gateway.forwarding.peers import Peers, PeerTable
 
 OFFERS_MAX: Final = 2
-"""Nodes that are asked one after the other; the call then waits here."""
+"""Nodes to which a call is offered, one after the other. If all refuse, the call waits here."""
 OFFER_S: Final = 1.0
-"""Seconds in which a node must take or refuse a call that is offered to it."""
+"""Seconds within which a node must take or refuse an offered call."""
 AGAIN_S: Final = 0.1
-"""Seconds until a waiting call is offered again, if no answer of a node shows room before."""
+"""Seconds until a waiting call is offered again, unless an answer of a node shows room earlier."""
 
 
 class ForwardedCall:
@@ -110,14 +110,16 @@ class Forwarder:
     async def forward(
         self, call: ForwardedCall, commit: Callable[[], bool] = lambda: True
     ) -> PeerAnswer | None:
-        """Offer a call to other nodes; return the answer of the node that took it. None: it may be
-        run here. No node took it, or one took it and did not begin it, or it has a key and its node
-        was lost or stops.
+        """Offer a call to other nodes.
 
         Args:
             call: the call.
-            commit: called when a node takes the call, just before it gets the body. False: the call
-                is not needed there any more.
+            commit: called when a node takes the call, just before the body is sent. If it returns
+                False, the body is not sent.
+
+        Returns:
+            The answer of the node that took the call. None: the call may run on this node. Either
+            no other node took or began it, or it has a key and its node was lost or stops.
 
         Raises:
             CallOutcomeUnknownError: a node took the call and was lost, or did not answer in time.
@@ -145,20 +147,21 @@ class Forwarder:
         is_waiting: Callable[[], bool],
         withdraw: Callable[[], bool],
     ) -> PeerAnswer | None:
-        """Offer a call that waits for a slot here, until a node takes it or it begins here. It
-        keeps its place in the queue of this node until another node takes it.
+        """Offer a call that waits for a slot here, until another node takes it or this node begins
+        it. The call keeps its place in the queue of this node until another node takes it.
 
         Args:
             call: the call.
-            is_waiting: tells whether it waits for a slot here.
-            withdraw: removes it from the queue of this node; False: it has begun or ended here.
+            is_waiting: tells whether the call waits for a slot here.
+            withdraw: removes the call from the queue of this node; False: the call has begun or
+                ended here.
 
         Returns:
-            The answer of the node that took it. None: it has begun or ended here; or, if
-            `call.is_taken`, it was withdrawn and must be submitted here again.
+            The answer of the node that took the call. None: the call has begun or ended here; or,
+            if `call.is_taken`, it was withdrawn and must be submitted here again.
 
         Raises:
-            CallOutcomeUnknownError: as `forward`.
+            CallOutcomeUnknownError: see `forward`.
         """
         is_first = True
 
@@ -204,8 +207,10 @@ class Forwarder:
     async def _offer(
         self, node: NodeId, call: ForwardedCall, commit: Callable[[], bool]
     ) -> PeerAnswer | None:
-        """Offer a call to one node; None: the node did not take it, it was lost with a call that
-        has a key, or the call was not needed there.
+        """Offer a call to one node, and return its answer.
+
+        None: the node did not take or begin the call, `commit` returned False, or the node was lost
+        and the call has a key.
         """
         try:
             answer = await self._run_at(node, call, commit)
@@ -237,7 +242,7 @@ class Forwarder:
         Raises:
             OSError, PeerLostError, TimeoutError: the node was lost, or did not answer in time.
         """
-        connection, refusal = await self._offered(node, call)
+        connection, refusal = await self._await_consent(node, call)
         is_whole = False
         try:
             if refusal is not None:
@@ -255,9 +260,9 @@ class Forwarder:
         finally:
             if not is_whole:
                 connection.close()
-            self._connections.give_back(node, connection)
+            self._connections.release(node, connection)
 
-    async def _offered(
+    async def _await_consent(
         self, node: NodeId, call: ForwardedCall
     ) -> tuple[PeerConnection, PeerAnswer | None]:
         """Return a connection on which the node waits for the body of `call`, or the refusal."""
@@ -330,7 +335,7 @@ def _was_cut_off(answer: PeerAnswer) -> bool:
     )
 
 
-def _load_of(answer: PeerAnswer) -> Load | None:
+def _load_of(answer: PeerAnswer) -> NodeLoad | None:
     return load_in(answer.value(LOAD_HEADER) or b"")
 
 

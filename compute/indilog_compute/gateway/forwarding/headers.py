@@ -11,16 +11,16 @@ FORWARDED_HEADER: Final = b"indilog-forwarded"
 that the forwarding node runs; a node with an older one refuses the call.
 """
 LOAD_HEADER: Final = b"indilog-load"
-"""The load of the node that answers: `CALLS/SLOTS`."""
+"""The load of the answering node: `CALLS/SLOTS`."""
 REFUSED_HEADER: Final = b"indilog-refused"
-"""In the answer to a forwarded call that was taken and then did not begin."""
+"""Marks the answer to a forwarded call that was taken and then not begun."""
 INVOCATION_HEADER: Final = b"indilog-invocation"
-"""In every answer that has the outcome of a call."""
+"""Marks an answer that contains the outcome of a call; its value is the id of the invocation."""
 
 _DIGITS_MAX: Final = 18
 
 
-class Load(NamedTuple):
+class NodeLoad(NamedTuple):
     """How busy a compute node is.
 
     Attributes:
@@ -33,7 +33,7 @@ class Load(NamedTuple):
 
     @property
     def has_room(self) -> bool:
-        """Whether a call would start at once, as far as the share of its application allows."""
+        """Whether a call would start at once, if its application has not used up its share."""
         return self.calls < self.slots
 
     def encode(self) -> bytes:
@@ -41,16 +41,16 @@ class Load(NamedTuple):
         return b"%d/%d" % self
 
 
-def load_in(value: bytes) -> Load | None:
-    """Return the load that a value of `LOAD_HEADER` says; None if it is malformed."""
+def load_in(value: bytes) -> NodeLoad | None:
+    """Return the load in a value of `LOAD_HEADER`; None: the value is malformed."""
     calls, _, slots = value.partition(b"/")
     if not (_is_number(calls) and _is_number(slots)):
         return None
-    return Load(int(calls), int(slots))
+    return NodeLoad(int(calls), int(slots))
 
 
 def deployment_in(value: bytes) -> SeqNum | None:
-    """Return the seqnum that a value of `FORWARDED_HEADER` says; None if it is malformed."""
+    """Return the seqnum in a value of `FORWARDED_HEADER`; None: the value is malformed."""
     return int(value) if _is_number(value) else None
 
 

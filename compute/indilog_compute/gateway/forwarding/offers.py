@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from indilog.base.errors import OverloadedError
-from indilog_compute.gateway.forwarding.headers import LOAD_HEADER, Load, deployment_in
+from indilog_compute.gateway.forwarding.headers import LOAD_HEADER, NodeLoad, deployment_in
 from indilog_compute.workers.host import FunctionHost
 
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Offers:
-    """Takes a call only if it can start at once, on the deployment that its node runs or on a newer
-    one.
+    """Takes an offered call only if it can start at once here, and if this node runs the deployment
+    of the offering node or a newer one.
     """
 
     def __init__(self, host: FunctionHost) -> None:
         self._host = host
         self._reserved = 0
-        """Calls that were taken, and whose bodies have not arrived."""
+        """Calls that were taken, and whose bodies have not arrived yet."""
 
     def check(self, name: str, forwarded: bytes, *, is_recorded: bool) -> None:
         """Check that this node takes a call.
@@ -32,7 +32,7 @@ class Offers:
             is_recorded: whether the call is asynchronous or has a key.
 
         Raises:
-            OverloadedError: it does not; nothing was done.
+            OverloadedError: this node does not take the call; nothing was done.
         """
         wanted, deployed = deployment_in(forwarded), self._host.deployed_at(name)
         if wanted is None or deployed is None or deployed < wanted:
@@ -47,7 +47,7 @@ class Offers:
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """Reserve a slot for a call whose body arrives."""
+        """Reserve a slot while the block receives the body of a taken call."""
         self._reserved += 1
         try:
             yield
@@ -60,7 +60,7 @@ class Offers:
         async def send_with_load(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 calls, slots = self._host.load
-                load = Load(calls + self._reserved, slots).encode()
+                load = NodeLoad(calls + self._reserved, slots).encode()
                 message = {**message, "headers": [*message["headers"], (LOAD_HEADER, load)]}
             await send(message)
 

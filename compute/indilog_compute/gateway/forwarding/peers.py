@@ -1,9 +1,8 @@
-"""Decides, without I/O, which compute node is asked to take a call.
+"""Decides, without I/O, to which compute node a call is offered.
 
-It is the one with the fewest calls, as far as this node knows. A node's load is known for
-`LOAD_KEPT_S` after an answer of that node. A node of unknown load counts with the calls that this
-node has forwarded to it. Its answer then says the load, so nodes exchange nothing while no call is
-forwarded.
+It is the node with the fewest calls, as far as this node knows. A node's answer contains its load,
+which this node uses for `LOAD_KEPT_S`. After that time, only the calls that this node itself has
+forwarded to the other node count. So nodes exchange no messages while no call is forwarded.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from indilog.base.ids import NodeId
-from indilog_compute.gateway.forwarding.headers import Load
+from indilog_compute.gateway.forwarding.headers import NodeLoad
 
 LOAD_KEPT_S: Final = 0.05
-"""Seconds for which the load that an answer said is used. It is the time of a few short calls."""
+"""Seconds for which the load in an answer is used: the time of a few short calls."""
 UNREACHABLE_S: Final = 1.0
-"""Seconds for which a node that could not be reached is not asked."""
+"""Seconds for which no call is offered to a node that could not be reached."""
 
 
 class PeerPort(NamedTuple):
@@ -51,19 +50,20 @@ class _Peer:
     """What is known about one compute node.
 
     Attributes:
-        load: the load that its last answer said; None: none did.
+        load: the load in its last answer; None: it has not answered yet.
         learned_at: when that answer came.
-        sent: calls that this node forwarded to it, and that are not answered.
+        sent: unanswered calls that this node forwarded to it.
         since: calls that this node has forwarded to it since that answer.
-        asked: number of the last choice that chose it, for ties.
-        unreachable_until: when it may be asked again.
-        refused: when it refused a call of an application, for the last `LOAD_KEPT_S`.
+        asked: number of the last choice that chose it; decides between nodes with equally many
+            calls.
+        unreachable_until: when calls may be offered to it again.
+        refused: when it refused a call of each application; older than `LOAD_KEPT_S` is dropped.
     """
 
     __slots__ = ("asked", "learned_at", "load", "refused", "sent", "since", "unreachable_until")
 
     def __init__(self) -> None:
-        self.load: Load | None = None
+        self.load: NodeLoad | None = None
         self.learned_at = 0.0
         self.sent = self.since = self.asked = 0
         self.unreachable_until = 0.0
@@ -71,14 +71,14 @@ class _Peer:
 
 
 class PeerTable:
-    """The other compute nodes, and how busy they are. Times are in seconds of any one clock."""
+    """The other compute nodes, and how busy they are. Times are in seconds of one clock."""
 
     def __init__(self) -> None:
         self._peers: dict[NodeId, _Peer] = {}
         self._choices = 0
 
     def set_nodes(self, nodes: Collection[NodeId]) -> None:
-        """Set which nodes may be asked; what is known about other nodes is forgotten."""
+        """Set the nodes to which calls may be offered; forget all others."""
         if nodes != self._peers.keys():
             self._peers = {node: self._peers.get(node) or _Peer() for node in nodes}
 
@@ -90,7 +90,7 @@ class PeerTable:
         Args:
             application: application of the call.
             now: the time.
-            without: nodes that are not asked.
+            without: nodes that are not chosen.
         """
         may = [
             (self._calls(peer, now), peer.asked, node)
@@ -115,17 +115,17 @@ class PeerTable:
         if (peer := self._peers.get(node)) is not None and peer.sent:
             peer.sent -= 1
 
-    def answered(self, node: NodeId, load: Load, now: float) -> None:
-        """Take the load that the answer to a call said. The call's end may have made room for any
-        application.
+    def answered(self, node: NodeId, load: NodeLoad, now: float) -> None:
+        """Note the load in the answer to a call. The end of the call may have made room for any
+        application, so earlier refusals no longer count.
         """
         if (peer := self._peers.get(node)) is not None:
             peer.load, peer.learned_at, peer.since = load, now, 0
             peer.refused.clear()
 
-    def refused(self, node: NodeId, application: str, load: Load | None, now: float) -> None:
-        """Take the load that a refusal said, and do not offer calls of this application to the node
-        for `LOAD_KEPT_S`.
+    def refused(self, node: NodeId, application: str, load: NodeLoad | None, now: float) -> None:
+        """Note the load in a refusal, and offer no calls of this application to the node for
+        `LOAD_KEPT_S`.
         """
         if (peer := self._peers.get(node)) is not None:
             if load is not None:
@@ -134,14 +134,14 @@ class PeerTable:
             peer.refused[application] = now
 
     def unreachable(self, node: NodeId, now: float) -> None:
-        """Do not ask a node for `UNREACHABLE_S`."""
+        """Offer no calls to a node for `UNREACHABLE_S`."""
         if (peer := self._peers.get(node)) is not None:
             peer.unreachable_until = now + UNREACHABLE_S
 
     # --- internal
 
     def _calls(self, peer: _Peer, now: float) -> int:
-        """Return the calls that a node has, as far as it is known."""
+        """Return the calls that a node has, as far as this node knows."""
         if peer.load is None or now - peer.learned_at >= LOAD_KEPT_S:
             return peer.sent
         return peer.load.calls + peer.since

@@ -1,9 +1,9 @@
 """How nodes join and leave a cluster on several machines (decision 0057).
 
-There is no supervisor that starts and stops processes, so each process changes its own part of the
-members that the primary is to install (`Run.members`): a process that joins adds its nodes when
-they run, and a process that leaves removes its nodes when its gateway has ended. For a process that
-is gone, the gateway that was asked to drain it does so.
+No supervisor starts and stops processes, so each process changes its own part of the members that
+the primary is to install (`Run.members`). A process that joins adds its nodes when they run. A
+process that leaves removes its nodes when its gateway has ended. For a process that is gone, the
+gateway that was asked to drain it does so.
 """
 
 from __future__ import annotations

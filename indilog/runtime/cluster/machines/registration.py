@@ -2,9 +2,9 @@
 
 The first machines share the processes `node-0`, `node-1` and so on of the first layout, in the
 order of their start. A machine that starts later gets a new process. The key `claims/PROCESS` holds
-the id of the data directory that has the process, so a restart finds its process again, also if it
-was killed between two steps. An empty data directory has a new id: a machine that lost its disk
-joins as a new one.
+the id of the data directory that has the process, so a restart finds its process again, even after
+a kill between two steps. An empty data directory has a new id: a machine that lost its disk joins
+as a new one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The status of processes on several machines, in the metadata store.
 
 Each process has a key in `status/`, which it writes every few seconds. The clocks of machines may
-differ, so the age of a status is not compared with a wall clock: a status is recent if its key
+differ, so the age of a status is not compared with a wall clock. A status is recent if its key
 changed in the last 10 s of the reader's monotonic clock.
 """
 

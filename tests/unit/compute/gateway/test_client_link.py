@@ -12,7 +12,7 @@ import pytest
 
 from indilog.base.log import Entry
 from indilog.link.byte_budget import ByteBudget
-from indilog.link.frames import frame_written
+from indilog.link.frames import write_frame
 from indilog.link.link import Link
 from indilog.link.link_messages import Cancel, LogAppend, LogRead
 from indilog_compute.gateway.client_link import ClientLink, take_in
@@ -32,7 +32,7 @@ async def test_many_small_frames_of_one_message_are_handled_in_parts() -> None:
     """Others have a turn at least once in 2,000 of them."""
     stream = bytearray()
     for call in range(20_000):
-        frame_written(stream, call, Cancel())
+        write_frame(stream, call, Cancel())
     received: list[int] = []
     made = link()
     taking = asyncio.ensure_future(take_in(made, bytes(stream)))
@@ -47,7 +47,7 @@ async def test_many_small_frames_of_one_message_are_handled_in_parts() -> None:
 async def test_frames_after_a_malformed_one_are_ignored() -> None:
     made = link()
     stream = bytearray(b"\xff\xff\xff\xff" + bytes(100_000))
-    frame_written(stream, 1, Cancel())
+    write_frame(stream, 1, Cancel())
     await take_in(made, bytes(stream))
     assert made.is_lost
     assert made.frames_received == 0

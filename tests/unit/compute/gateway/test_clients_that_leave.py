@@ -80,7 +80,7 @@ async def test_a_call_that_waits_is_dropped_when_its_client_leaves(gateway: RawG
     assert gateway.host.dropped == gateway.host.calls
 
 
-async def test_a_call_that_has_begun_goes_on_when_its_client_leaves(gateway: RawGateway) -> None:
+async def test_a_call_that_has_begun_continues_when_its_client_leaves(gateway: RawGateway) -> None:
     gateway.host.worker = None
     async with gateway.connected() as (_, writer):
         writer.write(head(_BUY, _JSON, "Content-Length: 2") + b"{}")

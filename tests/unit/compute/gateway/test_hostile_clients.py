@@ -46,7 +46,7 @@ def check_an_hour_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return check
 
 
-async def exchanged(gateway: RawGateway, *sent: bytes) -> tuple[int, dict[str, str], bytes]:
+async def exchange(gateway: RawGateway, *sent: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send bytes on a connection, and return the answer that comes before its end."""
     async with gateway.connected() as (reader, writer):
         for part in sent:
@@ -77,7 +77,7 @@ def reported(body: bytes, status: int) -> str:
 
 async def test_a_head_that_does_not_end_is_answered_and_closed(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path, headers_timeout_s=0.05) as gateway:
-        status, headers, body = await exchanged(gateway, head(_BUY)[:-4])
+        status, headers, body = await exchange(gateway, head(_BUY)[:-4])
         assert (status, headers["connection"]) == (408, "close")
         assert "within 0.05 s" in reported(body, 408)
         assert await gateway.figure("clients_too_slow") == 1
@@ -107,7 +107,7 @@ async def test_a_slowly_arriving_head_gets_no_more_time(tmp_path: Path) -> None:
 async def test_a_body_that_does_not_end_is_not_executed(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path, body_timeout_s=0.05) as gateway:
         half = head(_BUY, _JSON, "Content-Length: 100") + b'{"n": 1'
-        status, _, body = await exchanged(gateway, half)
+        status, _, body = await exchange(gateway, half)
         assert status == 408
         assert "body" in reported(body, 408)
         assert gateway.host.begun == []
@@ -155,7 +155,7 @@ _LARGE_HEADS = {
 @pytest.mark.parametrize("sent", _LARGE_HEADS.values(), ids=_LARGE_HEADS)
 async def test_a_large_head_is_refused(tmp_path: Path, sent: bytes) -> None:
     async with raw_gateway(tmp_path) as gateway:
-        status, _, body = await exchanged(gateway, sent)
+        status, _, body = await exchange(gateway, sent)
         assert status == 431
         assert reported(body, 431) == "The head of a request may have at most 65,536 bytes."
         assert gateway.host.begun == []
@@ -163,7 +163,7 @@ async def test_a_large_head_is_refused(tmp_path: Path, sent: bytes) -> None:
 
 async def test_bytes_that_are_no_http_are_answered_in_a_sentence(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path) as gateway:
-        status, _, body = await exchanged(gateway, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
+        status, _, body = await exchange(gateway, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         assert reported(body, status) == "This is not an HTTP request."
         assert await gateway.figure("requests_malformed") == 1
 
@@ -188,7 +188,7 @@ async def test_pipelined_requests_behind_a_waiting_one_are_limited(tmp_path: Pat
 async def test_connections_beyond_the_limit_are_refused_as_retryable(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path, connections_max=2) as gateway:
         async with gateway.connected(), gateway.connected():
-            status, headers, body = await exchanged(gateway, head(_BUY, "Content-Length: 0"))
+            status, headers, body = await exchange(gateway, head(_BUY, "Content-Length: 0"))
             assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
             assert "Too many connections" in reported(body, 503)
             assert gateway.host.begun == []
@@ -217,7 +217,7 @@ async def test_connections_far_beyond_the_limit_are_closed(
 
 
 async def test_request_bodies_share_one_byte_budget(tmp_path: Path) -> None:
-    """Small requests are served all the same; large ones again when the first has left."""
+    """Small requests are served nevertheless; large ones again when the first has left."""
     async with raw_gateway(tmp_path, gateway_bytes_max=200 * KIB) as gateway:
         async with gateway.connected() as (_, writer):
             writer.write(head(_BUY, _JSON, f"Content-Length: {MIB}") + b" " * 150 * KIB)

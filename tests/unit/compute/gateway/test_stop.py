@@ -83,7 +83,7 @@ class Exchange:
         self.sent.append(message)
 
     async def cut_off(self) -> None:
-        """Let the request get as far as it can, then cancel it as a stopping server does."""
+        """Let the request run until it waits, then cancel it as a stopping server does."""
         for _ in range(50):
             await asyncio.sleep(0)
         assert not self.task.done()
@@ -91,7 +91,7 @@ class Exchange:
         await self.task
 
     def problem(self) -> dict[str, Any]:
-        """Return the answer, which must be a 503 in problem details that says when to come back."""
+        """Return the answer, which must be a 503 in problem details with `Retry-After`."""
         start, body = self.sent
         headers = dict(start["headers"])
         assert start["status"] == 503
@@ -146,7 +146,7 @@ async def test_a_call_that_has_not_begun_is_answered_as_retryable(
 async def test_an_asynchronous_call_that_is_being_recorded_may_run(
     tmp_path: Path, key: bytes | None, title: str, retryable: bool
 ) -> None:
-    """With a key it may be repeated all the same."""
+    """A call with a key may be repeated nevertheless, because it runs once."""
 
     class Recording(FakeHost):
         async def send(self, *_: object, **__: object) -> str:

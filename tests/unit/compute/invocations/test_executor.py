@@ -29,8 +29,8 @@ from indilog_compute.invocations.records import (
     DeclaredDead,
     Ended,
     Event,
+    ExecutorHeartbeat,
     Freed,
-    Heartbeat,
     stream_of,
 )
 from indilog_compute.invocations.scheduling import Schedules
@@ -130,7 +130,7 @@ def test_an_executor_with_work_sends_three_heartbeats_a_lease() -> None:
     assert deadline(nodes.a) == LEASE_S / 3
     assert events(nodes.turn(nodes.a, 1.9)) == []
     [beat] = [a for a in nodes.turn(nodes.a, 2.0) if isinstance(a, Append)]
-    assert beat == Append(Heartbeat(A), (EXECUTORS_TAG,))
+    assert beat == Append(ExecutorHeartbeat(A), (EXECUTORS_TAG,))
     nodes.turn(nodes.a, 2.1)
     assert deadline(nodes.a) == pytest.approx(4.1)
 
@@ -152,7 +152,7 @@ def test_an_executor_silent_for_a_lease_is_declared_dead_and_others_continue_its
     assert events(nodes.turn(nodes.b, 1.0)) == []
     assert deadline(nodes.b) == 5.0, "from when it was first seen"
     assert events(nodes.turn(nodes.b, 4.9)) == []
-    assert events(nodes.turn(nodes.b, 5.0)) == [Heartbeat(B)], "the log takes records"
+    assert events(nodes.turn(nodes.b, 5.0)) == [ExecutorHeartbeat(B)], "the log takes records"
     assert deadline(nodes.b) == 1.0 + LEASE_S
     assert events(nodes.turn(nodes.b, 6.9)) == []
     [declared] = events(nodes.turn(nodes.b, 7.0))
@@ -171,9 +171,9 @@ def test_an_outage_of_the_log_makes_no_executor_dead() -> None:
     for now in range(1, 100):
         for executor in (nodes.a, nodes.b):
             executor.actions(at(float(now)))  # nothing of it is recorded
-    assert events(nodes.turn(nodes.b, 100.0)) == [Heartbeat(B)]
+    assert events(nodes.turn(nodes.b, 100.0)) == [ExecutorHeartbeat(B)]
     assert events(nodes.turn(nodes.b, 101.0)) == []
-    assert events(nodes.turn(nodes.a, 101.5)) == [Heartbeat(A)]
+    assert events(nodes.turn(nodes.a, 101.5)) == [ExecutorHeartbeat(A)]
     assert events(nodes.turn(nodes.b, 102.0)) == []
     assert deadline(nodes.b) == 106.0
     nodes.turn(nodes.b, 106.0)
@@ -288,7 +288,7 @@ def test_the_first_live_node_writes_a_checkpoint_when_enough_is_new() -> None:
         nodes.accept(0.0, f"i{n}")
         nodes.record(0.0, Ended(A, f"i{n}", 0, b"1"))
     assert (writes(nodes.a), writes(nodes.b)) == (True, False)
-    nodes.record(1.0, *[Heartbeat(B)] * 1000)
+    nodes.record(1.0, *[ExecutorHeartbeat(B)] * 1000)
     assert (writes(nodes.a), writes(nodes.b)) == (True, True)
     nodes.record(1.0, *checkpoint_parts(nodes.table.checkpoint(), "c"))
     assert (writes(nodes.a), writes(nodes.b)) == (False, False)

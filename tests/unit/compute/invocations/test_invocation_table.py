@@ -22,9 +22,9 @@ from indilog_compute.invocations.records import (
     DeclaredDead,
     Ended,
     Event,
+    ExecutorHeartbeat,
     Failure,
     Freed,
-    Heartbeat,
     InvocationsVersionError,
     decode,
     digest_of,
@@ -130,7 +130,7 @@ def test_invocations_of_an_executor_that_was_declared_dead_are_due_again_after_a
     assert story["i"].executor is None
     assert (story["i"].due, story["i"].node) == (story.time + 1.0, "node-b")
     story(Claimed(B, ("i",)), after_s=1.0)
-    last = story(Heartbeat(B))
+    last = story(ExecutorHeartbeat(B))
     story(DeclaredDead(B, last, A))
     assert (story["i"].due, story["i"].tries) == (story.time + 2.0, 2)
 
@@ -138,7 +138,7 @@ def test_invocations_of_an_executor_that_was_declared_dead_are_due_again_after_a
 def test_an_executor_with_a_later_heartbeat_is_not_dead() -> None:
     story = Story()
     seen = story.accept("i")
-    story(Heartbeat(A))
+    story(ExecutorHeartbeat(A))
     story(DeclaredDead(A, seen, B))
     assert story["i"].executor == A
 
@@ -219,7 +219,7 @@ def test_records_are_needed_from_the_oldest_kept_invocation_on() -> None:
     for n in range(3):
         story.accept(f"i{n}")
         story.end(f"i{n}")
-    story(Heartbeat(A))
+    story(ExecutorHeartbeat(A))
     end = story.table.end
     needed = dict(story.table.trimmable(end))
     assert needed == {STREAMS[-1]: long, STREAMS[0]: story["i2"].seqnum, EXECUTORS_TAG: end}
@@ -245,7 +245,7 @@ def test_a_fold_that_begins_with_a_checkpoint_agrees_with_one_that_read_everythi
     story.end("over")
     story.accept("runs")
     story.accept("later", due=2000.0)
-    story(DeclaredDead(A, story(Heartbeat(A)), B))
+    story(DeclaredDead(A, story(ExecutorHeartbeat(A)), B))
     story(Claimed(B, ("runs",)), after_s=5.0)
     data = checkpoint_parts(story.table.checkpoint(), "c")
     found = newest_checkpoint(enumerate(data, story.table.end))
@@ -387,7 +387,7 @@ def test_a_large_checkpoint_is_cut_and_put_together() -> None:
         Freed(A, "i", is_lost=True),
         Ended(A, "i", 7, None, Failure("ValueError", "No.", {"size": 3})),
         Ended(A, "i", 7, b"[1]"),
-        Heartbeat(A),
+        ExecutorHeartbeat(A),
         DeclaredDead(A, 9, B),
         Checkpointed("c", 0, 2, 7, 99, b"..."),
     ],
@@ -397,12 +397,12 @@ def test_a_record_is_read_back(event: Event) -> None:
 
 
 def test_a_later_format_is_not_skipped() -> None:
-    data = bytearray(encode(Heartbeat(A)))
+    data = bytearray(encode(ExecutorHeartbeat(A)))
     data[2] += 1
     with pytest.raises(InvocationsVersionError, match="invocations has format 3"):
         decode(bytes(data))
     assert decode(b"something else") is None
-    assert decode(encode(Heartbeat(A))[:-1]) is None
+    assert decode(encode(ExecutorHeartbeat(A))[:-1]) is None
 
 
 def test_arguments_are_equal_in_any_spelling_of_their_json() -> None:

@@ -1,4 +1,4 @@
-"""What is deployed here goes on being followed and tried, whatever happens once."""
+"""Deployments are followed and loaded by this node, also after any single failure."""
 
 from __future__ import annotations
 

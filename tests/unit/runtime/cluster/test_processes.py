@@ -155,7 +155,7 @@ async def test_a_cluster_with_a_process_for_each_node_keeps_them(tmp_path: Path)
 
 
 def test_processes_of_another_release_are_refused() -> None:
-    with pytest.raises(DataDirectoryError, match="The processes of the cluster"):
+    with pytest.raises(DataDirectoryError, match="The record of the processes"):
         decode_processes(b'{"count": "three"}')
 
 

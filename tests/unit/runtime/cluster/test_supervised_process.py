@@ -124,7 +124,7 @@ def test_the_end_of_a_ready_process_that_lost_data_is_reported() -> None:
 
     async def story() -> None:
         async with kept(process(code)) as child:
-            assert str(await child.data_lost()) == "child does not start: no copy is left"
+            assert str(await child.wait_for_data_loss()) == "child does not start: no copy is left"
             await child.ready(restarts=1)
 
     uvloop.run(story())

@@ -25,7 +25,7 @@ from indilog.runtime.journal.segment import segment_path
 from indilog.runtime.journal.segment_scan import Damage
 from indilog.runtime.journal.spare_segment import SpareSegment
 from tests.unit.runtime import counting
-from tests.unit.runtime.counting import Life
+from tests.unit.runtime.counting import ProcessRun
 from tests.unit.runtime.journals import Taker, spoil
 from tests.unit.runtime.rewriters import SEGMENT_BYTES, STREAM, Rewriter, batch, localids
 
@@ -476,33 +476,33 @@ def test_a_segment_prepared_before_a_restart_is_counted_once(tmp_path: Path) -> 
 
 def test_before_the_older_of_two_checkpoints_only_batches_are_kept(tmp_path: Path) -> None:
     """The checkpoints hold all other frames of the segment, so no start replays those."""
-    life = Life(tmp_path)
-    live = life.journal.write(counting.STREAM, FrameKind.RECORDS, batch(0))
-    while life.journal.files.active < 3:
-        life.write()
+    run = ProcessRun(tmp_path)
+    live = run.journal.write(counting.STREAM, FrameKind.RECORDS, batch(0))
+    while run.journal.files.active < 3:
+        run.write()
     node = node_config(rewrite_bytes_per_s=1 << 30)
-    rewriting = Rewriting(life.journal, {}, node, lambda _: None, Metrics("storage-0"))
+    rewriting = Rewriting(run.journal, {}, node, lambda _: None, Metrics("storage-0"))
 
     def rest() -> int:
         for turn in range(100):
             rewriting.advance(Instant(1000.0 + turn))
-            life.journal.sync()
-            life.journal.spare.pool.submit(int).result()
+            run.journal.sync()
+            run.journal.spare.pool.submit(int).result()
         return sum(p.stat().st_size for p in tmp_path.glob("segment-0000000[12]*.log"))
 
-    life.write()
-    life.checkpoint()
+    run.write()
+    run.checkpoint()
     assert rest() == 2 * SEGMENT_BYTES, "a start without the only checkpoint must be possible"
-    life.write()
-    life.checkpoint()
+    run.write()
+    run.checkpoint()
     assert rest() < 600
-    assert life.journal.read(live) == batch(0)
-    count = life.role.count
+    assert run.journal.read(live) == batch(0)
+    count = run.role.count
     rewriting.close()
-    life.end()
+    run.end()
     for place in checkpoint_places(tmp_path):
         checkpoint_path(tmp_path, place).unlink()
-    bare = Life(tmp_path)
+    bare = ProcessRun(tmp_path)
     assert [lost.kind for lost in bare.role.lost_frames] == [None], (
         "reported before the first frame"
     )

@@ -63,7 +63,7 @@ async def test_the_first_use_after_a_pause_raises_before_any_timer_or_heartbeat_
     clock[0] -= 6.0
     with pytest.raises(SessionExpiredError, match="is over"):
         session.check()  # the end is permanent
-    await session.expired()
+    await session.wait_until_expired()
     await session.close()
     assert session.ended.is_set()
 
@@ -96,7 +96,7 @@ async def test_a_session_that_the_store_does_not_know_is_over(clock: list[float]
     session = Session(9.0)
     session.answer = False
     session.begin(clock[0])
-    await session.expired()
+    await session.wait_until_expired()
     with pytest.raises(SessionExpiredError):
         session.check()
     await session.close()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from indilog.base.errors import ConfigError
-from indilog.runtime.transport.stream_address import parsed, tune
+from indilog.runtime.transport.stream_address import parse_stream_address, tune
 
 
 def test_a_unix_socket_address_holds_a_path() -> None:
-    assert parsed("unix:///run/x/storage-0").path == "/run/x/storage-0"
+    assert parse_stream_address("unix:///run/x/storage-0").path == "/run/x/storage-0"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_a_unix_socket_address_holds_a_path() -> None:
     [("stream://10.0.0.7:7401", "10.0.0.7"), ("stream://[::1]:7401", "::1")],
 )
 def test_a_port_address_holds_a_host_and_a_number(address: str, host: str) -> None:
-    found = parsed(address)
+    found = parse_stream_address(address)
     assert (found.path, found.host, found.port) == ("", host, 7401)
 
 
@@ -36,11 +36,11 @@ def test_a_port_address_holds_a_host_and_a_number(address: str, host: str) -> No
 )  # fmt: skip
 def test_a_malformed_stream_address_is_refused_in_one_sentence(address: str) -> None:
     with pytest.raises(ConfigError, match="address of a stream must be unix:///PATH or stream://"):
-        parsed(address)
+        parse_stream_address(address)
 
 
 def test_the_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
-    address = parsed(f"unix://{tmp_path}/a")
+    address = parse_stream_address(f"unix://{tmp_path}/a")
     address.listener().close()
     assert Path(address.path).exists()
     with address.listener(), socket.socket(socket.AF_UNIX) as peer:
@@ -48,7 +48,7 @@ def test_the_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_socket_file_with_a_listening_process_is_kept(tmp_path: Path) -> None:
-    address = parsed(f"unix://{tmp_path}/a")
+    address = parse_stream_address(f"unix://{tmp_path}/a")
     with address.listener(), socket.socket(socket.AF_UNIX) as peer:
         with pytest.raises(ConfigError, match=r"Cannot receive at unix:///.*/a: .*in use"):
             address.listener()
@@ -56,7 +56,7 @@ def test_a_socket_file_with_a_listening_process_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_process_with_a_full_connection_backlog_is_not_treated_as_dead(tmp_path: Path) -> None:
-    address = parsed(f"unix://{tmp_path}/a")
+    address = parse_stream_address(f"unix://{tmp_path}/a")
     with ExitStack() as stack:
         listener = stack.enter_context(address.listener())
         listener.listen(0)
@@ -73,13 +73,13 @@ def test_a_process_with_a_full_connection_backlog_is_not_treated_as_dead(tmp_pat
 def test_a_file_that_is_no_socket_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("mine")
     with pytest.raises(ConfigError, match="in use"):
-        parsed(f"unix://{tmp_path}/a").listener()
+        parse_stream_address(f"unix://{tmp_path}/a").listener()
     assert (tmp_path / "a").read_text() == "mine"
 
 
 def test_a_path_that_is_too_long_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Cannot receive at .*: AF_UNIX path too long"):
-        parsed(f"unix://{tmp_path}/{'x' * 200}").listener()
+        parse_stream_address(f"unix://{tmp_path}/{'x' * 200}").listener()
 
 
 class Connection:

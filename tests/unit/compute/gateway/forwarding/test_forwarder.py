@@ -313,7 +313,7 @@ class Waiting:
         return was_there
 
 
-async def test_waiting_calls_go_one_by_one_in_their_order_as_a_node_gets_room(
+async def test_waiting_calls_continuee_by_one_in_their_order_as_a_node_gets_room(
     tmp_path: Path,
 ) -> None:
     peer, slots = FakePeer(), asyncio.Semaphore(1)

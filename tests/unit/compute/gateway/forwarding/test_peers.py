@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indilog.base.ids import NodeId
-from indilog_compute.gateway.forwarding.headers import Load, deployment_in, load_in
+from indilog_compute.gateway.forwarding.headers import NodeLoad, deployment_in, load_in
 from indilog_compute.gateway.forwarding.peers import LOAD_KEPT_S, UNREACHABLE_S, PeerTable
 
 A, B, C = NodeId("engine-1"), NodeId("engine-2"), NodeId("engine-3")
@@ -18,15 +18,15 @@ def table_of(*nodes: NodeId) -> PeerTable:
 def test_the_node_with_the_fewest_calls_is_chosen() -> None:
     table = table_of(A, B, C)
     for node, calls in ((A, 5), (B, 2), (C, 3)):
-        table.answered(node, Load(calls, 8), 0.0)
+        table.answered(node, NodeLoad(calls, 8), 0.0)
     assert table.choose("app", 0.0) == B
     assert table.choose("app", 0.0, without={B}) == C
 
 
 def test_calls_sent_since_an_answer_count_in_addition_to_the_load_that_it_said() -> None:
     table = table_of(A, B)
-    table.answered(A, Load(1, 8), 0.0)
-    table.answered(B, Load(2, 8), 0.0)
+    table.answered(A, NodeLoad(1, 8), 0.0)
+    table.answered(B, NodeLoad(2, 8), 0.0)
     table.sent(A)
     table.sent(A)
     assert table.choose("app", 0.0) == B
@@ -34,7 +34,7 @@ def test_calls_sent_since_an_answer_count_in_addition_to_the_load_that_it_said()
 
 def test_a_full_node_is_asked_again_when_its_load_is_out_of_date() -> None:
     table = table_of(A)
-    table.answered(A, Load(8, 8), 1.0)
+    table.answered(A, NodeLoad(8, 8), 1.0)
     assert table.choose("app", 1.0 + LOAD_KEPT_S / 2) is None
     assert table.choose("app", 1.0 + LOAD_KEPT_S) == A
 
@@ -51,10 +51,10 @@ def test_nodes_of_unknown_load_are_chosen_by_the_calls_sent_to_them_and_then_by_
 
 def test_a_refusal_holds_for_its_application_until_the_node_answers_a_call() -> None:
     table = table_of(A)
-    table.refused(A, "greedy", Load(2, 8), 0.0)
+    table.refused(A, "greedy", NodeLoad(2, 8), 0.0)
     assert table.choose("greedy", 0.01) is None
     assert table.choose("other", 0.01) == A
-    table.answered(A, Load(1, 8), 0.02)
+    table.answered(A, NodeLoad(1, 8), 0.02)
     assert table.choose("greedy", 0.03) == A
 
 
@@ -78,13 +78,13 @@ def test_nodes_that_left_are_not_asked_and_forgotten() -> None:
     table.set_nodes((B, C))
     assert table.choose("app", 0.0) == C
     table.ended(A)  # a call whose node left meanwhile
-    table.answered(A, Load(0, 8), 0.0)
+    table.answered(A, NodeLoad(0, 8), 0.0)
     table.set_nodes(())
     assert table.choose("app", 0.0) is None
 
 
 def test_headers_of_a_forwarded_call_are_parsed_strictly() -> None:
-    assert load_in(Load(3, 256).encode()) == Load(3, 256)
+    assert load_in(NodeLoad(3, 256).encode()) == NodeLoad(3, 256)
     assert [load_in(text) for text in (b"", b"3", b"3/", b"-1/2", b"3/2/1", b"1" * 19 + b"/2")] == (
         [None] * 6
     )

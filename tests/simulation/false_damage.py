@@ -1,7 +1,7 @@
 """Checks that storage nodes report no damage on disks without a fault.
 
-The check runs during a run. It finds a discarded batch whose discard was forgotten: the frame of
-the batch is gone, as if by damage.
+A storage node that forgets that it has discarded a batch would report the freed frame as damaged.
+The check runs during the whole run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from tests.simulation.history import Violation
 _DAMAGING: Final = frozenset(
     {"flipped_bit", "unreadable", "lost_tags", "lost_data", "lost_tail", "damaged_sequencer"}
 )
-"""A lost tail may have held the note that a batch is discarded, whose bytes are freed already."""
+"""Faults after which storage nodes may report damage. A lost tail may contain the note that a batch
+was discarded, while the bytes of the batch are freed already.
+"""
 _FOUND: Final = "a record batch on disk is damaged"
 
 
 @contextmanager
 def pages_of_a_byte() -> Iterator[None]:
-    """Free all bytes of a discarded batch but its header, not only whole pages: batches are small.
+    """Let the journal free all bytes of a discarded batch except its header.
 
-    So a replica that forgets the discard cannot read the batch as it was.
+    The real journal frees whole pages only, and the batches of a simulation are smaller. A replica
+    that forgets a discard could still read such a batch.
     """
 
     def punched(fd: int, place: Location) -> None:
@@ -40,15 +43,15 @@ def pages_of_a_byte() -> Iterator[None]:
         yield
 
 
-class ImaginedDamage:
-    """Appends reported damage without a fault to `violations`, once."""
+class FalseDamage:
+    """Appends to `violations` damage that a node reports although no fault caused any, once."""
 
     def __init__(self, violations: list[Violation]) -> None:
         self._violations = violations
         self._has_reported = False
 
     def note(self, cluster: SimulatedCluster, injected: Collection[str]) -> None:
-        """Check the damage found so far, given the faults that were injected."""
+        """Check the damage reported so far; `injected`: the faults so far."""
         if self._has_reported or _DAMAGING.intersection(injected):
             return
         for process in cluster.processes:
