@@ -69,7 +69,7 @@ def test_a_view_survives_an_encoding_round_trip() -> None:
     assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
 
 
-def test_the_nodes_of_a_view_are_computed_once_and_never_taken_over_by_the_next_view() -> None:
+def test_the_nodes_of_a_view_are_computed_once_and_for_that_view_alone() -> None:
     view = view_of(storage_nodes=3, replicas=3)
     assert view.nodes is view.nodes
     following = msgspec.structs.replace(view, engines=(NodeId("engine-7"),))
