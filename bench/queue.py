@@ -2,12 +2,13 @@
 deliveries.
 
 Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
-shards as consumers. Then the producers stop and the consumers empty the queue. The check uses the
-messages that consumers received. Each message must be acknowledged exactly once. The first
-deliveries of each shard must be in the order of its pushes. Before that, round trips are measured:
-one push, pop and acknowledgement after the other, by 1 and 64 callers.
+shards as consumers, or `--shards`. Then the producers stop and the consumers empty the queue. The
+check uses the messages that consumers received: each message must be acknowledged exactly once, and
+the first deliveries of each shard must be in the order of its pushes. Records a message are those
+of the log, with pushes, claims, acknowledgements and checkpoints. Before that, round trips are
+measured: one push, pop and acknowledgement after the other, by 1 and 64 callers.
 
-    python -m bench.queue [--seconds 2] [--rounds 3] [--pairs 64/64 16/64] [--processes]
+    python -m bench.queue [--seconds 2] [--rounds 3] [--pairs 64/64] [--shards 4] [--processes]
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Tally:
     acknowledged: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     firsts: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     took_s: float = 0.0
+    records: int = 0
+    """Records of the log in this round."""
 
     def verdict(self) -> str:
         """Return `CORRECT`, or what went wrong."""
@@ -59,13 +62,15 @@ class Tally:
         return CORRECT
 
 
-async def one_round(log: Log, name: str, producers: int, consumers: int, seconds: float) -> Tally:
+async def one_round(
+    log: Log, name: str, producers: int, consumers: int, seconds: float, shards: int | None = None
+) -> Tally:
     """Run producers for `seconds`, and consumers until the queue is empty."""
     tally = Tally()
     ends = time.perf_counter() + seconds
 
     def queue() -> Queue:
-        return Queue(log, name, shards=consumers)
+        return Queue(log, name, shards=shards or consumers)
 
     async def produce() -> None:
         mine, filler = queue(), bytes(MESSAGE_BYTES - 8)
@@ -90,10 +95,12 @@ async def one_round(log: Log, name: str, producers: int, consumers: int, seconds
             tally.acknowledged[message.seqnum] += 1
 
     await queue().stats()
+    before = await log.tail()
     started = time.perf_counter()
     producing = asyncio.gather(*(produce() for _ in range(producers)))
     await asyncio.gather(producing, *(consume() for _ in range(consumers)))
     tally.took_s = time.perf_counter() - started - _WAIT_S
+    tally.records = await log.tail() - before
     return tally
 
 
@@ -128,7 +135,8 @@ async def main(asked: argparse.Namespace) -> None:
     wrong = []
     table = table_of(
         "queue, 1 KiB messages, synced; the paper's below",
-        "producers/consumers", "messages/s", "push p50", "delivery p50", "delivery p99", "verdict",
+        "producers/consumers", "messages/s", "push p50", "delivery p50", "delivery p99",
+        "records/message", "verdict",
     )  # fmt: skip
     for pair in asked.pairs:
         producers, consumers = map(int, pair.split("/"))
@@ -138,16 +146,25 @@ async def main(asked: argparse.Namespace) -> None:
                 config = platforms.configured(path, processes=asked.processes)
                 async with platforms.running(config, processes=asked.processes) as bench:
                     tallies.append(
-                        await one_round(bench.log, f"q{turn}", producers, consumers, asked.seconds)
+                        await one_round(
+                            bench.log, f"q{turn}", producers, consumers, asked.seconds, asked.shards
+                        )
                     )
         delays = sorted(delay for tally in tallies for delay in tally.delay_s)
         verdicts = {tally.verdict() for tally in tallies}
         rate = median(len(tally.acknowledged) / tally.took_s for tally in tallies)
         push_s = median(s for tally in tallies for s in tally.push_s)
-        report.keep(pair, {"messages_per_s": rate, "push_p50_s": push_s, "verdicts": [*verdicts]})
+        records = median(tally.records / len(tally.acknowledged) for tally in tallies)
+        report.keep(
+            pair,
+            {
+                "messages_per_s": rate, "push_p50_s": push_s, "records_per_message": records,
+                "verdicts": [*verdicts],
+            },
+        )  # fmt: skip
         table.add_row(
             pair, f"{rate:,.0f}", latency(push_s), latency(median(delays)),
-            latency(delays[len(delays) * 99 // 100]), ", ".join(sorted(verdicts)),
+            latency(delays[len(delays) * 99 // 100]), f"{records:.2f}", ", ".join(sorted(verdicts)),
         )  # fmt: skip
         if pair in PAPER:
             table.add_row(*PAPER[pair], style="dim")
@@ -163,5 +180,6 @@ if __name__ == "__main__":
         main,
         __doc__,
         pairs={"nargs": "+", "default": list(PAIRS), "metavar": "PRODUCERS/CONSUMERS"},
+        shards={"type": int, "help": "shards of the queue; default: as many as consumers"},
         processes={"action": "store_true", "help": "tiers as processes"},
     )

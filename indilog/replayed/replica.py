@@ -68,6 +68,14 @@ class State(abc.ABC, Generic[_OutcomeT]):
     def size(self) -> int:
         """Number of items in a snapshot; a checkpoint is due at least every `size` / 4 records."""
 
+    def may_elect(self) -> bool:
+        """Whether the author of the last applied record may be the one that writes a checkpoint.
+
+        False for records whose authors keep no replica. A checkpoint that is due then waits for the
+        next record whose author may be elected.
+        """
+        return True
+
     def needed_from(self, end: SeqNum) -> SeqNum:
         """Return the seqnum below which the library reads no record any more, once a checkpoint
         covers the records below `end`.
@@ -93,6 +101,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
         state: the state.
         end: records below this seqnum are applied.
         unsaved: number of records applied since the last known checkpoint.
+        covered: about where the checkpoint before the last one ended; from here on, records are
+            kept for processes with appends in flight.
     """
 
     def __init__(
@@ -109,12 +119,16 @@ class Replica(Generic[_StateT, _OutcomeT]):
         self.state = empty()
         self.end: SeqNum = 0
         self.unsaved = 0
+        self.covered: SeqNum = 0
+        self._last_due: SeqNum = 0
         self._restore = restore
         self._every = checkpoint_every
         self._on_record = on_record
         self._count = 0
         self._marked = 0
         self._elected = False
+        self._seen: SeqNum = 0
+        """Records below this seqnum are applied, or belong to other tags."""
         self._reading: Event | None = None
         self._appending: dict[object, SeqNum] = {}
         """For each append in flight, a seqnum at or below that of its record; ascending."""
@@ -149,26 +163,68 @@ class Replica(Generic[_StateT, _OutcomeT]):
             self._reading = None
             reading.set()
 
+    @property
+    def known(self) -> SeqNum:
+        """The seqnum below which all records of the sub-stream are applied."""
+        return max(self.end, self._seen)
+
+    async def catch_up_to(self, log: Log, until: SeqNum, *, is_in_session: bool = False) -> None:
+        """Apply the records below `until`; later records of the same page are applied, too.
+
+        Args:
+            log: log of the sub-stream.
+            until: seqnum where to stop.
+            is_in_session: whether the session of `log` sees all records below `until`. Otherwise
+                `until` may come from another session, so an empty read is repeated with `fresh`.
+
+        Raises:
+            IndilogError: as for `catch_up`.
+        """
+        while self.known < until:
+            if self._reading is not None:
+                await self._reading.wait()
+                continue
+            self._reading = reading = Event()
+            try:
+                await self._read_to(log, until, is_in_session=is_in_session)
+            finally:
+                self._reading = None
+                reading.set()
+
+    async def _read_to(self, log: Log, until: SeqNum, *, is_in_session: bool) -> None:
+        is_fresh = False
+        while self.known < until:
+            page = await self._read_page(log, fresh=is_fresh)
+            if page == [] and (is_in_session or is_fresh):
+                self._seen = until
+            is_fresh = page == []
+
     async def _read(self, log: Log, own: SeqNum, *, fresh: bool) -> None:
         """Read page by page. A short page need not be the last, because pages are also limited in
         bytes.
         """
         while True:
-            try:
-                page = await log.read_range(self.stream.tag, self.end, limit=_PAGE, fresh=fresh)
-            except TrimmedError as error:
-                await self._continue_from_checkpoint(log, error)
-                continue
-            except DataLossError as error:
-                raise name_loss(self.stream.what, error) from error
-            if len(page) == _PAGE and not self._count:  # a checkpoint may save most of the reading
-                await self._load(log)
-            for record in page:
-                self._apply(record)
-            if not page:
+            page = await self._read_page(log, fresh=fresh)
+            if page == []:
                 check_own_append(own, self.end)
-            if not page or self.end > own >= 0:
                 return
+            if page is not None and self.end > own >= 0:
+                return
+
+    async def _read_page(self, log: Log, *, fresh: bool) -> list[Record] | None:
+        """Read and apply the next records; None: the state continues from a checkpoint."""
+        try:
+            page = await log.read_range(self.stream.tag, self.end, limit=_PAGE, fresh=fresh)
+        except TrimmedError as error:
+            await self._continue_from_checkpoint(log, error)
+            return None
+        except DataLossError as error:
+            raise name_loss(self.stream.what, error) from error
+        if len(page) == _PAGE and not self._count:  # a checkpoint may save most of the reading
+            await self._load(log)
+        for record in page:
+            self._apply(record)
+        return page
 
     async def _continue_from_checkpoint(self, log: Log, error: TrimmedError) -> None:
         """Load a checkpoint, because records that are not applied were trimmed."""
@@ -201,8 +257,10 @@ class Replica(Generic[_StateT, _OutcomeT]):
         self.end = record.seqnum + 1
         self._count += 1
         self.unsaved += 1
-        if self._count - self._marked >= max(self._every, self.state.size // _ITEMS_PER_RECORD):
+        is_due = self._count - self._marked >= self._records_between_checkpoints()
+        if is_due and self.state.may_elect():
             self._marked = self._count
+            self.covered, self._last_due = self._last_due, self.end
             if self._appending:
                 self._due.add(record.seqnum)
         if self._appending:
@@ -211,6 +269,9 @@ class Replica(Generic[_StateT, _OutcomeT]):
                 self._outcomes.popitem(last=False)
         if self._on_record is not None:
             self._on_record(record)
+
+    def _records_between_checkpoints(self) -> int:
+        return max(self._every, self.state.size // _ITEMS_PER_RECORD)
 
     # --- appending
 
@@ -279,8 +340,12 @@ class Replica(Generic[_StateT, _OutcomeT]):
         """
         return self._elected
 
-    async def save(self, log: Log) -> None:
+    async def save(self, log: Log) -> bool:
         """Append a checkpoint, and trim the records that the previous checkpoint covers.
+
+        Returns whether a process that starts now continues from a checkpoint that covers the
+        records applied before this call. Then the library may trim sub-streams of its own that only
+        earlier states need.
 
         Because only records below the end of the previous checkpoint are trimmed, processes with
         appends in flight can still read their outcomes. Concurrent checkpoints are safe: each is
@@ -303,10 +368,11 @@ class Replica(Generic[_StateT, _OutcomeT]):
             await append_checkpoint(log, self.stream, Checkpoint(0, end, count, marked, content))
         found = await find_furthest(log, self.stream)
         if found.lost is not None or found.furthest is None:
-            return
+            return False
         await log.trim(found.furthest.place, tag=self.stream.checkpoints_tag)
         if before is not None and before.end < found.furthest.end:
             await log.trim(min(before.end, needed_from), tag=self.stream.tag)
+        return found.furthest.end >= end
 
 
 async def _encode(snapshot: object, size: int) -> bytes:

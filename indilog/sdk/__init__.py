@@ -5,7 +5,7 @@ applications are in `indilog`; names only for libraries are here:
 
 - **Identifiers and limits**: `SeqNum`, `UserTag`, `TAG_BYTES_MAX`, `READ_RANGE_LIMIT_MAX`,
   `can_be_in_tag`, `check_bound`.
-- **Record format**: `RecordFormat` frames a library's records, and refuses records of later
+- **Record format**: `RecordFormat` frames a library's records, and refuses records of other
   versions.
 - **Appending and reading back**: `append_outcome_unknown` and `check_own_append`, for a library
   that appends a record and then reads its effect.

@@ -1,7 +1,7 @@
 """The frame of a library's records: two magic bytes, a version byte, and a MessagePack value.
 
 Any program may append records with a library's tags, so a library ignores records without its magic
-bytes. It refuses records of a later version, because two versions could otherwise derive different
+bytes. It refuses records of other versions, because two versions could otherwise derive different
 states from one log.
 """
 
@@ -24,9 +24,9 @@ class RecordFormat:
 
     Args:
         magic: two bytes; the first is 0xB0, because no UTF-8 text begins with it.
-        version: the version to write (1 to 255); later versions are refused.
+        version: the version to read and write (1 to 255); other versions are refused.
         of: name of the library, for error messages.
-        error: type of the error raised for records of a later version.
+        error: type of the error raised for records of another version.
     """
 
     __slots__ = ("_error", "_magic", "_of", "_prefix", "_version")
@@ -50,16 +50,19 @@ class RecordFormat:
             decode: the `decode` method of a MessagePack decoder.
 
         Raises:
-            IndilogError: (of type `error`) a later version wrote the record.
+            IndilogError: (of type `error`) another version wrote the record.
         """
         if not data.startswith(self._prefix):
-            if data.startswith(self._magic) and data[2:3] > self._prefix[2:]:
+            if data.startswith(self._magic) and len(data) > 2:
                 raise self._error(
-                    f"A record of {self._of} has format {data[2]}; this program reads up to "
-                    f"{self._version}; upgrade it."
+                    f"A record of {self._of} has format {data[2]}; this program reads format "
+                    f"{self._version} only; {self._advice(data[2])}."
                 )
             return None
         try:
             return decode(memoryview(data)[len(self._prefix) :])
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
+
+    def _advice(self, version: int) -> str:
+        return "upgrade it" if version > self._version else "use the older program, or a new log"

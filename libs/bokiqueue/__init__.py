@@ -4,6 +4,7 @@ Start with `Queue`; `docs/libs/bokiqueue.md` is the guide. The library awaits on
 `indilog.Log` interface. Only `bokiqueue.waiting` needs an event loop.
 """
 
+from bokiqueue.delivery import Delivery
 from bokiqueue.errors import (
     LeaseLostError,
     QueueError,
@@ -11,12 +12,13 @@ from bokiqueue.errors import (
     QueueTrimmedError,
     QueueVersionError,
 )
-from bokiqueue.queue import Delivery, Queue, ShardStats, Stats
+from bokiqueue.queue import PeekedMessage, Queue, ShardStats, Stats
 from bokiqueue.replica import QueueReplica
 
 __all__ = [
     "Delivery",
     "LeaseLostError",
+    "PeekedMessage",
     "Queue",
     "QueueError",
     "QueueReplica",

@@ -20,7 +20,7 @@ class LeaseLostError(QueueError):
 
 
 class QueueVersionError(QueueError):
-    """A later version of BokiQueue wrote a record; upgrade this program to read it."""
+    """Another version of BokiQueue wrote a record, which this program does not read."""
 
 
 class QueueTrimmedError(QueueError):

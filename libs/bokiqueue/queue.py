@@ -1,164 +1,78 @@
 """The public interface of BokiQueue (API.md, "BokiQueue"; thesis 2.3.3).
 
-Each delivered message has three records: a push, a claim and an acknowledgement. The order of the
-log decides their effects. So no two consumers hold a message at the same time, and an acknowledged
-message is never delivered again.
+Each delivered message has a push, a claim and an acknowledgement. The order of the log decides
+their effects. So no two consumers hold a message at the same time, and an acknowledged message is
+never delivered again. Claims and acknowledgements of concurrent consumers share records.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final, Literal, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
 from bokiqueue import waiting
-from bokiqueue.errors import LeaseLostError, QueueSettingsError
+from bokiqueue.checks import (
+    BACKOFF_S,
+    LEASE_S,
+    check_id,
+    check_lease,
+    check_seconds,
+    checked_shards,
+)
+from bokiqueue.delivery import Delivery, Popping
+from bokiqueue.errors import QueueSettingsError
 from bokiqueue.records import (
     PRIORITY_MAX,
-    SECONDS_MAX,
     TRIES_MAX,
-    Acknowledge,
+    Command,
     DiscardDeadLetters,
-    ExtendClaim,
+    Purge,
     PushMessage,
-    Requeue,
     ReviveDeadLetters,
     encode,
+    id_digest,
 )
-from bokiqueue.replica import QueueReplica, ShardReplica, replica_of
+from bokiqueue.replica import QueueReplica, read_settings, replica_of
+from bokiqueue.shard import ShardReplica, Submission
 from bokiqueue.shard_state import Message
-from indilog import IndilogError, Log
+from indilog import Log
+from indilog.replayed import RetryPolicy, retry_transient
 from indilog.sdk import SeqNum
 
 TRIES: Final = 5
-LEASE_S: Final = 30.0
-BACKOFF_S: Final = 1.0
-_BACKOFF_S_MAX: Final = 60.0
-"""Longest pause in seconds after a failed block."""
-_LEASE_S_MIN: Final = 0.001
+_REDRIVEN_MAX: Final = 256
+"""Largest number of dead letters that one record revives."""
+_PUSHES: Final = RetryPolicy(tries=3, first_s=0.05)
+"""How long a push with an id is repeated, which is harmless."""
+
+MessageState: TypeAlias = Literal["ready", "leased", "delayed", "dead"]
 
 
-class Delivery:
-    """A message held by this consumer until its lease ends.
+@dataclass(frozen=True)
+class PeekedMessage:
+    """A message that was read, but not taken.
 
     Attributes:
+        seqnum: seqnum of its push.
         data: the bytes that were pushed.
-        seqnum: seqnum of its push, which identifies the message.
-        tries: number of its deliveries so far, including this one.
-        pushed_at: when its push was ordered (`Record.ordered_at`), seconds since 1970.
-        claim: seqnum of the claim with which this consumer got it.
+        state: "ready", "leased", "delayed" or "dead".
+        tries: number of its deliveries so far.
+        priority: its priority.
+        pushed_at: when its push was ordered, seconds since 1970.
         shard: number of its shard.
     """
 
-    def __init__(
-        self, queue: Queue, shard: ShardReplica, claim: SeqNum, message: Message, data: bytes
-    ) -> None:
-        self.data = data
-        self.seqnum = message.seqnum
-        self.tries = message.tries
-        self.pushed_at = message.pushed_at
-        self.priority = message.priority
-        self._queue = queue
-        self.claim = claim
-        self.shard = shard.number
-        self._shard = shard
-        self._is_done = False
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the message was acknowledged or returned to the queue."""
-        return self._is_done
-
-    async def acknowledge(self) -> None:
-        """Remove the message from the queue. It is never delivered again.
-
-        Raises:
-            LeaseLostError: the lease had already ended.
-            AppendOutcomeUnknownError: the message may or may not have been acknowledged in time.
-        """
-        await self._append_command(Acknowledge(self.claim, (self.seqnum,)))
-
-    async def requeue(self, *, delay: float = 0.0) -> None:
-        """Return the message to the queue. It is delivered again after `delay` seconds, or becomes
-        a dead letter after its last try.
-
-        Raises:
-            LeaseLostError: as for `acknowledge`.
-        """
-        _check_seconds("A delay", delay)
-        await self._append_command(Requeue(self.claim, (self.seqnum,), delay), wakes=True)
-
-    async def extend(self, lease: float = LEASE_S) -> None:
-        """Extend the lease to `lease` seconds from now.
-
-        Raises:
-            LeaseLostError: as for `acknowledge`.
-        """
-        _check_lease(lease)
-        await self._append_command(ExtendClaim(self.claim, (self.seqnum,), lease))
-
-    async def _append_command(
-        self, command: Acknowledge | Requeue | ExtendClaim, *, wakes: bool = False
-    ) -> None:
-        queue, shard = self._queue, self._shard
-        seqnum = await queue.replica.append_command(queue.log, shard, encode(command), wakes=wakes)
-        if not shard.outcome(seqnum):
-            raise LeaseLostError(
-                f"The lease on the message at seqnum {self.seqnum} has already ended; "
-                "the message is delivered again. Use a longer lease, or extend it in time."
-            )
-        self._is_done = not isinstance(command, ExtendClaim)
-        await queue.replica.save(queue.log, shard)
-
-    def __repr__(self) -> str:
-        return f"Delivery(seqnum={self.seqnum}, tries={self.tries}, data={self.data[:32]!r})"
-
-
-class Popping:
-    """The result of `async with queue.pop() as msg`: acknowledges the message at the end of the
-    block. If the block raises, the message returns to the queue. The block may also call
-    `acknowledge` or `requeue` itself.
-
-    After an error, the pause before the next delivery grows with each try. So messages do not
-    become dead letters because a dependency is unavailable for a while. If the block is cancelled,
-    the message is ready again at once. `msg` is None if no message came in time.
-    """
-
-    def __init__(self, queue: Queue, wait: float | None, lease: float, backoff: float) -> None:
-        _check_backoff(backoff)
-        self._queue = queue
-        self._wait = wait
-        self._lease = lease
-        self._backoff = backoff
-        self._delivery: Delivery | None = None
-
-    async def __aenter__(self) -> Delivery | None:
-        self._delivery = await self._queue.take(wait=self._wait, lease=self._lease)
-        return self._delivery
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._delivery is None or self._delivery.is_done:
-            return
-        if kind is None:
-            await self._delivery.acknowledge()
-            return
-        try:
-            await self._delivery.requeue(delay=self._pause(self._delivery.tries, kind))
-        except IndilogError:
-            return  # the end of the lease returns it; the block's error has priority
-
-    def _pause(self, tries: int, kind: type[BaseException]) -> float:
-        if not issubclass(kind, Exception):
-            return 0.0
-        doublings = min(tries, TRIES_MAX) - 1
-        return min(_BACKOFF_S_MAX, self._backoff * 2.0**doublings)
+    seqnum: SeqNum
+    data: bytes
+    state: MessageState
+    tries: int
+    priority: int
+    pushed_at: float
+    shard: int
 
 
 @dataclass(frozen=True)
@@ -196,6 +110,8 @@ class Queue:
             fixed at the first use of the queue.
         tries: deliveries after which a message becomes a dead letter (1 to 1,000); applies to
             messages pushed by this object.
+        consumes: numbers of the shards whose messages `take` and `pop` deliver; None: all. A
+            process that consumes few shards reads only those. The others need consumers elsewhere.
         replica: state of the queue; None: the state that all objects of the process share.
     """
 
@@ -206,6 +122,7 @@ class Queue:
         *,
         shards: int = 4,
         tries: int = TRIES,
+        consumes: Sequence[int] | None = None,
         replica: QueueReplica | None = None,
     ) -> None:
         if type(tries) is not int or not 1 <= tries <= TRIES_MAX:
@@ -213,7 +130,22 @@ class Queue:
         self.log = log
         self.name = name
         self.tries = tries
-        self.replica = replica_of(log, name, shards) if replica is None else replica
+        if replica is None:
+            replica = replica_of(log, name, shards, checked_shards(consumes, shards))
+        self.replica = replica
+
+    @classmethod
+    async def existing(cls, log: Log, name: str) -> Queue:
+        """Return a queue that was used before, with its number of shards.
+
+        Raises:
+            QueueSettingsError: there is no such queue in `log`.
+            QueueTrimmedError: the whole log of the queue was trimmed.
+        """
+        settings = await read_settings(log, name)
+        if settings is None:
+            raise QueueSettingsError(f"Log {log.name!r} has no queue {name!r}.")
+        return cls(log, name, shards=settings.shards)
 
     # --- producers
 
@@ -224,8 +156,9 @@ class Queue:
         shard_key: str | None = None,
         priority: int = 0,
         delay: float = 0.0,
+        id: str | None = None,  # noqa: A002 - as in `Store.transact`
     ) -> SeqNum:
-        """Add a message to the queue and return its seqnum.
+        """Add a message to the queue and return the seqnum of the push.
 
         Args:
             data: the message, at most the log's `record_bytes_max` less a few bytes.
@@ -233,28 +166,44 @@ class Queue:
                 are in order.
             priority: 0 to 9; messages with a higher priority are delivered first.
             delay: seconds before the first delivery.
+            id: a text of 1 to 1,024 characters. Of all pushes with the same id and the same
+                `shard_key`, the first one takes effect, however often a caller repeats it. An id is
+                remembered for a week of log time, and among the last 100,000 ids of its shard. The
+                returned seqnum identifies the message only if this push was the first.
 
         Raises:
-            QueueSettingsError: invalid priority or delay.
-            AppendOutcomeUnknownError: the message may be in the queue. Other errors are those of
-                `Log.append`.
+            QueueSettingsError: invalid priority, delay or id.
+            AppendOutcomeUnknownError: the message may be in the queue; with an `id`, the push can
+                be repeated. Other errors are those of `Log.append`.
         """
         if not isinstance(data, bytes):
             raise TypeError(f"A message must be bytes, not {type(data).__name__}; encode it first.")
         if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
             raise QueueSettingsError(f"priority must be 0 to {PRIORITY_MAX}, not {priority!r:.40}.")
-        _check_seconds("A delay", delay)
+        check_seconds("A delay", delay)
+        check_id(id)
         await self.replica.open(self.log)
-        tags = self.replica.tags
-        if shard_key is None:
-            place = next(self.replica.rotation)
+        number = self._shard_for(id if shard_key is None else shard_key)
+        digest = None if id is None else id_digest(id)
+        record = encode(PushMessage(data, priority, delay, self.tries, digest))
+        tags = self._tags_of_push(number, delay)
+        if id is None:
+            seqnum = await self.log.append(record, tags=tags)
         else:
-            place = xxh3_64_intdigest(shard_key.encode())
-        number = place % len(tags.shards)
-        push = PushMessage(data, priority, delay, self.tries)
-        seqnum = await self.log.append(encode(push), tags=[tags.shards[number], tags.pushed])
+            seqnum = await retry_transient(
+                lambda: self.log.append(record, tags=tags), _PUSHES, is_idempotent=True
+            )
         self.replica.shards[number].note_records_below(seqnum + 1)
         return seqnum
+
+    def _shard_for(self, key: str | None) -> int:
+        place = next(self.replica.rotation) if key is None else xxh3_64_intdigest(key.encode())
+        return place % len(self.replica.shards)
+
+    def _tags_of_push(self, number: int, delay: float) -> list[str]:
+        tags = self.replica.tags
+        aside = [tags.aside[number]] if delay else []
+        return [tags.shards[number], tags.pushed, *aside]
 
     # --- consumers
 
@@ -272,7 +221,7 @@ class Queue:
         Raises:
             QueueSettingsError: invalid backoff. Entering the block raises the errors of `take`.
         """
-        return Popping(self, wait, lease, backoff)
+        return Popping(lambda: self.take(wait=wait, lease=lease), backoff)
 
     async def take(self, *, wait: float | None = None, lease: float = LEASE_S) -> Delivery | None:
         """Take the next message; the caller must acknowledge or return it.
@@ -283,7 +232,7 @@ class Queue:
             AppendOutcomeUnknownError: a message may have been claimed, which is delivered again
                 when the lease ends. Repeat the call.
         """
-        _check_lease(lease)
+        check_lease(lease)
         replica, log = self.replica, self.log
         await replica.open(log)
         ends = None if wait is None else waiting.seconds_now() + wait
@@ -310,13 +259,25 @@ class Queue:
         replica, log = self.replica, self.log
         while (shard := await replica.next_available(log)) is not None:
             claimed = await replica.claim(log, shard, lease)
-            if claimed is None:
-                continue
-            claim, seqnum = claimed
-            if (message := shard.state.message(seqnum)) is not None:
-                data = await replica.data(log, seqnum)
-                return Delivery(self, shard, claim, message, data)
+            if claimed is not None and (got := await self._delivery(shard, claimed)) is not None:
+                return got
         return None
+
+    async def _delivery(self, shard: ShardReplica, claimed: Submission) -> Delivery | None:
+        """Return the claimed message with its bytes; None: the lease has ended meanwhile."""
+        assert claimed.seqnum is not None, "the claim is decided"
+        (seqnum,) = claimed.touched
+        message = shard.state.message(seqnum)
+        if message is None or message.claim != claimed.seqnum:
+            return None
+        try:
+            data = await self.replica.data(self.log, shard, message)
+        except BaseException:
+            shard.return_message(self.log, claimed)
+            raise
+        if data is None:
+            return None
+        return Delivery(self.log, self.replica, shard, claimed.seqnum, message, data)
 
     # --- operators
 
@@ -333,28 +294,80 @@ class Queue:
             shards=parts,
         )
 
+    async def peek(self, limit: int = 10, *, dead: bool = False) -> list[PeekedMessage]:
+        """Return messages without taking them; they may be gone when this returns.
+
+        The messages of each shard are in the order of their delivery, then those under a lease or
+        delay, by its end; the shards are one after the other.
+
+        Args:
+            limit: largest number of messages.
+            dead: whether to return dead letters instead, in the order in which they died.
+        """
+        await self._refresh()
+        peeked: list[PeekedMessage] = []
+        for shard in self.replica.shards:
+            messages = shard.state.dead if dead else shard.state.in_order()
+            found = [replace(message) for message in islice(messages, limit - len(peeked))]
+            for message in found:
+                data = await self.replica.data(self.log, shard, message)
+                if data is not None:
+                    peeked.append(_peeked(shard, message, data))
+        return peeked
+
     async def dead_letters(self, limit: int = 100) -> list[tuple[SeqNum, bytes]]:
         """Return the oldest dead letters of each shard, shard by shard: seqnum and bytes."""
-        await self._refresh()
-        dead = [message.seqnum for shard in self.replica.shards for message in shard.state.dead]
-        return [(seqnum, await self.replica.data(self.log, seqnum)) for seqnum in dead[:limit]]
+        letters = await self.peek(limit, dead=True)
+        return [(letter.seqnum, letter.data) for letter in letters]
 
     async def revive(self, seqnum: SeqNum) -> bool:
         """Make a dead letter ready again, with all its tries; False if there is no such dead
         letter.
         """
-        return await self._on_dead(seqnum, encode(ReviveDeadLetters((seqnum,))), wakes=True)
+        return await self._on_dead(seqnum, ReviveDeadLetters((seqnum,)))
 
     async def discard(self, seqnum: SeqNum) -> bool:
         """Remove a dead letter; False if there is no such dead letter."""
-        return await self._on_dead(seqnum, encode(DiscardDeadLetters((seqnum,))))
+        return await self._on_dead(seqnum, DiscardDeadLetters((seqnum,)))
 
-    async def _on_dead(self, seqnum: SeqNum, command: bytes, *, wakes: bool = False) -> bool:
+    async def redrive(self) -> int:
+        """Make all dead letters ready again, with all their tries; return their number.
+
+        Raises:
+            AppendOutcomeUnknownError: some of them may be dead letters still; repeat the call.
+        """
+        await self._refresh()
+        count = 0
+        for shard in self.replica.shards:
+            dead = [message.seqnum for message in shard.state.dead]
+            for start in range(0, len(dead), _REDRIVEN_MAX):
+                part = ReviveDeadLetters(tuple(dead[start : start + _REDRIVEN_MAX]))
+                count += len((await self.replica.submit(self.log, shard, part)).touched)
+        return count
+
+    async def purge(self, *, dead: bool = False) -> int:
+        """Remove all messages except dead letters, also those under a lease; return their number.
+
+        A consumer that holds a removed message gets `LeaseLostError` when it acknowledges it.
+
+        Args:
+            dead: whether to remove the dead letters instead.
+
+        Raises:
+            AppendOutcomeUnknownError: some messages may be left; repeat the call.
+        """
+        await self._refresh()
+        count = 0
+        for shard in self.replica.shards:
+            count += len((await self.replica.submit(self.log, shard, Purge(dead))).touched)
+        return count
+
+    async def _on_dead(self, seqnum: SeqNum, command: Command) -> bool:
         await self._refresh()
         for shard in self.replica.shards:
-            if any(message.seqnum == seqnum for message in shard.state.dead):
-                appended = await self.replica.append_command(self.log, shard, command, wakes=wakes)
-                return bool(shard.outcome(appended))
+            message = shard.state.message(seqnum)
+            if message is not None and message.is_dead:
+                return bool((await self.replica.submit(self.log, shard, command)).touched)
         return False
 
     async def _refresh(self) -> None:
@@ -371,22 +384,16 @@ def _stats_of(shard: ShardReplica, now: float) -> ShardStats:
     return ShardStats(len(state), state.leased, len(state.dead), age)
 
 
-def _check_seconds(what: str, seconds: object) -> None:
-    if not isinstance(seconds, int | float) or not 0 <= seconds <= SECONDS_MAX:
-        raise QueueSettingsError(
-            f"{what} must be 0 to {SECONDS_MAX:,.0f} seconds, not {seconds!r:.40}."
-        )
+def _peeked(shard: ShardReplica, message: Message, data: bytes) -> PeekedMessage:
+    return PeekedMessage(
+        message.seqnum, data, _state_of(message), message.tries, message.priority,
+        message.pushed_at, shard.number,
+    )  # fmt: skip
 
 
-def _check_backoff(backoff: object) -> None:
-    if not isinstance(backoff, int | float) or not 0 <= backoff <= _BACKOFF_S_MAX:
-        raise QueueSettingsError(
-            f"backoff must be 0 to {_BACKOFF_S_MAX:.0f} seconds, not {backoff!r:.40}; "
-            "for longer pauses call requeue(delay=...) in the block."
-        )
-
-
-def _check_lease(lease: float) -> None:
-    _check_seconds("A lease", lease)
-    if lease < _LEASE_S_MIN:
-        raise QueueSettingsError(f"lease must be at least {_LEASE_S_MIN} seconds, not {lease}.")
+def _state_of(message: Message) -> MessageState:
+    if message.is_dead:
+        return "dead"
+    if message.claim is not None:
+        return "leased"
+    return "ready" if message.until is None else "delayed"

@@ -1,13 +1,16 @@
-"""The records of BokiQueue: commands, checkpoints and settings.
+"""The records of BokiQueue: commands, snapshots and settings.
 
-The commands of a shard have the shard's tag, so the sub-stream of this tag is the shard's whole
-history. Commands that can make a message ready also have the queue's tag `pushed`, so that one read
-waits for all of them. Settings and checkpoints have separate tags. `indilog.sdk.record_format`
+A record holds one or more commands of one shard, and takes effect as a whole. It has the shard's
+tag, so the sub-stream of this tag is the shard's whole history. Records that can make a message
+ready also have the queue's tag `pushed`, so that one read waits for all of them. Records whose
+message may stay for long also have the shard's tag `aside`, so that the shard's other records can
+be trimmed before it. Settings and checkpoints have separate tags. `indilog.sdk.record_format`
 defines the frame of a record.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple, TypeAlias
 
@@ -16,13 +19,15 @@ import msgspec
 from bokiqueue.errors import QueueSettingsError, QueueVersionError
 from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 
-VERSION: Final = 1
-_FORMAT: Final = RecordFormat(b"\xb0Q", VERSION, of="BokiQueue", error=QueueVersionError)
+VERSION: Final = 2
+FORMAT: Final = RecordFormat(b"\xb0Q", VERSION, of="BokiQueue", error=QueueVersionError)
 SHARDS_MAX: Final = 1024
 PRIORITY_MAX: Final = 9
 TRIES_MAX: Final = 1000
 SECONDS_MAX: Final = 366.0 * 86_400
 """Seconds of the longest delay or lease (366 days)."""
+ID_CHARACTERS_MAX: Final = 1024
+_ID_DIGEST_BYTES: Final = 16
 _TAG_PREFIX: Final = "queue:"
 _NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX) - len(":checkpoint:1023")
 
@@ -30,22 +35,49 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
 
+_Attempt = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class PushMessage(msgspec.Struct, frozen=True, array_like=True, tag="push"):
     """A message. It becomes ready `delay_s` seconds after this record, and a dead letter after
     `tries_max` deliveries without an acknowledgement.
+
+    `id`: digest of the producer's id; the push has no effect while the shard remembers the digest.
     """
 
     data: bytes
     priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)]
     delay_s: _Seconds
     tries_max: Annotated[int, msgspec.Meta(ge=1, le=TRIES_MAX)]
+    id: Annotated[bytes, msgspec.Meta(max_length=_ID_DIGEST_BYTES)] | None = None
+
+
+class SetAside(msgspec.Struct, frozen=True, array_like=True, tag="set aside"):
+    """The bytes of the message pushed at seqnum `message`, which are read from this record from now
+    on.
+    """
+
+    message: _SeqNum
+    data: bytes
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
-    """Lease the first `count` ready messages for `lease_s` seconds."""
+    """Lease the first `count` ready messages for `lease_s` seconds.
+
+    `attempt` identifies the claim before its seqnum is known; 0: it has no identity.
+    """
 
     count: Annotated[int, msgspec.Meta(ge=1)]
     lease_s: _Seconds
+    attempt: _Attempt = 0
+
+
+class CancelClaim(msgspec.Struct, frozen=True, array_like=True, tag="cancel claim"):
+    """Make the messages ready again that the claim `attempt` holds; this delivery is no try. If the
+    claim is not in the log yet, it gets nothing.
+    """
+
+    attempt: _Attempt
 
 
 class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="acknowledge"):
@@ -59,11 +91,13 @@ class Requeue(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
     """Make the named messages ready again after `delay_s` seconds, if the claim holds them.
 
     The tag is part of the record format, so it does not change with the name of the class.
+    `is_no_try`: no consumer got the messages, so this delivery is no try.
     """
 
     claim: _SeqNum
     messages: tuple[_SeqNum, ...]
     delay_s: _Seconds
+    is_no_try: bool = False
 
 
 class ExtendClaim(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
@@ -88,15 +122,30 @@ class DiscardDeadLetters(msgspec.Struct, frozen=True, array_like=True, tag="disc
     messages: tuple[_SeqNum, ...]
 
 
+class Purge(msgspec.Struct, frozen=True, array_like=True, tag="purge"):
+    """Remove all dead letters, or all other messages, also those under a lease."""
+
+    is_dead: bool
+
+
 Command: TypeAlias = (
     PushMessage
+    | SetAside
     | Claim
+    | CancelClaim
     | Acknowledge
     | Requeue
     | ExtendClaim
     | ReviveDeadLetters
     | DiscardDeadLetters
+    | Purge
 )
+
+
+class Commands(msgspec.Struct, frozen=True, array_like=True):
+    """Commands of one shard that take effect one after the other, with nothing in between."""
+
+    commands: tuple[Command, ...]
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True):
@@ -106,10 +155,11 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An outstanding message, as part of a checkpoint.
+    """An outstanding message, as part of a snapshot.
 
     `until`: end of its lease or delay, seconds since 1970; None: it is ready. `claim`: seqnum of
-    the claim that holds it, if any.
+    the claim that holds it, if any, and `attempt`: the claim's other identity. `aside_at`: seqnum
+    of the record with its bytes and the tag `aside`; None: the push has no such tag.
     """
 
     seqnum: _SeqNum
@@ -119,20 +169,29 @@ class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
     tries_max: int
     until: float | None
     claim: _SeqNum | None
-    dead: bool
+    attempt: int
+    is_dead: bool
+    aside_at: _SeqNum | None
 
 
-class QueueCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a shard as of its records below seqnum `end`. A large state is split into
-    `parts` records. `first` is the seqnum of the first part; the first part itself has None.
+class RememberedId(NamedTuple):
+    """The digest of the id of a push, and when the push was ordered (seconds since 1970)."""
+
+    digest: bytes
+    pushed_at: float
+
+
+class ShardSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a shard, as the content of a checkpoint (`indilog.replayed`).
+
+    `clock`: time of the last record, by the log. `ids`: the remembered ids, the oldest first.
+    `cancelled`: attempts whose claims get nothing if they appear.
     """
 
-    end: _SeqNum
     clock: float
     messages: tuple[HeldMessage, ...]
-    parts: Annotated[int, msgspec.Meta(ge=1)] = 1
-    part: Annotated[int, msgspec.Meta(ge=0)] = 0
-    first: _SeqNum | None = None
+    ids: tuple[RememberedId, ...]
+    cancelled: tuple[int, ...]
 
 
 class QueueTags(NamedTuple):
@@ -142,11 +201,12 @@ class QueueTags(NamedTuple):
     pushed: str
     shards: tuple[str, ...]
     checkpoints: tuple[str, ...]
+    aside: tuple[str, ...]
 
 
-_decode_command = msgspec.msgpack.Decoder(Command).decode
+_decode_commands = msgspec.msgpack.Decoder(Commands).decode
 _decode_settings = msgspec.msgpack.Decoder(Settings).decode
-_decode_checkpoint = msgspec.msgpack.Decoder(QueueCheckpoint).decode
+decode_snapshot = msgspec.msgpack.Decoder(ShardSnapshot).decode
 
 
 def queue_tags(name: str, shards: int) -> QueueTags:
@@ -168,6 +228,7 @@ def queue_tags(name: str, shards: int) -> QueueTags:
         pushed=f"{base}:pushed",
         shards=tuple(f"{base}:shard:{shard}" for shard in range(shards)),
         checkpoints=tuple(f"{base}:checkpoint:{shard}" for shard in range(shards)),
+        aside=tuple(f"{base}:aside:{shard}" for shard in range(shards)),
     )
 
 
@@ -175,29 +236,36 @@ def _is_name(name: object) -> bool:
     return can_be_in_tag(name, _NAME_BYTES_MAX)
 
 
-def encode(content: Command | Settings | QueueCheckpoint) -> bytes:
-    """Return a record's data."""
-    return _FORMAT.encoded(content)
+def id_digest(push_id: str) -> bytes:
+    """Return the digest of a producer's id, of 16 bytes."""
+    return hashlib.blake2b(push_id.encode(), digest_size=_ID_DIGEST_BYTES).digest()
 
 
-def decode_command(data: bytes) -> Command | None:
-    """Return the command in a record; None if the data is not of BokiQueue.
+def encode(*commands: Command) -> bytes:
+    """Return the data of a record with these commands."""
+    return FORMAT.encoded(Commands(commands))
+
+
+def encode_settings(settings: Settings) -> bytes:
+    """Return the data of a record with the settings of a queue."""
+    return FORMAT.encoded(settings)
+
+
+def decode_commands(data: bytes) -> tuple[Command, ...]:
+    """Return the commands in a record; none if the data is not of BokiQueue.
 
     Raises:
-        QueueVersionError: a later version wrote the record.
+        QueueVersionError: another version wrote the record.
     """
-    command: Command | None = _FORMAT.decoded(data, _decode_command)
-    return command
+    content = FORMAT.decoded(data, _decode_commands)
+    return () if content is None else content.commands
 
 
 def decode_settings(data: bytes) -> Settings | None:
-    """Return the settings in a record; None and errors are as in `decode_command`."""
-    return _FORMAT.decoded(data, _decode_settings)
-
-
-def decode_checkpoint(data: bytes) -> QueueCheckpoint | None:
-    """Return the checkpoint in a record; None and errors are as in `decode_command`."""
-    return _FORMAT.decoded(data, _decode_checkpoint)
+    """Return the settings in a record; None if the data is not of BokiQueue. Errors are as in
+    `decode_commands`.
+    """
+    return FORMAT.decoded(data, _decode_settings)
 
 
 def shard_in(tags: Sequence[object], of: QueueTags) -> int | None:

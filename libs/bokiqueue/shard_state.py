@@ -8,30 +8,54 @@ or reader, so all processes agree when a lease has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import assert_never
+from itertools import chain
+from typing import Final, NamedTuple, assert_never
 
 from sortedcontainers import SortedList
 
+from bokiqueue.message_cache import MessageCache
 from bokiqueue.records import (
     Acknowledge,
+    CancelClaim,
     Claim,
     Command,
     DiscardDeadLetters,
     ExtendClaim,
     HeldMessage,
+    Purge,
     PushMessage,
-    QueueCheckpoint,
+    RememberedId,
     Requeue,
     ReviveDeadLetters,
+    SetAside,
+    ShardSnapshot,
+    decode_commands,
 )
+from indilog import MAX_SEQNUM, Record
+from indilog.replayed import State
 from indilog.sdk import SeqNum
+
+IDS_MAX: Final = 100_000
+"""Largest number of ids of pushes that a shard remembers; the oldest are forgotten first."""
+ID_S: Final = 7 * 86_400.0
+"""Seconds for which a shard remembers the id of a push, by the time of the log (a week)."""
+CANCELLED_MAX: Final = 1024
+"""Largest number of cancelled claims that a shard remembers if they held no message, because they
+may appear in the log later.
+"""
 
 
 @dataclass(slots=True)
 class Message:
-    """An outstanding message. `until` is the end of its lease or delay; None if it has neither."""
+    """An outstanding message. `until` is the end of its lease or delay; None if it has neither.
+
+    `attempt`: identity of its claim until the lease is extended, which shows that the claim is
+    known. `aside_at`: seqnum of the record with its bytes that has the shard's tag `aside`; None:
+    only its push has them, without that tag.
+    """
 
     seqnum: SeqNum
     pushed_at: float
@@ -40,91 +64,189 @@ class Message:
     tries: int = 0
     until: float | None = None
     claim: SeqNum | None = None
-    dead: bool = False
+    attempt: int = 0
+    is_dead: bool = False
+    aside_at: SeqNum | None = None
 
     @property
-    def place(self) -> tuple[int, SeqNum]:
+    def rank(self) -> tuple[int, SeqNum]:
         """The sort key among the ready messages: by priority, then first in, first out."""
         return -self.priority, self.seqnum
 
+    @property
+    def content(self) -> SeqNum:
+        """Seqnum of the record to read its bytes from."""
+        return self.seqnum if self.aside_at is None else self.aside_at
 
-class ShardState:
-    """Applies the records of a shard in order.
+
+class ShardOutcome(NamedTuple):
+    """What a record did.
 
     Attributes:
-        end: records below this seqnum are applied.
+        seqnum: seqnum of the record.
+        touched: for each command of the record, the messages that it changed.
+    """
+
+    seqnum: SeqNum
+    touched: tuple[tuple[SeqNum, ...], ...]
+
+
+class ShardState(State[ShardOutcome]):
+    """Applies the records of a shard in order.
+
+    Args:
+        snapshot: state to continue from; None: before the first record.
+        contents: a cache of this process, to which the bytes of pushed messages are added. It does
+            not affect the state.
+
+    Attributes:
         clock: `ordered_at` of the last applied record, seconds since 1970.
     """
 
-    def __init__(self, checkpoint: QueueCheckpoint | None = None) -> None:
-        self.end: SeqNum = 0
+    def __init__(
+        self, snapshot: ShardSnapshot | None = None, contents: MessageCache | None = None
+    ) -> None:
         self.clock = 0.0
+        self._contents = contents
         self._messages: dict[SeqNum, Message] = {}
+        """Outstanding messages, without dead letters."""
         self._ready: SortedList[tuple[int, SeqNum]] = SortedList()
         self._timed: SortedList[tuple[float, SeqNum]] = SortedList()
         self._dead: dict[SeqNum, Message] = {}
         self._leased = 0
-        if checkpoint is not None:
-            self._restore(checkpoint)
+        self._ids: OrderedDict[bytes, float] = OrderedDict()
+        self._cancelled: OrderedDict[int, None] = OrderedDict()
+        self._is_of_consumer = False
+        if snapshot is not None:
+            self._restore(snapshot)
 
     # --- applying records
 
-    def apply(
-        self, seqnum: SeqNum, ordered_at: float, command: Command | None
-    ) -> tuple[SeqNum, ...]:
-        """Apply the record at `seqnum`; return the messages that it changed."""
-        assert seqnum >= self.end, "records are applied in order"
-        self.end = seqnum + 1
-        self.clock = max(self.clock, ordered_at)
+    def apply(self, record: Record) -> ShardOutcome:
+        """Apply the next record; return the messages that each of its commands changed."""
+        commands = decode_commands(record.data)
+        self.clock = max(self.clock, record.ordered_at)
         self._on_clock()
-        return self._effect(seqnum, command) if command is not None else ()
+        is_push = any(isinstance(command, PushMessage) for command in commands)
+        self._is_of_consumer = bool(commands) and not is_push
+        touched = tuple([self._effect(record.seqnum, command) for command in commands])
+        return ShardOutcome(record.seqnum, touched)
+
+    def may_elect(self) -> bool:
+        """Whether a consumer wrote the last record; producers do not read their shard."""
+        return self._is_of_consumer
 
     def _effect(self, seqnum: SeqNum, command: Command) -> tuple[SeqNum, ...]:
         match command:
             case PushMessage():
                 touched = self._push(seqnum, command)
-            case Claim(count, lease_s):
-                touched = self._claim(seqnum, count, lease_s)
-            case Acknowledge(claim, messages):
-                touched = self._apply_to_held(claim, messages, self._forget)
-            case Requeue(claim, messages, delay_s):
-                touched = self._apply_to_held(claim, messages, lambda m: self._requeue(m, delay_s))
+            case Claim():
+                touched = self._claim(seqnum, command)
+            case CancelClaim(attempt):
+                touched = self._cancel(attempt)
+            case SetAside(message):
+                touched = self._set_aside(seqnum, message)
+            case Requeue(claim, messages):
+                touched = self._apply_to_held(claim, messages, lambda m: self._requeue(m, command))
             case ExtendClaim(claim, messages, lease_s):
                 touched = self._apply_to_held(
-                    claim, messages, lambda m: self._lease(m, claim, lease_s)
+                    claim, messages, lambda m: self._lease(m, claim, 0, lease_s)
                 )
             case ReviveDeadLetters(messages):
                 touched = self._apply_to_dead(messages, self._revive)
-            case DiscardDeadLetters(messages):
-                touched = self._apply_to_dead(messages, lambda _: None)
+            case Acknowledge() | DiscardDeadLetters() | Purge():
+                touched = self._remove(command)
             case unreachable:
                 assert_never(unreachable)
         return touched
 
+    def _remove(self, command: Acknowledge | DiscardDeadLetters | Purge) -> tuple[SeqNum, ...]:
+        match command:
+            case Acknowledge(claim, messages):
+                removed = self._apply_to_held(claim, messages, self._forget)
+            case DiscardDeadLetters(messages):
+                removed = self._apply_to_dead(messages, lambda _: None)
+            case Purge(is_dead):
+                removed = self._purge(is_dead=is_dead)
+            case unreachable:
+                assert_never(unreachable)
+        if self._contents is not None:
+            self._contents.forget(removed)
+        return removed
+
     def _on_clock(self) -> None:
-        """End expired leases and delays, by the time of the log."""
+        """End expired leases and delays, and forget old ids, by the time of the log."""
         while self._timed and self._timed[0][0] <= self.clock:
             message = self._messages[self._timed[0][1]]
             self._untime(message)
             self._ready_or_dead(message)
+        while self._ids and next(iter(self._ids.values())) <= self.clock - ID_S:
+            self._ids.popitem(last=False)
 
     def _push(self, seqnum: SeqNum, push: PushMessage) -> tuple[SeqNum, ...]:
+        if push.id is not None and not self._remember(push.id):
+            return ()
         message = Message(seqnum, self.clock, push.priority, push.tries_max)
         self._messages[seqnum] = message
         if push.delay_s:
+            message.aside_at = seqnum
             self._time(message, self.clock + push.delay_s)
         else:
-            self._ready.add(message.place)
+            self._ready.add(message.rank)
+        if self._contents is not None:
+            self._contents.keep(seqnum, push.data)
         return (seqnum,)
 
-    def _claim(self, claim: SeqNum, count: int, lease_s: float) -> tuple[SeqNum, ...]:
-        places = list(self._ready[:count])
-        del self._ready[:count]
-        for _, seqnum in places:
-            message = self._messages[seqnum]
+    def _remember(self, digest: bytes) -> bool:
+        """Remember the id of a push; False: it was remembered already."""
+        if digest in self._ids:
+            return False
+        self._ids[digest] = self.clock
+        if len(self._ids) > IDS_MAX:
+            self._ids.popitem(last=False)
+        return True
+
+    def _claim(self, seqnum: SeqNum, claim: Claim) -> tuple[SeqNum, ...]:
+        if claim.attempt in self._cancelled:
+            return ()
+        ranks = list(self._ready[: claim.count])
+        del self._ready[: claim.count]
+        for _, place in ranks:
+            message = self._messages[place]
             message.tries += 1
-            self._lease(message, claim, lease_s)
-        return tuple(seqnum for _, seqnum in places)
+            self._lease(message, seqnum, claim.attempt, claim.lease_s)
+        return tuple([place for _, place in ranks])
+
+    def _cancel(self, attempt: int) -> tuple[SeqNum, ...]:
+        held = [m for _, s in self._timed if (m := self._messages[s]).attempt == attempt != 0]
+        for message in held:
+            self._untime(message)
+            message.tries -= 1
+            self._ready_or_dead(message)
+        if not held and attempt:
+            self._cancelled[attempt] = None
+            if len(self._cancelled) > CANCELLED_MAX:
+                self._cancelled.popitem(last=False)
+        return tuple([message.seqnum for message in held])
+
+    def _set_aside(self, seqnum: SeqNum, message: SeqNum) -> tuple[SeqNum, ...]:
+        found = self._messages.get(message) or self._dead.get(message)
+        if found is None:
+            return ()
+        found.aside_at = seqnum
+        return (message,)
+
+    def _purge(self, *, is_dead: bool) -> tuple[SeqNum, ...]:
+        if is_dead:
+            touched = tuple(self._dead)
+            self._dead.clear()
+            return touched
+        touched = tuple(self._messages)
+        self._messages.clear()
+        self._ready.clear()
+        self._timed.clear()
+        self._leased = 0
+        return touched
 
     def _apply_to_held(
         self, claim: SeqNum, messages: Iterable[SeqNum], act: Callable[[Message], None]
@@ -137,7 +259,7 @@ class ShardState:
         for message in held:
             self._untime(message)
             act(message)
-        return tuple(message.seqnum for message in held)
+        return tuple([message.seqnum for message in held])
 
     def _apply_to_dead(
         self, messages: Iterable[SeqNum], act: Callable[[Message], None]
@@ -145,7 +267,7 @@ class ShardState:
         dead = [self._dead.pop(s) for s in dict.fromkeys(messages) if s in self._dead]
         for message in dead:
             act(message)
-        return tuple(message.seqnum for message in dead)
+        return tuple([message.seqnum for message in dead])
 
     # --- state changes of a message
 
@@ -153,29 +275,31 @@ class ShardState:
         assert message.until is None, "a message that ends has no lease or delay"
         del self._messages[message.seqnum]
 
-    def _requeue(self, message: Message, delay_s: float) -> None:
-        if delay_s and message.tries < message.tries_max:
-            self._time(message, self.clock + delay_s)
+    def _requeue(self, message: Message, requeue: Requeue) -> None:
+        if requeue.is_no_try:
+            message.tries -= 1
+        if requeue.delay_s and message.tries < message.tries_max:
+            self._time(message, self.clock + requeue.delay_s)
         else:
             self._ready_or_dead(message)
 
-    def _lease(self, message: Message, claim: SeqNum, lease_s: float) -> None:
+    def _lease(self, message: Message, claim: SeqNum, attempt: int, lease_s: float) -> None:
         assert message.claim is None, "at most one claim holds a message"
-        message.claim = claim
+        message.claim, message.attempt = claim, attempt
         self._leased += 1
         self._time(message, self.clock + lease_s)
 
     def _revive(self, message: Message) -> None:
-        message.dead, message.tries = False, 0
+        message.is_dead, message.tries = False, 0
         self._messages[message.seqnum] = message
-        self._ready.add(message.place)
+        self._ready.add(message.rank)
 
     def _ready_or_dead(self, message: Message) -> None:
         assert message.claim is None, "a message under a lease is not ready"
         if message.tries < message.tries_max:
-            self._ready.add(message.place)
+            self._ready.add(message.rank)
         else:
-            message.dead = True
+            message.is_dead = True
             self._dead[message.seqnum] = self._messages.pop(message.seqnum)
 
     def _time(self, message: Message, until: float) -> None:
@@ -190,7 +314,7 @@ class ShardState:
         if message.claim is not None:
             self._leased -= 1
             assert self._leased >= 0, "each lease was counted"
-            message.claim = None
+            message.claim, message.attempt = None, 0
 
     # --- questions
 
@@ -198,18 +322,9 @@ class ShardState:
         """Number of outstanding messages, without dead letters."""
         return len(self._messages)
 
-    @property
-    def kept(self) -> int:
-        """Number of messages in a checkpoint of this state: outstanding ones and dead letters."""
-        return len(self._messages) + len(self._dead)
-
     def message(self, seqnum: SeqNum) -> Message | None:
-        """Return a message; None if it is not outstanding."""
-        return self._messages.get(seqnum)
-
-    def held_by(self, claim: SeqNum) -> tuple[SeqNum, ...]:
-        """Return the messages that a claim holds; takes time linear in the number of messages."""
-        return tuple(m.seqnum for m in self._messages.values() if m.claim == claim)
+        """Return a message or dead letter; None if it is neither."""
+        return self._messages.get(seqnum) or self._dead.get(seqnum)
 
     @property
     def leased(self) -> int:
@@ -221,6 +336,13 @@ class ShardState:
         """Dead letters, in the order in which they died."""
         return tuple(self._dead.values())
 
+    def in_order(self) -> Iterator[Message]:
+        """Return the ready messages in the order of their delivery, then the others by the end of
+        their lease or delay.
+        """
+        places = chain(self._ready, self._timed)
+        return (self._messages[seqnum] for _, seqnum in places)
+
     def ready(self, now: float) -> int:
         """Return the largest number of messages that a claim at time `now` gets.
 
@@ -228,7 +350,7 @@ class ShardState:
         """
         count = len(self._ready)
         if self._timed and self._timed[0][0] <= now:
-            count += self._timed.bisect_right((now, self.end))
+            count += self._timed.bisect_right((now, MAX_SEQNUM))
         return count
 
     def next_due(self) -> float | None:
@@ -240,33 +362,72 @@ class ShardState:
         """The outstanding message that was pushed first; dead letters are excluded."""
         return self._messages[min(self._messages)] if self._messages else None
 
-    @property
-    def needed_from(self) -> SeqNum:
-        """The seqnum below which records may be trimmed after a checkpoint of this state is
-        stored.
+    # --- trims and checkpoints
+
+    def needed_from(self, end: SeqNum) -> SeqNum:
+        """Return the seqnum below which no record of the shard holds the bytes of a message, other
+        than those set aside.
         """
-        return min((*self._messages, *self._dead), default=self.end)
+        held = chain(self._messages.values(), self._dead.values())
+        return min((m.seqnum for m in held if m.aside_at is None), default=end)
 
-    def checkpoint(self) -> QueueCheckpoint:
+    def aside_from(self, end: SeqNum) -> SeqNum:
+        """Return the seqnum below which no record with the tag `aside` is needed."""
+        held = chain(self._messages.values(), self._dead.values())
+        return min((m.aside_at for m in held if m.aside_at is not None), default=end)
+
+    def to_set_aside(self, kept_from: SeqNum, end: SeqNum) -> list[Message]:
+        """Return messages that should be set aside, the oldest first.
+
+        These are dead letters, and messages under a lease or delay, that keep more records from
+        being trimmed than must be kept for other reasons: for ready messages, or from `kept_from`
+        on. `end` is where the applied records end.
+        """
+        ready = (s for _, s in self._ready if self._messages[s].aside_at is None)
+        kept = end - min(kept_from, min(ready, default=end))
+        waiting = (self._messages[seqnum] for _, seqnum in self._timed)
+        return sorted(
+            (
+                message
+                for message in chain(self._dead.values(), waiting)
+                if message.aside_at is None and end - message.seqnum > 2 * kept
+            ),
+            key=lambda message: message.seqnum,
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of messages, dead letters and remembered ids."""
+        return len(self._messages) + len(self._dead) + len(self._ids)
+
+    def snapshot(self) -> ShardSnapshot:
         """Return the whole state, from which another process can continue."""
-        held = (*self._messages.values(), *self._dead.values())
-        return QueueCheckpoint(self.end, self.clock, tuple(map(_held_message, held)))
+        held = chain(self._messages.values(), self._dead.values())
+        return ShardSnapshot(
+            self.clock,
+            tuple([_held_message(message) for message in held]),
+            tuple([RememberedId(*one) for one in self._ids.items()]),
+            tuple(self._cancelled),
+        )
 
-    def _restore(self, checkpoint: QueueCheckpoint) -> None:
-        self.end, self.clock = checkpoint.end, checkpoint.clock
-        for held in checkpoint.messages:
+    def _restore(self, snapshot: ShardSnapshot) -> None:
+        self.clock = snapshot.clock
+        self._ids.update(snapshot.ids)
+        self._cancelled.update(dict.fromkeys(snapshot.cancelled))
+        for held in snapshot.messages:
             message = Message(
-                held.seqnum, held.pushed_at, held.priority, held.tries_max, held.tries
-            )
-            if held.dead:
-                message.dead = True
+                held.seqnum, held.pushed_at, held.priority, held.tries_max, held.tries,
+                aside_at=held.aside_at,
+            )  # fmt: skip
+            if held.is_dead:
+                message.is_dead = True
                 self._dead[held.seqnum] = message
                 continue
             self._messages[held.seqnum] = message
             if held.until is None:
-                self._ready.add(message.place)
+                self._ready.add(message.rank)
                 continue
-            message.claim = held.claim
+            message.claim, message.attempt = held.claim, held.attempt
             self._leased += held.claim is not None
             self._time(message, held.until)
 
@@ -281,11 +442,16 @@ class ShardState:
         assert self._leased <= len(timed)
         assert all(self._messages[seqnum].until is not None for seqnum in timed)
         assert all(self._messages[seqnum].claim is None for seqnum in ready)
-        assert all(message.dead for message in self._dead.values())
-        assert not any(message.dead for message in self._messages.values())
+        assert all(message.is_dead for message in self._dead.values())
+        assert not any(message.is_dead for message in self._messages.values())
+        assert all(m.attempt == 0 for m in self._messages.values() if m.claim is None)
+        assert all(m.tries >= 0 for m in self._messages.values())
+        assert len(self._ids) <= IDS_MAX
+        assert len(self._cancelled) <= CANCELLED_MAX
 
 
 def _held_message(m: Message) -> HeldMessage:
     return HeldMessage(
-        m.seqnum, m.pushed_at, m.priority, m.tries, m.tries_max, m.until, m.claim, m.dead
-    )
+        m.seqnum, m.pushed_at, m.priority, m.tries, m.tries_max, m.until, m.claim, m.attempt,
+        m.is_dead, m.aside_at,
+    )  # fmt: skip

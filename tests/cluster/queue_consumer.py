@@ -18,6 +18,8 @@ import uvloop
 
 import indilog
 from bokiqueue import Delivery, LeaseLostError, Queue
+from indilog.base.ids import UserTag
+from indilog.base.log import Log
 
 TASKS = 8
 LEASE_S = 1.0
@@ -25,6 +27,15 @@ LATE_S = 1.5
 LATE_EVERY = 50
 """One of this many deliveries is acknowledged only after its lease has ended."""
 TRIES = 1000
+
+
+def keep_records(log: Log) -> None:
+    """Let this log trim nothing, so that its records can be checked."""
+
+    async def trim(until: int, *, tag: UserTag | None = None) -> None:
+        pass
+
+    log.trim = trim  # type: ignore[method-assign]
 
 
 def _tell(word: str, delivery: Delivery) -> None:
@@ -37,7 +48,9 @@ async def _consume_for_ever(url: str, log: str, name: str, shards: int) -> None:
         deliveries = count(1)
 
         async def consume() -> None:
-            queue = Queue(client.log(log), name, shards=shards, tries=TRIES)
+            mine = client.log(log)
+            keep_records(mine)
+            queue = Queue(mine, name, shards=shards, tries=TRIES)
             while True:
                 delivery = await queue.take(wait=30, lease=LEASE_S)
                 if delivery is None:

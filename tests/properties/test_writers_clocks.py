@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from bokiflow.locks.lock_records import Acquire, Release, Remind, lock_tags
 from bokiflow.locks.lock_records import ExtendLease as Renew
 from bokiflow.locks.lock_records import encode as lock_encoded
-from bokiflow.locks.lock_replica import LockReplica
+from bokiflow.locks.lock_replica import new_replica
 from bokiflow.runs import records as flow
 from bokiflow.runs.run_log import read_run
 from bokiflow.runs.run_state import Run
@@ -83,16 +83,15 @@ async def queue(world: World, history: Sequence[tuple[float, float, Any]]) -> ob
     shard, outcomes = replica.shards[0], []
     for gap_s, off_s, command in history:
         world.go_on(gap_s, off_s)
-        seqnum = await log.append(queue_encoded(command), tags=[replica.tags.shards[0]])
-        shard.note_records_below(seqnum + 1)
-        await replica.catch_up(log, shard, seqnum + 1)
-        if not isinstance(command, PushMessage):
-            outcomes.append(shard.outcome(seqnum))
-    return outcomes, shard.state.checkpoint(), shard.state.next_due()
+        if isinstance(command, PushMessage):
+            await log.append(queue_encoded(command), tags=[replica.tags.shards[0]])
+        else:
+            outcomes.append((await shard.submit(log, command)).touched)
+    return outcomes, shard.state.snapshot(), shard.state.next_due()
 
 
 async def lock(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
-    replica, log = LockReplica("hotel"), world.logs.log("work")
+    replica, log = new_replica("hotel"), world.logs.log("work")
     holders = []
     for gap_s, off_s, command in history:
         world.go_on(gap_s, off_s)
@@ -100,7 +99,7 @@ async def lock(world: World, history: Sequence[tuple[float, float, Any]]) -> obj
         await replica.catch_up(log)
         holder = replica.state.holder
         holders.append(None if holder is None else (holder.token, holder.until))
-    return holders, replica.state.checkpoint()
+    return holders, replica.state.snapshot()
 
 
 async def invocations(world: World, history: Sequence[tuple[float, float, Any]]) -> object:

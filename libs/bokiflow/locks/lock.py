@@ -21,13 +21,15 @@ from bokiflow.locks.lock_records import (
     OWNER_CHARACTERS_MAX,
     SECONDS_MAX,
     Acquire,
+    Command,
     ExtendLease,
     Release,
     Remind,
+    encode,
 )
 from bokiflow.locks.lock_renewal import Renewal
-from bokiflow.locks.lock_replica import CommandOutcome, LockReplica, replica_of
-from bokiflow.locks.lock_state import QUEUE_MAX
+from bokiflow.locks.lock_replica import LockReplica, replica_of
+from bokiflow.locks.lock_state import QUEUE_MAX, CommandOutcome
 from bokiflow.runs.errors import (
     LockLostError,
     LockQueueFullError,
@@ -86,12 +88,13 @@ class HeldLock:
                 releases it.
         """
         await self._append_command(Release(self.token))
-        with contextlib.suppress(IndilogError):  # the lock is released, even if this fails
-            await self._replica.save(self._log)
+        if self._replica.is_save_due:
+            with contextlib.suppress(IndilogError):  # the lock is released, even if this fails
+                await self._replica.save(self._log)
 
     async def _append_command(self, command: ExtendLease | Release) -> None:
-        outcome = await self._replica.append(self._log, command)
-        if outcome is None or outcome.token is None:
+        outcome = await self._replica.append(self._log, encode(command))
+        if outcome.token is None:
             raise LockLostError(self.name, self.token)
 
     def __repr__(self) -> str:
@@ -232,7 +235,7 @@ class _PlaceInQueue:
         token: SeqNum | None = None
         try:
             token = await self._join(owner, ends)
-            return None if token is None else await self._wait_until_held(token, ends)
+            return await self._wait_until_held(token, ends)
         except (IndilogError, asyncio.CancelledError):
             has_left = leaves and await self._has_left(owner)
             if token is None or has_left:
@@ -248,7 +251,7 @@ class _PlaceInQueue:
             if self._replica.state.place(token) is None:
                 return None  # this process was paused: its lease, or its wait, has ended
             if seconds_now() >= ends:
-                await self._replica.append(self._log, Release(token))
+                await self._append(Release(token))
                 return None
             await self._wait_for_records(token, ends)
         return token
@@ -262,26 +265,28 @@ class _PlaceInQueue:
             return True
         return False
 
-    async def _join(self, owner: str, ends: float) -> SeqNum | None:
-        """Join the queue and return the token; None: the place has already ended."""
+    async def _join(self, owner: str, ends: float) -> SeqNum:
+        """Join the queue and return the token."""
         wait_s = None if ends == math.inf else min(max(0.0, ends - seconds_now()), SECONDS_MAX)
-        outcome = await self._replica.append(self._log, Acquire(owner, self._lease_s, wait_s))
-        token = self._replica.state.token_of(owner) if outcome is None else outcome.token
-        if outcome is not None and token is None:
+        outcome = await self._append(Acquire(owner, self._lease_s, wait_s))
+        if outcome.token is None:
             raise LockQueueFullError(
                 f"{QUEUE_MAX:,} callers wait for lock {self._name!r} already; try again later."
             )
         self._note_log_time(outcome)
-        return token
+        return outcome.token
 
     async def leave(self, owner: str) -> None:
         """Leave the queue, or release the lock."""
         await self._replica.catch_up(self._log)
         if (token := self._replica.state.token_of(owner)) is not None:
-            await self._replica.append(self._log, Release(token))
+            await self._append(Release(token))
 
-    def _note_log_time(self, outcome: CommandOutcome | None) -> None:
-        self._log_time = self._replica.state.clock if outcome is None else outcome.ordered_at
+    async def _append(self, command: Command) -> CommandOutcome:
+        return await self._replica.append(self._log, encode(command))
+
+    def _note_log_time(self, outcome: CommandOutcome) -> None:
+        self._log_time = outcome.ordered_at
         self._time = seconds_now()
 
     async def _wait_for_records(self, token: SeqNum, ends: float) -> None:
@@ -289,16 +294,16 @@ class _PlaceInQueue:
         now = seconds_now()
         due_s = self._due_s(token, now)
         wait_s = max(_REMINDER_S_MIN, min(due_s, ends - now))
-        commands = self._replica.tags.commands
+        commands = self._replica.stream.tag
         try:
-            record = await self._log.read_next(commands, self._replica.state.end, wait=wait_s)
+            record = await self._log.read_next(commands, self._replica.end, wait=wait_s)
             has_new_records = record is not None
         except TrimmedError:
             has_new_records = True  # a checkpoint covers the new records
         if has_new_records:
             await self._replica.catch_up(self._log)
         elif seconds_now() - now >= due_s:
-            self._note_log_time(await self._replica.append(self._log, Remind()))
+            self._note_log_time(await self._append(Remind()))
 
     def _due_s(self, token: SeqNum, now: float) -> float:
         """Return the seconds until the holder's lease ends, by the time of the log."""

@@ -13,8 +13,8 @@ import msgspec
 from bokiflow.runs.errors import FlowVersionError, LockSettingsError
 from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 
-VERSION: Final = 1
-_FORMAT: Final = RecordFormat(b"\xb0L", VERSION, of="a lock", error=FlowVersionError)
+VERSION: Final = 2
+FORMAT: Final = RecordFormat(b"\xb0L", VERSION, of="a lock", error=FlowVersionError)
 SECONDS_MAX: Final = 366.0 * 86_400
 """Seconds of the longest lease or wait (366 days)."""
 OWNER_CHARACTERS_MAX: Final = 1024
@@ -73,12 +73,16 @@ class QueuePlace(msgspec.Struct, frozen=True, array_like=True):
     until: float | None
 
 
-class LockCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint"):
-    """The state of a lock as of its records below seqnum `end`."""
+class LockSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a lock, as the content of a checkpoint (`indilog.replayed`).
 
-    end: _SeqNum
+    `clock`: time of the last record, by the log. `released`: tokens that were released last, the
+    oldest first.
+    """
+
     clock: float
     queue: tuple[QueuePlace, ...]
+    released: tuple[_SeqNum, ...]
 
 
 class LockTags(NamedTuple):
@@ -89,7 +93,7 @@ class LockTags(NamedTuple):
 
 
 _decode_command = msgspec.msgpack.Decoder(Command).decode
-_decode_checkpoint = msgspec.msgpack.Decoder(LockCheckpoint).decode
+decode_snapshot = msgspec.msgpack.Decoder(LockSnapshot).decode
 
 
 def lock_tags(name: str) -> LockTags:
@@ -106,21 +110,16 @@ def lock_tags(name: str) -> LockTags:
     return LockTags(_TAG_PREFIX + name, _TAG_PREFIX + name + _TAG_SUFFIX)
 
 
-def encode(content: Command | LockCheckpoint) -> bytes:
+def encode(content: Command) -> bytes:
     """Return a record's data."""
-    return _FORMAT.encoded(content)
+    return FORMAT.encoded(content)
 
 
 def decode_command(data: bytes) -> Command | None:
     """Return the command in a record; None if the data is not of a lock.
 
     Raises:
-        FlowVersionError: a later version wrote the record.
+        FlowVersionError: another version wrote the record.
     """
-    command: Command | None = _FORMAT.decoded(data, _decode_command)
+    command: Command | None = FORMAT.decoded(data, _decode_command)
     return command
-
-
-def decode_checkpoint(data: bytes) -> LockCheckpoint | None:
-    """Return the checkpoint in a record. None and errors are as in `decode_command`."""
-    return _FORMAT.decoded(data, _decode_checkpoint)

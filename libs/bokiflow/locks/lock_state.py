@@ -10,23 +10,33 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from bokiflow.locks.lock_records import (
     Acquire,
     Command,
     ExtendLease,
-    LockCheckpoint,
+    LockSnapshot,
     QueuePlace,
     Release,
     Remind,
+    decode_command,
 )
+from indilog import Record
+from indilog.replayed import State
 from indilog.sdk import SeqNum
 
 _RELEASED_MAX: Final = 256
 """Number of released tokens that are kept, so that a release may be repeated."""
 QUEUE_MAX: Final = 4096
 """Largest number of requests in the queue of one lock, including the holder's."""
+
+
+class CommandOutcome(NamedTuple):
+    """The token that a command affected, and the time of its record (seconds since 1970)."""
+
+    token: SeqNum | None
+    ordered_at: float
 
 
 @dataclass(slots=True)
@@ -41,42 +51,41 @@ class LockRequest:
     until: float | None
 
 
-class LockState:
+class LockState(State[CommandOutcome]):
     """Applies the records of a lock in order.
 
     Attributes:
-        end: records below this seqnum are applied.
         clock: `ordered_at` of the last applied record, seconds since 1970.
     """
 
-    def __init__(self, checkpoint: LockCheckpoint | None = None) -> None:
-        self.end: SeqNum = 0
+    def __init__(self, snapshot: LockSnapshot | None = None) -> None:
         self.clock = 0.0
         self._queue: dict[SeqNum, LockRequest] = {}
         self._tokens: dict[str, SeqNum] = {}
         """The token of each owner in the queue."""
         self._released: OrderedDict[SeqNum, None] = OrderedDict()
-        """Released tokens, to answer repeated releases. They do not affect the lock, so checkpoints
-        omit them.
-        """
-        if checkpoint is not None:
-            self.end, self.clock = checkpoint.end, checkpoint.clock
-            for place in checkpoint.queue:
+        """Released tokens, to answer repeated releases."""
+        if snapshot is not None:
+            self.clock = snapshot.clock
+            self._released.update(dict.fromkeys(snapshot.released))
+            for place in snapshot.queue:
                 self._join(LockRequest(place.token, place.owner, place.lease_s, place.until))
 
     # --- applying records
 
-    def apply(self, seqnum: SeqNum, ordered_at: float, command: Command | None) -> SeqNum | None:
-        """Apply the record at `seqnum`; return the token that it affected.
+    def apply(self, record: Record) -> CommandOutcome:
+        """Apply the next record; return the token that it affected.
 
         For an `Acquire`, this is the token of the place in the queue, or None if the queue is full.
         For a `Release` (first or repeated) or `ExtendLease`, it is the holder's token, or None if
         the token does not hold the lock.
         """
-        assert seqnum >= self.end, "records are applied in order"
-        self.end = seqnum + 1
-        self.clock = max(self.clock, ordered_at)
+        command = decode_command(record.data)
+        self.clock = max(self.clock, record.ordered_at)
         self._on_clock()
+        return CommandOutcome(self._effect(record.seqnum, command), record.ordered_at)
+
+    def _effect(self, seqnum: SeqNum, command: Command | None) -> SeqNum | None:
         match command:
             case Acquire():
                 token = self._acquire(seqnum, command)
@@ -174,10 +183,15 @@ class LockState:
         """Number of requests in the queue, including the holder's."""
         return len(self._queue)
 
-    def checkpoint(self) -> LockCheckpoint:
+    @property
+    def size(self) -> int:
+        """Number of places and released tokens in a snapshot."""
+        return len(self._queue) + len(self._released)
+
+    def snapshot(self) -> LockSnapshot:
         """Return the whole state, from which another process can continue."""
         queue = (QueuePlace(r.token, r.owner, r.lease_s, r.until) for r in self._queue.values())
-        return LockCheckpoint(self.end, self.clock, tuple(queue))
+        return LockSnapshot(self.clock, tuple(queue), tuple(self._released))
 
     def check_invariants(self) -> None:
         """Assert that the queue is sorted and has each owner once."""
@@ -187,4 +201,3 @@ class LockState:
         assert len(self._queue) <= QUEUE_MAX
         assert len(self._released) <= _RELEASED_MAX
         assert not self._released.keys() & self._queue.keys(), "a token is released once"
-        assert all(token < self.end for token in self._queue), "a place begins with a record"

@@ -17,8 +17,7 @@ import pytest
 import indilog
 from bokiflow import Lock
 from bokiflow.runs.errors import LockTimeoutError
-from bokiqueue import Queue
-from bokiqueue.queue import Delivery
+from bokiqueue import Delivery, Queue
 from indilog.link.access import reach
 from indilog.remote_client import RemoteClient
 from tests.cluster.platform_process import PlatformProcess, platform

@@ -14,6 +14,7 @@ from indilog.base.errors import IndilogError
 from indilog.remote_client import RemoteClient
 from tests.cluster.faults.queue_evidence import Replayed, Reported, faults
 from tests.cluster.faults.test_kill_consumers import records_of
+from tests.cluster.queue_consumer import keep_records
 from tests.nemesis.recording import Recorder
 
 LOG: Final = "work"
@@ -22,7 +23,6 @@ SHARDS: Final = 2
 LEASE_S: Final = 3.0
 TRIES: Final = 1000
 PAUSE_S: Final = 0.1
-PIN_S: Final = 100 * 3600.0
 EMPTY_S_MAX: Final = 120.0
 
 
@@ -36,12 +36,6 @@ class Mail:
         self.reported: list[Reported] = []
         self._recorder = recorder
         self._numbers = count()
-        self._pins: list[int] = []
-
-    async def prepare(self, client: RemoteClient) -> None:
-        """Push a message into each shard that is not due yet, which keeps all after it."""
-        queue = _queue(client)
-        self._pins = [await queue.push(b"pin", delay=PIN_S) for _ in range(SHARDS)]
 
     async def produce(self, client: RemoteClient) -> None:
         """Push numbers without end."""
@@ -74,31 +68,32 @@ class Mail:
                 continue
             if delivery is None:
                 continue
-            reported.got[delivery.claim] = (delivery.seqnum, int(delivery.data))
+            held = (delivery.claim, delivery.seqnum)
+            reported.got[held] = int(delivery.data)
             try:
                 await delivery.acknowledge()
             except LeaseLostError:
-                reported.late.add(delivery.claim)
+                reported.late.add(held)
                 self._recorder.count("acknowledge", "late")
             except IndilogError:
                 self._recorder.count("acknowledge", "unknown")
             else:
-                reported.done.add(delivery.claim)
+                reported.done.add(held)
                 self._recorder.count("acknowledge", "ok")
 
     async def emptied(self, client: RemoteClient) -> None:
-        """Wait until only the messages that are not due are left, or a long time has passed."""
+        """Wait until no message is left, or a long time has passed."""
         queue = _queue(client)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EMPTY_S_MAX):
-                while (await queue.stats()).depth > SHARDS:  # noqa: ASYNC110 - not announced
+                while (await queue.stats()).depth:  # noqa: ASYNC110 - not announced
                     await asyncio.sleep(0.2)
 
     async def judged(self, client: RemoteClient) -> list[str]:
         """Return all contradictions, after the load has ended."""
         log = client.log(LOG)
-        shards = [Replayed(await records_of(log, *one)) for one in enumerate(self._pins)]
+        shards = [Replayed(await records_of(log, number)) for number in range(SHARDS)]
         return self.contradictions(shards)
 
     def contradictions(self, shards: list[Replayed]) -> list[str]:
@@ -112,5 +107,6 @@ class Mail:
 
 
 def _queue(client: RemoteClient) -> Queue:
-    replica = QueueReplica(NAME, SHARDS)
-    return Queue(client.log(LOG), NAME, shards=SHARDS, tries=TRIES, replica=replica)
+    replica, log = QueueReplica(NAME, SHARDS), client.log(LOG)
+    keep_records(log)
+    return Queue(log, NAME, shards=SHARDS, tries=TRIES, replica=replica)

@@ -59,8 +59,7 @@ class Workload:
         self._stop = asyncio.Event()
 
     async def begin(self) -> None:
-        """Prepare the queue and the workflow, and start all callers."""
-        await self._mail.prepare(await self._client(0))
+        """Prepare the workflow, and start all callers."""
         await self._orders.prepare(self._https[0])
         seed = self._seed * 100
         for n in range(SESSIONS):

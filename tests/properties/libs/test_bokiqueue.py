@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bokiqueue import Delivery, LeaseLostError, Queue, QueueReplica, waiting
-from bokiqueue import replica as replica_module
+from bokiqueue import shard as shard_module
 from bokiqueue.records import (
     Acknowledge,
+    CancelClaim,
     Claim,
+    Command,
     ExtendClaim,
     PushMessage,
     Requeue,
-    decode_command,
+    SetAside,
+    decode_commands,
 )
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.log import Record, Session
@@ -36,6 +40,9 @@ from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepp
 from tests.support.elapsing_log import Kept, Time
 
 SHARDS = 2
+
+
+Settled = Acknowledge | Requeue | ExtendClaim
 
 
 @dataclass
@@ -47,17 +54,25 @@ class Item:
     state: str
     until: float
     claim: int = -1
+    attempt: int = 0
     tries: int = 0
 
 
 class Model:
-    """A simple replay of one shard; `got` and `done` are the effects of each record."""
+    """A simple replay of one shard.
+
+    Attributes:
+        got: by the seqnum of a record, the messages that its claims got.
+        done: by command, whether it took effect, each time that it appears.
+    """
 
     def __init__(self) -> None:
         self.items: dict[int, Item] = {}
-        self.got: dict[int, int | None] = {}
-        self.done: dict[int, bool] = {}
+        self.got: dict[int, list[int]] = defaultdict(list)
+        self.done: dict[Settled, list[bool]] = defaultdict(list)
         self.acknowledged: list[int] = []
+        self.ids: set[bytes] = set()
+        self.cancelled: set[int] = set()
         self.clock = 0.0
 
     def add(self, record: Record) -> None:
@@ -65,36 +80,53 @@ class Model:
         for item in self.items.values():
             if item.state in {"leased", "delayed"} and item.until <= self.clock:
                 self.rest(item)
-        command = decode_command(record.data)
+        for command in decode_commands(record.data):
+            self.apply(record.seqnum, command)
+
+    def apply(self, seqnum: int, command: Command) -> None:
         match command:
             case PushMessage(delay_s=delay_s):
                 state = "delayed" if delay_s else "ready"
-                self.items[record.seqnum] = Item(
-                    record.seqnum, command, state, self.clock + delay_s
-                )
-            case Claim(count=1, lease_s=lease_s):
-                ready = [item for item in self.items.values() if item.state == "ready"]
-                ready.sort(key=lambda item: (-item.push.priority, item.seqnum))
-                self.got[record.seqnum] = ready[0].seqnum if ready else None
-                for item in ready[:1]:
-                    item.state, item.claim = "leased", record.seqnum
-                    item.until, item.tries = self.clock + lease_s, item.tries + 1
+                if command.id is None or command.id not in self.ids:
+                    self.items[seqnum] = Item(seqnum, command, state, self.clock + delay_s)
+                self.ids |= {command.id} if command.id is not None else set()
+            case Claim():
+                self.claim(seqnum, command)
+            case CancelClaim(attempt):
+                held = [i for i in self.items.values() if i.state == "leased"]
+                held = [item for item in held if item.attempt == attempt]
+                for item in held:
+                    item.tries -= 1
+                    self.rest(item)
+                self.cancelled |= set() if held else {attempt}
             case Acknowledge() | Requeue() | ExtendClaim():
                 (message,) = command.messages
                 item = self.items[message]
-                held = item.state == "leased" and item.claim == command.claim
-                self.done[record.seqnum] = held
-                if held:
+                is_held = item.state == "leased" and item.claim == command.claim
+                self.done[command].append(is_held)
+                if is_held:
                     self.settle(item, command)
+            case SetAside():
+                pass
             case _:
                 raise AssertionError(f"no command is {command}")
 
-    def settle(self, item: Item, command: Acknowledge | Requeue | ExtendClaim) -> None:
+    def claim(self, seqnum: int, claim: Claim) -> None:
+        if claim.attempt in self.cancelled:
+            return
+        ready = [item for item in self.items.values() if item.state == "ready"]
+        ready.sort(key=lambda item: (-item.push.priority, item.seqnum))
+        for item in ready[: claim.count]:
+            self.got[seqnum].append(item.seqnum)
+            item.state, item.claim, item.attempt = "leased", seqnum, claim.attempt
+            item.until, item.tries = self.clock + claim.lease_s, item.tries + 1
+
+    def settle(self, item: Item, command: Settled) -> None:
         if isinstance(command, Acknowledge):
             item.state = "done"
             self.acknowledged.append(item.seqnum)
         elif isinstance(command, ExtendClaim):
-            item.until = self.clock + command.lease_s
+            item.until, item.attempt = self.clock + command.lease_s, 0
         elif command.delay_s and item.tries < item.push.tries_max:
             item.state, item.until = "delayed", self.clock + command.delay_s
         else:
@@ -116,53 +148,61 @@ class Person:
         self.queue = Queue(self.log, "mail", shards=SHARDS, tries=2, replica=mine)
         self.time = time
         self.held: list[Delivery] = []
-        self.took: dict[int, int] = {}
-        self.reported: dict[int, bool] = {}
+        self.took: list[tuple[int, int]] = []
+        """Claims and their messages."""
+        self.reported: dict[Settled, list[bool | None]] = defaultdict(list)
+        """By command, whether it took effect, each time; None: unknown."""
 
     async def live(self, program: Sequence[tuple[Any, ...]]) -> None:
         for action in program:
             match action:
-                case ("push", priority, delay, key):
-                    await self.queue.push(b"x", priority=priority, delay=delay, shard_key=key)
+                case ("push", priority, delay, key, push_id):
+                    await self.queue.push(
+                        b"x", priority=priority, delay=delay, shard_key=key, id=push_id
+                    )
                 case ("take", lease):
-                    if (delivery := await self.queue.take(lease=lease)) is not None:
-                        self.held.append(delivery)
-                        self.took[delivery.claim] = delivery.seqnum
+                    await self.take(lease)
                 case ("pass", seconds):
                     self.time.now += seconds
                 case _:
                     await self.append(*action)
 
+    async def take(self, lease: float) -> None:
+        with contextlib.suppress(AppendOutcomeUnknownError):  # others have trimmed it
+            if (delivery := await self.queue.take(lease=lease)) is not None:
+                self.held.append(delivery)
+                self.took.append((delivery.claim, delivery.seqnum))
+
     async def append(self, what: str, *options: float) -> None:
         if not self.held:
             return
         delivery = self.held.pop(0)
+        claim, messages = delivery.claim, (delivery.seqnum,)
+        command: Settled
         try:
             if what == "acknowledge":
+                command = Acknowledge(claim, messages)
                 await delivery.acknowledge()
             elif what == "give back":
+                command = Requeue(claim, messages, options[0])
                 await delivery.requeue(delay=options[0])
             else:
+                command = ExtendClaim(claim, messages, options[0])
                 self.held.append(delivery)
                 await delivery.extend(options[0])
         except LeaseLostError:
-            self.reported[self.last_command()] = False
+            self.reported[command].append(False)
         except AppendOutcomeUnknownError:
-            assert replica_module.KEPT_BEHIND == 1, "others have not trimmed it yet"
+            self.reported[command].append(None)
         else:
-            self.reported[self.last_command()] = True
-
-    def last_command(self) -> int:
-        """The record that showed it; a checkpoint may have followed."""
-        kept = self.logs.kept
-        return next(s for s in reversed(self.log.appended) if decode_command(kept[s].data))
+            self.reported[command].append(True)
 
 
 seconds = st.sampled_from([1.0, 2.0, 5.0])
 actions = st.one_of(
     st.tuples(
         st.just("push"), st.sampled_from([0, 0, 1]), st.sampled_from([0.0, 0.0, 2.0]),
-        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from(["a", "b", "c"]), st.sampled_from([None, None, "1"]),
     ),
     st.tuples(st.just("take"), seconds),
     st.tuples(st.just("take"), seconds),
@@ -184,17 +224,21 @@ def replayed(logs: Kept) -> list[Model]:
 
 def check(logs: Kept, people: Sequence[Person]) -> list[Model]:
     models = replayed(logs)
-    got = {claim: message for model in models for claim, message in model.got.items()}
-    done = {place: held for model in models for place, held in model.done.items()}
+    got = {claim: messages for model in models for claim, messages in model.got.items()}
+    took = [one for person in people for one in person.took]
+    assert len(set(took)) == len(took), "one consumer gets a claimed message"
+    assert all(message in got.get(claim, ()) for claim, message in took)
+    done = {command: held for model in models for command, held in model.done.items()}
     for person in people:
-        for claim, message in person.took.items():
-            assert got[claim] == message
-        for place, held in person.reported.items():
-            assert done[place] == held
+        for command, reported in person.reported.items():
+            there = done.get(command, [])
+            assert all(told in {held, None} for told, held in zip(reported, there, strict=False))
+            assert all(told is None for told in reported[len(there) :])
     for model in models:
         assert len(set(model.acknowledged)) == len(model.acknowledged), "acknowledged once"
-        firsts = list(dict.fromkeys(m for m in model.got.values() if m is not None))
-        usual = [m for m in firsts if model.items[m].push == PushMessage(b"x", 0, 0.0, 2)]
+        firsts = list(dict.fromkeys(m for _, ms in sorted(model.got.items()) for m in ms))
+        pushes = {m: model.items[m].push for m in firsts}
+        usual = [m for m, push in pushes.items() if (push.priority, push.delay_s) == (0, 0.0)]
         assert usual == sorted(usual), "first deliveries are in the order of pushes"
     return models
 
@@ -203,8 +247,7 @@ def check(logs: Kept, people: Sequence[Person]) -> list[Model]:
 @given(
     programs=st.lists(st.lists(actions, min_size=1, max_size=16), min_size=1, max_size=3),
     order_seed=st.integers(0, 2**32),
-    checkpoint_every=st.sampled_from([1, 3, 1024]),
-    kept_behind=st.sampled_from([1, 128]),
+    checkpoint_every=st.sampled_from([2, 3, 1024]),
     is_shared=st.booleans(),
 )
 def test_every_consumer_gets_the_result_of_a_plain_replay_of_the_log(
@@ -212,15 +255,13 @@ def test_every_consumer_gets_the_result_of_a_plain_replay_of_the_log(
     programs: list[list[tuple[Any, ...]]],
     order_seed: int,
     checkpoint_every: int,
-    kept_behind: int,
     is_shared: bool,
 ) -> None:
     time = Time()
     logs = Kept(time)
     with (
         mock.patch.object(waiting, "seconds_now", time),
-        mock.patch.object(replica_module, "CHECKPOINT_EVERY", checkpoint_every),
-        mock.patch.object(replica_module, "KEPT_BEHIND", kept_behind),
+        mock.patch.object(shard_module, "CHECKPOINT_EVERY", checkpoint_every),
     ):
         replica = QueueReplica("mail", SHARDS) if is_shared else None
         people = [Person(logs, time, replica) for _ in programs]
@@ -230,9 +271,9 @@ def test_every_consumer_gets_the_result_of_a_plain_replay_of_the_log(
         )
     models = check(logs, people)
     for person in people:
-        for number, shard in enumerate(person.queue.replica.shards):
+        for shard in person.queue.replica.shards:
             shard.state.check_invariants()
-            assert shard.state.end <= max((0, *models[number].items, logs.position))
+            assert shard.end <= logs.position
     with mock.patch.object(waiting, "seconds_now", time):
         (stats,) = run_stepped([Person(logs, time).queue.stats()], lambda ready: ready[0])
     states = [item.state for model in models for item in model.items.values()]
@@ -246,7 +287,7 @@ def test_of_two_consumers_one_gets_the_message_in_every_interleaving() -> None:
         logs = Kept(time)
         people = [Person(logs, time) for _ in range(2)]
         with mock.patch.object(waiting, "seconds_now", time):
-            run_stepped([people[0].live([("push", 0, 0.0, "a")])], lambda ready: ready[0])
+            run_stepped([people[0].live([("push", 0, 0.0, "a", None)])], lambda ready: ready[0])
             for person in people:
                 run_stepped([person.queue.replica.open(person.log)], lambda ready: ready[0])
             run_stepped([p.live([("take", 5.0)]) for p in people], choose)
@@ -264,7 +305,7 @@ def test_two_callers_of_a_process_get_the_two_messages_in_every_interleaving() -
         logs = Kept(time)
         replica = QueueReplica("mail", SHARDS)
         with mock.patch.object(waiting, "seconds_now", time):
-            pushes = [("push", 0, 0.0, "a"), ("push", 0, 0.0, "a")]
+            pushes = [("push", 0, 0.0, "a", None), ("push", 0, 0.0, "a", None)]
             run_stepped([Person(logs, time).live(pushes)], lambda ready: ready[0])
             people = [Person(logs, time, replica) for _ in range(2)]
             run_stepped([replica.open(people[0].log)], lambda ready: ready[0])
@@ -274,6 +315,31 @@ def test_two_callers_of_a_process_get_the_two_messages_in_every_interleaving() -
 
     outcomes = list(interleavings(run))
     assert all(map(all, outcomes))
+    assert len(outcomes) > 10
+
+
+def test_a_push_of_two_executions_is_delivered_once_in_every_interleaving() -> None:
+    """Two executions of a step push with the step's key; a third process consumes meanwhile."""
+
+    def run(choose: Choose) -> int:
+        time = Time()
+        logs = Kept(time)
+        people = [Person(logs, time) for _ in range(3)]
+        with mock.patch.object(waiting, "seconds_now", time):
+            for person in people:
+                run_stepped([person.queue.replica.open(person.log)], lambda ready: ready[0])
+            push: list[tuple[Any, ...]] = [("push", 0, 0.0, "a", "shop/order-1/2")]
+            take: list[tuple[Any, ...]] = [("take", 5.0), ("acknowledge",)]
+            programs = (push, push, take)
+            living = [p.live(program) for p, program in zip(people, programs, strict=True)]
+            run_stepped(living, choose)
+            run_stepped([people[2].live(take * 2)], lambda ready: ready[0])
+        (model,) = [model for model in check(logs, people) if model.items]
+        assert len(model.acknowledged) == 1
+        return len(people[2].took)
+
+    outcomes = list(interleavings(run))
+    assert set(outcomes) == {1}
     assert len(outcomes) > 10
 
 

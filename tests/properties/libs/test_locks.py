@@ -14,8 +14,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bokiflow import HeldLock, Lock, LockLostError, LockTimeoutError
@@ -26,24 +27,23 @@ from bokiflow.locks.lock_records import (
     Acquire,
     Command,
     ExtendLease,
-    LockCheckpoint,
+    LockSnapshot,
     QueuePlace,
     Release,
     Remind,
-    decode_checkpoint,
     decode_command,
+    decode_snapshot,
     encode,
 )
-from bokiflow.locks.lock_replica import LockCheckpoints, LockReplica
+from bokiflow.locks.lock_replica import new_replica, replica_of
 from bokiflow.locks.lock_state import LockState
-from indilog.base.errors import TrimmedError
-from indilog.base.ids import SeqNum, tag_columns
-from indilog.base.log import Log, Record, Session
+from indilog.base.errors import AppendOutcomeUnknownError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Record, Session
 from indilog.testing.stepper import Choose, interleavings, run_stepped
 from tests.support.elapsing_log import ElapsingLog, Kept, Time
 
 NAME = "hotel:7"
-FLOOR = tag_columns("work", (f"lock:{NAME}",))[1]
 
 
 class OwnLog(ElapsingLog):
@@ -123,6 +123,7 @@ class Person:
         self.time = time
         self.name = name
         self.held: list[HeldLock] = []
+        self.released: list[HeldLock] = []
         self.got: list[tuple[SeqNum, SeqNum]] = []
         """Tokens, each with the last record that there was when it was got."""
         self.reported: dict[SeqNum, bool] = {}
@@ -134,9 +135,8 @@ class Person:
                     await self.acquire(owner and self.name + owner, lease, wait)
                 case ("pass", seconds):
                     self.time.now += seconds
-                case ("release",):
-                    if self.held:
-                        await self.append(self.held.pop(0).release())
+                case ("release" | "release again" as what,):
+                    await self.release(is_repeated=what == "release again")
                 case ("extend", seconds):
                     if self.held:
                         await self.append(self.held[0].extend(seconds))
@@ -151,17 +151,28 @@ class Person:
         self.held = []
 
     async def acquire(self, owner: str | None, lease: float, wait: float) -> None:
-        with contextlib.suppress(LockTimeoutError):
+        with contextlib.suppress(LockTimeoutError, AppendOutcomeUnknownError):
             lock = Lock(self.log, NAME, lease=lease, wait=wait, owner=owner)
             held = await lock.acquire()
             self.held.append(held)
-            self.got.append((held.token, held._replica.state.end - 1))
+            self.got.append((held.token, held._replica.end - 1))
+
+    async def release(self, *, is_repeated: bool) -> None:
+        """Release the lock held longest; or repeat the first release, with what is known now."""
+        if is_repeated and self.released:
+            token, replica = self.released[0].token, replica_of(self.log, NAME)
+            await self.append(HeldLock(self.log, NAME, replica, token).release())
+        elif self.held and not is_repeated:
+            self.released.append(self.held.pop(0))
+            await self.append(self.released[-1].release())
 
     async def append(self, reported: Coroutine[Any, Any, None]) -> None:
         try:
             await reported
         except LockLostError:
             self.reported[self.last_command()] = False
+        except AppendOutcomeUnknownError:
+            pass  # others trimmed the record before it was read here
         else:
             self.reported[self.last_command()] = True
 
@@ -179,11 +190,10 @@ def check(logs: Kept, people: Sequence[Person]) -> Model:
         for token, seen in person.got:
             assert model.holders[seen] == token, "a caller that learned that it has the lock had it"
         for seqnum, held in person.reported.items():
-            trimmed = logs.floor(FLOOR) > seqnum
-            assert model.done[seqnum] == held or (trimmed and not held)
-    newcomer = LockReplica(NAME)
+            assert model.done[seqnum] == held
+    newcomer = new_replica(NAME)
     asyncio.run(newcomer.catch_up(logs.log("work", Session())))
-    line = [place.token for place in newcomer.state.checkpoint().queue]
+    line = [place.token for place in newcomer.state.snapshot().queue]
     assert line == [one["token"] for one in model.line], "who begins now finds the lock as it is"
     return model
 
@@ -198,6 +208,7 @@ actions = st.one_of(
     st.tuples(st.just("release")),
     st.tuples(st.just("extend"), seconds),
     st.tuples(st.just("pass"), seconds),
+    st.tuples(st.just("release again")),
     st.tuples(st.just("restart")),
 )  # fmt: skip
 
@@ -222,7 +233,7 @@ def in_turns(seed: int, calls_max: int) -> Choose:
     programs=st.lists(st.lists(actions, min_size=1, max_size=10), min_size=1, max_size=3),
     order_seed=st.integers(0, 2**32),
     calls_max=st.sampled_from([1, 12, 40]),
-    checkpoint_every=st.sampled_from([1, 3, 1024]),
+    checkpoint_every=st.sampled_from([2, 3, 1024]),
 )
 def test_every_caller_gets_the_result_of_a_plain_replay_of_the_log(
     programs: list[list[tuple[Any, ...]]], order_seed: int, calls_max: int, checkpoint_every: int
@@ -240,7 +251,7 @@ def test_every_caller_gets_the_result_of_a_plain_replay_of_the_log(
         )
     check(logs, people)
     for person in people:
-        lock_replica.replica_of(person.log, NAME).state.check_invariants()
+        replica_of(person.log, NAME).state.check_invariants()
 
 
 def one_who_stands_still(seed: int) -> None:
@@ -248,34 +259,18 @@ def one_who_stands_still(seed: int) -> None:
     time = Time()
     logs = Kept(time)
     people = [Person(logs, time, f"person {n}") for n in range(3)]
-    program = [("acquire", None, 5.0, 100.0), ("release",)] * 5
+    program = [("acquire", None, 5.0, 100.0), ("release",), ("restart",), ("release again",)] * 4
     with (
         mock.patch.object(lock_module, "seconds_now", time),
-        mock.patch.object(lock_replica, "CHECKPOINT_EVERY", 1),
+        mock.patch.object(lock_replica, "CHECKPOINT_EVERY", 2),
     ):
         run_stepped([person.live(program) for person in people], in_turns(seed, 30))
     check(logs, people)
 
 
-def test_a_newcomer_finds_the_current_lock_also_after_a_stalled_checkpoint() -> None:
+def test_a_newcomer_finds_the_current_lock_after_a_stalled_checkpoint() -> None:
     for seed in range(150):
         one_who_stands_still(seed)
-
-
-async def newest_stays(self: LockReplica, log: Log) -> LockCheckpoints:
-    """A planted bug: the newest checkpoint counts as the one that covers most records."""
-    record = await log.read_prev(self.tags.checkpoints)
-    if record is None:
-        return LockCheckpoints(0, None, None)
-    return LockCheckpoints(record.seqnum, decode_checkpoint(record.data), None)
-
-
-def test_a_checkpoint_that_removes_a_further_one_is_caught() -> None:
-    with (
-        mock.patch.object(LockReplica, "_furthest", newest_stays),
-        pytest.raises((TrimmedError, AssertionError)),
-    ):
-        test_a_newcomer_finds_the_current_lock_also_after_a_stalled_checkpoint()
 
 
 places = st.integers(0, 2**63 - 1)
@@ -293,27 +288,26 @@ owners = st.text(max_size=20)
 )
 def test_a_command_comes_back_as_it_was_written(command: Command) -> None:
     assert decode_command(encode(command)) == command
-    assert decode_checkpoint(encode(command)) is None
 
 
 @given(
     st.builds(
-        LockCheckpoint,
-        places,
+        LockSnapshot,
         durations,
         st.lists(st.builds(QueuePlace, places, owners, durations, st.none() | durations)).map(
             tuple
         ),
+        st.lists(places).map(tuple),
     )
 )
-def test_a_checkpoint_comes_back_as_it_was_written(checkpoint: LockCheckpoint) -> None:
-    assert decode_checkpoint(encode(checkpoint)) == checkpoint
-    assert decode_command(encode(checkpoint)) is None
+def test_a_snapshot_comes_back_as_it_was_written(snapshot: LockSnapshot) -> None:
+    assert decode_snapshot(msgspec.msgpack.encode(snapshot)) == snapshot
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_command_or_nothing(data: bytes) -> None:
-    for text in (data, b"\xb0L\x01" + data):
+    assume(data[:2] != b"\xb0L")
+    for text in (data, b"\xb0L\x02" + data):
         command = decode_command(text)
         assert command is None or decode_command(encode(command)) == command
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from bokiqueue import Queue, waiting
-from bokiqueue.records import Claim, decode_command
+from bokiqueue.records import Claim, decode_commands
 from bokiqueue.replica import QueueReplica
 from indilog.base.ids import UserTag
 from indilog.testing import MemoryLog, MemoryLogs
@@ -25,7 +25,7 @@ class Counting(MemoryLog):
     claims = 0
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
-        self.claims += isinstance(decode_command(data), Claim)
+        self.claims += any(isinstance(command, Claim) for command in decode_commands(data))
         assert self.claims < 1000, "claims without limit"
         return await super().append(data, tags=tags)
 

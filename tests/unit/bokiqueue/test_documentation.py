@@ -17,12 +17,13 @@ PAGE = Path(__file__).parents[3] / "docs" / "libs" / "bokiqueue.md"
 async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {"log": MemoryLog("orders")}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         code = compile(block, str(PAGE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         if (running := eval(code, names)) is not None:
             await running
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] in {"b'to ann' 1", "b'to bob' 1"}
-    left = "2" if printed[0] == "b'to ann' 1" else "3"  # bob's message is released
+    assert printed[0] in {"b'to ann' 1", "b'to bob' 1", "b'to cid' 1"}
+    left = "4" if printed[0] == "b'to bob' 1" else "3"  # bob's message is released
     assert printed[1].split()[:3] == [left, "0", "0"]
+    assert len(printed) == 2 + int(left)

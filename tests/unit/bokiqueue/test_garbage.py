@@ -7,26 +7,46 @@ from collections.abc import Sequence
 
 import pytest
 
-from bokiqueue import Queue, QueueReplica, checkpoints
-from bokiqueue import replica as replica_module
+from bokiqueue import Queue, QueueReplica, waiting
+from bokiqueue import shard as shard_module
 from bokiqueue.message_cache import MessageCache
-from bokiqueue.records import QueueCheckpoint, encode
-from bokiqueue.replica import CHECKPOINT_EVERY, KEPT_BEHIND
+from bokiqueue.records import SetAside, decode_commands
+from bokiqueue.shard import CHECKPOINT_EVERY
 from indilog.base.errors import AppendOutcomeUnknownError, TrimmedError
-from indilog.base.log import Entry
+from indilog.base.log import Entry, Log
 from indilog.config import ClusterConfig
 from indilog.testing import MemoryLog, MemoryLogs
-from tests.support.hooked_log import HookedLog, Read
+from tests.support.hooked_log import HookedLog
 
 pytestmark = pytest.mark.asyncio
 
 SHARDS = 2
 MESSAGES = 6000
 RECORDS_PER_DELIVERY = 3
-KEPT_MAX = CHECKPOINT_EVERY + KEPT_BEHIND + RECORDS_PER_DELIVERY
+KEPT_MAX = 2 * (CHECKPOINT_EVERY + RECORDS_PER_DELIVERY)
+DAY_S = 86_400.0
+PINS = ("pushed with a delay", "requeued with a delay", "dead", "leased for long")
 
 
-async def records_left(log: MemoryLog, tag: str) -> int:
+def process(logs: MemoryLogs, *, tries: int = 5) -> Queue:
+    """Return the queue in a process that has read nothing of it."""
+    return Queue(logs.log("work"), "mail", shards=1, tries=tries, replica=QueueReplica("mail", 1))
+
+
+async def deliver(queue: Queue, count: int) -> None:
+    for number in range(count):
+        await queue.push(b"%d" % number)
+        async with queue.pop() as message:
+            assert message is not None
+
+
+async def trimmed_until(log: Log, tag: str) -> int:
+    with pytest.raises(TrimmedError) as trimmed:
+        await log.read_range(tag)
+    return trimmed.value.first_seqnum
+
+
+async def records_left(log: Log, tag: str) -> int:
     """Return the number of readable records of a sub-stream."""
     start, count = 0, 0
     while True:
@@ -62,67 +82,42 @@ async def test_acknowledged_messages_leave_log_and_memory(messages_wanted: int |
             assert await records_left(log, tags.pushed) <= SHARDS * KEPT_MAX
     for part in queue.replica.shards:
         assert len(part.state) == 0
-        assert not part.state.checkpoint().messages
-        assert not part._outcomes
+        assert not part.state.snapshot().messages
+        assert not part._replica._outcomes
     assert len(queue.replica._contents) == 0
 
 
-class SlowReads(HookedLog):
-    """A log whose reads of a shard start when the test permits it."""
-
-    def __init__(self, logs: MemoryLogs) -> None:
-        super().__init__("work", logs=logs)
-        self.go_on = asyncio.Event()
-        self.go_on.set()
-
-    async def before_read(self, read: Read) -> None:
-        if "shard" in str(read.tag):
-            await self.go_on.wait()
-
-
-@pytest.mark.parametrize("kept_behind", [1, KEPT_BEHIND])
-@pytest.mark.parametrize("what", ["acknowledge", "claim"])
-async def test_a_record_trimmed_before_its_outcome_is_read_has_an_unknown_outcome(
-    what: str, kept_behind: int, monkeypatch: pytest.MonkeyPatch
+async def test_an_outcome_that_was_trimmed_before_it_was_read_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Other processes trim behind a margin. After it an acknowledgement raises, and a claim gets
-    nothing.
-    """
-    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 1)
-    monkeypatch.setattr(replica_module, "KEPT_BEHIND", kept_behind)
+    """Other processes write several checkpoints between an append and the read of its outcome."""
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 2)
     logs = MemoryLogs()
-    slow = SlowReads(logs)
-    mine, other = (
-        Queue(log, "mail", shards=1, replica=QueueReplica("mail", 1))
-        for log in (slow, MemoryLog("work", logs=logs))
-    )
-    await mine.push(b"0")
-    held = await mine.take() if what == "acknowledge" else None
-    await mine.stats()
-    slow.go_on.clear()
-    telling = asyncio.create_task(mine.take() if held is None else held.acknowledge())
-    if held is None:
-        async with other.pop() as message:
-            assert message is not None
-    for _ in range(20):
-        await asyncio.sleep(0)
-    await other.push(b"1")
-    for _ in range(1 + (held is not None)):
-        async with other.pop() as message:
-            assert message is not None or held is not None
-    slow.go_on.set()
-    if held is not None and kept_behind == 1:
-        with pytest.raises(AppendOutcomeUnknownError, match="was trimmed before"):
-            await telling
-    else:
-        assert await telling is None
+    other = Queue(MemoryLog("work", logs=logs), "mail", shards=1)
+
+    class Overtaken(HookedLog):
+        is_slow = False
+
+        async def after_append(self, entries: Sequence[Entry]) -> None:
+            if self.is_slow:
+                await deliver(other, 8)
+
+    slow = Overtaken("work", logs=logs)
+    mine = Queue(slow, "mail", shards=1, replica=QueueReplica("mail", 1))
+    await mine.push(b"x")
+    held = await mine.take()
+    assert held is not None
+    slow.is_slow = True
+    with pytest.raises(AppendOutcomeUnknownError, match="was trimmed before"):
+        await held.acknowledge()
+    slow.is_slow = False
     assert (await mine.stats()).depth == 0
 
 
 async def test_an_unused_shard_does_not_keep_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 20)
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 20)
     log = MemoryLog("work")
     queue = Queue(log, "mail", shards=2)
     for number in range(200):
@@ -160,92 +155,163 @@ async def test_small_messages_take_bounded_memory() -> None:
     assert contents.take(0) is None
 
 
-class SlowCheckpoints(HookedLog):
-    """A log that appends checkpoints when the test permits it."""
-
-    def __init__(self, logs: MemoryLogs) -> None:
-        super().__init__("work", logs=logs)
-        self.go_on = asyncio.Event()
-        self.reached = asyncio.Event()
-
-    async def before_append(self, entries: Sequence[Entry]) -> None:
-        if any("checkpoint" in str(entry.tags) for entry in entries):
-            self.reached.set()
-            await self.go_on.wait()
-
-
-async def test_the_checkpoint_of_a_lagging_process_replaces_no_later_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 5)
-    monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
-    logs = MemoryLogs()
-    slow = SlowCheckpoints(logs)
-    ahead, behind, newcomer = (
-        Queue(log, "mail", shards=1, replica=QueueReplica("mail", 1))
-        for log in (MemoryLog("work", logs=logs), slow, MemoryLog("work", logs=logs))
-    )
-    for data in (b"0", b"1"):
-        await ahead.push(data)
-    first, second = await ahead.take(), await behind.take()
-    assert first is not None
-    assert second is not None
-    lagging = asyncio.create_task(second.acknowledge())
-    await slow.reached.wait()
-    await first.acknowledge()
-    for data in (
-        b"2",
-        b"3",
-    ):  # the records that the lagging process would need are trimmed meanwhile
-        await ahead.push(data)
-        async with ahead.pop() as message:
-            assert message is not None
-    slow.go_on.set()
-    await lagging
-    assert await newcomer.take() is None
-    await newcomer.push(b"4")
-    assert (await newcomer.stats()).depth == 1
-
-
-@pytest.mark.parametrize("record_bytes_max", [600, 1024 * 1024])
-async def test_a_checkpoint_may_be_larger_than_a_record(
-    record_bytes_max: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 50)
-    monkeypatch.setattr(checkpoints, "_HELD_MAX", 100)
-    monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
-    logs = MemoryLogs(ClusterConfig(record_bytes_max=record_bytes_max), page_bytes_max=1000)
-    log = MemoryLog("work", logs=logs)
-    queue = Queue(log, "mail", shards=1)
-    (tag,) = queue.replica.tags.checkpoints
-    for number in range(350):
+async def test_a_checkpoint_may_be_larger_than_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 50)
+    logs = MemoryLogs(ClusterConfig(record_bytes_max=2000), page_bytes_max=1000)
+    queue = Queue(MemoryLog("work", logs=logs), "mail", shards=1)
+    for number in range(400):
         await queue.push(b"%d" % number)
-    for _ in range(50):
+    for _ in range(120):
         async with queue.pop() as message:
             assert message is not None
-    parts = await records_left(log, tag)
-    assert 3 <= parts <= 60
-    assert await records_left(log, queue.replica.tags.shards[0]) < 500, "some are trimmed"
-    newcomer = Queue(
-        MemoryLog("work", logs=logs), "mail", shards=1, replica=QueueReplica("mail", 1)
-    )
-    assert (await newcomer.stats()).depth == 300
+    assert await records_left(queue.log, queue.replica.tags.checkpoints[0]) > 3
+    assert await records_left(queue.log, queue.replica.tags.shards[0]) < 640, "some are trimmed"
+    newcomer = process(logs)
+    assert (await newcomer.stats()).depth == 280
     async with newcomer.pop() as message:
         assert message is not None
-        assert message.data == b"50"
+        assert message.data == b"120"
 
 
-async def test_a_checkpoint_with_a_missing_part_is_ignored() -> None:
+# --- delayed messages and dead letters
+
+
+async def pinned(queue: Queue, what: str) -> None:
+    """Put a message into the queue that stays."""
+    if what == "pushed with a delay":
+        await queue.push(b"pin", delay=DAY_S)
+        return
+    await queue.push(b"pin")
+    held = await queue.take(lease=DAY_S)
+    assert held is not None
+    if what == "requeued with a delay":
+        await held.requeue(delay=DAY_S)
+    elif what == "dead":
+        await held.requeue()
+
+
+@pytest.mark.parametrize("what", PINS)
+async def test_a_message_that_stays_does_not_keep_its_shard_from_being_trimmed(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 20)
     log = MemoryLog("work")
-    whole, half = QueueCheckpoint(5, 0.0, ()), QueueCheckpoint(9, 0.0, (), parts=2)
-    await log.append(encode(whole), tags=["c"])
-    first = await log.append(encode(half), tags=["c"])
-    kept = await checkpoints.find_furthest(log, "c")
-    assert kept == checkpoints.ShardCheckpoints(checkpoints.StoredCheckpoint(0, whole), None)
-    await log.append(encode(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=0)), tags=["c"])
-    assert await checkpoints.find_furthest(log, "c") == kept, (
-        "the new part belongs to another checkpoint"
-    )
-    await log.append(encode(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=first)), tags=["c"])
-    kept = await checkpoints.find_furthest(log, "c")
-    assert kept.furthest == checkpoints.StoredCheckpoint(first, QueueCheckpoint(9, 0.0, ()))
+    queue = Queue(log, "mail", shards=1, tries=1 if what == "dead" else 2)
+    await pinned(queue, what)
+    await deliver(queue, 360)
+    before = await log.tail()
+    await deliver(queue, 40)
+    tags = queue.replica.tags
+    assert await trimmed_until(log, tags.shards[0]) > before, "trims advance past the message"
+    assert await records_left(log, tags.shards[0]) <= 60
+    assert await records_left(log, tags.pushed) <= 60
+    assert await records_left(log, tags.aside[0]) <= 1
+    newcomer = process(log.logs)
+    (kept,) = await newcomer.peek(dead=what == "dead")
+    assert kept.data == b"pin"
+
+
+@pytest.mark.parametrize("what", PINS)
+async def test_a_message_that_stayed_is_delivered_with_its_bytes(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 20)
+    now = [1000.0]
+    monkeypatch.setattr(waiting, "seconds_now", lambda: now[0])
+    logs = MemoryLogs(clock=lambda: now[0])
+    queue = Queue(logs.log("work"), "mail", shards=1, tries=1 if what == "dead" else 2)
+    await pinned(queue, what)
+    await deliver(queue, 100)
+    now[0] += DAY_S
+    newcomer = process(logs)
+    if what == "dead":
+        assert await newcomer.redrive() == 1
+    message = await newcomer.take()
+    assert message is not None
+    assert message.data == b"pin"
+    await message.acknowledge()
+    await deliver(queue, 100)
+    assert await records_left(queue.log, queue.replica.tags.aside[0]) == 0
+
+
+async def test_a_dead_letter_of_a_crashed_consumer_is_aside_before_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No process has its bytes when its last lease ends."""
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 20)
+    now = [1000.0]
+    monkeypatch.setattr(waiting, "seconds_now", lambda: now[0])
+    logs = MemoryLogs(clock=lambda: now[0])
+    crashed = process(logs, tries=1)
+    await crashed.push(b"pin")
+    assert await crashed.take(lease=5) is not None
+    now[0] += 5
+    queue = process(logs)
+    before = await queue.log.tail()
+    await deliver(queue, 100)
+    assert await trimmed_until(queue.log, queue.replica.tags.shards[0]) > before
+    assert await process(logs).dead_letters() == [(1, b"pin")]
+
+
+async def test_one_of_concurrent_callers_writes_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 20)
+
+    moved: list[int] = []
+
+    class Slow(HookedLog):
+        async def before_append(self, entries: Sequence[Entry]) -> None:
+            for entry in entries:
+                if queue.replica.tags.aside[0] in entry.tags:
+                    commands = decode_commands(entry.data)
+                    moved.extend(c.message for c in commands if isinstance(c, SetAside))
+            await asyncio.sleep(0)
+
+    log = Slow("work")
+    queue = Queue(log, "mail", shards=1, replica=QueueReplica("mail", 1))
+    for _ in range(5):
+        await queue.push(b"pin")
+        assert await queue.take(lease=DAY_S) is not None
+    for _ in range(8):
+        for _ in range(10):
+            await queue.push(b"x")
+        held = [await queue.take() for _ in range(10)]
+        await asyncio.gather(*(one.acknowledge() for one in held if one is not None))
+    assert len(moved) == 5
+    assert len(set(moved)) == 5
+
+
+async def test_a_process_with_an_older_state_finds_bytes_that_were_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 20)
+    logs = MemoryLogs()
+    queue, stale = process(logs, tries=1), process(logs)
+    await pinned(queue, "dead")
+    (letter,) = await stale.peek(dead=True)
+    message = stale.replica.shards[0].state.message(letter.seqnum)
+    assert message is not None
+    message.aside_at = None  # as before it was set aside
+    await deliver(queue, 100)
+    with pytest.raises(TrimmedError):
+        await stale.log.read(letter.seqnum)
+    stale.replica._contents.forget([letter.seqnum])
+    assert await stale.replica.data(stale.log, stale.replica.shards[0], message) == b"pin"
+
+
+@pytest.mark.parametrize(
+    ("tries", "delay", "is_aside"), [(1, 0.0, True), (2, 60.0, True), (2, 59.0, False)]
+)
+async def test_a_message_that_will_stay_is_aside_when_it_is_returned(
+    tries: int, delay: float, *, is_aside: bool
+) -> None:
+    """Its consumer has the bytes, so a checkpoint need not read them again."""
+    queue = process(MemoryLogs(), tries=tries)
+    await queue.push(b"x")
+    held = await queue.take()
+    assert held is not None
+    await held.requeue(delay=delay)
+    message = queue.replica.shards[0].state.message(held.seqnum)
+    assert message is not None
+    assert (message.aside_at is not None) is is_aside

@@ -17,7 +17,7 @@ from bokiqueue import (
     QueueVersionError,
     waiting,
 )
-from bokiqueue import replica as replica_module
+from bokiqueue import shard as shard_module
 from indilog.base.errors import (
     AppendOutcomeUnknownError,
     NotReadyError,
@@ -302,7 +302,7 @@ async def test_a_record_of_a_later_version_raises_an_error(log: MemoryLog) -> No
 async def test_superseded_records_are_trimmed_and_a_newcomer_begins_at_a_checkpoint(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 8)
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 8)
     queue = Queue(log, "mail", shards=1)
     for number in range(20):
         await queue.push(b"%d" % number)
@@ -311,14 +311,14 @@ async def test_superseded_records_are_trimmed_and_a_newcomer_begins_at_a_checkpo
         await log.read_range("queue:mail:shard:0")
     newcomer = elsewhere(log, shards=1)
     assert await taken(newcomer) == b"19"
-    assert newcomer.replica.shards[0].unsaved < 20, "it has not replayed everything"
+    assert newcomer.replica.shards[0]._replica.unsaved < 20, "it has not replayed everything"
     assert await taken(newcomer) is None
 
 
 async def test_a_process_that_lags_behind_a_trim_resumes_from_a_checkpoint(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 8)
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 8)
     sleeper, queue = elsewhere(log, shards=1), Queue(log, "mail", shards=1)
     await queue.push(b"first")
     assert await taken(sleeper) == b"first"
@@ -451,7 +451,7 @@ class Failing(HookedLog):
 async def test_an_acknowledgement_with_effect_succeeds_although_a_later_step_fails(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 2)
     log = Failing("work")
     queue = Queue(log, "mail")
     await queue.push(b"x")

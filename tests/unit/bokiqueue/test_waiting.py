@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from bokiqueue import Delivery, Queue
-from bokiqueue.records import Claim, decode_command
+from bokiqueue import Delivery, Queue, QueueReplica
+from bokiqueue.records import Claim, decode_commands
 from indilog.base.errors import NotReadyError
 from indilog.base.ids import UserTag
 from indilog.base.log import READ_RANGE_LIMIT_MAX
@@ -37,7 +37,7 @@ class HeldClaims(MemoryLog):
         self.go_on = asyncio.Event()
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
-        if not isinstance(decode_command(data), Claim):
+        if not any(isinstance(command, Claim) for command in decode_commands(data)):
             return await super().append(data, tags=tags)
         self.claims += 1
         if self.claims > 1:
@@ -87,7 +87,11 @@ async def test_a_consumer_that_is_cancelled_after_it_was_woken_wakes_another() -
     await queue.push(b"x")
     await log.reached.wait()
     first.cancel()
-    assert await delivered(second) == b"x"
+    await some_turns()
+    log.go_on.set()
+    delivery = await asyncio.wait_for(second, SOON_S)
+    assert delivery is not None
+    assert delivery.tries == 1, "no consumer got it before"
 
 
 @pytest.mark.parametrize("wait", [None, 20.0])
@@ -127,15 +131,15 @@ async def test_a_failure_just_before_another_consumer_waits_is_not_missed() -> N
 
 async def test_the_lease_of_a_consumer_that_crashed_during_its_claim_expires() -> None:
     log = HeldClaims(lands=True)
-    queue = Queue(log, "mail")
-    await queue.push(b"x")
-    first = asyncio.create_task(queue.take(lease=0.2))
+    crashed = Queue(log, "mail", replica=QueueReplica("mail", 4))
+    await crashed.push(b"x")
+    first = asyncio.create_task(crashed.take(lease=0.2))
     await log.reached.wait()
-    second = asyncio.create_task(queue.take(wait=20))
+    second = asyncio.create_task(Queue(log, "mail").take(wait=20))
     await some_turns()
-    first.cancel()
     assert await delivered(second) == b"x"
-    assert log.claims == 3
+    assert log.claims == 2
+    first.cancel()
 
 
 async def taken(queue: Queue) -> bytes | None:

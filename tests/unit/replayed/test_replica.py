@@ -277,6 +277,79 @@ async def test_callers_share_one_read() -> None:
     assert log.reads < 10
 
 
+async def test_a_record_whose_author_keeps_no_replica_elects_no_process() -> None:
+    """The checkpoint that it makes due waits for the next record of another author."""
+
+    class Foreign(Words):
+        last = ""
+
+        def apply(self, record: Record) -> int:
+            self.last = record.data.decode()
+            return super().apply(record)
+
+        def may_elect(self) -> bool:
+            return self.last != "foreign"
+
+    log = MemoryLog("work")
+    replica = Replica[Foreign, int](STREAM, Foreign, lambda _: Foreign(), checkpoint_every=EVERY)
+    for _ in range(3 * EVERY):
+        await log.append(b"foreign", tags=["words"])
+    await replica.append(log, b"own")
+    assert replica.is_save_due
+    await replica.save(log)
+    for _ in range(EVERY - 2):
+        await log.append(b"foreign", tags=["words"])
+    await replica.append(log, b"own")
+    assert not replica.is_save_due
+
+
+async def test_a_replica_catches_up_to_a_place() -> None:
+    log, replica, other = MemoryLog("work"), words(1000), words(1000)
+    await write(log, other, "abc")
+    await replica.catch_up_to(log, 2)
+    assert replica.known >= 2
+    tail = await log.append(b"", tags=["else"]) + 1
+    assert replica.known < tail
+    await replica.catch_up_to(log, tail, is_in_session=True)
+    assert (replica.end, replica.known) == (3, tail)
+
+
+async def test_an_empty_read_of_another_session_proves_nothing() -> None:
+    class Stale(HookedLog):
+        async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+            return records if read.fresh else []
+
+    log, replica = Stale("work"), words(1000)
+    await log.append(b"a", tags=["words"])
+    await replica.catch_up_to(log, 1)
+    assert replica.state.counts == {"a": 1}
+
+
+async def test_save_says_whether_its_state_is_stored() -> None:
+    logs = DamagedLogs()
+    log, replica, stale = logs.log("work"), words(1000), words(1000)
+    await write(log, replica, "ab")
+    await stale.catch_up(log)
+    await write(log, replica, "cd")
+    assert await replica.save(log)
+    assert await stale.save(log), "a checkpoint that covers more is stored"
+    newest = await log.read_prev(STREAM.checkpoints_tag)
+    assert newest is not None
+    await replica.append(log, b"e")
+    logs.lost = {newest.seqnum}
+    assert await replica.save(log), "this checkpoint covers more than the lost one"
+
+    class Unwritten(HookedLog):
+        async def append(self, data: bytes, *, tags: object = ()) -> SeqNum:
+            return 0
+
+    fresh, replica = MemoryLogs(), words(1000)
+    for is_first in (True, False):
+        await write(fresh.log("work"), replica, "ab")
+        assert not await replica.save(Unwritten("work", logs=fresh))
+        assert not is_first or await replica.save(fresh.log("work"))
+
+
 async def test_records_that_the_library_needs_are_not_trimmed() -> None:
     class Needing(Words):
         def needed_from(self, end: SeqNum) -> SeqNum:

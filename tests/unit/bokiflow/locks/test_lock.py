@@ -17,10 +17,11 @@ from bokiflow import (
     LockTimeoutError,
 )
 from bokiflow.locks import lock_replica, lock_state
-from bokiflow.locks.lock_records import Release
-from bokiflow.locks.lock_replica import LockReplica, replica_of
+from bokiflow.locks.lock_records import Release, encode
+from bokiflow.locks.lock_replica import new_replica, replica_of
 from indilog.base.errors import DiskFullError, NotReadyError, TrimmedError
 from indilog.base.ids import UserTag
+from indilog.replayed import ReplicaCache
 from indilog.testing import MemoryLog, MemoryLogs
 
 Log = Callable[[], MemoryLog]
@@ -44,10 +45,10 @@ class _Apart(MemoryLog):
 
 async def waiting(log: MemoryLog, name: str, count: int) -> None:
     """Return when so many stand in the line of a lock."""
-    replica = LockReplica(name)
+    replica = new_replica(name)
     await replica.catch_up(log)
     while len(replica.state) < count:
-        assert await log.read_next(f"lock:{name}", replica.state.end, wait=10)
+        assert await log.read_next(f"lock:{name}", replica.end, wait=10)
         await replica.catch_up(log)
 
 
@@ -111,7 +112,7 @@ async def test_a_caller_that_times_out_gets_an_error_and_leaves_the_queue(log: L
             await Lock(log(), "hotel:7", wait=0).acquire()
         with pytest.raises(LockTimeoutError):
             await Lock(log(), "hotel:7", wait=0.02).acquire()
-        replica = LockReplica("hotel:7")
+        replica = new_replica("hotel:7")
         await replica.catch_up(log())
         assert len(replica.state) == 1
 
@@ -123,7 +124,7 @@ async def test_an_interrupted_wait_leaves_the_queue(log: Log) -> None:
         await waiting(log(), "hotel:7", 2)
         task.cancel()
         await asyncio.wait([task])
-        replica = LockReplica("hotel:7")
+        replica = new_replica("hotel:7")
         await replica.catch_up(log())
         assert len(replica.state) == 1
 
@@ -168,7 +169,7 @@ async def test_a_lock_is_renewed_while_its_block_runs(log: Log) -> None:
 async def test_a_block_ends_when_the_loss_of_its_lock_is_noticed(log: Log) -> None:
     async def hold() -> None:
         async with Lock(log(), "hotel:7", lease=0.06) as held:
-            await held._replica.append(log(), Release(held.token))
+            await held._replica.append(log(), encode(Release(held.token)))
             await asyncio.sleep(60)
 
     with pytest.raises(LockLostError):
@@ -343,7 +344,7 @@ async def test_a_process_that_only_watches_a_lock_keeps_none_of_its_records(log:
 def test_a_process_keeps_the_locks_that_were_used_last(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_replica, "_LOCKS_MAX", 2)
+    monkeypatch.setattr(lock_replica, "_REPLICAS", ReplicaCache(2))
     mine = log()
     first, second = replica_of(mine, "first"), replica_of(mine, "second")
     assert replica_of(mine, "first") is first
@@ -361,14 +362,17 @@ async def test_the_queue_of_a_lock_has_a_limit(log: Log, monkeypatch: pytest.Mon
 
 
 @pytest.mark.asyncio
-async def test_records_of_others_are_skipped_and_later_formats_refused(log: Log) -> None:
+@pytest.mark.parametrize("version", [b"\x01", b"\x03"])
+async def test_records_of_others_are_skipped_and_other_formats_refused(
+    log: Log, version: bytes
+) -> None:
     mine = log()
     await mine.append(b"hello", tags=["lock:hotel:7"])
-    await mine.append(b"\xb0L\x01\x93", tags=["lock:hotel:7"])
+    await mine.append(b"\xb0L\x02\x93", tags=["lock:hotel:7"])
     async with Lock(mine, "hotel:7", renew=False) as held:
         assert held.token == 2
-    await mine.append(b"\xb0L\x02", tags=["lock:hotel:7"])
-    with pytest.raises(FlowVersionError, match="format 2"):
+    await mine.append(b"\xb0L" + version, tags=["lock:hotel:7"])
+    with pytest.raises(FlowVersionError, match=f"a lock has format {version[0]}"):
         await Lock(log(), "hotel:7").acquire()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from bokiflow import HeldLock, Lock, LockLostError
-from bokiflow.locks.lock_replica import LockReplica
+from bokiflow.locks.lock_replica import LockReplica, new_replica
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.base.log import Entry
 from indilog.testing import MemoryLog, MemoryLogs
@@ -50,7 +50,7 @@ def log() -> Shaky:
 
 async def line_of(log: MemoryLog) -> LockReplica:
     """Return what another process sees of the lock."""
-    replica = LockReplica("x")
+    replica = new_replica("x")
     await replica.catch_up(MemoryLog("work", logs=log.logs))
     return replica
 

@@ -18,7 +18,7 @@ from bokiflow import (
     RunFailedError,
     Workflow,
 )
-from bokiflow.locks.lock_records import ExtendLease
+from bokiflow.locks.lock_records import ExtendLease, encode
 from bokistore import Store, Transaction
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.flow_executions import FLOW_LOG as LOG
@@ -72,7 +72,7 @@ async def test_a_run_that_lost_its_lock_gets_an_error(flow: Flow, logs: MemoryLo
 
     async def steal(token: int) -> None:
         lock = Lock(logs.log(LOG), "hotel:7")
-        await lock._replica.append(logs.log(LOG), ExtendLease(token, 0.0))
+        await lock._replica.append(logs.log(LOG), encode(ExtendLease(token, 0.0)))
         await lock.acquire()
 
     assert await (await guarded.start()).result(10) == ["asked", "left"]
@@ -94,7 +94,7 @@ async def test_waiting_for_a_lock_ends_by_time_or_by_cancellation(
         assert await (await guarded.start(0.01)).result(10) == "too late"
         handle: Handle[str] = await guarded.start(None)
         while len(held._replica.state) < 2:
-            await logs.log(LOG).read_next("lock:hotel:7", held._replica.state.end, wait=10)
+            await logs.log(LOG).read_next("lock:hotel:7", held._replica.end, wait=10)
             await held._replica.catch_up(logs.log(LOG))
         await handle.cancel()
         with pytest.raises(RunCancelledError):

@@ -1,0 +1,148 @@
+"""Messages that consumers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Final
+
+from bokiqueue.checks import BACKOFF_S_MAX, LEASE_S, check_backoff, check_lease, check_seconds
+from bokiqueue.errors import LeaseLostError
+from bokiqueue.records import TRIES_MAX, Acknowledge, ExtendClaim, Requeue
+from bokiqueue.replica import QueueReplica
+from bokiqueue.shard import ShardReplica
+from bokiqueue.shard_state import Message
+from indilog import IndilogError, Log
+from indilog.sdk import SeqNum
+
+_ASIDE_DELAY_S: Final = 60.0
+"""Delay in seconds from which a requeued message is set aside at once. Others are set aside before
+a checkpoint, if necessary.
+"""
+
+
+class Delivery:
+    """A message held by this consumer until its lease ends.
+
+    Attributes:
+        data: the bytes that were pushed.
+        seqnum: seqnum of its push, which identifies the message.
+        tries: number of its deliveries so far, including this one.
+        pushed_at: when its push was ordered (`Record.ordered_at`), seconds since 1970.
+        claim: seqnum of the claim with which this consumer got it.
+        shard: number of its shard.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        replica: QueueReplica,
+        shard: ShardReplica,
+        claim: SeqNum,
+        message: Message,
+        data: bytes,
+    ) -> None:
+        self.data = data
+        self.seqnum = message.seqnum
+        self.tries = message.tries
+        self.pushed_at = message.pushed_at
+        self.priority = message.priority
+        self._log = log
+        self._replica = replica
+        self.claim = claim
+        self.shard = shard.number
+        self._shard = shard
+        self._is_aside = message.aside_at is not None
+        self._is_last_try = message.tries >= message.tries_max
+        self._is_done = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the message was acknowledged or returned to the queue."""
+        return self._is_done
+
+    async def acknowledge(self) -> None:
+        """Remove the message from the queue. It is never delivered again.
+
+        Raises:
+            LeaseLostError: the lease had already ended.
+            AppendOutcomeUnknownError: the message may or may not have been acknowledged in time.
+        """
+        await self._append_command(Acknowledge(self.claim, (self.seqnum,)))
+
+    async def requeue(self, *, delay: float = 0.0) -> None:
+        """Return the message to the queue. It is delivered again after `delay` seconds, or becomes
+        a dead letter after its last try.
+
+        Raises:
+            LeaseLostError: as for `acknowledge`.
+        """
+        check_seconds("A delay", delay)
+        if not self._is_aside and (self._is_last_try or delay >= _ASIDE_DELAY_S):
+            await self._shard.set_aside(self._log, self.seqnum, self.data)
+            self._is_aside = True
+        await self._append_command(Requeue(self.claim, (self.seqnum,), delay))
+
+    async def extend(self, lease: float = LEASE_S) -> None:
+        """Extend the lease to `lease` seconds from now.
+
+        Raises:
+            LeaseLostError: as for `acknowledge`.
+        """
+        check_lease(lease)
+        await self._append_command(ExtendClaim(self.claim, (self.seqnum,), lease))
+
+    async def _append_command(self, command: Acknowledge | Requeue | ExtendClaim) -> None:
+        if not (await self._replica.submit(self._log, self._shard, command)).touched:
+            raise LeaseLostError(
+                f"The lease on the message at seqnum {self.seqnum} has already ended; "
+                "the message is delivered again. Use a longer lease, or extend it in time."
+            )
+        self._is_done = not isinstance(command, ExtendClaim)
+        await self._replica.save(self._log, self._shard)
+
+    def __repr__(self) -> str:
+        return f"Delivery(seqnum={self.seqnum}, tries={self.tries}, data={self.data[:32]!r})"
+
+
+class Popping:
+    """The result of `async with queue.pop() as msg`: acknowledges the message at the end of the
+    block. If the block raises, the message returns to the queue. The block may also call
+    `acknowledge` or `requeue` itself.
+
+    After an error, the pause before the next delivery grows with each try. So messages do not
+    become dead letters because a dependency is unavailable for a while. If the block is cancelled,
+    the message is ready again at once. `msg` is None if no message came in time.
+    """
+
+    def __init__(self, take: Callable[[], Awaitable[Delivery | None]], backoff: float) -> None:
+        check_backoff(backoff)
+        self._take = take
+        self._backoff = backoff
+        self._delivery: Delivery | None = None
+
+    async def __aenter__(self) -> Delivery | None:
+        self._delivery = await self._take()
+        return self._delivery
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._delivery is None or self._delivery.is_done:
+            return
+        if kind is None:
+            await self._delivery.acknowledge()
+            return
+        try:
+            await self._delivery.requeue(delay=self._pause(self._delivery.tries, kind))
+        except IndilogError:
+            return  # the end of the lease returns it; the block's error has priority
+
+    def _pause(self, tries: int, kind: type[BaseException]) -> float:
+        if not issubclass(kind, Exception):
+            return 0.0
+        doublings = min(tries, TRIES_MAX) - 1
+        return min(BACKOFF_S_MAX, self._backoff * 2.0**doublings)

@@ -1,0 +1,335 @@
+"""The replica of one shard in one process, and the commands that its callers append together.
+
+While a record of the shard is being appended, the commands of further callers wait, and then go
+into one record. So under load, one record holds the claims and acknowledgements of many consumers.
+A caller that is alone waits for no other.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from bokiqueue import waiting
+from bokiqueue.errors import QueueTrimmedError
+from bokiqueue.message_cache import MessageCache
+from bokiqueue.records import (
+    FORMAT,
+    CancelClaim,
+    Claim,
+    Command,
+    QueueTags,
+    Requeue,
+    ReviveDeadLetters,
+    SetAside,
+    decode_snapshot,
+    encode,
+)
+from bokiqueue.shard_state import Message, ShardOutcome, ShardState
+from indilog import (
+    AppendOutcomeUnknownError,
+    IndilogError,
+    Log,
+    Record,
+    TooLargeError,
+    TrimmedError,
+)
+from indilog.replayed import Replica, RetryPolicy, SubStream
+from indilog.sdk import Event, SeqNum
+
+CHECKPOINT_EVERY: Final = 1024
+"""Smallest number of a shard's records between two checkpoints."""
+COMMANDS_MAX: Final = 64
+"""Largest number of callers whose commands are in one record."""
+_ASIDE_MAX: Final = 64
+"""Largest number of messages that are set aside before a checkpoint."""
+_RETURNS_MAX: Final = 1024
+"""Largest number of messages and claims to be returned; further ones end with their leases."""
+_RETURNS: Final = RetryPolicy(tries=10, first_s=0.05)
+"""How long a process tries to return messages that no consumer got."""
+
+
+class WantedMessage:
+    """What a consumer wants: one message, for `lease_s` seconds."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+
+
+Wanted: TypeAlias = Command | WantedMessage
+
+
+class Submission:
+    """A command of one caller.
+
+    Attributes:
+        wanted: the command, or one message.
+        seqnum: seqnum of the record with the command, as soon as its outcome is known.
+        touched: the messages that the command changed, or that the caller got.
+        error: why the outcome is not known.
+        is_abandoned: whether the caller was cancelled, so that its message is to be returned.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.seqnum: SeqNum | None = None
+        self.touched: tuple[SeqNum, ...] = ()
+        self.error: BaseException | None = None
+        self.is_abandoned = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the outcome, or an error, is known."""
+        return self.seqnum is not None or self.error is not None
+
+
+class ShardReplica:
+    """The state of one shard in this process, and this process's claims.
+
+    Attributes:
+        number: number of the shard.
+        records_below: seqnum below which there may be records that are not applied.
+        claims: claims of this process that are not decided; each event is set when one is.
+        rests_until: log time until which no message is claimed that is due only by the estimated
+            time.
+        is_saving: whether a caller writes a checkpoint.
+    """
+
+    def __init__(
+        self, queue: str, number: int, tags: QueueTags, contents: MessageCache, clock: waiting.Clock
+    ) -> None:
+        self.number = number
+        self.records_below: SeqNum = 0
+        self.claims: list[Event] = []
+        self.rests_until = 0.0
+        self.is_saving = False
+        self.aside_tag = tags.aside[number]
+        self._queue = queue
+        self._pushed_tag = tags.pushed
+        self._waiting: deque[Submission] = deque()
+        """Commands that are in no record yet."""
+        self._appending: Event | None = None
+        """Set when the record that is being appended is decided; None: there is none."""
+        self._is_returning = False
+        self._commands_max = COMMANDS_MAX
+        self._to_return: list[CancelClaim | Requeue] = []
+        """Returns messages that no caller got, because a claim has an unknown outcome, or because
+        a caller was cancelled.
+        """
+
+        def on_record(record: Record) -> None:
+            clock.read(record.ordered_at)
+
+        self._replica = Replica[ShardState, ShardOutcome](
+            SubStream(
+                tags.shards[number], tags.checkpoints[number], FORMAT,
+                f"Shard {number} of queue {queue!r}",
+            ),
+            lambda: ShardState(contents=contents),
+            lambda content: ShardState(decode_snapshot(content), contents),
+            checkpoint_every=CHECKPOINT_EVERY,
+            on_record=on_record,
+        )  # fmt: skip
+
+    # --- the state
+
+    @property
+    def state(self) -> ShardState:
+        """The state, as of the records read so far."""
+        return self._replica.state
+
+    @property
+    def end(self) -> SeqNum:
+        """Records below this seqnum are applied."""
+        return self._replica.end
+
+    def note_records_below(self, records_below: SeqNum) -> None:
+        """Note that there may be new records below `records_below`."""
+        self.records_below = max(self.records_below, records_below)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether there may be records that are not applied."""
+        return self._replica.known < self.records_below
+
+    def has_unclaimed(self, now: float) -> bool:
+        """Whether more messages may be ready than the undecided claims can take."""
+        return self.state.ready(now) + len(self._to_return) > len(self.claims)
+
+    def may_have_message(self, now: float) -> bool:
+        """Whether one more claim may get a message."""
+        return self.is_stale or self.has_unclaimed(now)
+
+    async def catch_up(self, log: Log, until: SeqNum, *, is_in_session: bool = False) -> None:
+        """Apply the records below `until` (`Replica.catch_up_to`).
+
+        Raises:
+            QueueTrimmedError: the whole log of the queue was trimmed.
+        """
+        try:
+            await self._replica.catch_up_to(log, until, is_in_session=is_in_session)
+        except TrimmedError as error:
+            raise QueueTrimmedError(self._queue, error.first_seqnum) from error
+
+    # --- commands
+
+    async def submit(self, log: Log, wanted: Wanted) -> Submission:
+        """Append a command, possibly in one record with those of other callers; return its
+        outcome.
+
+        If the caller is cancelled, a command that is in a record already may still take effect. A
+        message that the caller would have got is returned to the queue, and this is no try.
+
+        Raises:
+            AppendOutcomeUnknownError: the command may or may not take effect. A claim is cancelled
+                by this process's next record of the shard, and is no try.
+            IndilogError: as for `Log.append`; the command has no effect.
+        """
+        own = Submission(wanted)
+        self._waiting.append(own)
+        try:
+            while not own.is_over:
+                if self._appending is not None:
+                    await self._appending.wait()
+                else:
+                    await waiting.run_to_end(self._append_waiting(log))
+        except BaseException:
+            if own in self._waiting:
+                self._waiting.remove(own)
+            own.is_abandoned = True
+            if own.is_over and isinstance(wanted, WantedMessage):
+                self.return_message(log, own)
+            raise
+        if own.error is not None:
+            raise own.error
+        return own
+
+    def return_message(self, log: Log, claimed: Submission) -> None:
+        """Return the message of a decided claim, because no consumer got it. This delivery is no
+        try.
+
+        The command is appended in the background, or with the next record of the shard.
+        """
+        if claimed.touched:
+            assert claimed.seqnum is not None, "a claim that got a message is decided"
+            self._plan_return(Requeue(claimed.seqnum, claimed.touched, 0.0, is_no_try=True))
+            self._start_returning(log)
+
+    def _plan_return(self, command: CancelClaim | Requeue) -> None:
+        if len(self._to_return) < _RETURNS_MAX:
+            self._to_return.append(command)
+
+    def _start_returning(self, log: Log) -> None:
+        if self._to_return and not self._is_returning:
+            task = waiting.run_in_background(self._append_returns(log))
+            self._is_returning = task is not None
+
+    async def _append_returns(self, log: Log) -> None:
+        """Append the commands in `_to_return`, unless records of other callers do it. If the log is
+        not available for long, the leases end by themselves.
+        """
+        try:
+            for attempt in range(_RETURNS.tries):
+                await self._append_waiting(log)
+                if not self._to_return:
+                    return
+                await waiting.pause(_RETURNS.pause_s(attempt))
+        finally:
+            self._is_returning = False
+
+    async def _append_waiting(self, log: Log) -> None:
+        """Append one record with the commands of callers that wait, and decide them."""
+        if self._appending is not None:
+            return
+        self._appending = appending = Event()
+        count = min(self._commands_max, len(self._waiting))
+        batch = [self._waiting.popleft() for _ in range(count)]
+        try:
+            await self._append(log, batch)
+        except TooLargeError as error:
+            self._retry_in_parts(batch, error)
+        except Exception as error:  # noqa: BLE001 - each caller raises it
+            _fail(batch, error)
+        except BaseException:
+            _fail(batch, AppendOutcomeUnknownError("The event loop ended during an append."))
+            raise
+        finally:
+            self._appending = None
+            appending.set()
+        for one in batch:
+            if one.is_abandoned and isinstance(one.wanted, WantedMessage):
+                self.return_message(log, one)
+        self._start_returning(log)
+
+    def _retry_in_parts(self, batch: list[Submission], error: TooLargeError) -> None:
+        if len(batch) == 1:
+            _fail(batch, error)
+        self._commands_max = max(1, len(batch) // 2)
+        self._waiting.extendleft(one for one in reversed(batch) if not one.is_over)
+
+    async def _append(self, log: Log, batch: list[Submission]) -> None:
+        others = [one for one in batch if not isinstance(one.wanted, WantedMessage)]
+        consumers: dict[float, list[Submission]] = {}
+        for one in batch:
+            if isinstance(one.wanted, WantedMessage):
+                consumers.setdefault(one.wanted.lease_s, []).append(one)
+        returns = self._to_return[: self._commands_max]
+        attempt = secrets.randbits(63) or 1
+        claims = [Claim(len(ones), lease_s, attempt) for lease_s, ones in consumers.items()]
+        settled = [one.wanted for one in others if not isinstance(one.wanted, WantedMessage)]
+        if not batch and not returns:
+            return
+        try:
+            outcome = await self._append_commands(log, [*settled, *returns, *claims])
+        except BaseException as error:
+            if claims and not (isinstance(error, IndilogError) and error.retryable):
+                self._plan_return(CancelClaim(attempt))
+            raise
+        del self._to_return[: len(returns)]
+        for one, touched in zip(others, outcome.touched, strict=False):
+            one.seqnum, one.touched = outcome.seqnum, touched
+        of_claims = outcome.touched[len(settled) + len(returns) :]
+        for ones, got in zip(consumers.values(), of_claims, strict=True):
+            for place, one in enumerate(ones):
+                one.seqnum, one.touched = outcome.seqnum, got[place : place + 1]
+
+    async def _append_commands(
+        self, log: Log, commands: Sequence[Command], tags: Sequence[str] = ()
+    ) -> ShardOutcome:
+        if any(isinstance(one, Requeue | ReviveDeadLetters | CancelClaim) for one in commands):
+            tags = [*tags, self._pushed_tag]  # a message may be ready
+        try:
+            return await self._replica.append(log, encode(*commands), tags=tags)
+        except TrimmedError as error:
+            raise QueueTrimmedError(self._queue, error.first_seqnum) from error
+
+    # --- setting aside, checkpoints and trims
+
+    async def set_aside(self, log: Log, seqnum: SeqNum, data: bytes) -> None:
+        """Append the bytes of a message again, so that it no longer keeps the shard's other records
+        from being trimmed.
+        """
+        await self._append_commands(log, [SetAside(seqnum, data)], tags=[self.aside_tag])
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether this process should write a checkpoint."""
+        return self._replica.is_save_due
+
+    def to_set_aside(self) -> list[Message]:
+        """Return the messages to set aside before the next checkpoint."""
+        return self.state.to_set_aside(self._replica.covered, self.end)[:_ASIDE_MAX]
+
+    async def save(self, log: Log) -> None:
+        """Write a checkpoint and trim what it replaces."""
+        aside_from = self.state.aside_from(self.end)
+        if await self._replica.save(log):
+            await log.trim(aside_from, tag=self.aside_tag)
+
+
+def _fail(batch: list[Submission], error: BaseException) -> None:
+    for one in batch:
+        if not one.is_over:
+            one.error = error
