@@ -24,6 +24,7 @@ from indilog.base.errors import (
     InvalidArgumentsError,
     InvalidTagError,
     InvocationCancelledError,
+    NotFoundError,
     NotReadyError,
     OutcomeUnknownError,
     OverloadedError,
@@ -34,6 +35,7 @@ from indilog.base.errors import (
     UnauthorizedError,
     UnknownFunctionError,
     WorkerCrashedError,
+    WrongStateError,
 )
 from indilog.base.ids import MAX_SEQNUM
 from indilog.base.lazy_names import lazy_names
@@ -70,6 +72,7 @@ __all__ = [
     "InvalidTagError",
     "InvocationCancelledError",
     "Log",
+    "NotFoundError",
     "NotReadyError",
     "OutcomeUnknownError",
     "OverloadedError",
@@ -81,6 +84,7 @@ __all__ = [
     "UnauthorizedError",
     "UnknownFunctionError",
     "WorkerCrashedError",
+    "WrongStateError",
     "connect",
     "open",
     "reach",

@@ -5,18 +5,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from indilog.apps.app import App, Context
+from indilog.base.errors import NotFoundError, NotReadyError
 from indilog.base.log import Log, LogSource, Session, check_log_name
 from indilog.base.telemetry import quiet_unless_configured
 from indilog.config import Config
+from indilog.runs import Run, RunList, Runs
+from indilog.sdk.runs import LIST_RUNS, RunPage, cursor_of, place_of
 
 
-class Client:
-    """A session of a program with the platform, which gives access to logs."""
+class Client(Runs[App]):
+    """A session of a program with the platform, which gives access to logs, and to the runs of
+    workflows that this program defines.
+    """
 
     def __init__(self, logs: LogSource) -> None:
         self._logs = logs
@@ -30,6 +40,66 @@ class Client:
             InvalidTagError: no log can have that name.
         """
         return self._logs.log(check_log_name(name), self.session)
+
+    # --- workflow runs
+
+    def run(self, app: App, id: str) -> Run:  # noqa: A002
+        """Return a handle on a run of an application of this program, which need not exist."""
+        return Run(partial(self._operate, app), self.log, app.name, id)
+
+    async def _list(self, app: App | None, filters: dict[str, object], page: str | None) -> RunList:
+        if app is None:
+            raise ValueError("Give the app: this program's platform has no deployed ones.")
+        more = {"before": place_of(page)} if page is not None else {}
+        text = await self._operate(app, LIST_RUNS, filters | more)
+        found = msgspec.json.decode(text, type=RunPage)
+        operate = partial(self._operate, app)
+        runs = [Run(operate, self.log, app.name, info.id, info) for info in found.runs]
+        return RunList(runs, None if found.next is None else cursor_of(found.next), {})
+
+    async def _operate(self, app: App, operation: str, arguments: Mapping[str, object]) -> bytes:
+        """Run an operation of an application in this process."""
+        found = app.operations.get(operation)
+        if found is None:
+            raise NotFoundError(f"App {app.name} has no workflows with {operation}.")
+        given = found.signature.arguments(msgspec.json.encode(arguments))
+        context = Context(self._logs, _NoCaller(), session=self.session, function=operation)
+
+        async def called() -> bytes:
+            context.begin()
+            try:
+                return found.signature.result_text(await found.body(context, **given))
+            finally:
+                context.end()
+
+        return await asyncio.create_task(called())  # so that the context is the task's own
+
+
+class _NoCaller:
+    """Refuses calls of functions: a program without workers runs none."""
+
+    async def call(
+        self,
+        function: str,
+        _arguments: bytes,
+        _session: Session,
+        *,
+        key: str = "",  # noqa: ARG002
+    ) -> bytes:
+        """Refuse."""
+        raise NotReadyError(f"{function} was not called: this program runs no functions.")
+
+    async def send(
+        self,
+        function: str,
+        _arguments: bytes,
+        _session: Session,
+        *,
+        delay_s: float,  # noqa: ARG002
+        key: str = "",  # noqa: ARG002
+    ) -> str:
+        """Refuse."""
+        raise NotReadyError(f"{function} was not sent: this program runs no functions.")
 
 
 @asynccontextmanager

@@ -15,10 +15,12 @@ import asyncio  # noqa: TID251 - a client is part of the shell
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -36,7 +38,14 @@ from indilog.base.errors import (
 from indilog.base.log import Log, Session, check_log_name
 from indilog.base.telemetry import quiet_unless_configured
 from indilog.config import ClusterConfig
-from indilog.link.access import DEFAULT_URL, Endpoint, check_url, reach, unauthorized_at
+from indilog.link.access import (
+    DEFAULT_URL,
+    Endpoint,
+    check_url,
+    reach,
+    segment,
+    unauthorized_at,
+)
 from indilog.link.caller import LinkCaller
 from indilog.link.invocation import Invocation, invocation_of
 from indilog.link.link import Link, socket_messages
@@ -59,6 +68,9 @@ from indilog.link.link_messages import (
     error_from,
 )
 from indilog.link.remote import RemoteLogs
+from indilog.link.requests import GatewayRequests
+from indilog.runs import Run, RunList, Runs
+from indilog.sdk.runs import RunInfo
 
 _CONNECT_S: Final = 10.0
 _MESSAGE_BYTES_MAX: Final = ClusterConfig().message_bytes_max
@@ -92,6 +104,14 @@ async def connect(
         yield client
     finally:
         await client.close()
+
+
+class _RunsAnswer(msgspec.Struct):
+    """The answer to `GET /runs`."""
+
+    runs: tuple[RunInfo, ...]
+    next: str | None
+    not_answered: dict[str, str]
 
 
 class _Connection:
@@ -156,7 +176,7 @@ class _Connection:
             self.link.lost()
 
 
-class RemoteClient:
+class RemoteClient(Runs[str]):
     """A session with a running platform.
 
     Attributes:
@@ -171,6 +191,7 @@ class RemoteClient:
         self._ca = ca
         self.session = Session()
         self.limits: Limits
+        self._requests = GatewayRequests(self._endpoint, self.session)
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
@@ -189,8 +210,7 @@ class RemoteClient:
             if self._connection is not None:
                 await self._connection.close()
             # Looked up each time, because a restarted platform may have another token.
-            endpoint = reach(self.url, token=self._token, ca=self._ca)
-            connection = await _connected(endpoint)
+            connection = await _connected(self._endpoint())
             try:
                 self._check_open()  # the client may have been closed meanwhile
             except ClientClosedError:
@@ -198,6 +218,10 @@ class RemoteClient:
                 raise
             self._connection = connection
             self.limits = connection.welcome.result().limits
+
+    def _endpoint(self) -> Endpoint:
+        self._check_open()
+        return reach(self.url, token=self._token, ca=self._ca)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -292,6 +316,28 @@ class RemoteClient:
                 "The connection was lost while cancelling; cancel again, which is harmless."
             )
         raise error_from(answer)
+
+    # --- workflow runs
+
+    def run(self, app: str, id: str) -> Run:  # noqa: A002
+        """Return a handle on a run of an application, which need not exist."""
+        return Run(partial(self._operate, app), self.log, app, id)
+
+    async def _operate(self, app: str, operation: str, arguments: Mapping[str, object]) -> bytes:
+        """Run an operation of an application; return the JSON text of its result."""
+        path = f"/operations/{segment(app)}/{operation}"
+        return await self._requests.send("POST", path, body=arguments)
+
+    async def _list(self, app: str | None, filters: dict[str, object], page: str | None) -> RunList:
+        more = {"app": app, "page": page}
+        query = filters | {name: value for name, value in more.items() if value is not None}
+        text = await self._requests.send("GET", "/runs", query=query)
+        found = msgspec.json.decode(text, type=_RunsAnswer)
+        runs = [
+            Run(partial(self._operate, info.app), self.log, info.app, info.id, info)
+            for info in found.runs
+        ]
+        return RunList(runs, found.next, found.not_answered)
 
     async def deploy(
         self,

@@ -52,6 +52,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     functions: tuple[FunctionSpec, ...]
     services: tuple[str, ...] = ()
     schedules: tuple[ScheduleSpec, ...] = ()
+    operations: tuple[FunctionSpec, ...] = ()
     is_undeployed: bool = False
     follows: SeqNum | None = None
     read_below: SeqNum = 0
@@ -72,7 +73,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     def info(self) -> AppInfo:
         """The public part of it."""
         return AppInfo(
-            self.name, self.version, self.owner, self.functions, self.services, self.schedules
+            self.name,
+            self.version,
+            self.owner,
+            self.functions,
+            self.services,
+            self.schedules,
+            self.operations,
         )
 
 

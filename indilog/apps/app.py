@@ -1,4 +1,5 @@
-"""Applications: named sets of functions, services and schedules (API.md, "A function").
+"""Applications: named sets of functions, services, schedules and operations (API.md, "A
+function").
 
     app = indilog.App("social")
 
@@ -30,14 +31,20 @@ __all__ = [
     "check_delay",
     "current_context",
     "function_of",
+    "is_operation_name",
 ]
 
 _BodyT = TypeVar("_BodyT", bound=Callable[..., Any])
 
+OperationBody: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 ServiceBody: TypeAlias = Callable[[Context], Coroutine[Any, Any, None]]
 _ServiceT = TypeVar("_ServiceT", bound=ServiceBody)
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_OPERATION: Final = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)+")
+_OPERATION_CHARACTERS_MAX: Final = 64
+OPERATIONS_MAX: Final = 64
+"""Operations that one application may have."""
 SERVICES_MAX: Final = 16
 """Services that one application may have."""
 SCHEDULES_MAX: Final = 64
@@ -73,6 +80,7 @@ class App:
         functions: its functions, by name.
         services: its services, by name.
         schedules: its schedules: the functions that the platform calls, and when.
+        operations: its operations for people, by name.
     """
 
     def __init__(self, name: str) -> None:
@@ -80,6 +88,7 @@ class App:
         self.functions: dict[str, Function] = {}
         self.services: dict[str, Service] = {}
         self.schedules: list[ScheduleSpec] = []
+        self.operations: dict[str, Function] = {}
 
     @overload
     def function(self, body: _BodyT, /) -> _BodyT: ...
@@ -183,6 +192,45 @@ class App:
             raise ValueError(f"{self.name} has {SERVICES_MAX} services, which is the limit.")
         self.services[name] = Service(self, body, name=name)
 
+    def add_operation(
+        self, name: str, body: OperationBody, *, timeout_s: float | None = None
+    ) -> None:
+        """Let people and tools run `body(ctx, ...)` as the operation `name`, such as `runs.list`.
+
+        For libraries that let people see and change what they keep in an application's logs. An
+        operation runs like a function, with the same limits, in a worker process of the
+        application. Functions cannot call it, and no caller runs it without a token. An
+        `IndilogError` that it raises reaches the caller unchanged.
+
+        Args:
+            name: words of lower-case letters, digits, `_` and `-`, at least two, joined by dots; at
+                most 64 characters.
+            body: an async function whose first parameter is the `Context`; its other parameters and
+                its result have type hints, as those of a function.
+            timeout_s: seconds that it may take; None: the platform's setting.
+
+        Raises:
+            ValueError: the name is invalid or used, the time is not positive, or there are too many
+                operations.
+            TypeError: the function is not an async function.
+        """
+        if not inspect.iscoroutinefunction(body):
+            raise TypeError(f"An operation is an async function; make {name} one.")
+        if len(name) > _OPERATION_CHARACTERS_MAX or not _OPERATION.fullmatch(name):
+            raise ValueError(
+                "An operation's name is words of lower-case letters, digits, _ and -, joined by "
+                f"dots, at most {_OPERATION_CHARACTERS_MAX} characters, not {name!r:.80}."
+            )
+        if name in self.operations:
+            raise ValueError(f"{self.name} has two operations named {name}; rename one.")
+        if len(self.operations) >= OPERATIONS_MAX:
+            raise ValueError(f"{self.name} has {OPERATIONS_MAX} operations, which is the limit.")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s of {name} must be greater than 0, not {timeout_s}.")
+        self.operations[name] = Function(
+            self.name, body, name=name, context=Context, timeout_s=timeout_s
+        )
+
     def _add(
         self, body: Callable[..., Any], name: str, timeout_s: float | None, *, public: bool = False
     ) -> None:
@@ -201,6 +249,11 @@ class App:
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, functions={sorted(self.functions)})"
+
+
+def is_operation_name(name: str) -> bool:
+    """Tell whether a name, without that of its application, is an operation's, not a function's."""
+    return "." in name
 
 
 def check_app_name(name: str) -> str:

@@ -53,7 +53,9 @@ class ServiceState(msgspec.Struct, frozen=True):
 
 
 class AppInfo(msgspec.Struct, frozen=True):
-    """One deployed application; `version` counts its deployments from 1."""
+    """One deployed application; `version` counts its deployments from 1. `operations` are those
+    for people (`App.add_operation`).
+    """
 
     name: str
     version: int
@@ -61,3 +63,4 @@ class AppInfo(msgspec.Struct, frozen=True):
     functions: tuple[FunctionSpec, ...]
     services: tuple[str, ...] = ()
     schedules: tuple[ScheduleSpec, ...] = ()
+    operations: tuple[FunctionSpec, ...] = ()

@@ -147,6 +147,16 @@ class UnknownFunctionError(IndilogError):
     """No such application or function is deployed."""
 
 
+class NotFoundError(IndilogError):
+    """What an operation names, such as a run, does not exist; nothing was done."""
+
+
+class WrongStateError(IndilogError):
+    """The state of what an operation names does not allow it, such as cancelling a run that has
+    ended; nothing was done.
+    """
+
+
 class InvocationCancelledError(IndilogError):
     """A recorded invocation was cancelled. If it had begun, it may have had effects."""
 

@@ -1,4 +1,4 @@
-"""The commands `up`, `deploy`, `undeploy`, `invoke`, `apps`, `status`; `log`, `invocation`,
+"""The commands `up`, `deploy`, `undeploy`, `invoke`, `apps`, `status`; `log`, `invocation`, `runs`,
 `cluster`, `backup` and those of the pipeline have modules of their own.
 """
 
@@ -24,7 +24,9 @@ from indilog.cli.logs import logs
 from indilog.cli.one_sentence import OneSentenceGroup
 from indilog.cli.pipeline import analyse, export
 from indilog.cli.rebuild_index import rebuild_index
-from indilog.link.access import reach
+from indilog.cli.runs import runs
+from indilog.link.access import reach, segment
+from indilog.sdk.runs import CHECK_RUNS
 
 app = typer.Typer(
     name="indilog",
@@ -36,12 +38,15 @@ app = typer.Typer(
 )
 app.add_typer(logs, name="log")
 app.add_typer(invocations, name="invocation")
+app.add_typer(runs, name="runs")
 app.add_typer(cluster, name="cluster")
 app.add_typer(backup, name="backup")
 app.command(name="rebuild-index")(rebuild_index)
 app.command()(analyse)
 app.command()(export)
 _WATCH_S = 0.5
+_RUNS_NAMED = 3
+"""Runs that `deploy` names if the new code does not continue them."""
 
 
 def run() -> None:
@@ -231,6 +236,22 @@ def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
         deployed = gateway.put(f"/apps/{name}", json=body, headers=headers)
     functions = ", ".join(deployed["functions"])
     show.line(f"Deployed {deployed['name']}, version {deployed['version']}: {functions}.")
+    if deployed.get("has_runs"):
+        _say_parked(gateway, deployed["name"])
+
+
+def _say_parked(gateway: Gateway, name: str) -> None:
+    """Say how many open runs the new code does not continue, if the application says it soon."""
+    found = gateway.try_post(f"/operations/{segment(name)}/{CHECK_RUNS}", json={})
+    if found is None or not found["mismatches"]:
+        return
+    count = len(found["mismatches"])
+    more = "" if found["is_whole"] else " or more"
+    ids = ", ".join(repr(run["id"]) for run in found["mismatches"][:_RUNS_NAMED])
+    show.line(
+        f"{count:,}{more} runs of {name} do not continue with this code, so they are parked: {ids}"
+        f"{', ...' if count > _RUNS_NAMED else ''}. `indilog runs show ID` says why."
+    )
 
 
 @app.command()

@@ -26,6 +26,8 @@ Url = Annotated[
 ]
 DEFAULT = DEFAULT_URL
 _TIMEOUT_S = 310.0
+_TRIED_S = 10.0
+"""Seconds to wait for an answer that a command can do without."""
 _STREAM_SILENCE_S_MAX = 60.0
 """Seconds without received bytes after which a stream counts as broken; a stream sends a heartbeat
 every 15 s.
@@ -87,6 +89,16 @@ class Gateway:
         return self._value(
             "POST", path, json=json, content=content, headers=headers, query=query or {}
         )
+
+    def try_post(self, path: str, *, json: object) -> Any:  # noqa: ANN401 - any JSON value
+        """POST JSON to `path` and return the JSON answer; None: there was none, or an error."""
+        import httpx
+
+        try:
+            response = self._client.post(path, json=json, timeout=_TRIED_S)
+            return response.json() if response.is_success else None
+        except (httpx.HTTPError, ValueError):
+            return None
 
     def put(self, path: str, *, json: object, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - any JSON value
         """PUT JSON to `path` and return the JSON answer."""

@@ -40,7 +40,7 @@ def records(given: Sequence[Mapping[str, Any]], *, as_json: bool, time: str = "t
 
 
 def _record(record: Mapping[str, Any], which: str) -> Text:
-    time = datetime.fromtimestamp(record[which], UTC).strftime("%Y-%m-%d %H:%M:%S")
+    time = utc(record[which])
     data = record.get("data")
     shown = data if data is not None else f"base64 {record['data_base64']}"
     if len(shown) > _DATA_SHOWN_MAX:
@@ -112,6 +112,13 @@ def _cell(cell: object) -> str:
         return " ".join(map(str, cell))
     shown = _shown(cell)
     return shown if len(shown) <= _DATA_SHOWN_MAX else f"{shown[:_DATA_SHOWN_MAX]}…"
+
+
+def utc(seconds: float | None) -> str:
+    """Return a time (seconds since 1970) as text; empty for None."""
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def pairs(given: Mapping[str, str]) -> None:

@@ -69,6 +69,10 @@ class GatewayConfig(Group):
     """Seconds for the body of a request, or one WebSocket message, to arrive."""
     answer_timeout_s: float = 60.0
     """Seconds for a client to read an answer, or one event, while the socket's buffer is full."""
+    apps_answer_s: float = 10.0
+    """Seconds within which each application must answer a question to all of them (`GET /runs`);
+    the answer names those that do not.
+    """
     ready_append_s: float = 2.0
     """Seconds within which an append must be acknowledged; otherwise `/readyz` says not ready."""
 

@@ -20,7 +20,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from indilog.base.errors import ConfigError
 from indilog.base.loopback import is_loopback
@@ -77,6 +77,11 @@ def check_url(url: str) -> str:
             f"not {url!r}."
         )
     return url.rstrip("/")
+
+
+def segment(text: str) -> str:
+    """Return a text as one part of the path of a URL."""
+    return quote(text, safe="").replace(".", "%2E")  # otherwise "." alone is removed from the path
 
 
 def unauthorized_at(url: str) -> str:

@@ -46,7 +46,7 @@ from indilog.link.worker_messages import (
     Unload,
 )
 
-LINK_VERSION: Final = 5
+LINK_VERSION: Final = 6
 """Version of the protocol. Each end sends its version first; a link between different versions is
 closed.
 """

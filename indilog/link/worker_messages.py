@@ -30,7 +30,8 @@ class ThreadsLeft(LinkStruct, frozen=True):
 
 
 class Invoke(LinkStruct, frozen=True):
-    """compute node → worker: run a function of a loaded deployment; answered by `Returned`.
+    """compute node → worker: run a function or operation of a loaded deployment; answered by
+    `Returned`.
 
     `slot` is the call's index in the shared memory that shows which calls have begun and which are
     revoked (`compute/indilog_compute/workers/claims`). A revoked call is answered by a `Failed` of
@@ -105,6 +106,7 @@ class Loaded(LinkStruct, frozen=True):
     functions: tuple[FunctionSpec, ...]
     services: tuple[str, ...] = ()
     schedules: tuple[ScheduleSpec, ...] = ()
+    operations: tuple[FunctionSpec, ...] = ()
 
 
 class RunServices(LinkStruct, frozen=True):

@@ -1,10 +1,11 @@
 """The interface for authors of libraries that keep their state in a log, such as `bokistore`.
 
-A library imports from two places only: `indilog` (the public API) and this package. Names for
-applications are in `indilog`; names only for libraries are here:
+A library imports from three places only: `indilog` (the public API), this package, and
+`indilog.replayed` (state derived from records). Names for applications are in `indilog`; names only
+for libraries are here:
 
-- **Identifiers and limits**: `SeqNum`, `UserTag`, `TAG_BYTES_MAX`, `READ_RANGE_LIMIT_MAX`,
-  `can_be_in_tag`, `check_bound`.
+- **Identifiers and limits**: `SeqNum`, `MAX_SEQNUM`, `UserTag`, `TAG_BYTES_MAX`,
+  `READ_RANGE_LIMIT_MAX`, `can_be_in_tag`, `check_bound`.
 - **Record format**: `RecordFormat` frames a library's records, and refuses records of other
   versions.
 - **Appending and reading back**: `append_outcome_unknown` and `check_own_append`, for a library
@@ -12,6 +13,8 @@ applications are in `indilog`; names only for libraries are here:
 - **Damage and trims**: `read_surviving_records`, `may_go_further`, `Losses`, `name_loss`.
 - **Time and waiting**: `LogClock` estimates the time of a log, `Event` lets callers wait on an
   event loop or under a stepper.
+- **What people see**: `indilog.sdk.runs` has the values of the operations `runs.*`, by which the
+  platform shows and steers workflow runs (`indilog.App.add_operation`).
 - **Functions**: `Signature`, `ResultType`, `arguments_text` and `plain_value` convert arguments and
   results of typed Python functions; `function_of` and `current_context` find the application's
   function and the context of the running call.
@@ -19,7 +22,7 @@ applications are in `indilog`; names only for libraries are here:
 
 from typing import TYPE_CHECKING
 
-from indilog.base.ids import TAG_BYTES_MAX, SeqNum, UserTag, can_be_in_tag
+from indilog.base.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, UserTag, can_be_in_tag
 from indilog.base.lazy_names import lazy_names
 from indilog.base.log import READ_RANGE_LIMIT_MAX, check_bound
 from indilog.sdk.event import Event
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from indilog.apps.signature import ResultType, Signature, arguments_text, plain_value
 
 __all__ = [
+    "MAX_SEQNUM",
     "READ_RANGE_LIMIT_MAX",
     "TAG_BYTES_MAX",
     "Event",

@@ -17,6 +17,7 @@ from bokiflow.definition import Definition
 from bokiflow.driver import Driver
 from bokiflow.handle import Handle, Status, status_of, unknown
 from bokiflow.history import decided_before, list_runs
+from bokiflow.inspection import add_run_operations
 from bokiflow.replay_check import ReplayMismatch, find_mismatch
 from bokiflow.runner import EXECUTIONS_MAX, Runner
 from bokiflow.runs.errors import FlowSettingsError
@@ -170,6 +171,7 @@ class Flow:
         self._attached: Logs | None = None
         if isinstance(app, App):
             app.add_service(self.drive, name=f"flow-{len(app.services) + 1}")
+            add_run_operations(app, self)
 
     @property
     def log_name(self) -> str:

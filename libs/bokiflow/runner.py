@@ -112,6 +112,16 @@ class Runner(HeartbeatSender):
         retry.
         """
 
+    def retry(self, run: str) -> bool:
+        """Let the driver of this process execute a parked run again, soon and alone.
+
+        Returns:
+            Whether there is a driver.
+        """
+        for notify in self.on_crash_loop:
+            notify(run, 0.0)
+        return bool(self.on_crash_loop)
+
     # --- beginning runs
 
     async def start(

@@ -427,3 +427,21 @@ async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
                 again = await http.post("/functions/demo/work?async=1", json={"n": 2})
                 assert (await outcome(http, again.json()["invocation"]))["state"] == "done"
             assert len(await runs_of(log, 1)) == 2
+
+
+async def test_invocations_are_listed_on_every_node(tmp_path: Path) -> None:
+    async with running_two(tmp_path) as (first, second):
+        answer = await first.deploy("demo", APP)
+        assert answer.status_code == 200, answer.text
+        sent = [
+            (await first.call("demo.later", s=3600)).json(),
+            (await first.call("demo.later", s=3600)).json(),
+        ]
+        for there in (first, second):
+            page = (await there.http.get("/invocations?state=scheduled&limit=1")).json()
+            rest = (await there.http.get(f"/invocations?app=demo&page={page['next']}")).json()
+            listed = [one["id"] for one in (*page["invocations"], *rest["invocations"])]
+            assert (listed, rest["next"]) == (sent[::-1], None)
+        assert (await second.http.delete(f"/invocations/{sent[0]}")).status_code == 200
+        failed = (await first.http.get("/invocations?state=failed&function=demo.work")).json()
+        assert [one["id"] for one in failed["invocations"]] == [sent[0]]

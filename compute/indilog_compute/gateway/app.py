@@ -32,7 +32,7 @@ from indilog_compute.gateway.credentials import Credentials
 from indilog_compute.gateway.forwarding import Forwarder, Peers
 from indilog_compute.gateway.guard import Guard
 from indilog_compute.gateway.heads import Heads
-from indilog_compute.gateway.invoke import PREFIX, InvokeEndpoint
+from indilog_compute.gateway.invoke import OPERATIONS_PREFIX, PREFIX, InvokeEndpoint
 from indilog_compute.gateway.login import login_router
 from indilog_compute.gateway.openapi import describe
 from indilog_compute.gateway.operation import (
@@ -57,6 +57,7 @@ from indilog_compute.gateway.readiness import AppendProbe
 from indilog_compute.gateway.records import records_router
 from indilog_compute.gateway.requests import faults_in, sentence_of
 from indilog_compute.gateway.resources import GatewayResources
+from indilog_compute.gateway.runs import Operations, runs_router
 from indilog_compute.workers.host import FunctionHost
 
 _CLIENT_LEFT: Final = 499
@@ -115,7 +116,7 @@ class GatewayApp(FastAPI):
             await _answer(problem_of(error))(scope, receive, send)
             return
         try:
-            if scope["path"].startswith(PREFIX):
+            if scope["path"].startswith((PREFIX, OPERATIONS_PREFIX)):
                 await self._invoke(scope, receive, send)
             else:
                 await self._route(scope, receive, send)
@@ -211,6 +212,11 @@ def create_gateway(
         app.include_router(snapshots_router(request_snapshots))
     app.include_router(members_router(members or OneProcess()))
     app.include_router(client_router(host, resources))
+    operations = Operations(invoke, resources)
+    answer_s = config.node.gateway.apps_answer_s
+    app.include_router(
+        runs_router(host, operations, logs, answer_s=answer_s, body_bytes_max=body_bytes_max)
+    )
     _add_pages(app)
     _add_errors(app, resources.counters)
     return app

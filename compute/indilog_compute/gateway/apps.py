@@ -11,15 +11,19 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from indilog.base.deployed import AppInfo
 from indilog.base.errors import DeployError
+from indilog.base.ids import MAX_SEQNUM
 from indilog.link.link_messages import (
     Failed,
     Returned,
     error_from,
 )
+from indilog.sdk.runs import CHECK_RUNS
 from indilog_compute.gateway.clients import cancel_if_left
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
 from indilog_compute.gateway.requests import body_of, check_query, decode_json
+from indilog_compute.invocations.invocation_list import LISTED_MAX, Wanted
 from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX, InvocationStatus
+from indilog_compute.invocations.states import InvocationState
 from indilog_compute.workers.host import FunctionHost
 
 _PYTHON: Final = ("text/x-python", "application/octet-stream")
@@ -88,6 +92,22 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
 
 
 def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
+    @router.get("/invocations", tags=["functions"])
+    async def invocations(
+        app: str | None = None,
+        function: str | None = None,
+        state: InvocationState | None = None,
+        limit: Annotated[int, Query(ge=1, le=LISTED_MAX)] = 100,
+        page: Annotated[int | None, Query(ge=0, le=MAX_SEQNUM)] = None,
+    ) -> Response:
+        """List the recorded invocations that are open or kept, newest first: of one application, of
+        one function (`app.function`), or all. `next` of an answer is `page` of the next request;
+        null: there are no further ones.
+        """
+        found = await host.newest_invocations(Wanted(app, function, state, page), limit + 1)
+        following = found[limit - 1].seqnum if len(found) > limit else None
+        return _json({"invocations": found[:limit], "next": following})
+
     @router.get("/invocations/{invocation}", tags=["functions"])
     async def outcome(
         invocation: str,
@@ -143,6 +163,7 @@ def _deployed(info: AppInfo) -> Response:
             "name": info.name,
             "version": info.version,
             "functions": [function.name for function in info.functions],
+            "has_runs": any(operation.name == CHECK_RUNS for operation in info.operations),
         }
     )
 

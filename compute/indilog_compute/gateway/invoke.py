@@ -1,4 +1,5 @@
-"""`POST /functions/{app}/{function}`: the hot path, a plain ASGI callable inside the gateway.
+"""`POST /functions/{app}/{function}` and `POST /operations/{app}/{operation}`: the hot path, a
+plain ASGI callable inside the gateway.
 
 It has no routing and no request object, because a FastAPI route takes three times as long as a bare
 ASGI answer. It decodes nothing: the worker gets the body's bytes, and the caller gets the worker's
@@ -56,6 +57,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Header: TypeAlias = tuple[bytes, bytes]
 
 PREFIX: Final = "/functions/"
+OPERATIONS_PREFIX: Final = "/operations/"
 POSITION_HEADER: Final = b"indilog-position"
 KEY_HEADER: Final = b"idempotency-key"
 _JSON: Final[Header] = (b"content-type", b"application/json")
@@ -77,6 +79,7 @@ class _Request(NamedTuple):
         key: the idempotency key; may be empty.
         is_recorded: whether the call is recorded, because it is asynchronous or has a key.
         was_forwarded: whether another compute node forwarded it, so that this node must not.
+        start: starts the function or operation on this node.
     """
 
     scope: Scope
@@ -88,10 +91,11 @@ class _Request(NamedTuple):
     key: str
     is_recorded: bool
     was_forwarded: bool
+    start: Callable[..., Call]
 
 
 class InvokeEndpoint:
-    """Answers all requests below `/functions/`.
+    """Answers all requests below `/functions/` and `/operations/`.
 
     Args:
         host: runs the functions.
@@ -115,7 +119,7 @@ class InvokeEndpoint:
         self._offers = Offers(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the function that the path names, and answer with its result.
+        """Run the function or operation that the path names, and answer with its result.
 
         The server cancels this call when the platform stops. The answer then says whether the
         function had begun.
@@ -131,11 +135,13 @@ class InvokeEndpoint:
 
     async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        app, _, function = path[len(PREFIX) :].partition("/")
+        is_operation = path.startswith(OPERATIONS_PREFIX)
+        prefix = OPERATIONS_PREFIX if is_operation else PREFIX
+        app, _, function = path[len(prefix) :].partition("/")
         if scope["method"] != "POST":
             details = problem(
                 HTTPStatus.METHOD_NOT_ALLOWED,
-                f"Functions are called with POST, not {scope['method']}.",
+                f"Functions and operations are called with POST, not {scope['method']}.",
             )
             await _send_problem(send, details, ((b"allow", b"POST"),))
             return
@@ -143,10 +149,15 @@ class InvokeEndpoint:
         position, key, forwarded = _headers(scope)
         what = "The size of the call's arguments in bytes"
         is_recorded = bool(key) or bool(scope["query_string"])
+        if is_operation and is_recorded:
+            raise ValueError(
+                f"{name} was not run: an operation takes neither a query nor an Idempotency-Key."
+            )
+        start = self._host.operate if is_operation else self._host.call
         if forwarded is None:
             arguments = await read_body(scope, receive, self._body_bytes_max, what=what)
             if self._forwarder is None and not is_recorded:
-                call = self._host.call(name, arguments, position=position)
+                call = start(name, arguments, position=position)
                 await self._finish(scope, receive, send, call)
                 return
         else:
@@ -161,7 +172,7 @@ class InvokeEndpoint:
             self._resources.counters.calls_taken += 1
         was_forwarded = forwarded is not None
         request = _Request(
-            scope, receive, send, name, arguments, position, key, is_recorded, was_forwarded
+            scope, receive, send, name, arguments, position, key, is_recorded, was_forwarded, start
         )
         if scope["query_string"] and (delay_s := _start_later_s(name, scope)) is not None:
             await self._send_async(request, delay_s)
@@ -173,7 +184,7 @@ class InvokeEndpoint:
     async def _call(self, request: _Request) -> None:
         """Run a plain call, here or on another compute node."""
         try:
-            call = self._host.call(request.name, request.arguments, position=request.position)
+            call = request.start(request.name, request.arguments, position=request.position)
         except NotReadyError as error:
             if request.was_forwarded:
                 await _refuse(request, error)
@@ -195,7 +206,7 @@ class InvokeEndpoint:
                 await self._relay(request, answer)
                 return
             if elsewhere.is_taken:  # the other node did not begin it
-                call = self._host.call(request.name, request.arguments, position=request.position)
+                call = request.start(request.name, request.arguments, position=request.position)
         await self._finish(request.scope, request.receive, request.send, call)
 
     async def _finish(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:

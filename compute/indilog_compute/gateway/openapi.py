@@ -1,4 +1,6 @@
-"""The OpenAPI description: the gateway's own routes, and one path for each deployed function."""
+"""The OpenAPI description: the gateway's own routes, and one path for each deployed function and
+operation.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _PROBLEM: Final = {
 
 
 def describe(base: dict[str, Any], apps: list[AppInfo]) -> dict[str, Any]:
-    """Return `base`, the description of the fixed routes, with the functions of `apps` added."""
+    """Return `base`, which describes the fixed routes, with the functions and operations of `apps`
+    added.
+    """
     document = dict(base)
     paths = dict(base.get("paths", {}))
     components = dict(base.get("components", {}))
@@ -28,6 +32,13 @@ def describe(base: dict[str, Any], apps: list[AppInfo]) -> dict[str, Any]:
             paths[f"/functions/{app.name}/{function.name}"] = {
                 "post": _operation(app, function, arguments, result)
             }
+        for operation in app.operations:
+            prefix = f"{app.name}.{operation.name}."
+            arguments = _hoisted(operation.arguments, prefix, schemas)
+            result = _hoisted(operation.result, prefix, schemas)
+            paths[f"/operations/{app.name}/{operation.name}"] = {
+                "post": _described(app, operation, arguments, result)
+            }
     components["schemas"] = schemas
     document["paths"] = paths
     document["components"] = components
@@ -37,11 +48,10 @@ def describe(base: dict[str, Any], apps: list[AppInfo]) -> dict[str, Any]:
 def _operation(
     app: AppInfo, function: FunctionSpec, arguments: dict[str, Any], result: dict[str, Any]
 ) -> dict[str, Any]:
+    described = _described(app, function, arguments, result)
+    accepted = {"description": "Accepted; ask GET /invocations/{invocation} for its outcome."}
     return {
-        "tags": [f"app {app.name}"],
-        "operationId": f"{app.name}.{function.name}",
-        "summary": function.doc.partition("\n")[0] or f"{app.name}.{function.name}",
-        "description": function.doc,
+        **described,
         "parameters": [
             _query("async", "boolean", "Do not wait: answer 202 with an invocation id."),
             _query("delay", "number", "With async: start after that many seconds."),
@@ -52,13 +62,25 @@ def _operation(
                 "description": "Requests with the same key are one call with one outcome.",
             },
         ],
+        "responses": {**described["responses"], "202": accepted},
+    }
+
+
+def _described(
+    app: AppInfo, function: FunctionSpec, arguments: dict[str, Any], result: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what the descriptions of functions and operations have in common."""
+    return {
+        "tags": [f"app {app.name}"],
+        "operationId": f"{app.name}.{function.name}",
+        "summary": function.doc.partition("\n")[0] or f"{app.name}.{function.name}",
+        "description": function.doc,
         "requestBody": {"content": {"application/json": {"schema": arguments}}},
         "responses": {
             "200": {
-                "description": "What the function returned.",
+                "description": "What it returned.",
                 "content": {"application/json": {"schema": result}},
             },
-            "202": {"description": "Accepted; ask GET /invocations/{invocation} for its outcome."},
             "422": _PROBLEM,
             "default": _PROBLEM,
         },

@@ -20,6 +20,7 @@ from indilog.base.errors import (
     InvalidArgumentsError,
     InvalidTagError,
     InvocationCancelledError,
+    NotFoundError,
     NotReadyError,
     OutcomeUnknownError,
     QuorumUnavailableError,
@@ -29,6 +30,7 @@ from indilog.base.errors import (
     UnauthorizedError,
     UnknownFunctionError,
     WorkerCrashedError,
+    WrongStateError,
 )
 from indilog.link.link_messages import LinkLostError
 
@@ -44,6 +46,8 @@ _STATUS: Final[dict[type[Exception], HTTPStatus]] = {
     ConfigError: HTTPStatus.CONFLICT,
     ConditionFailedError: HTTPStatus.PRECONDITION_FAILED,
     InvocationCancelledError: HTTPStatus.CONFLICT,
+    NotFoundError: HTTPStatus.NOT_FOUND,
+    WrongStateError: HTTPStatus.CONFLICT,
     InvalidTagError: HTTPStatus.BAD_REQUEST,
     ValueError: HTTPStatus.BAD_REQUEST,
     TypeError: HTTPStatus.BAD_REQUEST,

@@ -389,6 +389,10 @@ class InvocationTable:
         """Return an invocation; None if it never existed or is no longer kept."""
         return self.open.get(id) or self._ended.get(id)
 
+    def all(self) -> list[RecordedInvocation]:
+        """Return all open and kept invocations, in no particular order."""
+        return [*self.open.values(), *self._ended.values()]
+
     def with_key(self, function: str, key: str) -> RecordedInvocation | None:
         """Return the invocation of a function with this key."""
         return self._keys.get((function, key))

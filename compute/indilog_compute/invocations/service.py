@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -42,6 +43,7 @@ from indilog_compute.invocations.executor import (
     WriteCheckpoint,
 )
 from indilog_compute.invocations.fault_log import FaultLog
+from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted, newest
 from indilog_compute.invocations.invocation_status import InvocationStatus, forgotten, read_status
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.keys import check_key, known_with
@@ -273,6 +275,16 @@ class InvocationService:
         return max(0, (len(own.ids) if own is not None else 0) - self._runs.calling)
 
     # --- status and outcomes
+
+    async def newest(self, wanted: Wanted, limit: int) -> list[InvocationInfo]:
+        """Return the newest wanted invocations that are open or kept, at most `limit`, newest
+        first; also those that other nodes recorded before this call.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: the log cannot be read now.
+        """
+        await self._read_up_to_now()
+        return await newest(self._table, wanted, limit, partial(asyncio.sleep, 0))
 
     async def status_of(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002 - the field's name
         """Return the status of an invocation, after waiting up to `wait_s` seconds for its outcome;

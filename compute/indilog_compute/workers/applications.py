@@ -153,10 +153,10 @@ class Applications:
         return deployed
 
     def function(self, name: str) -> tuple[DeployedApp, FunctionSpec]:
-        """Return `app.function`.
+        """Return `app.function`, or an operation such as `app.runs.list`.
 
         Raises:
-            UnknownFunctionError: there is no such function; the message suggests similar names.
+            UnknownFunctionError: there is none; the message suggests similar names.
             DataLossError: the newest deployment of the application is lost.
         """
         app, _, function = name.partition(".")
@@ -257,6 +257,7 @@ class Applications:
             functions=loaded.functions,
             services=loaded.services,
             schedules=loaded.schedules,
+            operations=loaded.operations,
         )
         seqnum = await self._log.append(record)
         await self._log.catch_up()

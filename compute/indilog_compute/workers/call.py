@@ -26,7 +26,7 @@ class DeployedApp:
         number: identifies this deployment to the workers of this host.
         seqnum: seqnum of its record in the log of deployments.
         since: when it was deployed, as in `Placed`.
-        functions: its functions by name.
+        functions: its functions and operations by name; only the names of operations have dots.
         running: number of its calls that wait or run.
         successor: the newer version that replaced it, if any.
         is_undeployed: whether the application was undeployed, not replaced.
@@ -50,7 +50,9 @@ class DeployedApp:
         self.since = since or {}
         self.record = record
         self.seqnum = seqnum
-        self.functions: dict[str, FunctionSpec] = {f.name: f for f in record.functions}
+        self.functions: dict[str, FunctionSpec] = {
+            f.name: f for f in (*record.functions, *record.operations)
+        }
         self.running = 0
         self.successor: DeployedApp | None = None
         self.is_undeployed = False

@@ -17,8 +17,8 @@ from typing import Any, Final, NoReturn
 
 import structlog
 
-from indilog.apps.app import check_delay
-from indilog.base.deployed import AppInfo
+from indilog.apps.app import check_delay, is_operation_name
+from indilog.base.deployed import AppInfo, FunctionSpec
 from indilog.base.errors import (
     FunctionFailedError,
     InvalidArgumentsError,
@@ -30,15 +30,17 @@ from indilog.base.log import LogSource
 from indilog.config import Config
 from indilog.link.link_messages import Failed, Greeting, Limits, Question, Returned
 from indilog.link.worker_messages import CheckArguments, RunServices
+from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted
 from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.keys import kept_with_key
 from indilog_compute.invocations.scheduling import DeployedSchedule
 from indilog_compute.invocations.service import InvocationService
 from indilog_compute.positions import Positions
 from indilog_compute.workers.applications import Applications
-from indilog_compute.workers.call import Call
+from indilog_compute.workers.call import Call, DeployedApp
 from indilog_compute.workers.pool import WorkerPool
 from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.refusals import no_function
 from indilog_compute.workers.router import CallRouter
 from indilog_compute.workers.scale import Demand, WorkerScale
 from indilog_compute.workers.service_states import service_states
@@ -239,7 +241,7 @@ class FunctionHost:
             OverloadedError, NotReadyError: nothing was done; try again later.
             FunctionFailedError: the nesting is deeper than `CALL_DEPTH_MAX`.
         """
-        deployed, spec = self._applications.function(name)
+        deployed, spec = self._function(name)
         if depth > CALL_DEPTH_MAX:
             raise FunctionFailedError(
                 f"{name} has {depth} calls above it, the limit is {CALL_DEPTH_MAX}; do functions "
@@ -254,6 +256,21 @@ class FunctionHost:
             position=position,
             depth=depth,
         )
+        self._router.submit(call)
+        return call
+
+    def operate(self, name: str, arguments: bytes, *, position: MetalogPosition = 0) -> Call:
+        """Start an operation of an application, such as `app.runs.list`, as `call` starts a
+        function.
+
+        Raises:
+            UnknownFunctionError: there is none.
+            OverloadedError, NotReadyError: nothing was done; try again later.
+        """
+        deployed, spec = self._applications.function(name)
+        if not is_operation_name(spec.name):
+            raise UnknownFunctionError(f"{name} is a function, not an operation; call it.")
+        call = Call(self._invocation_id(), deployed, spec, arguments, position=position, depth=0)
         self._router.submit(call)
         return call
 
@@ -404,6 +421,10 @@ class FunctionHost:
         """
         return await self._invocations.status_of(id, wait_s=wait_s)
 
+    async def newest_invocations(self, wanted: Wanted, limit: int) -> list[InvocationInfo]:
+        """Return the newest wanted recorded invocations; see `InvocationService.newest`."""
+        return await self._invocations.newest(wanted, limit)
+
     async def cancel_invocation(self, id: str) -> InvocationStatus | None:  # noqa: A002
         """Cancel a recorded invocation; return its state afterwards, None if the id is unknown. It
         raises the errors of `InvocationService.cancel`.
@@ -447,6 +468,17 @@ class FunctionHost:
 
     # --- internal
 
+    def _function(self, name: str) -> tuple[DeployedApp, FunctionSpec]:
+        """Return `app.function`.
+
+        Raises:
+            UnknownFunctionError: there is none, or it is an operation.
+        """
+        deployed, spec = self._applications.function(name)
+        if is_operation_name(spec.name):
+            raise no_function(name)
+        return deployed, spec
+
     def _invocation_id(self) -> str:
         return f"{self._invocation_prefix}-{next(self._invocation_numbers):x}"
 
@@ -487,7 +519,7 @@ class FunctionHost:
             raise OverloadedError(
                 f"{self._checking:,} calls are being checked, which is the limit; try again later."
             )
-        deployed, spec = self._applications.function(name)
+        deployed, spec = self._function(name)
         self._checking += 1
         try:
             question = CheckArguments(deployed.number, spec.name, arguments)

@@ -40,18 +40,22 @@ class LoadedDeployment:
 
     Attributes:
         app: the application that its sources define.
-        functions: its functions by name.
+        functions: its functions and operations by name; only the names of operations have dots.
     """
 
     def __init__(self, app: App, package: str, directory: Path) -> None:
         self.app = app
-        self.functions: dict[str, Function] = app.functions
+        self.functions: dict[str, Function] = {**app.functions, **app.operations}
         self._package = package
         self._directory = directory
 
     def specs(self) -> tuple[FunctionSpec, ...]:
         """The public descriptions of its functions."""
-        return tuple(_spec(function) for function in self.functions.values())
+        return tuple(map(_spec, self.app.functions.values()))
+
+    def operation_specs(self) -> tuple[FunctionSpec, ...]:
+        """The public descriptions of its operations."""
+        return tuple(map(_spec, self.app.operations.values()))
 
     def place(self, error: BaseException) -> str | None:
         """Return the line of deployed code that raised an error, such as `social.py, line 12`."""
@@ -225,7 +229,7 @@ def _only(found: list[App]) -> App:
 
 
 def _check(app: App) -> None:
-    for function in app.functions.values():
+    for function in (*app.functions.values(), *app.operations.values()):
         try:
             function.signature  # noqa: B018 - computed now, so that a wrong signature fails the deployment
         except TypeError as error:

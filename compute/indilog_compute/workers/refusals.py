@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
-from indilog.apps.app import check_app_name
+from indilog.apps.app import check_app_name, is_operation_name
 from indilog.base.errors import AppNameTakenError, DeployError, IndilogError, UnknownFunctionError
 from indilog_compute.deployments import Deployment, DeploymentLog, Placed
 from indilog_compute.workers.call import DeployedApp
@@ -21,8 +21,18 @@ def unknown_function(
         return UnknownFunctionError(f"A function is named app.function, not {name!r}.")
     if app not in apps:
         return unknown_app(app, apps, log)
-    near = get_close_matches(function, apps[app].functions, n=1)
-    return UnknownFunctionError(f"App {app} has no function {function!r}{_did_you_mean(near)}")
+    is_operation = is_operation_name(function)
+    same = [known for known in apps[app].functions if is_operation_name(known) == is_operation]
+    near = get_close_matches(function, same, n=1)
+    kind = "operation" if is_operation else "function"
+    return UnknownFunctionError(f"App {app} has no {kind} {function!r}{_did_you_mean(near)}")
+
+
+def no_function(name: str) -> UnknownFunctionError:
+    """Return the error for a call of an operation as if it were a function."""
+    return UnknownFunctionError(
+        f"{name} is an operation for people, which cannot be called as a function."
+    )
 
 
 def unknown_app(

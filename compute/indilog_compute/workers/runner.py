@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 import structlog
 
-from indilog.apps.app import Context, Function, Service
+from indilog.apps.app import Context, Function, Service, is_operation_name
 from indilog.base.errors import (
     CallOutcomeUnknownError,
     DeployError,
@@ -170,7 +170,11 @@ class WorkerRunner:
         self._deployments[message.deployment] = loaded
         app = loaded.app
         return worker_messages.Loaded(
-            app.name, loaded.specs(), tuple(app.services), tuple(app.schedules)
+            app.name,
+            loaded.specs(),
+            tuple(app.services),
+            tuple(app.schedules),
+            loaded.operation_specs(),
         )
 
     def _imported(self, message: Load) -> LoadedDeployment:
@@ -196,6 +200,8 @@ class WorkerRunner:
             except BaseException as error:  # user code may raise any exception
                 if _is_being_cancelled(error):
                     raise
+                if is_operation_name(function.name) and isinstance(error, IndilogError):
+                    return failed(error, session.position)
                 return failed(_error_for_caller(loaded, function, error), session.position)
             finally:
                 context.end()

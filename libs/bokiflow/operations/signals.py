@@ -76,5 +76,10 @@ class Signals:
         return b"[%d,%b]" % left.popleft() if left else None
 
 
+def value_of(decided: StepDecided) -> bytes:
+    """Return the JSON text of the value that an operation `SIGNAL` returned."""
+    return msgspec.json.encode(_decode_got(decided.result)[1]) if _is_got(decided) else _NONE
+
+
 def _is_got(decided: StepDecided) -> bool:
     return decided.kind == SIGNAL and decided.failure is None and decided.result != _NONE

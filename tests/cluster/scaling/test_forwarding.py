@@ -48,6 +48,11 @@ async def begin_and_wait(ctx: indilog.Context, name: str, s: float) -> int:
     if len(await log.read_range(tag=name)) == 1:
         await asyncio.sleep(s)
     return os.getppid()
+
+async def where(ctx: indilog.Context) -> int:
+    return os.getppid()
+
+app.add_operation("node.where", where)
 """
 
 
@@ -108,6 +113,25 @@ def test_concurrent_calls_at_one_gateway_run_on_both_nodes(tmp_path: Path) -> No
                 here = await counters(first)
                 assert here["calls_forwarded"] == there["calls_taken"] >= 4
                 assert there["calls_forwarded"] == here["calls_taken"] == 0
+
+    uvloop.run(story())
+
+
+def test_an_operation_runs_where_there_is_room(tmp_path: Path) -> None:
+    """The first node's only slot is in use."""
+
+    async def story() -> None:
+        async with asyncio.timeout(DEADLINE_S), supervised(config(tmp_path)) as supervisor:
+            first, second = await deploy(supervisor)
+            async with http_client(first) as http, http_client(second) as other:
+                there = (await other.post("/operations/slow/node.where")).json()
+                here = asyncio.create_task(call(http, "begin_and_wait", name="x", s=3))
+                await wait_for_calls(http, "x")
+                answer = await http.post("/operations/slow/node.where")
+                assert (answer.status_code, answer.json()) == (200, there), answer.text
+                assert not here.done(), "the slot is still in use"
+                assert (await here).json() != there
+                assert (await counters(first))["calls_forwarded"] == 1
 
     uvloop.run(story())
 

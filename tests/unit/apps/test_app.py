@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from indilog.apps.app import App, Context, function_of
+from indilog.apps.app import OPERATIONS_MAX, App, Context, function_of
 from indilog.base.errors import NotReadyError
 from indilog.base.log import Session
 from indilog.testing import MemoryLogs
@@ -199,3 +199,38 @@ def test_a_bad_schedule_is_refused_at_its_decorator() -> None:
     app = App("demo")
     with pytest.raises(ValueError, match="has five fields"):
         app.schedule("soon")(double)
+
+
+async def list_all(ctx: Context, limit: int = 10) -> list[str]:
+    """List all."""
+    return []
+
+
+def test_an_operation_is_an_async_function_with_a_name_of_its_own() -> None:
+    made = App("shop")
+    made.add_operation("queue.list", list_all, timeout_s=2.0)
+    operation = made.operations["queue.list"]
+    assert (operation.name, operation.timeout_s, operation.public) == ("queue.list", 2.0, False)
+    assert "queue.list" not in made.functions
+    with pytest.raises(ValueError, match=r"two operations named queue\.list"):
+        made.add_operation("queue.list", list_all)
+    with pytest.raises(TypeError, match=r"make queue\.peek one"):
+        made.add_operation("queue.peek", lambda _: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match=r"timeout_s of queue\.peek must be greater than 0, not 0"):
+        made.add_operation("queue.peek", list_all, timeout_s=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["list", "", ".", "a.", ".b", "a..b", "a/b.c", "A.b", "a.b\n", "a." + "b" * 63, "é.a"]
+)
+def test_an_operations_name_is_words_joined_by_dots(name: str) -> None:
+    with pytest.raises(ValueError, match="An operation's name is words"):
+        App("shop").add_operation(name, list_all)
+
+
+def test_an_application_has_a_limited_number_of_operations() -> None:
+    made = App("shop")
+    for n in range(OPERATIONS_MAX):
+        made.add_operation(f"queue.n{n}", list_all)
+    with pytest.raises(ValueError, match="shop has 64 operations, which is the limit"):
+        made.add_operation("queue.more", list_all)

@@ -448,3 +448,18 @@ def test_a_retention_policy_is_printed_as_a_sentence(platform: type[Platform]) -
 def test_an_invalid_retention_policy_is_refused_in_one_sentence(options: tuple[str, ...]) -> None:
     done = run("log", "retention", "orders", *options)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_recorded_calls_are_listed(platform: type[Platform]) -> None:
+    call = {"id": "i-1", "function": "shop.buy", "state": "done", "seqnum": 7, "due": 1.7e9,
+            "tries": 1, "executor": None, "ended": 1.7e9 + 5}  # fmt: skip
+    asked = platform({"invocations": [call], "next": 7})
+    done = run("invocation", "list", "--app", "shop", "--state", "done", "--limit", "1")
+    assert "i-1" in done.stdout
+    assert "2023-11-14 22:13:25" in done.stdout
+    assert done.stderr == "There are more calls: --page 7\n"
+    assert dict(asked.asked[0].url.params) == {"app": "shop", "state": "done", "limit": "1"}
+    platform({"invocations": [], "next": None})
+    assert run("invocation", "list").stdout == "There are no such calls.\n"
+    platform({"invocations": [call], "next": None})
+    assert json.loads(run("invocation", "list", "--json").stdout) == call

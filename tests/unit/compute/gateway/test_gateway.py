@@ -15,6 +15,7 @@ from indilog.config import ClusterConfig, Config, node_config
 from indilog.link.link_messages import Returned
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import create_gateway
+from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted
 from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.states import InvocationState
 from indilog_compute.workers.host import FunctionHost
@@ -427,3 +428,29 @@ async def test_numbers_of_nodes_are_numbers(served: Served) -> None:
         status, sentence = problem(await served.client.put("/cluster/members", json=counts))
         assert status == 422
         assert sentence.startswith("Nothing was changed")
+
+
+async def test_recorded_invocations_are_listed_in_pages(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Wanted, int]] = []
+
+    async def newest(wanted: Wanted, limit: int) -> list[InvocationInfo]:
+        asked.append((wanted, limit))
+        return [
+            InvocationInfo(
+                id=f"i{n}", function="a.f", state=InvocationState.RUNNING, seqnum=n, due=1.0,
+                tries=1, executor="n#1", ended=None,
+            )
+            for n in range(9, 9 - limit, -1)
+        ]  # fmt: skip
+
+    monkeypatch.setattr(served.host, "newest_invocations", newest)
+    found = (await served.client.get("/invocations?app=a&state=running&limit=2&page=10")).json()
+    assert asked == [(Wanted("a", None, InvocationState.RUNNING, 10), 3)]
+    assert [one["id"] for one in found["invocations"]] == ["i9", "i8"]
+    assert found["next"] == 8
+    for query in ("state=asleep", "limit=0", "limit=1001", "page=-1", "page=x", "pge=1"):
+        answer = await served.client.get(f"/invocations?{query}")
+        assert problem(answer)[0] == 422, query
+    assert len(asked) == 1

@@ -289,6 +289,7 @@ def test_public_functions_need_no_token_and_obey_all_other_rules() -> None:
     assert GuardHarness().ask("POST", path) == 200
     assert GuardHarness().ask("POST", path, *JSON.items()) == 200
     assert GuardHarness().ask("GET", path) == 401
+    assert GuardHarness().ask("POST", "/operations/a/open") == 401, "operations are never public"
     assert GuardHarness().ask("POST", path, host="evil.example") == 421
     assert GuardHarness().ask("POST", path, ("sec-fetch-site", "cross-site")) == 403
     assert GuardHarness().ask("POST", path, ("content-type", "text/plain")) == 415

@@ -30,3 +30,13 @@ def test_types_of_equal_name_in_two_apps_have_separate_schemas() -> None:
         "order": {"$ref": "#/components/schemas/a.f.Order"}
     }
     assert "/x" in document["paths"]
+
+
+def test_operations_are_described_without_what_only_functions_take() -> None:
+    spec = FunctionSpec("runs.list", "List runs.", {"type": "object"}, {"type": "array"})
+    document = describe({}, [AppInfo("shop", 1, "me", (), operations=(spec,))])
+    post = document["paths"]["/operations/shop/runs.list"]["post"]
+    assert post["summary"] == "List runs."
+    assert post["responses"]["200"]["content"]["application/json"]["schema"] == {"type": "array"}
+    assert "parameters" not in post
+    assert "202" not in post["responses"]

@@ -39,7 +39,7 @@ _numbers = itertools.count(50_000)
 SOURCE = """
 import asyncio, threading
 from indilog.apps.app import App, Context
-from indilog.base.errors import NotReadyError, UnknownFunctionError
+from indilog.base.errors import NotFoundError, NotReadyError, UnknownFunctionError
 
 app = App("demo")
 
@@ -113,6 +113,13 @@ async def large() -> str:
 @app.function
 async def calls(ctx: Context, n: int) -> int:
     return await ctx.call("other.f", n=n)
+
+async def see(ctx: Context, n: int, fail: str = "") -> int:
+    if fail:
+        raise {"gone": NotFoundError, "bug": KeyError}[fail]("No such thing.")
+    return await ctx.log("l").append(b"%d" % n)
+
+app.add_operation("things.see", see)
 """
 
 
@@ -240,6 +247,18 @@ async def test_an_error_of_the_platform_inside_a_function_is_the_functions_failu
     answer = await node.invoke("misses")
     assert isinstance(answer, Failed)
     assert answer.attributes == {"kind": "UnknownFunctionError", "temporary": False}
+
+
+async def test_an_operation_runs_like_a_function_and_its_errors_stay_as_they_are(
+    node: Node,
+) -> None:
+    assert await node.invoke("things.see", b'{"n":5}') == Returned(1, b"0")
+    answer = await node.invoke("things.see", b'{"n":5,"fail":"gone"}')
+    assert failure(answer) == ("NotFoundError", "No such thing.")
+    answer = await node.invoke("things.see", b'{"n":5,"fail":"bug"}')
+    assert failure(answer)[0] == "FunctionFailedError"
+    answer = await node.invoke("things.see", b'{"n":"x"}')
+    assert failure(answer)[0] == "InvalidArgumentsError"
 
 
 async def test_the_log_says_where_in_the_deployed_code_a_function_failed(node: Node) -> None:

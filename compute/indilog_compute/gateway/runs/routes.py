@@ -1,0 +1,345 @@
+"""The routes below `/runs`: see and steer the workflow runs of all applications.
+
+An application has runs if it has the operations `runs.*` (`indilog.sdk.runs`), which a library for
+workflows adds. The platform knows these operations, and no library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+import pydantic
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from indilog.base.errors import InvalidArgumentsError, NotFoundError
+from indilog.base.ids import MAX_SEQNUM
+from indilog.base.log import LogSource
+from indilog.sdk.runs import (
+    LIST_RUNS,
+    RUNS_MAX,
+    SHOW_RUN,
+    STEPS_SHOWN,
+    STEPS_SHOWN_MAX,
+    RunPage,
+    RunPlace,
+    cursor_of,
+    merged,
+    place_of,
+    with_app,
+)
+from indilog_compute.gateway.clients import SHARE, cancel_if_left
+from indilog_compute.gateway.requests import body_of, check_query
+from indilog_compute.gateway.runs.events import EventStream
+from indilog_compute.gateway.runs.operations import OperationAnswer, Operations
+from indilog_compute.workers.host import FunctionHost
+
+_APPS_AT_ONCE: Final = 32
+"""Applications that one request asks at the same time."""
+_UNPROCESSABLE: Final = 422
+
+Position = Annotated[int, Header(alias="Indilog-Position", ge=0)]
+
+
+class ForkIn(pydantic.BaseModel):
+    """The step from which a new run continues: its number or its name."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    step: str
+
+
+class SignalIn(pydantic.BaseModel):
+    """A signal. Of several signals with one `key`, only the first takes effect."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    name: str
+    value: Any = True
+    key: str | None = None
+
+
+class QueryIn(pydantic.BaseModel):
+    """Name or number of a step; empty: the status that the workflow has set."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    name: str = ""
+
+
+class RunRoutes:
+    """The handlers of the routes.
+
+    Args:
+        host: knows the deployed applications.
+        operations: runs their operations.
+        logs: the logs with the records of runs, to wait for the next one.
+        answer_s: seconds within which each application must answer a question to several of them.
+        body_bytes_max: largest body of a request.
+    """
+
+    def __init__(
+        self,
+        host: FunctionHost,
+        operations: Operations,
+        logs: LogSource,
+        *,
+        answer_s: float,
+        body_bytes_max: int,
+    ) -> None:
+        self._logs = logs
+        self._host = host
+        self._operations = operations
+        self._answer_s = answer_s
+        self._body_bytes_max = body_bytes_max
+
+    async def list_runs(
+        self,
+        request: Request,
+        *,
+        app: str | None = None,
+        workflow: str | None = None,
+        state: str | None = None,
+        id: str | None = None,  # noqa: A002 - the query's field
+        id_prefix: str | None = None,
+        older_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
+        newer_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
+        limit: Annotated[int, Query(ge=1, le=RUNS_MAX)] = 100,
+        page: str | None = None,
+        position: Position = 0,
+    ) -> Response:
+        """List workflow runs, newest first, of one application or of all.
+
+        `older_s` and `newer_s` are ages in seconds, counted from the start of the run. `next` of an
+        answer is `page` of the next request; null: there are no further runs. A page may be short
+        although there are further runs. `not_answered` names the applications whose runs are
+        missing, and why.
+        """
+        arguments = {
+            "workflow": workflow,
+            "state": state,
+            "id": id,
+            "id_prefix": id_prefix,
+            "older_s": older_s,
+            "newer_s": newer_s,
+            "limit": limit,
+            "before": _place_in(page),
+        }
+        text = msgspec.json.encode({k: v for k, v in arguments.items() if v is not None})
+        if app is not None:
+            self._check_has_runs(app)
+        apps = [app] if app is not None else self._apps_with_runs()
+        answers = await cancel_if_left(request.receive, self._ask(apps, text, position))
+        for answer in answers.values():
+            if answer.is_failure and (app is not None or answer.status == _UNPROCESSABLE):
+                return answer.response()  # the question is wrong
+        return self._merged(apps, answers, limit)
+
+    async def show(
+        self,
+        app: str,
+        run: str,
+        request: Request,
+        steps: Annotated[int, Query(ge=0, le=STEPS_SHOWN_MAX)] = STEPS_SHOWN,
+        position: Position = 0,
+    ) -> Response:
+        """Return one run: its state, its last steps, what it waits for, and what to do about it."""
+        return await self._operate(app, SHOW_RUN, {"id": run, "steps": steps}, request, position)
+
+    async def events(
+        self,
+        app: str,
+        run: str,
+        request: Request,
+        *,
+        after: Annotated[int, Query(ge=-1, le=MAX_SEQNUM)] = -1,
+        last_event_id: Annotated[int | None, Header(ge=-1, le=MAX_SEQNUM)] = None,
+        position: Position = 0,
+    ) -> Response:
+        """Stream the events of a run as server-sent events: what the workflow published, and each
+        change of its state; those that exist, then new ones. The stream ends with the run.
+
+        A client that reconnects with `Last-Event-ID` continues after that event, as with `after`.
+        """
+        self._check_has_runs(app)
+        stream = EventStream(
+            self._operations,
+            self._logs,
+            app=app,
+            run=run,
+            after=after if last_event_id is None else last_event_id,
+            position=position,
+        )
+        first = await cancel_if_left(request.receive, stream.ask())
+        if first.is_failure:
+            return first.response()
+        return StreamingResponse(
+            stream.text(first, request.scope[SHARE]),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )
+
+    async def cancel(
+        self, app: str, run: str, request: Request, position: Position = 0
+    ) -> Response:
+        """Cancel a run: its next operation raises `Cancelled` in it. Repeating it is harmless."""
+        return await self._act(app, run, "cancel", request, position)
+
+    async def retry(self, app: str, run: str, request: Request, position: Position = 0) -> Response:
+        """Execute a parked run again now, with the code that is deployed."""
+        return await self._act(app, run, "retry", request, position)
+
+    async def fork(self, app: str, run: str, request: Request, position: Position = 0) -> Response:
+        """Start a new run that continues from a `step` of this run, with the deployed code."""
+        return await self._act(app, run, "fork", request, position)
+
+    async def signal(
+        self, app: str, run: str, request: Request, position: Position = 0
+    ) -> Response:
+        """Send the run a signal; it is durable when this answers."""
+        return await self._act(app, run, "signal", request, position)
+
+    async def query(self, app: str, run: str, request: Request, position: Position = 0) -> Response:
+        """Ask the run for a value."""
+        return await self._act(app, run, "query", request, position)
+
+    # --- internal
+
+    def _merged(
+        self, apps: list[str], answers: Mapping[str, OperationAnswer], limit: int
+    ) -> Response:
+        """Return the first runs of all applications that answered, and name the others."""
+        pages: list[RunPage] = []
+        not_answered: dict[str, str] = {}
+        for app in apps:
+            if (answer := answers.get(app)) is None:
+                not_answered[app] = f"App {app} did not answer within {self._answer_s:g} s."
+            elif answer.is_failure:
+                not_answered[app] = answer.detail
+            else:
+                pages.append(with_app(msgspec.json.decode(answer.body, type=RunPage), app))
+        page = merged(pages, limit)
+        found: dict[str, Any] = {
+            "runs": page.runs,
+            "next": page.next and cursor_of(page.next),
+            "not_answered": not_answered,
+        }
+        seen = max((answer.position for answer in answers.values()), default=0)
+        return Response(
+            msgspec.json.encode(found),
+            media_type="application/json",
+            headers={"Indilog-Position": str(seen)} if seen else {},
+        )
+
+    async def _ask(
+        self, apps: list[str], arguments: bytes, position: int
+    ) -> Mapping[str, OperationAnswer]:
+        """Return the answers of the applications that answered in time."""
+        slots = asyncio.Semaphore(_APPS_AT_ONCE)
+
+        async def one(app: str) -> OperationAnswer:
+            async with slots:
+                return await self._operations.run(app, LIST_RUNS, arguments, position=position)
+
+        tasks = {app: asyncio.ensure_future(one(app)) for app in apps}
+        try:
+            if tasks:
+                await asyncio.wait(tasks.values(), timeout=self._answer_s)
+            return {app: task.result() for app, task in tasks.items() if task.done()}
+        finally:
+            late = [task for task in tasks.values() if not task.done()]
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def _act(
+        self, app: str, run: str, action: str, request: Request, position: int
+    ) -> Response:
+        body = await body_of(request, self._body_bytes_max)
+        try:
+            given = msgspec.json.decode(body or b"{}", type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise InvalidArgumentsError(
+                "Nothing was done: the body is a JSON object.",
+                [{"field": "body", "problem": "is a JSON object"}],
+            ) from None
+        if "id" in given:
+            raise InvalidArgumentsError(
+                "Nothing was done: the path names the run; leave the field 'id' out.",
+                [{"field": "id", "problem": "is in the path"}],
+            )
+        return await self._operate(app, f"runs.{action}", {**given, "id": run}, request, position)
+
+    async def _operate(
+        self, app: str, operation: str, arguments: object, request: Request, position: int
+    ) -> Response:
+        self._check_has_runs(app)
+        text = msgspec.json.encode(arguments)
+        asked = self._operations.run(app, operation, text, position=position)
+        return (await cancel_if_left(request.receive, asked)).response()
+
+    def _apps_with_runs(self) -> list[str]:
+        return [
+            info.name
+            for info in self._host.apps()
+            if any(operation.name == LIST_RUNS for operation in info.operations)
+        ]
+
+    def _check_has_runs(self, app: str) -> None:
+        """Check that an application is deployed and has workflows.
+
+        Raises:
+            UnknownFunctionError: it is not deployed.
+            NotFoundError: it has no workflows.
+        """
+        info = self._host.app(app)
+        if not any(operation.name == LIST_RUNS for operation in info.operations):
+            raise NotFoundError(
+                f"App {app} has no workflows, so it has no runs. If its workflows were deployed by "
+                "an earlier version of IndiLog, deploy it again."
+            )
+
+
+def runs_router(
+    host: FunctionHost,
+    operations: Operations,
+    logs: LogSource,
+    *,
+    answer_s: float,
+    body_bytes_max: int,
+) -> APIRouter:
+    """Return the routes below `/runs`; see `RunRoutes` for the arguments."""
+    routes = RunRoutes(host, operations, logs, answer_s=answer_s, body_bytes_max=body_bytes_max)
+    router = APIRouter(prefix="/runs", tags=["runs"], dependencies=[Depends(check_query)])
+    router.get("")(routes.list_runs)
+    # The id of a run may contain slashes.
+    one = "/{app}/{run:path}"
+    router.post(f"{one}/cancel")(routes.cancel)
+    router.post(f"{one}/retry")(routes.retry)
+    router.post(f"{one}/fork", openapi_extra=_body(ForkIn))(routes.fork)
+    router.post(f"{one}/signal", openapi_extra=_body(SignalIn))(routes.signal)
+    router.post(f"{one}/query", openapi_extra=_body(QueryIn))(routes.query)
+    router.get(f"{one}/events", response_class=StreamingResponse)(routes.events)
+    router.get(one)(routes.show)
+    return router
+
+
+def _place_in(page: str | None) -> RunPlace | None:
+    if page is None:
+        return None
+    try:
+        return place_of(page)
+    except ValueError:
+        problem = "is the text `next` of an earlier answer"
+        raise InvalidArgumentsError(
+            f"Nothing was done: the query's field 'page' {problem}.",
+            [{"field": "page", "problem": problem}],
+        ) from None
+
+
+def _body(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,95 @@
+"""Lists the recorded invocations of a table, newest first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from indilog.base.ids import SeqNum
+from indilog_compute.invocations.checkpoint import RecordedInvocation
+from indilog_compute.invocations.invocation_table import InvocationTable
+from indilog_compute.invocations.records import application_of
+from indilog_compute.invocations.states import InvocationState, state_of
+
+LISTED_MAX: Final = 1_000
+"""Largest number of invocations in one page."""
+_AT_ONCE: Final = 5_000
+"""Invocations that are looked at before other work of the event loop continues."""
+
+
+class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One invocation in a list.
+
+    `due`: time before which it does not begin; `ended`: when it ended, if it has; both are seconds
+    since 1970 by the log's time. `tries`: how often executors have begun to run it. `executor`: the
+    one that runs it now. `seqnum`: the place of its record, for the next page.
+    """
+
+    id: str
+    function: str
+    state: InvocationState
+    seqnum: SeqNum
+    due: float
+    tries: int
+    executor: str | None
+    ended: float | None
+
+
+class Wanted(NamedTuple):
+    """Which invocations are listed; None: all. `before`: only those with a smaller seqnum."""
+
+    app: str | None = None
+    function: str | None = None
+    state: InvocationState | None = None
+    before: SeqNum | None = None
+
+    def has(self, invocation: RecordedInvocation) -> bool:
+        """Whether an invocation is listed."""
+        return (
+            (self.before is None or invocation.seqnum < self.before)
+            and self.function in {None, invocation.function}
+            and self.app in {None, application_of(invocation.function)}
+            and self.state in {None, state_of(invocation)}
+        )
+
+
+async def newest(
+    table: InvocationTable, wanted: Wanted, limit: int, give_way: Callable[[], Awaitable[None]]
+) -> list[InvocationInfo]:
+    """Return the newest wanted invocations, at most `limit`, newest first.
+
+    Args:
+        table: all invocations.
+        wanted: which of them are listed.
+        limit: largest number returned.
+        give_way: awaited after some invocations, so that other work of the event loop continues.
+    """
+    everything = table.all()
+    found: list[RecordedInvocation] = []
+    for start in range(0, len(everything), _AT_ONCE):
+        part = filter(wanted.has, everything[start : start + _AT_ONCE])
+        found = heapq.nlargest(limit, [*found, *part], key=_seqnum)
+        await give_way()
+    return [_info(invocation) for invocation in found]
+
+
+def _seqnum(invocation: RecordedInvocation) -> SeqNum:
+    return invocation.seqnum
+
+
+def _info(invocation: RecordedInvocation) -> InvocationInfo:
+    state = state_of(invocation)
+    assert state is not None, "an invocation of the table has a state"
+    return InvocationInfo(
+        id=invocation.id,
+        function=invocation.function,
+        state=state,
+        seqnum=invocation.seqnum,
+        due=invocation.due,
+        tries=invocation.tries,
+        executor=invocation.executor,
+        ended=invocation.ended_at if invocation.ended is not None else None,
+    )

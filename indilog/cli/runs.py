@@ -1,0 +1,335 @@
+"""The commands `indilog runs`: see and steer workflow runs."""
+
+from __future__ import annotations
+
+import json as json_texts
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from indilog.cli import show as printed
+from indilog.cli.gateway import DEFAULT, FAILURE, Gateway, Url, explain_mistakes, stop
+from indilog.cli.quantities import duration_s_in, duration_text
+from indilog.link.access import segment
+from indilog.sdk.runs import RUNS_MAX, STEPS_SHOWN, STEPS_SHOWN_MAX
+
+runs = typer.Typer(help="See and steer workflow runs.", no_args_is_help=True)
+
+_SSE_DATA: Final = "data: "
+_ENDED: Final = ("done", "failed", "cancelled")
+_EMPTY_PAGES_MAX: Final = 10_000
+_VALUE_CHARACTERS_MAX: Final = 100
+
+App = Annotated[
+    str | None,
+    typer.Option(help="Application of the run; needed if several have such a run."),
+]
+RunId = Annotated[str, typer.Argument(help="The run's id.", metavar="ID")]
+
+
+@runs.command(name="list")
+def list_(
+    *,
+    app: Annotated[str | None, typer.Option(help="Only runs of this application.")] = None,
+    workflow: Annotated[str | None, typer.Option(help="Only runs of this workflow.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="running, parked, done, failed or cancelled.")
+    ] = None,
+    id_prefix: Annotated[
+        str | None, typer.Option("--id", help="Only runs whose id begins so.", metavar="PREFIX")
+    ] = None,
+    older: Annotated[
+        str | None,
+        typer.Option(help="Only runs that began before (10m, 2d).", metavar="AGE"),
+    ] = None,
+    newer: Annotated[
+        str | None, typer.Option(help="Only runs that began since (10m, 2d).", metavar="AGE")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Largest number of runs.", min=1)] = 20,
+    page: Annotated[
+        str | None, typer.Option(help="Continue a list; it ended with this value.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value per run.")] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """List workflow runs, newest first."""
+    with explain_mistakes():
+        ages = {"older_s": _age_s("--older", older), "newer_s": _age_s("--newer", newer)}
+    filters = {"app": app, "workflow": workflow, "state": state, "id_prefix": id_prefix, **ages}
+    listing = _Listing(Gateway(url), filters, page)
+    found = list(listing.first(limit))
+    if as_json:
+        for run in found:
+            printed.line(json_texts.dumps(run, ensure_ascii=False))
+    elif found:
+        printed.table("Runs, newest first (times are UTC)", _COLUMNS, [_row(run) for run in found])
+    elif not listing.missing:
+        printed.line("There are no such runs.")
+    for sentence in listing.missing.values():
+        sys.stderr.write(f"warning: {sentence}\n")
+    if listing.page is not None:
+        sys.stderr.write(f"There are more runs: --page {listing.page}\n")
+
+
+@runs.command()
+def show(
+    run: RunId,
+    *,
+    app: App = None,
+    steps: Annotated[
+        int, typer.Option(help="Show the last so many steps.", min=0, max=STEPS_SHOWN_MAX)
+    ] = STEPS_SHOWN,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """Show one run: its state, its last steps, what it waits for, and what to do about it."""
+    gateway = Gateway(url)
+    path = f"{_path(gateway, run, app)}?steps={steps}"
+    found = gateway.get(path)
+    if as_json:
+        printed.value(found)
+    else:
+        _print_run(found)
+
+
+@runs.command()
+def events(
+    run: RunId,
+    *,
+    after: Annotated[
+        int | None, typer.Option(help="Only events with a greater seqnum.", min=-1)
+    ] = None,
+    app: App = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Print what a run publishes and each change of its state, as JSON lines, until it ends."""
+    import httpx
+
+    gateway = Gateway(url)
+    path = f"{_path(gateway, run, app)}/events"
+    seen, is_whole = after, False
+    try:
+        with gateway.lines(path, after=after) as lines:
+            for line in lines:
+                if line.startswith(_SSE_DATA):
+                    event = json_texts.loads(line.removeprefix(_SSE_DATA))
+                    printed.line(json_texts.dumps(event, ensure_ascii=False))
+                    seen = event["seqnum"]
+                    is_whole = event["kind"] == "state" and event["data"]["state"] in _ENDED
+    except httpx.HTTPError as error:
+        if seen is None:
+            gateway.unreachable(error)
+    if not is_whole and not _has_ended(gateway, path):
+        last = -1 if seen is None else seen
+        stop(f"The connection broke; continue with --after {last}.", FAILURE)
+
+
+@runs.command()
+def cancel(run: RunId, *, app: App = None, url: Url = DEFAULT) -> None:
+    """Cancel a run: its next operation raises `Cancelled` in it, so it can undo what it did."""
+    _act(url, run, app, "cancel", {})
+    printed.line(f"The cancellation of run {run} is requested.")
+
+
+@runs.command()
+def retry(run: RunId, *, app: App = None, url: Url = DEFAULT) -> None:
+    """Execute a parked run again now, with the deployed code."""
+    _act(url, run, app, "retry", {})
+    printed.line(f"Run {run} is executed again; `indilog runs show {run}` shows it.")
+
+
+@runs.command()
+def fork(
+    run: RunId,
+    step: Annotated[str, typer.Argument(help="Number or name of the step to do again.")],
+    *,
+    app: App = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Start a new run that continues from a step of this run, with the deployed code."""
+    new = _act(url, run, app, "fork", {"step": step})
+    printed.line(new["id"])
+
+
+@runs.command()
+def signal(
+    run: RunId,
+    name: Annotated[str, typer.Argument(help="Name of the signal.")],
+    value: Annotated[str | None, typer.Argument(help="Its value as JSON; default: true.")] = None,
+    *,
+    key: Annotated[
+        str | None, typer.Option(help="Of several signals with one key, the first counts.")
+    ] = None,
+    app: App = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Send a run a signal. It stays in the log until the run reads it."""
+    given: dict[str, Any] = {"name": name}
+    if value is not None:
+        try:
+            given["value"] = json_texts.loads(value)
+        except ValueError as error:
+            stop(f"The value is not JSON: {error}; text is written '\"text\"'.")
+    if key is not None:
+        given["key"] = key
+    _act(url, run, app, "signal", given)
+    printed.line(f"Sent to run {run}.")
+
+
+@runs.command()
+def query(
+    run: RunId,
+    name: Annotated[str, typer.Argument(help="Name or number of a step.")] = "",
+    *,
+    app: App = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Print the result of a run's last step with a name; without a name, the status that it set."""
+    printed.value(_act(url, run, app, "query", {"name": name}))
+
+
+# --- requests
+
+
+class _Listing:
+    """Reads the list of runs, page by page.
+
+    Attributes:
+        page: where the list continues; None: it has ended.
+        missing: the applications whose runs are missing, and why.
+    """
+
+    def __init__(
+        self, gateway: Gateway, filters: Mapping[str, object], page: str | None = None
+    ) -> None:
+        self.page = page
+        self.missing: dict[str, str] = {}
+        self._gateway = gateway
+        self._filters = filters
+
+    def first(self, limit: int) -> Iterator[dict[str, Any]]:
+        """Yield the first runs; `page` then says where the others are."""
+        for _ in range(_EMPTY_PAGES_MAX):
+            size = min(limit, RUNS_MAX)
+            answer = self._gateway.get("/runs", **self._filters, limit=size, page=self.page)
+            self.missing |= answer["not_answered"]
+            self.page = answer["next"]
+            yield from answer["runs"]
+            limit -= len(answer["runs"])
+            if self.page is None or limit <= 0:
+                return
+
+
+def _act(url: str, run: str, app: str | None, action: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - any JSON value
+    gateway = Gateway(url)
+    return gateway.post(f"{_path(gateway, run, app)}/{action}", json=body)
+
+
+def _path(gateway: Gateway, run: str, app: str | None) -> str:
+    """Return the path of a run; without an application, find the one that has it."""
+    if not run:
+        stop("Give the id of a run; `indilog runs list` shows them.")
+    if app is None:
+        app = _app_of(gateway, run)
+    return f"/runs/{segment(app)}/{segment(run)}"
+
+
+def _app_of(gateway: Gateway, run: str) -> str:
+    listing = _Listing(gateway, {"id": run})
+    apps = sorted({str(found["app"]) for found in listing.first(RUNS_MAX)})
+    if len(apps) > 1:
+        stop(f"The apps {', '.join(apps)} have a run {run!r}; name one with --app.")
+    if not apps and listing.missing:
+        stop(f"Run {run!r} was not found. {' '.join(listing.missing.values())}", FAILURE)
+    if not apps:
+        stop(f"No deployed app has a run {run!r}; `indilog runs list` shows the runs.")
+    return apps[0]
+
+
+def _has_ended(gateway: Gateway, path: str) -> bool:
+    state: str = gateway.get(path.removesuffix("/events"), steps=0)["run"]["state"]
+    return state in _ENDED
+
+
+def _age_s(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    if (seconds := duration_s_in(text)) is None:
+        raise ValueError(f"{option} is an age (90s, 10m, 2d), not {text!r}.")
+    return seconds
+
+
+# --- output
+
+_COLUMNS: Final = ("app", "run", "workflow", "state", "began", "steps", "problem")
+_WAIT_COLUMNS: Final = ("operation", "since", "until", "failed", "error")
+_STEP_COLUMNS: Final = ("number", "step", "kind", "decided", "attempts", "took", "result")
+
+
+def _row(run: Mapping[str, Any]) -> list[object]:
+    return [
+        run["app"],
+        _plain(run["id"]),
+        run["workflow"],
+        run["state"],
+        printed.utc(run["began"]),
+        run["steps"],
+        _plain(run["problem"] or ""),
+    ]
+
+
+def _print_run(found: Mapping[str, Any]) -> None:
+    run = found["run"]
+    printed.line(f"Run {_plain(run['id'])} of {run['app']}: {run['state']}.")
+    about = {
+        "workflow": run["workflow"],
+        "began": printed.utc(run["began"]),
+        "last change": printed.utc(found["changed"]),
+        "owner": f"{found['owner']}, epoch {found['epoch']}",
+        "started by": found["parent"],
+        "continues": found["forked"],
+        "arguments": _value(found["arguments"]),
+        "cancellation": "requested" if found["cancel_asked"] else None,
+        "result": _value(found["result"]) if run["state"] == "done" else None,
+        "status": None if run["value"] is None else _value(run["value"]),
+        "problem": run["problem"],
+        "what to do": found["advice"],
+    }
+    printed.pairs({name: _plain(text) for name, text in about.items() if text is not None})
+    if found["waits"]:
+        printed.table("\nWaits for", _WAIT_COLUMNS, list(map(_wait, found["waits"])))
+    if found["steps"]:
+        earlier = f" ({found['steps_before']:,} earlier ones)" if found["steps_before"] else ""
+        title = f"\nDecided steps{earlier}"
+        printed.table(title, _STEP_COLUMNS, list(map(_step, found["steps"])))
+
+
+def _wait(wait: Mapping[str, Any]) -> list[object]:
+    times = [printed.utc(wait["since"]), printed.utc(wait["until"])]
+    return [_plain(wait["what"]), *times, wait["attempts"], _plain(wait["error"] or "")]
+
+
+def _step(step: Mapping[str, Any]) -> list[object]:
+    return [
+        step["number"],
+        _plain(step["name"]),
+        step["kind"],
+        printed.utc(step["decided"]),
+        "" if step["attempts"] is None else step["attempts"],
+        "" if step["duration_s"] is None else duration_text(round(step["duration_s"], 3)),
+        _plain(step["error"] or _value(step["result"])),
+    ]
+
+
+def _value(value: object) -> str:
+    text = value if isinstance(value, str) else json_texts.dumps(value, ensure_ascii=False)
+    if len(text) <= _VALUE_CHARACTERS_MAX:
+        return text
+    return f"{text[:_VALUE_CHARACTERS_MAX]}… ({len(text):,} characters)"
+
+
+def _plain(text: str) -> str:
+    """Return a text whose characters a terminal shows and does not obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,0 +1,260 @@
+"""See and steer workflow runs from a program: `client.runs(...)`, `client.run(app, id)`.
+
+    for run in await client.runs(state="parked"):
+        details = await run.show()
+        await run.fork(details.steps[-1].number)
+
+The clients of `indilog.connect` and `indilog.open` have these methods. They do not depend on the
+library of the workflows (`indilog.sdk.runs`).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
+
+import msgspec
+
+from indilog.base.log import Log
+from indilog.sdk.runs import (
+    RUN_EVENTS,
+    RUNS_MAX,
+    SHOW_RUN,
+    STEPS_SHOWN,
+    RunDetails,
+    RunEvent,
+    RunEvents,
+    RunInfo,
+)
+
+_AppT = TypeVar("_AppT")
+_WAIT_S: Final = 30.0
+"""Seconds after which a client that watches a run asks again without news."""
+Operate: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[bytes]]
+
+
+class Run:
+    """A handle on one run. It reads everything anew.
+
+    Args:
+        operate: runs an operation of the application with these arguments; returns the JSON text
+            of its result.
+        log: returns a log in the client's session.
+        app: as the attribute.
+        id: as the attribute.
+        info: as the attribute.
+
+    Attributes:
+        app: name of its application.
+        id: id of the run.
+        info: what the list that returned it said; None: it comes from no list.
+    """
+
+    def __init__(
+        self,
+        operate: Operate,
+        log: Callable[[str], Log],
+        app: str,
+        id: str,  # noqa: A002
+        info: RunInfo | None = None,
+    ) -> None:
+        self.app = app
+        self.id = id
+        self.info = info
+        self._operate = operate
+        self._log = log
+
+    async def show(self, *, steps: int = STEPS_SHOWN) -> RunDetails:
+        """Return its state, its last decided operations (0 to 1,000), what it waits for, and what
+        to do if it does not continue.
+
+        Raises:
+            NotFoundError: there is no such run.
+            UnknownFunctionError: the application is not deployed.
+        """
+        text = await self._operate(SHOW_RUN, {"id": self.id, "steps": steps})
+        return msgspec.json.decode(text, type=RunDetails)
+
+    async def cancel(self) -> None:
+        """Cancel the run: its next operation raises `Cancelled` in it. Repeating it is harmless.
+
+        Raises:
+            NotFoundError: there is no such run.
+            WrongStateError: it has ended.
+        """
+        await self._act("cancel")
+
+    async def retry(self) -> None:
+        """Execute the run again now, if it is parked.
+
+        Raises:
+            NotFoundError: there is no such run.
+            WrongStateError: it is not parked.
+        """
+        await self._act("retry")
+
+    async def fork(self, step: str) -> Run:
+        """Start a new run that continues from a step of this one, with the deployed code.
+
+        Args:
+            step: number or name of the step; a name means the first step with that name.
+
+        Raises:
+            NotFoundError: there is no such run.
+            InvalidArgumentsError: it has decided no such step.
+            OutcomeUnknownError: the new run may have started; `runs` shows it.
+        """
+        new = msgspec.json.decode(await self._act("fork", step=step), type=dict[str, str])
+        return Run(self._operate, self._log, self.app, new["id"])
+
+    async def signal(self, name: str, value: object = True, *, key: str | None = None) -> None:  # noqa: FBT002 - a value
+        """Send the run a signal; it is durable when this returns.
+
+        Args:
+            name: name of the signal.
+            value: any value that has a JSON form.
+            key: of several signals to a run with one key, only the first takes effect.
+
+        Raises:
+            NotFoundError: there is no such run.
+            WrongStateError: it has ended.
+        """
+        more = {"key": key} if key is not None else {}
+        await self._act("signal", name=name, value=value, **more)
+
+    async def query(self, name: str = "") -> Any:  # noqa: ANN401 - any JSON value
+        """Return the result of the run's last step with a name or number; without a name, what its
+        workflow has set last as its status.
+
+        Raises:
+            NotFoundError: there is no such run, or no such value.
+        """
+        return msgspec.json.decode(await self._act("query", name=name))
+
+    async def events(self, *, after: int = -1) -> AsyncIterator[RunEvent]:
+        """Yield what the workflow publishes, and each change of the run's state: those that exist,
+        then new ones, until the run has ended.
+
+        Args:
+            after: only events with a greater seqnum, such as that of the last one seen.
+
+        Raises:
+            NotFoundError: there is no such run, or it was trimmed.
+        """
+        while True:
+            text = await self._operate(RUN_EVENTS, {"id": self.id, "after": after})
+            found = msgspec.json.decode(text, type=RunEvents)
+            for event in found.events:
+                yield event
+            after = found.next - 1
+            if found.has_ended:
+                return
+            if not found.has_more:
+                await self._log(found.log).read_next(found.tag, found.next, wait=_WAIT_S)
+
+    async def _act(self, action: str, **arguments: object) -> bytes:
+        return await self._operate(f"runs.{action}", {"id": self.id, **arguments})
+
+    def __repr__(self) -> str:
+        return f"Run({self.app!r}, {self.id!r})"
+
+
+class RunList(Sequence[Run]):
+    """A page of the list of runs, newest first.
+
+    Args:
+        runs: the runs of the page.
+        following: becomes `next`.
+        not_answered: as the attribute.
+
+    Attributes:
+        next: `page` of the next call; None: there are no further runs. A page may be short although
+            there are further runs.
+        not_answered: the applications whose runs are missing, and why.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], following: str | None, not_answered: Mapping[str, str]
+    ) -> None:
+        self._runs = runs
+        self.next = following
+        self.not_answered = not_answered
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Run]: ...
+
+    def __getitem__(self, index: int | slice) -> Run | Sequence[Run]:
+        """Return one run, or several."""
+        return self._runs[index]
+
+    def __len__(self) -> int:
+        """Return the number of runs of this page."""
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        return f"RunList({list(self._runs)}, next={self.next!r})"
+
+
+class Runs(abc.ABC, Generic[_AppT]):
+    """The part of a client that sees and steers runs.
+
+    `_AppT` is how it names an application: by its name, or, if the program itself runs its
+    workflows, by the `App`.
+    """
+
+    async def runs(
+        self,
+        app: _AppT | None = None,
+        *,
+        workflow: str | None = None,
+        state: str | None = None,
+        id_prefix: str | None = None,
+        older_s: float | None = None,
+        newer_s: float | None = None,
+        limit: int = 100,
+        page: str | None = None,
+    ) -> RunList:
+        """Return workflow runs, newest first.
+
+        Args:
+            app: only runs of this application; None: of all, at a running platform.
+            workflow: only runs of this workflow.
+            state: only runs in this state: `running`, `parked`, `done`, `failed`, `cancelled`.
+            id_prefix: only runs whose id begins with this.
+            older_s: only runs that began so many seconds ago, or earlier.
+            newer_s: only runs that began at most so many seconds ago.
+            limit: largest number of runs (1 to 1,000).
+            page: `next` of the page before.
+
+        Raises:
+            UnknownFunctionError: the application is not deployed.
+            NotFoundError: it has no workflows.
+            InvalidArgumentsError: a filter is invalid.
+            ValueError: `limit` is invalid.
+        """
+        if not 1 <= limit <= RUNS_MAX:
+            raise ValueError(f"limit must be 1 to {RUNS_MAX:,}, not {limit!r}.")
+        filters: dict[str, object] = {
+            "workflow": workflow,
+            "state": state,
+            "id_prefix": id_prefix,
+            "older_s": older_s,
+            "newer_s": newer_s,
+            "limit": limit,
+        }
+        given = {name: value for name, value in filters.items() if value is not None}
+        return await self._list(app, given, page)
+
+    @abc.abstractmethod
+    def run(self, app: _AppT, id: str) -> Run:  # noqa: A002
+        """Return a handle on a run, which need not exist."""
+
+    @abc.abstractmethod
+    async def _list(
+        self, app: _AppT | None, filters: dict[str, object], page: str | None
+    ) -> RunList:
+        """Return a page of runs."""

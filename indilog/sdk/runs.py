@@ -1,0 +1,235 @@
+"""What people see of workflow runs: the values of the operations `runs.list`, `runs.show`,
+`runs.events` and `runs.check`.
+
+A library with runs offers these operations on an application (`App.add_operation`). The gateway,
+the command line and clients read their values in this form, so they do not depend on the library.
+Times are seconds since 1970 by the clock of the log.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+RUNS_MAX: Final = 1_000
+"""Largest number of runs in one page."""
+STEPS_SHOWN: Final = 20
+"""Decided operations of a run that are shown by default."""
+STEPS_SHOWN_MAX: Final = 1_000
+LIST_RUNS: Final = "runs.list"
+SHOW_RUN: Final = "runs.show"
+RUN_EVENTS: Final = "runs.events"
+CHECK_RUNS: Final = "runs.check"
+RUN_ACTIONS: Final = ("cancel", "retry", "fork", "signal", "query")
+"""What people do with a run; the operation of each is `runs.<action>`."""
+
+_Key: TypeAlias = tuple[float, str, str, int]
+
+
+class RunPlace(msgspec.Struct, frozen=True):
+    """A place in the list of all runs: newest first, then by application, log and seqnum.
+
+    `seqnum` is that of the record with which the run began; `began` is when it was ordered.
+    """
+
+    began: float
+    app: str = ""
+    log: str = ""
+    seqnum: int = 0
+
+    @property
+    def key(self) -> _Key:
+        """A value that grows along the list."""
+        return (-self.began, self.app, self.log, -self.seqnum)
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in a list.
+
+    `steps`: number of decided operations. `problem`: why the run is parked or failed. `value`: what
+    the workflow has set last as its status. `log` and `seqnum`: where the record of its start is.
+    """
+
+    id: str
+    workflow: str
+    state: str
+    began: float
+    app: str = ""
+    steps: int = 0
+    problem: str | None = None
+    value: Any = None
+    log: str = ""
+    seqnum: int = 0
+
+    @property
+    def place(self) -> RunPlace:
+        """The run's place in the list of all runs."""
+        return RunPlace(self.began, self.app, self.log, self.seqnum)
+
+
+class RunPage(msgspec.Struct, frozen=True):
+    """Consecutive runs of the list, newest first, that fit a question.
+
+    `next`: all runs up to this place were looked at; None: there are no further ones. A page may be
+    short, or empty, although there are further runs.
+    """
+
+    runs: tuple[RunInfo, ...] = ()
+    next: RunPlace | None = None
+
+
+class RunStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A decided operation of a run.
+
+    `decided`: when. `attempts`: how often its body ran; None: not recorded. `duration_s`: how long
+    it took, in seconds; None: not recorded. `result`: its JSON value, or the first characters of a
+    large one as text. `error`: why it failed.
+    """
+
+    number: str
+    name: str
+    kind: str
+    decided: float
+    attempts: int | None = None
+    duration_s: float | None = None
+    result: Any = None
+    error: str | None = None
+
+
+class RunWait(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation of a run that has not ended.
+
+    `since`: when it began, as far as is known. `until`: when its time is up. `attempts`: failed
+    attempts so far, the last one with `error`.
+    """
+
+    what: str
+    since: float | None = None
+    until: float | None = None
+    attempts: int = 0
+    error: str | None = None
+
+
+class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """One run.
+
+    `owner`: the executor that executes it, or did last. `steps`: its last decided operations, in
+    the order of the log; `steps_before`: how many there are before them. `waits`: operations that
+    have not ended. `advice`: what to do about a run that does not continue. `parent`, `forked`: the
+    run and step from which it was started. `result`: as that of `RunStep`.
+    """
+
+    run: RunInfo
+    owner: str
+    epoch: int
+    arguments: Any = None
+    steps: tuple[RunStep, ...] = ()
+    steps_before: int = 0
+    waits: tuple[RunWait, ...] = ()
+    advice: str | None = None
+    cancel_asked: bool = False
+    changed: float | None = None
+    result: Any = None
+    parent: str | None = None
+    forked: str | None = None
+
+
+class RunMismatch(msgspec.Struct, frozen=True):
+    """An open run that the deployed code does not continue; `reason` is the first difference."""
+
+    id: str
+    workflow: str
+    reason: str
+
+
+class RunsCheck(msgspec.Struct, frozen=True):
+    """Which open runs the deployed code does not continue.
+
+    `checked`: number of runs that were checked. `is_whole`: these are all open runs.
+    """
+
+    checked: int
+    is_whole: bool
+    mismatches: tuple[RunMismatch, ...] = ()
+
+
+class RunEvent(msgspec.Struct, frozen=True):
+    """An event of a run: `kind` is `published`, with what the workflow published as `data`; or
+    `state`, with the new `state` of the run and its `problem`. `time`: when it was ordered.
+    """
+
+    seqnum: int
+    time: float
+    kind: Literal["published", "state"]
+    data: Any = None
+
+
+class RunEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive events of a run.
+
+    `next`: records of the run below this seqnum were looked at. `has_more`: there are further ones
+    now. `has_ended`: the last event is the end of the run. `log`, `tag`: the sub-stream with the
+    run's records, where a reader waits for the next one.
+    """
+
+    log: str
+    tag: str
+    next: int
+    events: tuple[RunEvent, ...] = ()
+    has_more: bool = False
+    has_ended: bool = False
+
+
+def merged(pages: Iterable[RunPage], limit: int) -> RunPage:
+    """Return the first `limit` runs of several pages that begin at the same place.
+
+    No run is left out: where one page ends, the merged page ends.
+    """
+    pages = list(pages)
+    ends = [page.next for page in pages if page.next is not None]
+    end = min(ends, key=_key, default=None)
+    runs = sorted((run for page in pages for run in page.runs), key=_key_of_run)
+    if end is not None:
+        runs = [run for run in runs if run.place.key <= end.key]
+    if len(runs) > limit:
+        return RunPage(tuple(runs[:limit]), runs[limit - 1].place)
+    return RunPage(tuple(runs), end)
+
+
+def with_app(page: RunPage, app: str) -> RunPage:
+    """Return a page with the name of its application."""
+    replace = msgspec.structs.replace
+    end = page.next and replace(page.next, app=app)
+    return RunPage(tuple(replace(run, app=app) for run in page.runs), end)
+
+
+def cursor_of(place: RunPlace) -> str:
+    """Return a place as opaque text, for the next page."""
+    text = msgspec.json.encode((place.began, place.app, place.log, place.seqnum))
+    return base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+
+def place_of(cursor: str) -> RunPlace:
+    """Return the place in a text of `cursor_of`.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    padding = "=" * (-len(cursor) % 4)
+    try:
+        text = base64.b64decode(cursor + padding, altchars=b"-_", validate=True)
+        return RunPlace(*msgspec.json.decode(text, type=tuple[float, str, str, int]))
+    except (binascii.Error, msgspec.DecodeError, ValueError, RecursionError):
+        raise ValueError("It is the text `next` of an earlier answer.") from None
+
+
+def _key(place: RunPlace) -> _Key:
+    return place.key
+
+
+def _key_of_run(run: RunInfo) -> _Key:
+    return run.place.key

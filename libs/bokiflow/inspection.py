@@ -1,0 +1,747 @@
+"""Lets people see and steer the runs of an application: the operations `runs.*` of its flows.
+
+The gateway, the command line and clients call these operations in a worker of the application
+(`indilog.App.add_operation`, `indilog.sdk.runs`). They read everything from the log, so any worker
+answers, also while the executor of a run hangs or is dead.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from bokiflow.handle import Handle, status_of
+from bokiflow.operations.progress import EVENT, status_value_in
+from bokiflow.operations.signals import SIGNAL, value_of
+from bokiflow.operations.timers import TIMER
+from bokiflow.replay_check import find_mismatch
+from bokiflow.runner import Runner
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import (
+    FlowError,
+    FlowSettingsError,
+    FlowVersionError,
+    RunEndedError,
+    RunIdInUseError,
+    UnknownRunError,
+)
+from bokiflow.runs.records import (
+    RUNS_TAG,
+    Origin,
+    RecordedFailure,
+    RunRecord,
+    RunStarted,
+    StepDecided,
+    run_in,
+    run_record,
+    run_tag,
+)
+from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
+from bokiflow.runs.states import State
+from bokiflow.runs.unawaited_operations import GATHER
+from indilog import (
+    App,
+    Context,
+    DataLossError,
+    InvalidArgumentsError,
+    Log,
+    NotFoundError,
+    NotReadyError,
+    Record,
+    TrimmedError,
+    WrongStateError,
+)
+from indilog.sdk import MAX_SEQNUM, SeqNum, plain_value, runs
+
+_VALUE_BYTES_MAX: Final = 2_000
+"""Larger results are shown as the first characters of their JSON text."""
+_EVENTS_BYTES_MAX: Final = 256 * 1024
+"""Bytes of the records of events in one answer, but for the first one."""
+_SCAN_S_MAX: Final = 2.0
+"""Seconds after which a page ends although it is not full."""
+_PAGE: Final = 1_000
+
+
+class InspectedFlow(Protocol):
+    """What the operations need of a `bokiflow.Flow`."""
+
+    @property
+    def log_name(self) -> str:
+        """The name of the log of its runs."""
+
+    @property
+    def runner(self) -> Runner:
+        """The executor of runs in this process."""
+
+    async def fork(self, id: str, step: str) -> Handle[Any]:  # noqa: A002
+        """Start a new run from a step of another one."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A new run."""
+
+    id: str
+
+
+class RunOperations:
+    """The operations of an application with flows.
+
+    Attributes:
+        flows: its flows.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.flows: list[InspectedFlow] = []
+        self._app = app
+        for name, operation in (
+            (runs.LIST_RUNS, self.list),
+            (runs.SHOW_RUN, self.show),
+            (runs.RUN_EVENTS, self.events),
+            (runs.CHECK_RUNS, self.check),
+            ("runs.cancel", self.cancel),
+            ("runs.retry", self.retry),
+            ("runs.fork", self.fork),
+            ("runs.signal", self.signal),
+            ("runs.query", self.query),
+        ):
+            app.add_operation(name, operation)
+
+    async def list(
+        self,
+        ctx: Context,
+        *,
+        workflow: str | None = None,
+        state: State | None = None,
+        id: str | None = None,  # noqa: A002
+        id_prefix: str = "",
+        older_s: float | None = None,
+        newer_s: float | None = None,
+        limit: int = 100,
+        before: runs.RunPlace | None = None,
+    ) -> runs.RunPage:
+        """List runs of this application, newest first.
+
+        Args:
+            ctx: context of the call.
+            workflow: only runs of this workflow.
+            state: only runs in this state.
+            id: only the run with this id.
+            id_prefix: only runs whose id begins with this.
+            older_s: only runs that began so many seconds ago, or earlier.
+            newer_s: only runs that began at most so many seconds ago.
+            limit: largest number of runs (1 to 1,000).
+            before: `next` of the page before.
+        """
+        limit = min(max(limit, 1), runs.RUNS_MAX)
+        pages = []
+        for log in self._logs(ctx):
+            now = await log.now()
+            wanted = _Wanted(
+                workflow=workflow,
+                state=state,
+                id_prefix=id_prefix,
+                began_max=None if older_s is None else now - older_s,
+                began_min=None if newer_s is None else now - newer_s,
+                after=None if before is None else before.key,
+                app=self._app.name,
+                log=log.name,
+            )
+            if id is None:
+                pages.append(await _page(log, wanted, limit))
+            else:
+                pages.append(await _page_with(log, wanted, id))
+        return runs.merged(pages, limit)
+
+    async def show(
+        self,
+        ctx: Context,
+        id: str,  # noqa: A002
+        log: str = "",
+        steps: int = runs.STEPS_SHOWN,
+    ) -> runs.RunDetails:
+        """Show one run: its state, its last steps, what it waits for, and what to do about it.
+
+        Args:
+            ctx: context of the call.
+            id: id of the run.
+            log: name of the log of its flow, if several flows have a run with this id.
+            steps: largest number of decided operations (0 to 1,000).
+        """
+        found = await self._find(ctx, id, log, steps=min(max(steps, 0), runs.STEPS_SHOWN_MAX))
+        return found.details(self._waits(found))
+
+    async def events(
+        self,
+        ctx: Context,
+        id: str,  # noqa: A002
+        after: int = -1,
+        log: str = "",
+    ) -> runs.RunEvents:
+        """Return what a run published, and the changes of its state, oldest first.
+
+        Args:
+            ctx: context of the call.
+            id: id of the run.
+            after: only events with a greater seqnum.
+            log: name of the log of its flow, if several flows have a run with this id.
+        """
+        found = await self._find(ctx, id, log, events_after=after)
+        assert found.events is not None, "they were asked for"
+        return found.events.page(found)
+
+    async def check(self, ctx: Context, limit: int = 100) -> runs.RunsCheck:
+        """Check whether the deployed code continues the open runs, without executing them.
+
+        The newest runs are checked first. The check ends after some seconds, although there may be
+        further runs.
+
+        Args:
+            ctx: context of the call.
+            limit: largest number of runs in each state to check (1 to 1,000).
+        """
+        limit = min(max(limit, 1), runs.RUNS_MAX)
+        is_whole = True
+        checked: dict[tuple[str, str], str | None] = {}
+        end_s = waiting.monotonic_now() + _SCAN_S_MAX
+        for state in (State.RUNNING, State.PARKED):  # a run may be parked meanwhile
+            page = await self.list(ctx, state=state, limit=limit)
+            is_whole = is_whole and page.next is None
+            for run in page.runs:
+                if waiting.monotonic_now() > end_s:
+                    is_whole = False
+                    break
+                checked[run.workflow, run.id] = await self._mismatch(ctx, run)
+        mismatches = [
+            runs.RunMismatch(run_id, workflow, reason)
+            for (workflow, run_id), reason in checked.items()
+            if reason is not None
+        ]
+        return runs.RunsCheck(len(checked), is_whole, tuple(mismatches))
+
+    async def cancel(self, ctx: Context, id: str, log: str = "") -> None:  # noqa: A002
+        """Cancel a run: its next operation raises `Cancelled` in it."""
+        handle = await self._handle(ctx, id, log)
+        with _for_people():
+            await handle.cancel()
+
+    async def retry(self, ctx: Context, id: str, log: str = "") -> None:  # noqa: A002
+        """Execute a parked run again soon, with the deployed code."""
+        found = await self._find(ctx, id, log)
+        if found.run.parked is None:
+            raise WrongStateError(
+                f"Run {id!r} is {found.run.state}, so it is not retried; only parked runs are."
+            )
+        if not self._flow_of(found).runner.retry(id):
+            raise NotReadyError(f"Run {id!r} is not retried: no driver runs here; try again.")
+
+    async def fork(self, ctx: Context, id: str, step: str, log: str = "") -> Started:  # noqa: A002
+        """Start a new run that continues from a step of this run, with the deployed code.
+
+        Args:
+            ctx: context of the call.
+            id: id of the run.
+            step: number or name of the step; a name means the first step with that name.
+            log: name of the log of its flow, if several flows have a run with this id.
+        """
+        flow = self._flow_of(await self._find(ctx, id, log))
+        with _for_people():
+            return Started((await flow.fork(id, step)).id)
+
+    async def signal(
+        self,
+        ctx: Context,
+        id: str,  # noqa: A002
+        name: str,
+        value: Any = True,  # noqa: ANN401, FBT002 - any JSON value
+        key: str | None = None,
+        log: str = "",
+    ) -> None:
+        """Send a run a signal, durably. Of several signals with one key, the first takes effect."""
+        handle = await self._handle(ctx, id, log)
+        with _for_people():
+            await handle.signal(name, value, key=key)
+
+    async def query(
+        self,
+        ctx: Context,
+        id: str,  # noqa: A002
+        name: str = "",
+        log: str = "",
+    ) -> Any:  # noqa: ANN401 - any JSON value
+        """Return a value of a run: the result of its last step with a name or number; without a
+        name, what the workflow has set last as its status.
+        """
+        found = await self._find(ctx, id, log)
+        if not name:
+            return status_value_in(found.run)
+        for step in reversed(found.run.steps.values()):
+            if name in {step.number, step.name} and step.failure is None:
+                text = _result(step)
+                return plain_value(text) if text else None
+        raise NotFoundError(f"Run {id!r} has decided no value {name!r}.")
+
+    # --- internal
+
+    def _logs(self, ctx: Context) -> Iterator[Log]:
+        """Yield the logs of the flows, each once."""
+        for name in dict.fromkeys(flow.log_name for flow in self.flows):
+            yield ctx.log(name)
+
+    async def _find(
+        self,
+        ctx: Context,
+        id: str,  # noqa: A002
+        log: str,
+        *,
+        steps: int = 0,
+        events_after: int | None = None,
+    ) -> _Found:
+        """Return a run with its last steps, and its events after a seqnum.
+
+        Raises:
+            NotFoundError: no flow has a run with this id.
+            InvalidArgumentsError: several flows have one.
+        """
+        with _for_people():
+            run_tag(id)
+            all_found: list[_Found] = []
+            for one in self._logs(ctx):
+                events = None if events_after is None else _Events(events_after)
+                found = _Found(id, self._app.name, one.name, steps, events)
+                if log in {"", one.name} and await _read(one, found):
+                    all_found.append(found)
+        if not all_found:
+            raise NotFoundError(
+                f"App {self._app.name} has no run {id!r}, or it was trimmed after its retention."
+            )
+        if len(all_found) > 1:
+            names = " and ".join(found.log for found in all_found)
+            problem = f"is needed: {names} have a run {id!r}"
+            raise InvalidArgumentsError(
+                f"Nothing was done: field 'log' {problem}.", [{"field": "log", "problem": problem}]
+            )
+        return all_found[0]
+
+    def _flow_of(self, found: _Found) -> InspectedFlow:
+        """Return the flow with the code of a run; if there is none, a flow of the same log."""
+        of_log = [flow for flow in self.flows if flow.log_name == found.log]
+        return next((f for f in of_log if found.workflow in f.runner.definitions), of_log[0])
+
+    async def _mismatch(self, ctx: Context, info: runs.RunInfo) -> str | None:
+        """Return why the code of this process does not continue a run; None: it does."""
+        found = _Found(info.id, info.app, info.log)
+        log = ctx.log(info.log)
+        if not await _read(log, found) or found.run.finished is not None:
+            return None
+        definition = self._flow_of(found).runner.definitions.get(info.workflow)
+        if definition is None:
+            return f"The code has no workflow {info.workflow!r}."
+        mismatch = await find_mismatch(definition, log, ctx, info.id, found.run)
+        return None if mismatch is None else mismatch.reason
+
+    async def _handle(self, ctx: Context, id: str, log: str) -> Handle[Any]:  # noqa: A002
+        found = await self._find(ctx, id, log)
+        runner = self._flow_of(found).runner
+        definition = runner.definitions.get(found.workflow)
+        if definition is None:  # the code of the workflow is gone; another one serves as well
+            definition = next(iter(runner.definitions.values()), None)
+        if definition is None:
+            raise WrongStateError(f"App {self._app.name} has no code of workflow {found.workflow}.")
+        return Handle(runner, definition, id, ctx)
+
+    def _waits(self, found: _Found) -> tuple[runs.RunWait, ...]:
+        """Return the operations that have begun and not ended: those with a timer, which is in the
+        log; all others only if this process executes the run.
+        """
+        if found.run.state is not State.RUNNING:
+            return ()
+        timers = found.timers()
+        running = self._flow_of(found).runner.running.get(found.id)
+        if running is None:
+            return tuple(
+                runs.RunWait(what=f"operation {number}", until=until)
+                for number, until in timers.items()
+            )
+        return tuple(
+            runs.RunWait(what=str(operation), until=timers.get(operation.number))
+            for operation in running.execution.asked.left()
+            if operation.number not in found.run.steps and operation.kind != GATHER
+        )
+
+
+_OPERATIONS: Final[weakref.WeakKeyDictionary[App, RunOperations]] = weakref.WeakKeyDictionary()
+
+
+def add_run_operations(app: App, flow: InspectedFlow) -> None:
+    """Add the runs of a flow to the operations of its application."""
+    if (operations := _OPERATIONS.get(app)) is None:
+        operations = _OPERATIONS[app] = RunOperations(app)
+    operations.flows.append(flow)
+
+
+@contextmanager
+def _for_people() -> Iterator[None]:
+    """Raise errors of flows as the platform's errors, which have an HTTP status."""
+    try:
+        yield
+    except UnknownRunError as error:
+        raise NotFoundError(str(error)) from error
+    except (RunEndedError, RunIdInUseError, FlowVersionError) as error:
+        raise WrongStateError(str(error)) from error
+    except FlowSettingsError as error:
+        raise InvalidArgumentsError(str(error)) from error
+    except FlowError as error:
+        raise WrongStateError(str(error)) from error
+
+
+# --- one run
+
+
+class _Events:
+    """Collects a page of the events of a run: after a seqnum, the oldest ones first."""
+
+    def __init__(self, after: SeqNum) -> None:
+        self._after = after
+        self._events: list[runs.RunEvent] = []
+        self._bytes = 0
+        self._has_more = False
+
+    def add(self, record: Record, run: Run, known: RunRecord, before: State | None) -> None:
+        """Take a record of the run that took effect; `before` is the state before it."""
+        if record.seqnum <= self._after:
+            return
+        if isinstance(known, StepDecided) and known.kind == EVENT and known.failure is None:
+            event = runs.RunEvent(record.seqnum, run.clock, "published", plain_value(known.result))
+        elif run.state is not before and run.state is not None:
+            said = {"state": run.state.value, "problem": status_of("", run).problem}
+            event = runs.RunEvent(record.seqnum, run.clock, "state", said)
+        else:
+            return
+        self._bytes += len(record.data)
+        self._has_more = self._has_more or (self._bytes > _EVENTS_BYTES_MAX and bool(self._events))
+        if not self._has_more:
+            self._events.append(event)
+
+    def page(self, found: _Found) -> runs.RunEvents:
+        """Return the collected events."""
+        end = self._events[-1].seqnum + 1 if self._has_more else found.run.end
+        return runs.RunEvents(
+            log=found.log,
+            tag=run_tag(found.id),
+            next=max(end, self._after + 1),
+            events=tuple(self._events),
+            has_more=self._has_more,
+            has_ended=found.run.finished is not None and not self._has_more,
+        )
+
+
+class _Found:
+    """A run, and what its history says.
+
+    Attributes:
+        steps: its last decided operations, each with the time of its decision.
+        events: collects its events; None: they are not needed.
+        changed: when its last record that took effect was ordered; seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002
+        app: str,
+        log: str,
+        steps: int = 0,
+        events: _Events | None = None,
+    ) -> None:
+        self.id = id
+        self.app = app
+        self.log = log
+        self.run = Run()
+        self.steps: deque[tuple[float, StepDecided]] = deque(maxlen=steps)
+        self.events = events
+        self.changed = 0.0
+
+    @property
+    def started(self) -> RunStarted:
+        """The record of its start."""
+        assert self.run.started is not None, "only a run that has begun is found"
+        return self.run.started
+
+    @property
+    def workflow(self) -> str:
+        """The name of its workflow."""
+        return self.started.workflow
+
+    def timers(self) -> dict[str, float]:
+        """Return the end of each timer that an operation waits for, by the operation's number."""
+        steps = self.run.steps
+        return {
+            after: float(step.result)
+            for step in steps.values()
+            if step.kind == TIMER and (after := _number_after(step.number)) not in steps
+        }
+
+    def apply(self, record: Record) -> None:
+        """Apply the next record of the run."""
+        known, before = run_record(record.data), self.run.state
+        if not self.run.apply(record.seqnum, record.ordered_at, known) or known is None:
+            return
+        self.changed = self.run.clock
+        if self.events is not None:
+            self.events.add(record, self.run, known, before)
+        if isinstance(known, StepDecided):
+            self.steps.append((self.run.clock, known))
+
+    def details(self, waits: tuple[runs.RunWait, ...]) -> runs.RunDetails:
+        """Return what people see of it."""
+        run, started = self.run, self.started
+        result = run.finished.result if run.finished is not None else b""
+        return runs.RunDetails(
+            run=_info(self.id, run, self.app, self.log),
+            owner=run.executor,
+            epoch=run.epoch,
+            arguments=_shown(started.arguments),
+            steps=tuple(_step(at, step) for at, step in self.steps),
+            steps_before=len(run.steps) - len(self.steps),
+            waits=waits,
+            advice=_advice(self.id, run),
+            cancel_asked=run.cancel_asked,
+            changed=self.changed,
+            result=_shown(result),
+            parent=_origin(started.parent),
+            forked=_origin(started.forked),
+        )
+
+
+async def _read(log: Log, found: _Found) -> bool:
+    """Read the history of a run; False: there is no such run, or it was trimmed."""
+    tag, run = run_tag(found.id), found.run
+    while True:
+        try:
+            page = await log.read_range(tag, run.end, limit=_PAGE)
+        except TrimmedError as error:
+            if run.started is not None:
+                return False
+            run.end = max(run.end, error.first_seqnum)
+            continue
+        for record in page:
+            found.apply(record)
+        if not page:
+            return run.started is not None
+
+
+def _info(id: str, run: Run, app: str, log: str) -> runs.RunInfo:  # noqa: A002
+    status = status_of(id, run)
+    return runs.RunInfo(
+        id=id,
+        workflow=status.workflow,
+        state=status.state.value,
+        began=status.began,
+        app=app,
+        steps=status.steps,
+        problem=status.problem,
+        value=status.value,
+        log=log,
+        seqnum=status.place,
+    )
+
+
+def _step(at: float, step: StepDecided) -> runs.RunStep:
+    return runs.RunStep(
+        number=step.number,
+        name=step.name,
+        kind=step.kind,
+        decided=at,
+        result=_shown(_result(step)),
+        error=_error(step.failure),
+    )
+
+
+def _result(step: StepDecided) -> bytes:
+    """Return the JSON text of what an operation returned to the workflow."""
+    return value_of(step) if step.kind == SIGNAL else step.result
+
+
+def _number_after(number: str) -> str:
+    """Return the number of the operation that follows one in its branch."""
+    branch, dot, last = number.rpartition(".")
+    return f"{branch}{dot}{int(last) + 1}"
+
+
+def _error(failure: RecordedFailure | None) -> str | None:
+    return f"{failure.kind}: {failure.message}" if failure is not None else None
+
+
+def _origin(origin: Origin | None) -> str | None:
+    return f"{origin.run}, step {origin.step}" if origin is not None else None
+
+
+def _shown(text: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value of a JSON text; of a large one, the first characters of the text."""
+    if len(text) <= _VALUE_BYTES_MAX:
+        return plain_value(text) if text else None
+    start = text[:_VALUE_BYTES_MAX].decode(errors="ignore")
+    return f"{start}… ({len(text):,} bytes)"
+
+
+def _advice(id: str, run: Run) -> str | None:  # noqa: A002
+    """Return what people can do about a run that does not continue by itself."""
+    if run.parked is not None and run.crashes:
+        return (
+            "It is executed again after a pause. Deploy code or give workers memory so that the "
+            f"step does not end its process, then `indilog runs retry {id}`; or end the run: "
+            f"`indilog runs cancel {id}`."
+        )
+    if run.parked is not None:
+        return (
+            "Deploy code that does the decided steps first, then it continues by itself; or "
+            f"continue with the deployed code: `indilog runs fork {id} STEP`; or end it: `indilog "
+            f"runs cancel {id}`."
+        )
+    if run.state is State.FAILED:
+        return f"It has ended. To do a step again in a new run: `indilog runs fork {id} STEP`."
+    return None
+
+
+# --- lists of runs
+
+
+class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs of a log are listed.
+
+    `began_max`, `began_min`: bounds of the time of the start, seconds since 1970. `after`: only
+    runs after this place in the list (`RunPlace.key`).
+    """
+
+    app: str
+    log: str
+    workflow: str | None
+    state: State | None
+    id_prefix: str
+    began_max: float | None
+    began_min: float | None
+    after: tuple[float, str, str, int] | None
+
+    def has_start(self, id: str, started: RunStarted, place: runs.RunPlace) -> bool:  # noqa: A002
+        """Whether a run that started so may be listed; its state is not known yet."""
+        return (
+            id.startswith(self.id_prefix)
+            and self.workflow in {None, started.workflow}
+            and (self.began_max is None or place.began <= self.began_max)
+            and (self.began_min is None or place.began >= self.began_min)
+            and (self.after is None or place.key > self.after)
+        )
+
+    def place(self, began: float, seqnum: SeqNum) -> runs.RunPlace:
+        """Return the place of a run in the list of all runs."""
+        return runs.RunPlace(began, self.app, self.log, seqnum)
+
+
+async def _page(log: Log, wanted: _Wanted, limit: int) -> runs.RunPage:
+    """Return the first runs of a log that are wanted, newest first. The page ends early after
+    `_SCAN_S_MAX` seconds.
+    """
+    found: list[runs.RunInfo] = []
+    end_s = waiting.monotonic_now() + _SCAN_S_MAX
+    async for record in _starts_backwards(log, await _first_bound(log, wanted)):
+        began = record.ordered_at
+        if wanted.began_min is not None and began < wanted.began_min:
+            break
+        if (info := await _listed(log, wanted, record)) is not None:
+            found.append(info)
+        if len(found) >= limit or waiting.monotonic_now() > end_s:
+            return runs.RunPage(tuple(found), wanted.place(began, record.seqnum))
+    return runs.RunPage(tuple(found))
+
+
+async def _first_bound(log: Log, wanted: _Wanted) -> SeqNum:
+    """Return a seqnum above which no run is wanted."""
+    times = [wanted.began_max] if wanted.began_max is not None else []
+    if wanted.after is not None:
+        began, app, name, seqnum = wanted.after
+        if (app, name) == (wanted.app, wanted.log):
+            return min(-seqnum - 1, MAX_SEQNUM)
+        times.append(-began)
+    if not times or (time := min(times)) > await log.now():
+        return MAX_SEQNUM
+    return await log.find_time(max(0.0, time + 1.0))
+
+
+async def _starts_backwards(log: Log, bound: SeqNum) -> AsyncIterator[Record]:
+    """Yield the records of the list of runs, newest first; lost ones are left out."""
+    while bound >= 0:
+        try:
+            record = await log.read_prev(RUNS_TAG, bound)
+        except TrimmedError:
+            return
+        except DataLossError as error:
+            if error.seqnum is None or error.seqnum > bound:
+                raise
+            bound = error.seqnum - 1
+            continue
+        if record is None:
+            return
+        yield record
+        bound = record.seqnum - 1
+
+
+async def _listed(log: Log, wanted: _Wanted, record: Record) -> runs.RunInfo | None:
+    """Return the run that a record of the list starts, if it is wanted and can be read."""
+    id_, started = run_in(record.tags), _start_in(record)
+    place = wanted.place(record.ordered_at, record.seqnum)
+    if id_ is None or started is None or not wanted.has_start(id_, started, place):
+        return None
+    try:
+        run = await read_run(log, id_, Run(), is_reused=True)
+    except TrimmedError:
+        return None
+    except (DataLossError, FlowVersionError) as error:
+        return _unreadable(id_, started, place, str(error))
+    if run.started_at != record.seqnum or wanted.state not in {None, run.state}:
+        return None
+    return _info(id_, run, wanted.app, log.name)
+
+
+def _start_in(record: Record) -> RunStarted | None:
+    try:
+        started = run_record(record.data)
+    except FlowVersionError:
+        return None
+    return started if isinstance(started, RunStarted) else None
+
+
+def _unreadable(
+    id: str,  # noqa: A002
+    started: RunStarted,
+    place: runs.RunPlace,
+    problem: str,
+) -> runs.RunInfo:
+    """Return a run whose history is damaged, or was written by a later version."""
+    return runs.RunInfo(
+        id=id,
+        workflow=started.workflow,
+        state="unreadable",
+        began=place.began,
+        problem=problem,
+        app=place.app,
+        log=place.log,
+        seqnum=place.seqnum,
+    )
+
+
+async def _page_with(log: Log, wanted: _Wanted, id: str) -> runs.RunPage:  # noqa: A002
+    """Return the run with this id, if it is wanted."""
+    with _for_people():
+        found = _Found(id, wanted.app, log.name)
+        if not await _read(log, found):
+            return runs.RunPage()
+    place = wanted.place(found.run.began, found.run.started_at)
+    is_wanted = wanted.has_start(id, found.started, place)
+    if not is_wanted or wanted.state not in {None, found.run.state}:
+        return runs.RunPage()
+    return runs.RunPage((_info(id, found.run, wanted.app, found.log),))
