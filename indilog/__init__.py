@@ -1,8 +1,8 @@
 """IndiLog: stateful serverless functions on a shared log. The public interface.
 
 A program opens an embedded platform (`open`) or connects to a running one (`connect`); a function
-gets a `Context`. `indilog.testing` is for tests, and `indilog.sdk` for libraries on the log. All
-other packages are internal.
+gets a `Context`. `indilog.scalog` has Scalog's calls, `indilog.testing` is for tests, and
+`indilog.sdk` for libraries on the log. All other packages are internal.
 """
 
 from typing import TYPE_CHECKING

@@ -26,6 +26,7 @@ from indilog.base.ids import (
     MetalogPosition,
     NodeId,
     SeqNum,
+    ShardId,
     TagColumns,
     TagHash,
     unpack_tags,
@@ -139,6 +140,8 @@ class Engine:
         self._catch_up = CatchUp(MetalogReader(), self._new_resend())
         self._index_fetch = IndexFetch(self.placement, self._new_resend())
         self._epoch = Epoch(0)
+        self._own_shards: set[ShardId] = set()
+        """The shards that this incarnation has written."""
         self._had_shard = False
         """Whether a view took away the shard that this incarnation wrote."""
 
@@ -180,6 +183,11 @@ class Engine:
     def tag_position(self) -> MetalogPosition:
         """How many metalog entries are applied with their index data; local reads reflect them."""
         return self._local.tag_position if self._local is not None else 0
+
+    @property
+    def shard(self) -> ShardId | None:
+        """The shard that this node writes; None: it has none."""
+        return None if self._writer is None else self._writer.shard
 
     @property
     def primary(self) -> NodeId:
@@ -508,6 +516,10 @@ class Engine:
         takes away.
         """
         shard, writer = self.placement.view.shard_written_by(self._node), self._writer
+        if writer is not None and shard is not None and self._continues(writer, shard):
+            writer.continue_on(shard, self.placement.replicas(shard))
+            self._own_shards.add(shard)
+            return self._want_shard(writer, now)
         if writer is not None and writer.shard != shard:
             self._writer = None
             self._had_shard = self._had_shard or writer.takeover is not Takeover.ASKING
@@ -517,8 +529,15 @@ class Engine:
             return []  # a second writer of one incarnation would have the same epoch
         replicas = self.placement.replicas(shard)
         copies = len(self.placement.counting(shard))
+        self._own_shards.add(shard)
         self._writer = ShardWriter(shard, replicas, self._epoch, self._config, copies=copies)
         return self._want_shard(self._writer, now)
+
+    def _continues(self, writer: ShardWriter, shard: ShardId) -> bool:
+        """Whether the writer's shard was finalized, and `shard` is a new one in its place."""
+        is_new = self.placement.view.shards[shard].ended == NO_INCARNATION
+        owns = writer.takeover in {Takeover.ASKING, Takeover.OPEN}
+        return owns and is_new and self.placement.is_finalized(writer.shard)
 
     def _want_shard(self, writer: ShardWriter, now: Instant) -> list[Effect]:
         wanted = writer.want(now)
@@ -541,18 +560,25 @@ class Engine:
         self.placement.moved = dict(message.replicas)
         if message.view is not None:
             self.placement.install(message.view)
-        effects = self._follow_view(now) + self._conditional.follow_view(now)
-        own = () if self._writer is None else (self._writer.shard,)
+        effects: list[Effect] = []
+        if (writer := self._writer) is not None and self.placement.is_finalized(writer.shard):
+            effects += self._note_ordered(writer, message)  # before it continues on another shard
+        effects += self._follow_view(now) + self._conditional.follow_view(now)
+        own = self._own_shards
         self._local = LocalIndex(self._config.node, message.position, message.tail, own)
         self._feed = self._feed_from(message.position)
         self._reads.joined(self._local, self._replay)
         effects += self._reads.advanced(now)
         if (writer := self._writer) is not None:
             effects += writer.move(self.placement.replicas(writer.shard))
-            epoch = message.writers.get(writer.shard, NO_INCARNATION)
-            effects += writer.joined(epoch, self._replay.cut.get(writer.shard, 0))
+            effects += self._note_ordered(writer, message)
             effects += self._want_shard(writer, now)
         return effects
+
+    def _note_ordered(self, writer: ShardWriter, message: TailIs) -> list[Effect]:
+        """Let the writer know what is ordered of its shard, and who writes it."""
+        epoch = message.writers.get(writer.shard, NO_INCARNATION)
+        return writer.joined(epoch, message.cut.get(writer.shard, 0))
 
     def _join_again(self, now: Instant, reason: str) -> list[Effect]:
         """Join again: entries that were applied here were replaced, or the next ones are not kept.

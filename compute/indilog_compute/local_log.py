@@ -21,6 +21,7 @@ from indilog.base.ids import (
     MetalogPosition,
     NodeId,
     SeqNum,
+    ShardId,
     UserTag,
     log_tag,
     names_match,
@@ -322,6 +323,10 @@ class LocalLog(Log):
         spans = self._seen(await waiter)
         assert isinstance(spans, tuple)
         return spans
+
+    async def shard(self) -> ShardId | None:
+        """Return the shard that this compute node writes; None: it has none now."""
+        return self._engine.shard
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
         """Trim the records below `until`; see `Log.trim`."""

@@ -36,11 +36,13 @@ from indilog.link.link_messages import (
     LogReadPrev,
     LogReadRange,
     LogSetAux,
+    LogShard,
     LogTail,
     LogTrim,
     PlacesAre,
     RecordsFound,
     RecordValue,
+    ShardFound,
     TailFound,
     TimeIs,
     failed,
@@ -168,7 +170,7 @@ _AnswerAt: TypeAlias = Callable[[MetalogPosition], Answer]
 """Makes the answer, given the position of the session once the operation is done."""
 
 
-async def _execute(  # noqa: PLR0911 - one answer per question
+async def _execute(  # noqa: C901, PLR0911 - one answer per question
     log: Log, question: LogQuestion
 ) -> _AnswerAt:
     """Execute a question.
@@ -197,6 +199,10 @@ async def _execute(  # noqa: PLR0911 - one answer per question
             assert isinstance(log, LocalLog), "a compute node has the log"
             spans = tuple(await log.places(question.start, question.end))
             return lambda at: PlacesAre(at, spans)
+        case LogShard():
+            assert isinstance(log, LocalLog), "a compute node has the log"
+            shard = await log.shard()
+            return lambda at: ShardFound(at, shard)
         case LogNow():
             time = await log.now()
             return lambda at: TimeIs(at, time)

@@ -1,4 +1,5 @@
-"""The append side of a compute node: one shard, one writer (ARCHITECTURE 8, thesis 5.3 and 5.5.1).
+"""The append side of a compute node: one shard at a time, one writer (ARCHITECTURE 8, thesis 5.3
+and 5.5.1).
 
 A writer first requests its shard from the primary, under a new epoch. It owns the shard from the
 metalog entry that names it (`NewWriters`). It begins at the first localid that is not ordered at
@@ -8,6 +9,9 @@ until it has applied the entry, and then notifies the writer.
 Then records collect in the open batch, which is sent when the iteration ends. While
 `frames_in_flight_max` batches are in flight, further records collect, so batches grow with the load
 (self-clocking).
+
+When an entry finalizes the shard, the writer continues on a new one with all records that are not
+ordered (decision 0055).
 
 A batch leaves memory when a metalog entry orders its records. Without such an entry, the writer
 asks the replicas for their stored prefixes, after `resend_s` and then after pauses that double. A
@@ -69,13 +73,14 @@ class _Batch:
 
     Attributes:
         bytes: the size that it will have, encoded.
+        expired: whether its callers got an unknown outcome, because it took too long.
         bytes_max, records_max: up to these the batch accepts records without checking limits again.
             They are 0 until the limits are first checked.
     """
 
     __slots__ = (
-        "accepted", "builder", "bytes", "bytes_max", "encoded", "end", "first", "records_max",
-        "sent", "waiters",
+        "accepted", "builder", "bytes", "bytes_max", "encoded", "end", "expired", "first",
+        "records_max", "sent", "waiters",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -86,6 +91,7 @@ class _Batch:
         self.first: LocalId = -1
         self.end: LocalId = -1
         self.encoded = b""
+        self.expired = False
         self.accepted = Instant(0.0)
         self.sent = Instant(0.0)
 
@@ -106,7 +112,7 @@ class OrderedBatch:
 
 
 class ShardWriter:
-    """Owns one shard under one epoch."""
+    """Owns one shard at a time, under one epoch."""
 
     def __init__(
         self,
@@ -344,6 +350,33 @@ class ShardWriter:
             self.takeover = Takeover.ASKING
         return effects + self.named(epoch, cut)
 
+    def continue_on(self, shard: ShardId, replicas: Sequence[NodeId]) -> None:
+        """Continue on a new shard: the applied entry has finalized the other one.
+
+        What that entry and earlier ones have not ordered is never ordered there. So it is sent
+        again, in the same order, once an entry names this writer of the new shard. Batches whose
+        callers got an unknown outcome are dropped: their records are not in the log.
+        """
+        kept: list[_Batch] = []
+        for batch in self._in_flight:
+            if batch.expired:
+                self._forget(batch)
+                continue
+            batch.first = batch.end = -1
+            batch.encoded = b""
+            kept.append(batch)
+        self._closed.extendleft(reversed(kept))
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
+        self._full_disks.forget([node for node in self.replicas if node not in replicas])
+        self.shard, self.replicas = shard, tuple(replicas)
+        self.takeover = Takeover.ASKING
+        self.barrier = 0
+        self._next = -1
+        self._sent_again.clear()
+        self._question.stop()
+        self._ordering.stop()
+
     def move(self, replicas: Sequence[NodeId]) -> list[Effect]:
         """Send batches to other replicas from now on. A new replica is asked for its stored prefix,
         and then gets the batches in flight.
@@ -484,6 +517,7 @@ class ShardWriter:
             if now < batch.accepted + self._timeout_s:
                 break
             self.barrier = max(self.barrier, batch.end)
+            batch.expired = True
             effects += _answers(batch, unknown)
         return effects
 

@@ -1,5 +1,6 @@
 """The commands `indilog cluster`: `init` and `key` make the keys of nodes; `status`, `nodes`,
-`shards` and `views` show a running cluster; `scale` and `drain` change it.
+`shards` and `views` show a running cluster; `scale`, `drain`, `replace`,
+`finalize` and `rebalance` change it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ cluster = typer.Typer(
 )
 cluster.command()(cluster_scale.scale)
 cluster.command()(cluster_scale.drain)
+cluster.command()(cluster_scale.finalize)
+cluster.command()(cluster_scale.rebalance)
+cluster.command()(cluster_scale.replace)
 
 Keys = Annotated[Path, typer.Argument(help="The directory of the cluster's keys.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -184,7 +188,7 @@ def _row(shard: Shard) -> tuple[object, ...]:
     missing = [f"{node} {count:,}" for node, count in shard.missing.items()]
     return (
         shard.shard,
-        shard.writer or "-",
+        "finalized" if shard.finalized else shard.writer or "-",
         shard.state,
         shard.counting,
         _names(shard.further),

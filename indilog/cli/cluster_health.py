@@ -49,6 +49,8 @@ class Shard:
     """The zone of each replica that counts; empty: there are no zones."""
     shares_zone: bool
     """Whether the replicas that count share a zone although there are others."""
+    finalized: bool
+    """Whether it gets no further records."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Cluster:
             further=further,
             missing=missing,
             lost=lost,
+            finalized=found["finalized"],
             zones=[self.zones.get(node, "") for node in counting] if self.zones else [],
             shares_zone=shares_zones(
                 [NodeId(node) for node in counting], map(NodeId, self.storage_nodes), self._zones

@@ -1,4 +1,6 @@
-"""The commands `indilog cluster scale` and `drain`: nodes join and leave a running cluster."""
+"""The commands `indilog cluster scale`, `drain`, `replace`, `finalize` and `rebalance`: nodes join
+and leave a running cluster, and shards end or move.
+"""
 
 from __future__ import annotations
 
@@ -75,16 +77,90 @@ def drain(
     _conclude(gateway, answer, wait=wait, timeout=timeout)
 
 
+def replace(
+    node: Annotated[
+        str, typer.Argument(help="A process: a node of `up --nodes`, or a compute or storage node.")
+    ],
+    *,
+    wait: Wait = True,
+    timeout: Timeout = _WAIT_S,
+    url: Url = DEFAULT,
+) -> None:
+    """Give up a process that is gone permanently, and start another one in its place.
+
+    It is ended if it runs, and not started again. Its disk is not needed: what it had is copied
+    from other nodes.
+    """
+    gateway = Gateway(url)
+    answer = gateway.post(f"{_PATH}/{quote(node, safe='')}/replace")
+    _conclude(gateway, answer, wait=wait, timeout=timeout)
+
+
+def finalize(
+    shard: Annotated[int, typer.Argument(help="Number of the shard.")],
+    *,
+    cuts: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Committed cuts of grace; 0: none.")
+    ] = 10,
+    wait: Wait = True,
+    timeout: Timeout = _WAIT_S,
+    url: Url = DEFAULT,
+) -> None:
+    """Let a shard get no further records; its compute node continues on a new shard.
+
+    Appends continue. Records of the shard that are not ordered by then go to the new shard, each
+    once.
+    """
+    gateway = Gateway(url)
+    state = gateway.post(f"/cluster/shards/{shard}/finalize", json={"cuts": cuts})
+    _await_reached(gateway, state, wait=wait, timeout=timeout)
+    if wait:
+        found = gateway.get("/status")["shards"]
+        writers = [f"{of['writer']} writes {n}" for n, of in found.items() if of["writer"]]
+        show.line(f"Shard {shard} is finalized. Of the shards, {', '.join(writers)}.")
+
+
+def rebalance(*, wait: Wait = True, timeout: Timeout = _WAIT_S, url: Url = DEFAULT) -> None:
+    """Spread the replicas of shards evenly over the storage nodes and their zones.
+
+    Records are copied while the cluster serves calls, at most `repair_bytes_per_s` at each node.
+    """
+    gateway = Gateway(url)
+    state = gateway.post("/cluster/rebalance")
+    state = _await_reached(gateway, state, wait=wait, timeout=timeout)
+    if state["reached"]:
+        show.line("The replicas are spread evenly: `indilog cluster shards` shows them.")
+
+
 def _conclude(gateway: Gateway, state: Mapping[str, Any], *, wait: bool, timeout: float) -> None:
-    """Show what is missing until nothing is; `timeout` is in seconds."""
-    deadline = time.monotonic() + timeout
-    shown: list[str] = []
+    """Wait until the cluster has the wanted nodes, and show them; `timeout` is in seconds."""
     if not state["reached"] and (node := state["gateway"]) not in state["wanted"]["compute_nodes"]:
         show.line(
             f"{node} runs the gateway at {gateway.url}, which closes when its running calls have "
             "ended. Use the gateway of another compute node."
         )
         wait = False
+    state = _await_reached(gateway, state, wait=wait, timeout=timeout)
+    installed = state["installed" if state["reached"] else "wanted"]
+    index_nodes = [node for replicas in installed["index_shards"] for node in replicas]
+    show.pairs(
+        {
+            "view": f"{state['view']}" + ("" if state["reached"] else "; these are wanted:"),
+            "sequencers": ", ".join(installed["sequencers"]),
+            "compute nodes": ", ".join(installed["compute_nodes"]),
+            "storage nodes": ", ".join(installed["storage_nodes"]),
+            "index nodes": ", ".join(index_nodes),
+            "aggregators": ", ".join(installed["aggregators"]) or "-",
+        }
+    )
+
+
+def _await_reached(
+    gateway: Gateway, state: Mapping[str, Any], *, wait: bool, timeout: float
+) -> Mapping[str, Any]:
+    """Show what is missing until nothing is, if `wait`; return the newest state of the cluster."""
+    deadline = time.monotonic() + timeout
+    shown: list[str] = []
     while not state["reached"] and wait:
         if state["missing"] != shown:
             shown = state["missing"]
@@ -98,15 +174,4 @@ def _conclude(gateway: Gateway, state: Mapping[str, Any], *, wait: bool, timeout
             )
         time.sleep(_POLL_S)
         state = gateway.get(_PATH)
-    installed = state["installed" if state["reached"] else "wanted"]
-    index_nodes = [node for replicas in installed["index_shards"] for node in replicas]
-    show.pairs(
-        {
-            "view": f"{state['view']}" + ("" if state["reached"] else "; these are wanted:"),
-            "sequencers": ", ".join(installed["sequencers"]),
-            "compute nodes": ", ".join(installed["compute_nodes"]),
-            "storage nodes": ", ".join(installed["storage_nodes"]),
-            "index nodes": ", ".join(index_nodes),
-            "aggregators": ", ".join(installed["aggregators"]) or "-",
-        }
-    )
+    return state

@@ -21,7 +21,7 @@ class ClusterConfig(Group):
     """Settings that must be equal on all nodes."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset(
-        {"aggregators", "ack_quorum", "shared_processes"}
+        {"aggregators", "ack_quorum", "shared_processes", "cut_interval_s"}
     )
 
     sequencers: int = 1
@@ -36,6 +36,11 @@ class ClusterConfig(Group):
     """Replicas that must have stored a record before its append is acknowledged; 0: all of them.
     With fewer, appends continue while other replicas are down; these later fetch the records that
     they missed.
+    """
+    cut_interval_s: float = 0.0
+    """Seconds between two metalog entries that order records, at least; 0: a new one is proposed
+    whenever records can be ordered. A longer interval lets the sequencers serve more shards, and
+    each append take up to that much longer (Scalog 6.3).
     """
     index_shards: int = 2
     """Parts of the index tier. Metalog positions are assigned to them round robin."""

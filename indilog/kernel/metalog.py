@@ -33,7 +33,7 @@ from indilog.base.ids import (
     TagHash,
     ViewNumber,
 )
-from indilog.kernel.view import NODE_NAME_MAX, View
+from indilog.kernel.view import NODE_NAME_MAX, SHARDS_MAX, View
 
 
 class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
@@ -153,7 +153,6 @@ MOVES_MAX: Final = 64
 """Shards with new replicas in one entry."""
 REPLICAS_MAX: Final = 16
 """Replicas of one shard."""
-_SHARDS_MAX: Final = 1 << 16
 _ENTRY_BYTES: Final = 64
 _FLOOR_BYTES: Final = 29
 _COUNT_BYTES: Final = 12
@@ -174,11 +173,11 @@ def is_possible(entry: Entry) -> bool:
     if isinstance(entry, NewWriters):
         writers = entry.writers
         return 0 < len(writers) <= WRITERS_MAX and all(
-            0 <= shard < _SHARDS_MAX and epoch > 0 for shard, epoch in writers.items()
+            0 <= shard < SHARDS_MAX and epoch > 0 for shard, epoch in writers.items()
         )
     if isinstance(entry, NewReplicas):
         return 0 < len(entry.replicas) <= MOVES_MAX and all(
-            0 <= shard < _SHARDS_MAX and _are_possible(replicas)
+            0 <= shard < SHARDS_MAX and _are_possible(replicas)
             for shard, replicas in entry.replicas.items()
         )
     if isinstance(entry, NewView):
@@ -186,7 +185,7 @@ def is_possible(entry: Entry) -> bool:
     counts = entry.counts
     return (
         min(counts, default=0) >= 0
-        and max(counts, default=0) < _SHARDS_MAX
+        and max(counts, default=0) < SHARDS_MAX
         and (min(counts.values(), default=1) > 0)
     )
 
@@ -196,7 +195,7 @@ def _is_possible_view(view: View) -> bool:
         view.check()
     except ConfigError:
         return False
-    return all(0 <= shard < _SHARDS_MAX for shard in view.shards)
+    return all(0 <= shard < SHARDS_MAX for shard in view.shards)
 
 
 def replicas_in(entry: NewReplicas) -> dict[ShardId, Replicas]:
@@ -246,9 +245,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
             and self.tail == sum(self.cut.values())
             and self.trims <= self.position
             and (self.last > 0) == (self.position > 0)
-            and all(
-                0 <= shard < _SHARDS_MAX for shard in (*self.cut, *self.writers, *self.replicas)
-            )
+            and all(0 <= shard < SHARDS_MAX for shard in (*self.cut, *self.writers, *self.replicas))
             and all(_are_possible(replicas.nodes) for replicas in self.replicas.values())
             and (self.view is None or _is_possible_view(self.view))
         )

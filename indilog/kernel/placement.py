@@ -77,6 +77,11 @@ class Placement:
         placed = self.view.shards.get(shard)
         return placed.writer if placed is not None else NO_WRITER
 
+    def is_finalized(self, shard: ShardId) -> bool:
+        """Whether a shard gets no further records."""
+        placed = self.view.shards.get(shard)
+        return placed is not None and placed.finalized
+
     def has_ended(self, shard: ShardId, epoch: Epoch) -> bool:
         """Whether a view took a shard from the compute node of this writer. Records of the writer
         that were not ordered before the entry of that view are never ordered.

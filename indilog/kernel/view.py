@@ -9,7 +9,7 @@ node runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, TypeAlias
 
@@ -23,6 +23,8 @@ from indilog.kernel.zones import is_label, spread_over_zones
 NO_WRITER: Final = NodeId("")
 """The writer of a shard whose compute node has left."""
 FIRST_VIEW: Final = ViewNumber(1)
+SHARDS_MAX: Final = 1 << 16
+"""Shards that a cluster can have over its life: their numbers have two bytes (thesis 5.1.1)."""
 NODES_MAX: Final = 1000
 """Nodes of a view."""
 NODE_NAME_MAX: Final = 64
@@ -38,6 +40,8 @@ class ShardPlacement(msgspec.Struct, frozen=True):
     """The last writer of the compute node that had the shard before. From the entry whose view took
     the shard from that node, no record of this or an earlier writer is ordered.
     """
+    finalized: bool = False
+    """Whether it gets no further records, of any writer (decision 0055)."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -74,6 +78,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The version of the wanted members (`Members`) that led to this view."""
     zones: dict[NodeId, str] = {}
     """The zone of each node that has one (`indilog.kernel.zones`)."""
+    rebalanced: int = 0
+    """The number of the last rebalancing that is complete (`Members.rebalance`)."""
 
     @cached_property
     def storage_nodes(self) -> tuple[NodeId, ...]:
@@ -112,6 +118,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.members_version,
             self.sequencers,
             self.zones,
+            {shard: 0 for shard, placed in self.shards.items() if placed.finalized},
+            self.rebalanced,
         )
 
     @cached_property
@@ -185,6 +193,12 @@ class Members(msgspec.Struct, frozen=True):
     sequencers: tuple[NodeId, ...] = ()
     zones: dict[NodeId, str] = {}
     """The zone of each node that has one; there may be further nodes in it."""
+    finalized: dict[ShardId, int] = {}
+    """The shards that get no further records, each after so many committed cuts."""
+    rebalance: int = 0
+    """The number of the last wanted rebalancing: replicas are spread evenly over storage nodes and
+    zones.
+    """
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -255,25 +269,30 @@ def view_with(
     position: MetalogPosition,
     replicas_of: Callable[[ShardId], tuple[NodeId, ...]],
     writer_of: Callable[[ShardId], Epoch],
+    *,
     sequencers: tuple[NodeId, ...] | None = None,
+    finalize: Collection[ShardId] = (),
+    rebalanced: int = 0,
 ) -> View:
     """Return the view that an entry at `position` installs after `view`, so that it has `members`;
     `view` itself if nothing changes yet, or if `view` was installed for newer members.
 
     A new compute node gets a shard without writer, or a new one, on the storage nodes with the
     fewest shards, in different zones where possible. The shard of a compute node that leaves keeps
-    its records, and gets no further ones from that node. The slots of tags of that node go to the
+    its records, and gets no further ones from that node. A shard that is finalized gets no further
+    records, and its compute node gets a new shard. The slots of tags of that node go to the
     compute nodes with the fewest slots; all other slots stay. A storage node leaves when it keeps
     no shard. New index shards get positions after the entry.
 
     Args:
         view: the newest view.
-        members: see `Members`.
+        members: the nodes that the cluster is to have.
         position: the position of the entry.
         replicas_of: all replicas of a shard now.
         writer_of: the writer of a shard according to the earlier entries; 0: none.
-        sequencers: of the following view; they change one at a time (decision 0053). None: those of
-            `view`.
+        sequencers: they change one at a time (decision 0053); None: those of `view`.
+        finalize: shards that get no further records.
+        rebalanced: see `View`; the greatest number counts.
 
     Raises:
         ConfigError: no cluster can run with these members.
@@ -282,13 +301,10 @@ def view_with(
         return view
     if not members.engines:
         raise ConfigError("A cluster needs a compute node.")
-    used = {node for shard in view.shards for node in replicas_of(shard)}
-    storage_nodes = {*members.storage_nodes, *used}
-    zones = view.zones | members.zones
-    shards = _shards_with(view, members, zones, writer_of)
-    retired = view.index_shards[len(members.index_shards) :]
-    active = tuple(range(len(members.index_shards)))
-    eras = _eras_with(view.eras, active, position + 1)
+    storage_nodes = {*members.storage_nodes}.union(*map(replicas_of, view.shards))
+    shards = _shards_with(view, members, finalize, writer_of)
+    index_shards = members.index_shards + view.index_shards[len(members.index_shards) :]
+    eras = _eras_with(view.eras, tuple(range(len(members.index_shards))), position + 1)
     at_first = {node for placed in shards.values() for node in placed.replicas}
     following = msgspec.structs.replace(
         view,
@@ -298,17 +314,23 @@ def view_with(
         spares=tuple(sorted(storage_nodes - at_first)),
         left=tuple(sorted(at_first - storage_nodes)),
         engines=members.engines,
-        index_shards=members.index_shards + retired,
+        index_shards=index_shards,
         index_eras=eras if len(eras) > 1 else view.index_eras,
         aggregators=members.aggregators,
         homes=_homes_with(view.conditional_homes, members.engines),
         members_version=members.version,
+        rebalanced=max(view.rebalanced, rebalanced),
     )
-    there = set(following.nodes)
-    zones = {node: zone for node, zone in zones.items() if node in there}
-    following = msgspec.structs.replace(following, zones=zones)
-    following.check()
+    following = _in_zones(following, view.zones | members.zones)
     return view if _has_same_nodes(view, following) else following
+
+
+def _in_zones(view: View, zones: Mapping[NodeId, str]) -> View:
+    """Return the view with the zones of its nodes, checked."""
+    there = {node: zones[node] for node in view.nodes if node in zones}
+    view = msgspec.structs.replace(view, zones=there)
+    view.check()
+    return view
 
 
 def _eras_with(
@@ -327,7 +349,8 @@ def _has_same_nodes(view: View, following: View) -> bool:
         and (view.engines, view.storage_nodes) == (following.engines, following.storage_nodes)
         and (view.index_shards, view.eras) == (following.index_shards, following.eras)
         and (view.aggregators, view.sequencers) == (following.aggregators, following.sequencers)
-        and view.zones == following.zones
+        and (view.zones, view.shards) == (following.zones, following.shards)
+        and view.rebalanced == following.rebalanced
     )
 
 
@@ -348,26 +371,45 @@ def _homes_with(homes: tuple[NodeId, ...], engines: tuple[NodeId, ...]) -> tuple
     return tuple(following)
 
 
+def _shards_ended(
+    view: View,
+    engines: tuple[NodeId, ...],
+    finalize: Collection[ShardId],
+    writer_of: Callable[[ShardId], Epoch],
+) -> dict[ShardId, ShardPlacement]:
+    """Return the shards of a view; those of nodes other than `engines`, and those to finalize, have
+    no writer.
+    """
+    shards: dict[ShardId, ShardPlacement] = {}
+    for shard, placed in view.shards.items():
+        ends = shard in finalize and not placed.finalized
+        if placed.writer != NO_WRITER and (ends or placed.writer not in engines):
+            shards[shard] = ShardPlacement(placed.replicas, NO_WRITER, writer_of(shard), ends)
+        elif ends:
+            shards[shard] = msgspec.structs.replace(placed, finalized=True)
+        else:
+            shards[shard] = placed
+    return shards
+
+
 def _shards_with(
     view: View,
     members: Members,
-    zones: Mapping[NodeId, str],
+    finalize: Collection[ShardId],
     writer_of: Callable[[ShardId], Epoch],
 ) -> dict[ShardId, ShardPlacement]:
-    """Return the shards of a view, so that each of the engines of `members` writes one.
+    """Return the shards of a view, so that each of the engines of `members` writes one. Those whose
+    shard is finalized get shards that had no writer before: their epochs are not new.
 
     New shards are placed on their storage nodes. The first replicas of all other shards stay in the
     view: a node that starts with it may replay entries that are older than the moves of a shard.
     """
-    shards = {
-        shard: placed
-        if placed.writer in members.engines or placed.writer == NO_WRITER
-        else ShardPlacement(placed.replicas, NO_WRITER, writer_of(shard))
-        for shard, placed in view.shards.items()
-    }
+    shards = _shards_ended(view, members.engines, finalize, writer_of)
+    zones = view.zones | members.zones
     for engine in members.engines:
         if all(placed.writer != engine for placed in shards.values()):
-            shard, placed = _shard_for_new(shards, members.storage_nodes, zones)
+            reused = view.shard_written_by(engine) is None
+            shard, placed = _shard_for_new(shards, members.storage_nodes, zones, reused=reused)
             shards[shard] = msgspec.structs.replace(placed, writer=engine)
     return shards
 
@@ -376,11 +418,17 @@ def _shard_for_new(
     shards: dict[ShardId, ShardPlacement],
     storage_nodes: tuple[NodeId, ...],
     zones: Mapping[NodeId, str],
+    *,
+    reused: bool,
 ) -> tuple[ShardId, ShardPlacement]:
-    """Return the shard of a new compute node: one without writer, or a new one."""
+    """Return the shard of a new compute node: one without writer if it may be `reused`, or a new
+    one.
+    """
     for shard, placed in sorted(shards.items()):
-        if placed.writer == NO_WRITER:
+        if reused and placed.writer == NO_WRITER and not placed.finalized:
             return shard, placed
+    if (new := max(shards) + 1) >= SHARDS_MAX:
+        raise ConfigError(f"A cluster can have {SHARDS_MAX:,} shards, and has had all of them.")
     load = dict.fromkeys(storage_nodes, 0)
     for placed in shards.values():
         for node in placed.replicas:
@@ -390,7 +438,26 @@ def _shard_for_new(
     chosen = spread_over_zones(candidates, copies, zones)
     if len(chosen) < copies:
         raise ConfigError(f"{copies} replicas need as many storage nodes; there are {len(chosen)}.")
-    return ShardId(max(shards) + 1), ShardPlacement(chosen, NO_WRITER)
+    return ShardId(new), ShardPlacement(chosen, NO_WRITER)
+
+
+def with_finalized_shards(view: View, shards: Iterable[ShardId]) -> View:
+    """Return a first view that also has these shards. Those that it lacks are finalized."""
+    copies = max(len(placed.replicas) for placed in view.shards.values())
+    nodes = view.storage_nodes
+    added = {
+        shard: ShardPlacement(
+            spread_over_zones(_from(nodes, shard), copies, view.zones), NO_WRITER, finalized=True
+        )
+        for shard in shards
+        if shard not in view.shards
+    }
+    used = {node for placed in added.values() for node in placed.replicas}
+    return msgspec.structs.replace(
+        view,
+        shards=view.shards | added,
+        spares=tuple(node for node in view.spares if node not in used),
+    )
 
 
 def with_storage_nodes_of(view: View, wanted: View) -> View:

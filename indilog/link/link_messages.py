@@ -22,7 +22,7 @@ import msgspec
 from indilog.base import errors
 from indilog.base.deployed import AppInfo
 from indilog.base.errors import CallOutcomeUnknownError, IndilogError, NotReadyError
-from indilog.base.ids import MetalogPosition, SeqNum, UserTag
+from indilog.base.ids import MetalogPosition, SeqNum, ShardId, UserTag
 from indilog.base.log import (
     BATCH_RECORDS_LIMIT,
     BATCH_TAGS_LIMIT,
@@ -262,6 +262,17 @@ class LogPlaces(_Message, frozen=True):
     end: SeqNum
 
 
+class LogShard(_Message, frozen=True):
+    """client → compute node: the shard that this compute node writes; answered by `ShardFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+
+
 class LogSetAux(_Message, frozen=True):
     """worker, client → compute node: keep `aux` beside a record; answered by `Done`.
 
@@ -434,6 +445,17 @@ class PlacesAre(_Message, frozen=True):
     spans: tuple[PlacedSpan, ...]
 
 
+class ShardFound(_Message, frozen=True):
+    """compute node → client: the shard that this compute node writes; none: it has none now.
+
+    Lost: the asker gets a `NotReadyError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    shard: ShardId | None
+
+
 class TimeIs(_Message, frozen=True):
     """compute node → worker, client: the time of the log, seconds since 1970 by the
     primary's clock.
@@ -528,7 +550,8 @@ class InvocationFound(_Message, frozen=True):
 
 LogQuestion: TypeAlias = (
     LogAppend | LogAppendBatch | LogRead | LogReadNext | LogReadPrev | LogReadRange | LogTail
-    | LogNow | LogSetAux | LogFindTime | LogPlaces | LogTrim | LogSetRetention | LogRetention
+    | LogNow | LogSetAux | LogFindTime | LogPlaces | LogShard | LogTrim | LogSetRetention
+    | LogRetention
 )  # fmt: skip
 Question: TypeAlias = (
     LogQuestion | CallFunction | SendFunction | AskInvocation | CancelInvocation
@@ -544,8 +567,8 @@ before it decodes the items. So these limits bound the time to decode a message.
 """
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesChanged
 Answer: TypeAlias = (
-    Appended | RecordsFound | TailFound | PlacesAre | TimeIs | RetentionFound | Done | Returned
-    | Accepted | InvocationFound | Loaded | Deployed | Undeployed | Failed
+    Appended | RecordsFound | TailFound | PlacesAre | ShardFound | TimeIs | RetentionFound | Done
+    | Returned | Accepted | InvocationFound | Loaded | Deployed | Undeployed | Failed
 )  # fmt: skip
 LinkMessage: TypeAlias = Question | Greeting | Answer
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError, TooLargeError
-from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag, log_tag, tag_columns
+from indilog.base.ids import MAX_SEQNUM, SeqNum, ShardId, UserTag, log_tag, tag_columns
 from indilog.base.log import (
     BATCH_RECORDS_LIMIT,
     BATCH_TAGS_LIMIT,
@@ -48,12 +48,14 @@ from indilog.link.link_messages import (
     LogReadPrev,
     LogReadRange,
     LogSetAux,
+    LogShard,
     LogTail,
     LogTrim,
     PlacesAre,
     Question,
     RecordsFound,
     RecordValue,
+    ShardFound,
     TailFound,
     TimeIs,
     error_from,
@@ -200,6 +202,11 @@ class RemoteLog(Log):
         """
         question = LogPlaces(self.name, self._session.position, start, end)
         return _expected(PlacesAre, await self._read(question)).spans
+
+    async def shard(self) -> ShardId | None:
+        """Return the shard that the compute node at the other end writes; None: it has none now."""
+        question = LogShard(self.name, self._session.position)
+        return _expected(ShardFound, await self._read(question)).shard
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
         """Delete the records below `until` (`Log.trim`)."""

@@ -33,7 +33,7 @@ from indilog.kernel.metalog import (
     Trim,
 )
 from indilog.kernel.placement import Placement
-from indilog.kernel.view import Members, View, view_with
+from indilog.kernel.view import NO_WRITER, Members, View, view_with
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import MetalogBase, MetalogCovered
@@ -56,6 +56,7 @@ from indilog.wire.sequencer_messages import (
 )
 from indilog.wire.tag_messages import TrimWanted
 from indilog_ordering.entry_clock import EntryClock
+from indilog_ordering.finalization import Finalizations
 from indilog_ordering.leader import Leader
 from indilog_ordering.progress import Reports
 from indilog_ordering.replacement import Replacements
@@ -91,6 +92,8 @@ class Primary:
         self._node = node
         self._epoch = epoch
         self._leader = leader
+        self._cut_interval_s = config.cluster.cut_interval_s
+        self._cut_at = Instant(now - self._cut_interval_s)  # of the newest cut
         self._merged_by_masters = config.cluster.aggregation == "master-slave"
         self._page_entries = config.node.ordering.metalog_entries_in_flight_max
         self._page_bytes = config.node.messages.page_bytes_max
@@ -110,11 +113,11 @@ class Primary:
         self._placement = Placement(view)
         """The replicas of each shard according to all entries, committed or not."""
         self._placement.restore(proposed.replicas, proposed.view)
-        view = self._placement.view
-        self._set_readers(view)
+        self._set_readers(view := self._placement.view)
         self._disk_full_notifier = DiskFullNotifier(view.engines)
         self._leaving: dict[NodeId, MetalogPosition] = {}
         """Readers that have left, with the position of the entry that they must still receive."""
+        self._finalizations = Finalizations(self._placement)
         self._members: Members | None = None
         """The nodes that the cluster should have; None: no change is wanted."""
         self._view_is_due = False
@@ -219,9 +222,11 @@ class Primary:
         effects = self._publish()
         if self._tails:
             effects += self._answer_tails()
-        if self._reports.changed:
+        views_due = self._members is not None and self._may_propose_view(now)
+        # Before a view ends a shard, what was reported of the shard is ordered.
+        if self._reports.changed and (views_due or self._cut_is_due(now)):
             effects += self._propose()
-        if self._members is not None and (self._view_is_due or self._next_sequencers is not None):
+        if self._members is not None and views_due:
             effects += self._propose_view(self._members, now)
         if self._placement.view.moves_shards and self._replacements.is_due(now):
             effects += self._propose_replicas(now)
@@ -234,13 +239,19 @@ class Primary:
         return effects
 
     def deadline(self) -> Instant | None:
-        """When to repeat a disk-full notification, or a storage node may be lost."""
+        """When to repeat a disk-full notification or propose the next cut, or a storage node may be
+        lost.
+        """
         due = self._disk_full_notifier.deadline()
+        if self._cut_interval_s and self._reports.changed and self._leader.has_room:
+            cut = Instant(self._cut_at + self._cut_interval_s)
+            due = cut if due is None else min(due, cut)
         moves = self._placement.view.moves_shards
         if not (moves and self._leader.settled and self._leader.has_room):
             return due
         lost = self._replacements.deadline()
-        return lost if due is None else min(lost, due)
+        dues = (due, lost, self._finalizations.deadline())
+        return min(due for due in dues if due is not None)
 
     def on_space_changed(self, *, full: bool, now: Instant) -> None:
         """Notify engines whether this disk has room; entries continue, because they need little."""
@@ -413,7 +424,14 @@ class Primary:
                 self._cut[shard] = progress
         if not counts:
             return []
+        self._cut_at = self._now
+        if self._finalizations:
+            self._finalizations.note_cut(len(self._metalog))
         return [self._cut_entry(counts, self._clock.now_us)]
+
+    def _cut_is_due(self, now: Instant) -> bool:
+        """Whether the cut interval has passed, or the clock was set back."""
+        return not 0 <= now - self._cut_at < self._cut_interval_s
 
     def _cut_entry(self, counts: dict[ShardId, int], time_us: int) -> Effect:
         """Propose an entry that orders these records."""
@@ -442,6 +460,8 @@ class Primary:
         if not self._leader.has_room:
             return []
         wanted = self._replacements.wanted(now)
+        if self._replacements.rebalanced:
+            self._view_is_due = True
         if not wanted:
             return []
         position, number, epoch = len(self._metalog), self._placement.view.number, self._epoch
@@ -453,8 +473,21 @@ class Primary:
     def want_members(self, members: Members) -> None:
         """Note the nodes that the cluster should have. Sequencers that are to join get entries."""
         self._members, self._view_is_due = members, True
+        self._follow_wanted(members, self._now)
         if members.version >= self._placement.view.members_version and not self._leader.alone:
             self._leader.invite(members.sequencers)
+
+    def _follow_wanted(self, members: Members, now: Instant) -> None:
+        """Note the shards to finalize, and whether shards are to be rebalanced."""
+        self._finalizations.want(members.finalized, now)
+        rebalances = members.rebalance > self._placement.view.rebalanced
+        self._replacements.set_rebalancing(members.rebalance if rebalances else None)
+
+    def _may_propose_view(self, now: Instant) -> bool:
+        """Whether another view may be possible than when this was checked last."""
+        if self._view_is_due or self._next_sequencers is not None:
+            return True
+        return bool(self._finalizations and self._finalizations.due(self.committed, now))
 
     @property
     def _next_sequencers(self) -> tuple[NodeId, ...] | None:
@@ -493,7 +526,9 @@ class Primary:
                 position,
                 placement.replicas,
                 self._reports.writer,
-                self._next_sequencers,
+                sequencers=self._next_sequencers,
+                finalize=self._finalizations.due(self.committed, now),
+                rebalanced=self._replacements.rebalanced,
             )
         except ConfigError as error:
             return self._refuse_members(members, str(error), now)
@@ -503,11 +538,13 @@ class Primary:
         self._replacements.set_nodes(view.storage_nodes, leaving, now)
         if view is before:
             kept = not members.sequencers or set(members.sequencers) == set(before.sequencers)
-            if kept and not leaving:
+            rebalances = members.rebalance > before.rebalanced
+            if kept and not (leaving or rebalances or self._finalizations):
                 self._members = None
             return []
         placement.install(view)
         self._note_view(before)
+        self._follow_wanted(members, now)
         return [self._leader.append(entry)]
 
     def _refuse_members(self, members: Members, reason: str, now: Instant) -> list[Effect]:
@@ -528,8 +565,22 @@ class Primary:
         }
         self._disk_full_notifier.set_receivers(view.engines)
         self._reports.follow_view({})
+        self._wanted |= self._continued(before)
         nothing = Extent(NO_INCARNATION, 0)
         self._covered = {n: self._covered.get(n, nothing) for n in view.storage_nodes}
+
+    def _continued(self, before: View) -> dict[ShardId, Epoch]:
+        """Return the new shards of compute nodes whose shard of the view `before` was finalized,
+        with their writers: these continue there at once, without asking.
+        """
+        continued: dict[ShardId, Epoch] = {}
+        for shard, placed in self._placement.view.shards.items():
+            old = before.shard_written_by(placed.writer) if placed.writer != NO_WRITER else None
+            if shard in before.shards or old is None:
+                continue
+            if (epoch := self._reports.writer(old)) != NO_INCARNATION:
+                continued[shard] = epoch
+        return continued
 
     def _propose_trim(self) -> list[Effect]:
         """Put all requested trims into one entry."""

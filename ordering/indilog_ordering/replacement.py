@@ -23,6 +23,7 @@ from indilog.kernel.metalog import MOVES_MAX, REPLICAS_MAX
 from indilog.kernel.placement import Placement
 from indilog.kernel.zones import spread_over_zones
 from indilog.wire.replica_messages import StorageAlive
+from indilog_ordering.rebalancing import Rebalancing
 
 _LOOKS: Final = 4
 """Checks of the heartbeats per `storage_lost_s`."""
@@ -64,6 +65,8 @@ class Replacements:
         self._due = self._next_look(now)
         self._ran = now
         """When this node ran last."""
+        self._rebalancing: Rebalancing | None = None
+        """The rebalancing that is under way."""
         self._changed = False
         """Whether a node has come back or completed a shard since the last check."""
 
@@ -87,6 +90,19 @@ class Replacements:
                 node.heartbeat_at = now
             self._leaving = frozenset(leaving)
             self._changed = True
+
+    def set_rebalancing(self, number: int | None) -> None:
+        """Begin a rebalancing, or end the one under way (None)."""
+        if number is None:
+            self._rebalancing = None
+        elif self._rebalancing is None or self._rebalancing.number != number:
+            self._rebalancing, self._changed = Rebalancing(number), True
+
+    @property
+    def rebalanced(self) -> int:
+        """The number of the rebalancing that has just become complete; 0: none has."""
+        one = self._rebalancing
+        return one.number if one is not None and one.is_complete else 0
 
     def _next_look(self, now: Instant) -> Instant:
         """Return when to run next even without messages: `note_time` would otherwise regard a time
@@ -147,7 +163,28 @@ class Replacements:
                 found[shard] = replicas
                 for node in replicas:
                     load[node] = load.get(node, 0) + (node not in before)
+        if self._rebalancing is not None and not found and self._is_settled(now):
+            found = self._rebalancing.moves(self._placement, self._movable(now))
         return found
+
+    def _is_settled(self, now: Instant) -> bool:
+        """Whether no shard is being copied, and none has a lost or leaving replica."""
+        return all(
+            not (self._is_lost(node, now) or node in self._leaving)
+            for shard in self._placement.shards
+            for node in self._placement.replicas(shard)
+        ) and all(
+            self._placement.replicas(shard) == self._placement.counting(shard)
+            for shard in self._placement.shards
+        )
+
+    def _movable(self, now: Instant) -> dict[NodeId, MetalogPosition]:
+        """Return the storage nodes that may get shards, and how many entries they have applied."""
+        return {
+            node: state.position
+            for node, state in self._nodes.items()
+            if state.has_room and node not in self._leaving and not self._is_lost(node, now)
+        }
 
     def _replicas(
         self, shard: ShardId, load: Mapping[NodeId, int], now: Instant

@@ -6,21 +6,25 @@ import asyncio
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from indilog.base.errors import IndilogError
-from indilog.base.ids import NodeId
+from indilog.base.ids import NodeId, ShardId
 from indilog.client import Client
-from indilog.config import Config
+from indilog.config import Config, node_config
+from indilog.kernel.view import View
 from indilog.testing.simulation import SimulatedCluster
 from indilog.testing.simulation.cluster import SMALL
+from indilog_compute.shard_writer import ShardWriter
 
 LOG = "orders"
 JOINING = NodeId("engine-1")
 WITHIN_S = 30.0
 CALLS = 40
+RECORDS = 1200
 
 
 @pytest.fixture
@@ -128,3 +132,108 @@ def test_an_append_whose_shard_is_finalized_is_in_the_log_at_most_once(
         assert 0 < len(acknowledged) < len(outcomes) == CALLS * 20
         assert acknowledged <= found.keys()
         assert set(found.values()) == {1}
+
+
+def finalize(cluster: SimulatedCluster, shard: ShardId, cuts: int) -> None:
+    version = cluster.members.version + 1
+    finalized = {**cluster.members.finalized, shard: cuts}
+    cluster.want_members(
+        msgspec.structs.replace(cluster.members, finalized=finalized, version=version)
+    )
+
+
+def written_by(cluster: SimulatedCluster, node: NodeId) -> ShardId | None:
+    """Return the shard that a compute node writes, as it knows it."""
+    view: View = cluster.process_of(node).logs[node].engine.placement.view
+    return view.shard_written_by(node)
+
+
+@pytest.mark.parametrize("cuts", [0, 10])
+def test_other_shards_do_not_notice_that_a_shard_is_finalized(
+    cluster: SimulatedCluster, cuts: int
+) -> None:
+    """A12: the compute node of the finalized shard continues on a new one, and the other compute
+    node appends as before.
+    """
+    with cluster:
+        world = cluster.world
+        first = cluster.view.engines[0]
+        cluster.add_process((JOINING,))
+        set_engines(cluster, first, JOINING)
+        world.run_until(cluster.ready, WITHIN_S)
+        other, own = Appender(cluster, first), Appender(cluster, JOINING)
+        world.run_for(0.5)
+        before = other.longest_pause_s(world.now_s - 0.4)
+        began, old = world.now_s, written_by(cluster, JOINING)
+        assert old is not None
+        finalize(cluster, old, cuts)
+        world.run_until(lambda: written_by(cluster, JOINING) != old, WITHIN_S)
+        world.run_for(0.5)
+        assert written_by(cluster, first) == ShardId(0)
+        assert other.longest_pause_s(began) <= 2 * before
+        assert not own.task.done(), "no append failed"
+        assert own.longest_pause_s(began) <= 4 * before, "two commits more than one append"
+
+
+@pytest.fixture
+def small_batches() -> SimulatedCluster:
+    """Under load, batches wait to be sent."""
+    wanted = dataclasses.replace(SMALL.cluster, sequencers=3, storage_nodes=3, replicas=2)
+    node = node_config(SMALL.node, frames_in_flight_max=2, frame_records_max=3)
+    return SimulatedCluster("joins", Config(cluster=wanted, node=node))
+
+
+@pytest.mark.parametrize("cuts", [0, 3])
+def test_unordered_records_of_a_finalized_shard_are_resent_exactly_once(
+    small_batches: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, cuts: int
+) -> None:
+    """A12: every append succeeds, and its record is in the log once, in the order of the calls."""
+    resent: list[int] = []
+    continue_on = ShardWriter.continue_on
+
+    def counted(writer: ShardWriter, shard: ShardId, replicas: Sequence[NodeId]) -> None:
+        resent.append(len(writer._in_flight))
+        continue_on(writer, shard, replicas)
+
+    monkeypatch.setattr(ShardWriter, "continue_on", counted)
+    cluster = small_batches
+    with cluster:
+        world = cluster.world
+        world.run_until(cluster.ready, WITHIN_S)
+        node = cluster.view.engines[0]
+        process = cluster.process_of(node)
+        log = Client(process.logs[node]).log(LOG)
+        seqnums: dict[bytes, int] = {}
+        shards = set()
+
+        async def append(data: bytes) -> None:
+            seqnums[data] = await log.append(data)
+
+        async def appends() -> None:
+            calls = []
+            for number in range(RECORDS):
+                if number % 250 == 100:
+                    shard = written_by(cluster, node)
+                    assert shard is not None
+                    shards.add(shard)
+                    finalize(cluster, shard, cuts)
+                calls.append(asyncio.ensure_future(append(b"%d" % number)))
+                await asyncio.sleep(0.0002)
+            await asyncio.gather(*calls)
+
+        task = cluster.call(process, appends)
+        world.run_until(task.done, WITHIN_S)
+        task.result()
+        world.run_until(lambda: written_by(cluster, node) not in shards, WITHIN_S)
+
+        async def read(client: Client) -> list[tuple[bytes, int]]:
+            found: list[tuple[bytes, int]] = []
+            while records := await client.log(LOG).read_range(bound=len(found), limit=500):
+                found += [(record.data, record.seqnum) for record in records]
+            return found
+
+        found = cluster.run(read)
+        assert Counter(found) == Counter(seqnums.items())
+        assert [int(data) for data, _ in found] == list(range(RECORDS))
+        assert len(shards) >= 3
+        assert sum(resent) > 0

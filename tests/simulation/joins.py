@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from indilog.base.ids import Epoch, NodeId
+from indilog.base.ids import Epoch, NodeId, ShardId
 from indilog.kernel.view import Members, View
 from indilog.testing.simulation import SimulatedCluster
 from tests.simulation.history import Violation
@@ -23,6 +23,13 @@ _SEQUENCERS_MAX: Final = 5
 _SEQUENCERS_SHARE: Final = 0.6
 """The share of runs with joins in which sequencers join and leave as well."""
 _INDEX_SHARDS_MAX: Final = 5
+_REBALANCE_SHARE: Final = 0.3
+"""The share of rebalancings among these changes."""
+_FINALIZE_SHARE: Final = 0.6
+"""The share of runs with joins in which shards are finalized."""
+_SHARDS_MAX: Final = 12
+_GRACES: Final = (0, 0, 1, 10, 200)
+"""Cuts of grace."""
 _MEMBERS_WITHIN_S: Final = 60.0
 
 
@@ -38,16 +45,19 @@ class Joins(RandomEvents):
         self._left: list[NodeId] = []
         """Compute nodes that have left, and may join again with an empty disk."""
         self._sequencers = _SequencerJoins(self, cluster, injected)
+        self._finalized = _FinalizedShards(self, cluster, injected)
         joins = len(cluster.view.sequencers) > 1 and self._chance.random() < _SHARE
         mean_s = self._chance.choice(_MEAN_S)
         if joins:
             self._begin(mean_s)
             self._sequencers.begin(mean_s)
+            self._finalized.begin(mean_s)
 
     def end(self) -> None:
         """Change nothing more."""
         super().end()
         self._sequencers.end()
+        self._finalized.end()
 
     def _happen(self) -> None:
         change = self._chance.choice((self._engines, self._storage, self._index_shards))
@@ -159,6 +169,10 @@ class Joins(RandomEvents):
         wanted, found = cluster.members, view.members
         if wanted.version != found.version or set(wanted.nodes) != set(found.nodes):
             return f"{wanted} are wanted, there are {found}"
+        if wanted.finalized.keys() != found.finalized.keys():
+            return f"{wanted.finalized} are to be finalized, and {found.finalized} are"
+        if wanted.rebalance != found.rebalance:
+            return f"rebalancing {wanted.rebalance} is wanted, {found.rebalance} is complete"
         return None
 
 
@@ -193,6 +207,32 @@ class _SequencerJoins(RandomEvents):
         return _with(members, sequencers=tuple(node for node in nodes if node != gone))
 
 
+class _FinalizedShards(RandomEvents):
+    """Shards get no further records, after some cuts or at once; or shards are rebalanced."""
+
+    def __init__(self, joins: Joins, cluster: SimulatedCluster, injected: dict[str, int]) -> None:
+        super().__init__(cluster, injected, "finalized shards")
+        self._joins = joins
+        self._finalizes = self._chance.random() < _FINALIZE_SHARE
+
+    def begin(self, mean_s: float) -> None:
+        """Begin, if shards are finalized in this run."""
+        if self._finalizes:
+            self._begin(mean_s)
+
+    def _happen(self) -> None:
+        members, view = self._cluster.members, self._cluster.stored_view
+        if self._chance.random() < _REBALANCE_SHARE:
+            rebalanced = _with(members, rebalance=members.rebalance + 1)
+            self._joins.want("rebalance", rebalanced)
+            return
+        live = [shard for shard in view.shards if shard not in members.finalized]
+        if live and len(view.shards) < _SHARDS_MAX:
+            shard = self._chance.choice(live)
+            cuts = self._chance.choice(_GRACES)
+            self._joins.want("finalize", _with(members, finalized={shard: cuts}))
+
+
 def _installed(cluster: SimulatedCluster) -> View | None:
     """Return the view of the committed entries of the primary; None: there is no primary."""
     if (sequencer := leading(cluster)) is None:
@@ -207,6 +247,8 @@ def _with(
     storage_nodes: tuple[NodeId, ...] | None = None,
     index_shards: tuple[tuple[NodeId, ...], ...] | None = None,
     sequencers: tuple[NodeId, ...] | None = None,
+    finalized: dict[ShardId, int] | None = None,
+    rebalance: int = 0,
 ) -> Members:
     return Members(
         engines or members.engines,
@@ -215,4 +257,7 @@ def _with(
         members.aggregators,
         members.version + 1,
         sequencers or members.sequencers,
+        members.zones,
+        {**members.finalized, **(finalized or {})},
+        rebalance or members.rebalance,
     )

@@ -158,6 +158,15 @@ class ClusterMembers(Protocol):
     async def drain(self, node: str) -> dict[str, Any]:
         """Let one compute node or storage node leave."""
 
+    async def finalize(self, shard: int, cuts: int) -> dict[str, Any]:
+        """Let a shard get no further records after so many committed cuts."""
+
+    async def rebalance(self) -> dict[str, Any]:
+        """Let the replicas of shards be spread evenly over storage nodes and zones."""
+
+    async def replace(self, name: str) -> dict[str, Any]:
+        """Let other nodes take the place of a process that is gone permanently."""
+
 
 class CountsIn(pydantic.BaseModel):
     """How many nodes the cluster is to have; a number that is left out stays as it is."""
@@ -170,6 +179,14 @@ class CountsIn(pydantic.BaseModel):
     index_shards: int | None = None
     index_replicas: int | None = None
     aggregators: int | None = None
+
+
+class FinalizeIn(pydantic.BaseModel):
+    """After how many committed cuts a shard gets no further records; 0: at once."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    cuts: int = pydantic.Field(default=10, ge=0, le=1_000_000)
 
 
 class OneProcess:
@@ -187,6 +204,18 @@ class OneProcess:
         """Refuse."""
         raise self._refusal()
 
+    async def finalize(self, _shard: int, _cuts: int) -> dict[str, Any]:
+        """Refuse."""
+        raise self._refusal()
+
+    async def rebalance(self) -> dict[str, Any]:
+        """Refuse."""
+        raise self._refusal()
+
+    async def replace(self, _name: str) -> dict[str, Any]:
+        """Refuse."""
+        raise self._refusal()
+
     def _refusal(self) -> ConfigError:
         return ConfigError(
             "This platform runs in one process, so its nodes cannot change while it runs; a new "
@@ -194,12 +223,10 @@ class OneProcess:
         )
 
 
-_COUNTS_BODY: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": CountsIn.model_json_schema()}},
-    }
-}
+def _body_of(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """Return what the description of a route says of its body."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def members_router(members: ClusterMembers) -> APIRouter:
@@ -213,7 +240,7 @@ def members_router(members: ClusterMembers) -> APIRouter:
         """
         return await members.state()
 
-    @router.put("/cluster/members", openapi_extra=_COUNTS_BODY)
+    @router.put("/cluster/members", openapi_extra=_body_of(CountsIn))
     async def scale(request: Request) -> dict[str, Any]:
         """Change how many nodes the running cluster is to have. Numbers that are left out stay.
 
@@ -232,5 +259,33 @@ def members_router(members: ClusterMembers) -> APIRouter:
         records. Repeating the request is harmless while the node leaves.
         """
         return await members.drain(node)
+
+    @router.post("/cluster/shards/{shard}/finalize", openapi_extra=_body_of(FinalizeIn))
+    async def finalize(shard: int, request: Request) -> dict[str, Any]:
+        """Let a shard get no further records after `cuts` committed cuts, at most 5 s later.
+
+        The answer comes at once. The compute node of the shard then continues on a new shard.
+        Repeating the request is harmless; with 0 cuts it ends the grace.
+        """
+        body = await body_of(request, _BODY_BYTES_MAX)
+        given = parse_json(FinalizeIn, body, not_done="Nothing was changed")
+        return await members.finalize(shard, given.cuts)
+
+    @router.post("/cluster/members/{node}/replace")
+    async def replace(node: str) -> dict[str, Any]:
+        """Let other nodes take the place of those of a process that is gone permanently.
+
+        The answer comes at once. The process is ended if it runs, and not started again.
+        """
+        return await members.replace(node)
+
+    @router.post("/cluster/rebalance")
+    async def rebalance() -> dict[str, Any]:
+        """Let the replicas of shards be spread evenly over storage nodes and zones.
+
+        The answer comes at once; records are then copied, at most `repair_bytes_per_s` at each
+        node. Repeating the request is harmless.
+        """
+        return await members.rebalance()
 
     return router

@@ -560,6 +560,7 @@ def status_of(
                 "writer": logs.engine.placement.writer(shard),
                 "replicas": list(logs.engine.placement.replicas(shard)),
                 "counting": list(logs.engine.placement.counting(shard)),
+                "finalized": logs.engine.placement.is_finalized(shard),
             }
             for shard in view.shards
         },

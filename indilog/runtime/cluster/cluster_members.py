@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from indilog.base.errors import ConfigError, IndilogError, NotReadyError
-from indilog.base.ids import NodeId
+from indilog.base.ids import NodeId, ShardId
 from indilog.config import Config
 from indilog.kernel.view import Members, View
 from indilog.runtime.cluster.cluster_state import (
@@ -34,6 +34,8 @@ from indilog.runtime.cluster.membership import (
     same_members,
     scaled,
     state_of,
+    with_finalized,
+    with_rebalancing,
     without,
 )
 from indilog.runtime.cluster.processes import (
@@ -42,7 +44,9 @@ from indilog.runtime.cluster.processes import (
     check_leave_together,
     decode_processes,
     with_processes,
+    with_replacement,
     without_process,
+    without_wanted,
     zones_in_turn,
 )
 from indilog.runtime.metadata.store import MetadataStore, Written
@@ -190,6 +194,41 @@ class ClusterMembers:
 
         return await self.change(left)
 
+    async def finalize(self, shard: int, cuts: int) -> dict[str, Any]:
+        """Let a shard get no further records after so many committed cuts; return the state of the
+        cluster.
+
+        Raises:
+            ConfigError: there is no such shard, or the cluster cannot change; nothing was changed.
+        """
+
+        def ended(members: Members, view: View, processes: Processes) -> tuple[Members, Processes]:
+            return with_finalized(members, view, ShardId(shard), cuts), processes
+
+        return await self.change(ended)
+
+    async def rebalance(self) -> dict[str, Any]:
+        """Let the replicas of shards be spread evenly over storage nodes and zones; return the
+        state of the cluster.
+
+        Raises:
+            ConfigError: the cluster cannot change; nothing was changed.
+        """
+
+        def spread(members: Members, view: View, processes: Processes) -> tuple[Members, Processes]:
+            return with_rebalancing(members, view), processes
+
+        return await self.change(spread)
+
+    async def replace(self, name: str) -> dict[str, Any]:
+        """Let other nodes take the place of those of a process that is gone permanently; return the
+        state of the cluster.
+
+        Raises:
+            ConfigError: there is no such process, or it cannot be replaced; nothing was changed.
+        """
+        return await self.change(partial(with_replacement, name=name))
+
     def _zones(self, members: Members, processes: Processes) -> dict[NodeId, str]:
         """Return the zones of the nodes that the configuration of this process names."""
         return zones_in_turn(members.nodes, processes, self._config.node.zones)
@@ -201,18 +240,20 @@ class ClusterMembers:
             before = await self.store.get(PROCESSES_KEY)
             processes = Processes() if before is None else decode_processes(before.value)
             changed, spread = change(wanted.members, wanted.view, processes)
+            spread = without_wanted(spread, changed)
             if len(wanted.view.sequencers) > 1:
                 changed = in_zones(changed, wanted.view, self._zones(changed, spread))
             if spread != processes:
                 # First, so that the supervisor knows the process of the new nodes. If the members
                 # are not changed after it, no node uses it.
-                assert before is not None, "only shared processes change"
+                version = 0 if before is None else before.version
                 outcome = await self.store.compare_and_set(
-                    PROCESSES_KEY, msgspec.json.encode(spread), expected_version=before.version
+                    PROCESSES_KEY, msgspec.json.encode(spread), expected_version=version
                 )
                 if not isinstance(outcome, Written):
                     continue
-            if same_members(changed, wanted.members):
+            same_graces = changed.finalized == wanted.members.finalized
+            if same_graces and same_members(changed, wanted.members):
                 return await self.state()
             outcome = await self.store.compare_and_set(
                 MEMBERS_KEY, msgspec.json.encode(changed), expected_version=wanted.members_version

@@ -21,13 +21,14 @@ import structlog
 import uvloop
 
 from indilog.base.errors import ConfigError, NotReadyError
-from indilog.base.ids import Epoch, MetalogPosition, NodeId
+from indilog.base.ids import Epoch, MetalogPosition, NodeId, ShardId
 from indilog.config import Config
 from indilog.kernel.metalog import NewView, decode_entry
 from indilog.kernel.view import (
     Members,
     View,
     view_of,
+    with_finalized_shards,
     with_index_tier_of,
     with_storage_nodes_of,
 )
@@ -91,11 +92,14 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
     return following
 
 
-def make_metadata(config: Config, arrangement: Arrangement, epoch: Epoch) -> View:
+def make_metadata(
+    config: Config, arrangement: Arrangement, epoch: Epoch, shards: Iterable[ShardId] = ()
+) -> View:
     """Write the metadata file of a new data directory, whose journals another program writes
     (decision 0045); return the view of its platform.
 
-    Every epoch that the platform takes is greater than `epoch`.
+    Those of `shards` that none of its compute nodes writes are finalized. Every epoch that the
+    platform takes is greater than `epoch`.
 
     Raises:
         DataDirectoryError: the directory cannot be used.
@@ -105,7 +109,10 @@ def make_metadata(config: Config, arrangement: Arrangement, epoch: Epoch) -> Vie
         async with opened_metadata(config.node) as metadata:
             await claim_arrangement(metadata.store, arrangement)
             metadata.file.raise_sequence(EPOCH_KEY, epoch)
-            return await view_in(metadata.store, config, arrangement)
+            view = await view_in(metadata.store, config, arrangement)
+            view = with_finalized_shards(view, shards)
+            metadata.file.replace(VIEW_KEY, msgspec.json.encode(view))
+            return view
 
     return uvloop.run(made())
 
@@ -150,6 +157,8 @@ async def _reconfigure(
             version=next_version(asked, view),
             sequencers=asked.sequencers,
             zones=asked.zones,
+            finalized=asked.finalized,
+            rebalance=asked.rebalance,
         )
         await _set(store, MEMBERS_KEY, msgspec.json.encode(changed), members.version)
     return view

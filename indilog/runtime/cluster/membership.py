@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from indilog.base.errors import ConfigError
-from indilog.base.ids import NodeId
+from indilog.base.ids import NodeId, ShardId
 from indilog.config import Config
 from indilog.kernel.view import NODES_MAX, Members, View
 
@@ -54,9 +54,13 @@ def number_of(node: NodeId) -> int:
 
 
 def same_members(one: Members, other: Members) -> bool:
-    """Whether two clusters have the same nodes, in any order, in the same zones."""
+    """Whether two clusters have the same nodes, in any order, in the same zones, with the
+    same finalized shards and rebalancing.
+    """
     differs = set(one.sequencers) != set(other.sequencers)
     if differs and one.sequencers and other.sequencers:
+        return False
+    if one.finalized.keys() != other.finalized.keys() or one.rebalance != other.rebalance:
         return False
     there = {*one.nodes}
     if any(one.zones.get(node) != other.zones.get(node) for node in there):
@@ -107,6 +111,8 @@ def scaled(members: Members, view: View, counts: Counts, config: Config) -> Memb
         aggregators=_aggregators(members, counts.aggregators, config),
         sequencers=members.sequencers,
         zones=members.zones,
+        finalized=members.finalized,
+        rebalance=members.rebalance,
     )
     _check_size(changed, members, view)
     _check_ports(changed.engines, config.node.gateway.port)
@@ -185,6 +191,8 @@ def without_nodes(members: Members, nodes: Collection[NodeId]) -> Members:
         version=members.version,
         sequencers=members.sequencers,
         zones={node: zone for node, zone in members.zones.items() if node not in nodes},
+        finalized=members.finalized,
+        rebalance=members.rebalance,
     )
 
 
@@ -197,6 +205,39 @@ def in_zones(members: Members, view: View, zones: Mapping[NodeId, str]) -> Membe
     if changed == members.zones:
         return members
     return msgspec.structs.replace(members, zones=changed, version=next_version(members, view))
+
+
+def with_finalized(members: Members, view: View, shard: ShardId, cuts: int) -> Members:
+    """Return `members` of a cluster in which a shard gets no further records after so many cuts.
+
+    Raises:
+        ConfigError: there is no such shard, or the cluster cannot change while it runs.
+    """
+    check_can_change(view)
+    if (placed := view.shards.get(shard)) is None:
+        shards = ", ".join(map(str, sorted(view.shards)))
+        raise ConfigError(f"The cluster has no shard {shard}; it has {shards}.")
+    if placed.finalized or members.finalized.get(shard) == cuts:
+        return members
+    finalized = {**members.finalized, shard: cuts}
+    return msgspec.structs.replace(
+        members, finalized=finalized, version=next_version(members, view)
+    )
+
+
+def with_rebalancing(members: Members, view: View) -> Members:
+    """Return `members` of a cluster whose replicas are to be spread evenly; the same if that is
+    wanted and not complete.
+
+    Raises:
+        ConfigError: the cluster cannot change while it runs.
+    """
+    check_can_change(view)
+    if members.rebalance > view.rebalanced:
+        return members
+    return msgspec.structs.replace(
+        members, rebalance=view.rebalanced + 1, version=next_version(members, view)
+    )
 
 
 def missing(members: Members, view: View, started: Members | None) -> list[str]:
@@ -229,6 +270,13 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
         elif node in view.sequencers:
             why = ": sequencers are replaced one at a time"
         sentences.append(f"{node} has not left yet{why}.")
+    sentences += [
+        f"Shard {shard} is not finalized yet."
+        for shard in sorted(members.finalized)
+        if shard in view.shards and not view.shards[shard].finalized
+    ]
+    if members.rebalance > view.rebalanced:
+        sentences.append("Shards are moved to other storage nodes: their records are copied.")
     if not sentences and any(
         members.zones.get(node) != view.zones.get(node) for node in members.nodes
     ):

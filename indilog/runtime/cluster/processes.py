@@ -43,10 +43,12 @@ class Processes(msgspec.Struct, frozen=True):
         count: number of shared processes that there ever were: `node-0` up to the one before
             `node-{count}`. Some may have left.
         shared: the process of each node that shares one.
+        gone: processes that are gone permanently; they are not started again.
     """
 
     count: int = 0
     shared: dict[NodeId, str] = {}
+    gone: tuple[str, ...] = ()
 
     def of(self, node: NodeId) -> str:
         """Return the process of a node."""
@@ -177,7 +179,7 @@ def with_new_process(
         else:
             node = _unused(kind, number, processes, view, members)
         shared[node] = f"node-{number}"
-    return Processes(max(processes.count, number + 1), shared)
+    return Processes(max(processes.count, number + 1), shared, processes.gone)
 
 
 def _unused(kind: Kind, number: int, processes: Processes, view: View, members: Members) -> NodeId:
@@ -192,6 +194,52 @@ def _unused_replica(shard: int, processes: Processes, view: View, members: Membe
     used = {*processes.shared, *needed(view, members)}
     names = (NodeId(f"index-{shard}-{number}") for number in itertools.count())
     return next(name for name in names if name not in used)
+
+
+def with_replacement(
+    members: Members, view: View, processes: Processes, name: str
+) -> tuple[Members, Processes]:
+    """Return `members` with further nodes in place of those of a process that is gone permanently;
+    the same if they leave already.
+
+    Args:
+        members: the nodes that the cluster is to have so far.
+        view: the newest installed view.
+        processes: the processes so far.
+        name: a shared process, or a compute node or storage node with a process of its own.
+
+    Raises:
+        ConfigError: there is no such process, or it cannot be replaced.
+    """
+    check_can_change(view)
+    if name in processes.shared:
+        raise ConfigError(
+            f"{name} shares the process {processes.shared[NodeId(name)]} with other nodes: replace "
+            "that process."
+        )
+    if not processes.nodes_of(name, _wanted(members, view)):
+        known = ", ".join(processes.running(needed(view, members)))
+        raise ConfigError(f"The cluster has no process {name!r}; it has {known}.")
+    if name in processes.shared.values():
+        members, processes = _with_one_more(members, view, processes)
+        members = without_process(members, view, processes, name)
+    else:
+        kind = kind_of(NodeId(name))
+        if kind not in {"storage", "engine"}:
+            raise ConfigError(
+                f"{name} is neither a compute node nor a storage node: it starts again with an "
+                "empty directory, and fetches what it lacks."
+            )
+        other = _unused(kind, 0, processes, view, members)
+        members = without(with_nodes(members, [other]), view, NodeId(name))
+    gone = (*processes.gone, *(() if name in processes.gone else (name,)))
+    return members, msgspec.structs.replace(processes, gone=gone)
+
+
+def without_wanted(processes: Processes, members: Members) -> Processes:
+    """Return the processes; those that run a wanted node are not gone."""
+    gone = tuple(name for name in processes.gone if not processes.nodes_of(name, members.nodes))
+    return msgspec.structs.replace(processes, gone=gone)
 
 
 def _wanted(members: Members, view: View) -> tuple[NodeId, ...]:

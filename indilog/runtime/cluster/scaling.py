@@ -61,6 +61,7 @@ def decided(
     before: View,
     processes: Mapping[str, Sequence[NodeId]],
     drained: Collection[str] = (),
+    gone: Collection[NodeId] = (),
 ) -> Decision:
     """Return which processes to start, to stop and to drain.
 
@@ -70,6 +71,7 @@ def decided(
         before: the view that was installed when this was decided last.
         processes: the running processes, with their nodes.
         drained: those whose gateways have ended.
+        gone: nodes whose processes are gone permanently.
     """
     leaving = leaving_engines(installed, members)
     ending = tuple(
@@ -83,7 +85,9 @@ def decided(
     # ended: a writer needs a greater epoch than the one before.
     waiting = set(members.engines) - set(installed.engines) if ending else set()
     nodes = [
-        node for node in needed(installed, members) if node not in leaving and node not in waiting
+        node
+        for node in needed(installed, members)
+        if node not in leaving and node not in waiting and node not in gone
     ]
     # A compute node that left and is wanted again needs a new incarnation to get a shard. Other
     # nodes of its process are not disturbed unless it is wanted.
@@ -170,7 +174,8 @@ class Scaling:
         known = needed(wanted.view, wanted.members)
         running = {name: self._layout.nodes_of(name, known) for name in self._processes}
         drained = [name for name, process in self._processes.items() if process.is_drained]
-        decision = decided(wanted.members, wanted.view, before, running, drained)
+        gone = [node for node in known if self._layout.of(node) in self._layout.gone]
+        decision = decided(wanted.members, wanted.view, before, running, drained, gone)
         for name in decision.stop:
             if name not in self._leaving:
                 self._leaving[name] = asyncio.create_task(self._stop(name))

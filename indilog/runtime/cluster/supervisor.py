@@ -184,7 +184,11 @@ class Supervisor:
         else:
             self.metadata_address = published_address(self._config.node, self._directory.path)
         leaving = leaving_engines(wanted.view, wanted.members)
-        running = self._layout.running(node for node in nodes if node not in leaving)
+        running = {
+            name: of
+            for name, of in self._layout.running(n for n in nodes if n not in leaving).items()
+            if name not in self._layout.gone
+        }
         if run is not None:
             left = [name for name in self._layout.running(run.addresses) if name not in running]
             await _stop_processes(run, left, self._config.node)

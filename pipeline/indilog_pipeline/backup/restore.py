@@ -115,7 +115,7 @@ def restore(
         shutil.rmtree(new, ignore_errors=True)  # left by an interrupted restore
         new.parent.mkdir(parents=True, exist_ok=True)
         into = Config(cluster=config.cluster, node=node_config(config.node, data_dir=new))
-        view = make_metadata(into, arrangement, Epoch(manifest.epoch + 1))
+        view = make_metadata(into, arrangement, Epoch(manifest.epoch + 1), plan.shards)
         _check_layout(plan, view)
         entries = _Entries(plan, manifest, order_in(source), after, view)
         _write_journals(source, into, view, plan, entries, progress)
@@ -146,10 +146,10 @@ def _checked(plan: Plan, manifest: Manifest, next_seqnum: SeqNum | None) -> SeqN
 
 
 def _check_layout(plan: Plan, view: View) -> None:
-    if set(view.shards) != set(plan.shards):
+    if len(view.engines) > len(plan.shards):
         raise ConfigError(
-            f"The backup is of a platform with {len(plan.shards)} compute nodes, each with a "
-            f"shard; set engines to {len(plan.shards)}, not {len(view.shards)}."
+            f"The backup has {len(plan.shards)} shards, and each compute node writes one of them: "
+            f"set engines to at most {len(plan.shards)}, not {len(view.engines)}."
         )
 
 

@@ -31,6 +31,7 @@ class Platform:
             "writer": "engine-0",
             "replicas": ["storage-0", "storage-1"],
             "counting": ["storage-0", "storage-1"],
+            "finalized": False,
         }
         self.status: dict[str, Any] = {
             "ready": True,
@@ -204,6 +205,7 @@ def test_a_shard_that_is_copied_shows_what_is_missing_where(platform: Platform) 
         "lost": [],
         "zones": [],
         "shares_zone": False,
+        "finalized": False,
     }
 
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
-from indilog.base.ids import Epoch, Instant, ShardId, ViewNumber
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config
-from indilog.kernel.metalog import NO_INCARNATION, NewView
+from indilog.kernel.metalog import NO_INCARNATION, Base, NewRecords, NewView, NewWriters
 from indilog.kernel.placement import Placement
+from indilog.kernel.records import RecordBatch
 from indilog.kernel.view import NO_WRITER, ShardPlacement, View, view_of, view_with
-from indilog.roles.role import Effect, Received, Started
-from indilog.wire.messages import AppendBatch, IndexLookup, ShardWanted, TailIs, TailWanted
+from indilog.roles.role import Appended, Effect, Received, Started
+from indilog.wire.base_messages import MetalogBase
+from indilog.wire.messages import (
+    AppendBatch,
+    IndexLookup,
+    Message,
+    MetalogWanted,
+    ShardWanted,
+    TailIs,
+    TailWanted,
+)
 from indilog_compute.engine import Engine
 from tests.support.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import (
@@ -107,3 +119,73 @@ def test_a_node_that_started_with_an_older_view_asks_for_the_shard_of_the_newest
     known = TailIs(wanted.request, 0, 0, {}, Epoch(1), view=view)
     effects = engine.handle([Received(PRIMARY, known, Epoch(1))], Instant(0.0))
     assert ShardWanted(other, Epoch(1)) in [message for _, message in sends(effects, ShardWanted)]
+
+
+NEW_SHARD = ShardId(5)
+
+
+def batches(sent: Sequence[tuple[NodeId, Message]]) -> list[RecordBatch]:
+    return [RecordBatch(message.batch) for _, message in sent if isinstance(message, AppendBatch)]
+
+
+def finalized(view: View) -> View:
+    placed = view.shards[SHARD]
+    ended = ShardPlacement(placed.replicas, NO_WRITER, Epoch(1), finalized=True)
+    shards = view.shards | {SHARD: ended, NEW_SHARD: placed}
+    return msgspec.structs.replace(view, number=ViewNumber(view.number + 1), shards=shards)
+
+
+def test_a_node_whose_shard_is_finalized_continues_on_the_new_one() -> None:
+    driver = joined()
+    driver.engine.append(b"one", carrying(LOG, TAG), "one")
+    driver.turn()
+    effects = install(driver, finalized(driver.engine.placement.view))
+    assert answers(effects) == []
+    assert sends(effects, ShardWanted) == [(PRIMARY, ShardWanted(NEW_SHARD, Epoch(1)))]
+    entry = NewWriters(driver.position, ViewNumber(2), Epoch(1), {NEW_SHARD: Epoch(1)})
+    driver.position += 1
+    sent = sends(driver.hear(PRIMARY, entries_message((entry,))), AppendBatch)
+    assert {batch.header.shard for batch in batches(sent)} == {NEW_SHARD}
+    driver.engine.append(b"two", carrying(LOG, TAG), "two")
+    cut = NewRecords(driver.position, ViewNumber(2), Epoch(1), {NEW_SHARD: 1})
+    driver.position += 1
+    (done,) = [e for e in driver.hear(PRIMARY, entries_message((cut,))) if isinstance(e, Appended)]
+    assert (done.waiters, done.first) == (["one"], driver.tail)
+
+
+def test_a_node_that_joins_again_after_its_shard_was_finalized_resends_what_is_not_ordered() -> (
+    None
+):
+    driver = joined()
+    for data in (b"one", b"two"):
+        driver.engine.append(data, carrying(LOG, TAG), data)
+        driver.turn()
+    later = NewRecords(9, ViewNumber(1), Epoch(1), {SHARD: 1})
+    ((_, asked),) = sends(driver.hear(PRIMARY, entries_message((later,))), MetalogWanted)
+    assert isinstance(asked, MetalogWanted)
+    base = Base(9, Epoch(1), 1, {SHARD: 1}, writers={SHARD: Epoch(1)})
+    effects = driver.hear(PRIMARY, MetalogBase(base, asked.request))
+    ((_, wanted),) = sends(effects, TailWanted)
+    assert isinstance(wanted, TailWanted)
+    view = finalized(driver.engine.placement.view)
+    writers = {SHARD: Epoch(1), NEW_SHARD: Epoch(1)}
+    tail = TailIs(wanted.request, 9, 1, {SHARD: 1}, Epoch(1), writers=writers, view=view)
+    effects = driver.hear(PRIMARY, tail)
+    (outcome,) = answers(effects)
+    assert isinstance(outcome, AppendOutcomeUnknownError)
+    assert "the record is in the log" in str(outcome)
+    assert {
+        (b.header.shard, b.header.first, b.record(0).data)
+        for b in batches(sends(effects, AppendBatch))
+    } == {(NEW_SHARD, 0, b"two")}
+
+
+def test_a_writer_that_lost_its_shard_does_not_continue_on_the_new_one() -> None:
+    """A later incarnation of the node has it."""
+    driver = joined()
+    entry = NewWriters(driver.position, ViewNumber(1), Epoch(1), {SHARD: Epoch(2)})
+    driver.position += 1
+    driver.hear(PRIMARY, entries_message((entry,)))
+    assert sends(install(driver, finalized(driver.engine.placement.view)), ShardWanted) == []
+    with pytest.raises(NotReadyError, match="no shard"):
+        driver.engine.append(b"two", carrying(LOG, TAG), "waiter")

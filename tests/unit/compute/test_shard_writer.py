@@ -430,3 +430,57 @@ def test_appends_after_a_window_that_does_not_move_fail_as_not_appended() -> Non
     shard.on_time(at(1))
     answers = {e.waiter: type(e.outcome) for e in shard.on_time(at(7)) if isinstance(e, Answer)}
     assert answers == {b"sent": AppendOutcomeUnknownError, b"kept": NotReadyError}
+
+
+NEW = ShardId(9)
+
+
+def test_what_is_not_ordered_is_sent_to_the_new_shard_first_and_in_order() -> None:
+    shard = opened(A, frames_in_flight_max=2, frame_records_max=1)
+    append(shard, b"a", b"b", b"c")
+    assert [contents(batch) for batch in batches(shard.flush(at(1)))] == [[b"a"], [b"b"]]
+    (done,) = shard.pop_ordered(Span(SHARD, 0, 40, 1))
+    assert done.waiters == [b"a"]
+    shard.continue_on(NEW, (B,))
+    append(shard, b"d")
+    shard.check_invariants()
+    assert shard.pending == 3
+    assert shard.flush(at(1)) == [], "it is not named yet"
+    assert shard.want(at(1)) == ShardWanted(NEW, EPOCH)
+    assert shard.named(EPOCH, 0) == []
+    sent = shard.flush(at(2))
+    assert {effect.to for effect in sent if isinstance(effect, Send)} == {B}
+    found = batches(sent)
+    assert [(b.header.shard, b.header.first, contents(b)) for b in found] == [
+        (NEW, 0, [b"b"]), (NEW, 1, [b"c"]),
+    ]  # fmt: skip
+    shard.pop_ordered(Span(NEW, 0, 41, 2))
+    assert [contents(batch) for batch in batches(shard.flush(at(2)))] == [[b"d"]]
+    shard.check_invariants()
+
+
+def test_records_with_an_unknown_outcome_are_not_sent_to_the_new_shard() -> None:
+    shard = opened(A, append_timeout_s=5.0)
+    append(shard, b"late")
+    shard.flush(at(1))
+    assert [type(e.outcome) for e in shard.on_time(at(7)) if isinstance(e, Answer)] == [
+        AppendOutcomeUnknownError
+    ]
+    assert shard.barrier == 1
+    shard.continue_on(NEW, (A,))
+    shard.check_invariants()
+    assert (shard.barrier, shard.pending) == (0, 0)
+    shard.named(EPOCH, 0)
+    assert shard.flush(at(8)) == []
+
+
+def test_a_record_that_is_resent_may_still_time_out_with_nothing_appended() -> None:
+    """Its first shard has not ordered it, and never will."""
+    shard = opened(A, append_timeout_s=5.0)
+    append(shard, b"a")
+    shard.flush(at(1))
+    shard.continue_on(NEW, (A,))
+    shard.want(at(1))
+    (answer,) = [e for e in shard.on_time(at(20)) if isinstance(e, Answer)]
+    assert isinstance(answer.outcome, NotReadyError)
+    assert "nothing was appended" in str(answer.outcome)

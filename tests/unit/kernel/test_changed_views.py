@@ -178,3 +178,53 @@ def test_a_placement_has_the_newest_view_of_the_entries_or_the_first() -> None:
     assert placement.replicas(ShardId(2)) == view.shards[ShardId(2)].replicas
     placement.restore({}, None)
     assert placement.view == VIEW, "the entry that installed the other one was replaced"
+
+
+def finalized(view: View, *shards: int, **changes: Any) -> View:  # noqa: ANN401
+    ended = [ShardId(shard) for shard in shards]
+    members = wanted(view, finalized=dict.fromkeys((*view.members.finalized, *ended), 0), **changes)
+    replicas_of = Placement(view).replicas
+    return view_with(view, members, POSITION, replicas_of, lambda _: Epoch(4), finalize=ended)
+
+
+def test_a_finalized_shard_has_no_writer_and_its_compute_node_a_new_shard() -> None:
+    view = finalized(VIEW, 0)
+    placed = view.shards[ShardId(0)]
+    assert (placed.writer, placed.ended, placed.finalized) == (NO_WRITER, Epoch(4), True)
+    assert view.shard_written_by(NodeId("engine-0")) == ShardId(2)
+    assert view.shards[ShardId(1)] == VIEW.shards[ShardId(1)]
+    assert view.members.finalized == {0: 0}
+    assert Placement(view).is_finalized(ShardId(0))
+    assert after(view, wanted(view)).shards == view.shards, "it stays finalized"
+
+
+def test_a_finalized_shard_is_not_given_to_the_next_compute_node() -> None:
+    view = after(finalized(VIEW, 0), wanted(finalized(VIEW, 0), engines=names("engine", 3)))
+    assert view.shard_written_by(NodeId("engine-2")) == ShardId(3)
+
+
+def test_the_compute_node_of_a_finalized_shard_gets_no_shard_that_had_a_writer() -> None:
+    """Its epoch may be smaller than that of the earlier writer."""
+    left = after(VIEW, wanted(engines=names("engine", 1)))
+    assert left.shards[ShardId(1)].writer == NO_WRITER
+    assert finalized(left, 0).shard_written_by(NodeId("engine-0")) == ShardId(2)
+
+
+def test_a_shard_without_writer_may_be_finalized() -> None:
+    left = after(VIEW, wanted(engines=names("engine", 1)))
+    view = finalized(left, 1)
+    assert view.shards[ShardId(1)].finalized
+    assert view.shard_written_by(NodeId("engine-0")) == ShardId(0)
+
+
+def test_a_finalized_shard_survives_encoding() -> None:
+    entry = NewView(POSITION, ViewNumber(1), Epoch(5), finalized(VIEW, 0))
+    assert decode_entry(encode_entry(entry)) == entry
+    assert is_possible(entry)
+
+
+def test_a_cluster_has_at_most_65_536_shards() -> None:
+    placed = VIEW.shards[ShardId(1)]
+    shards = {ShardId(0): VIEW.shards[ShardId(0)], ShardId(65_535): placed}
+    with pytest.raises(ConfigError, match="65,536 shards"):
+        finalized(msgspec.structs.replace(VIEW, shards=shards), 0)

@@ -9,9 +9,10 @@ import pytest
 
 from indilog.base.errors import DataDirectoryError, DataLossError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.config import Config, node_config
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import (
+    Entry,
     NewRecords,
     NewWriters,
     decode_entry,
@@ -717,3 +718,24 @@ def test_a_tail_has_the_minimal_time_of_the_next_entry() -> None:
         Send(ENGINE, TailIs(7, 0, 0, {}, time_us=1_003_500_000, writers=WRITERS))
     ]
     assert stamp_of(node.handle([progress(1)], Instant(1003.0))) == 1_003_500_000
+
+
+def test_with_a_cut_interval_records_of_several_reports_share_a_cut() -> None:
+    """Scalog 6.3: the interleaving interval trades latency for the number of shards."""
+    node = Sequencer(PRIMARY, [view_of()], Config(cluster=ClusterConfig(cut_interval_s=0.5)))
+    node.restore(with_writers(WRITERS), ())
+    start(node)
+    entries: list[Entry] = []
+    for step, stored in enumerate((1, 2, 5)):
+        now = Instant(T0 + step / 10)
+        before = node.length
+        node.handle([progress(stored)], now)
+        entries += node.metalog.iterate(before, node.length)
+    assert [entry.counts for entry in entries] == [{ShardId(0): 1}], "the first one is not delayed"
+    due = node.deadline()
+    assert due == Instant(T0 + 0.5)
+    before = node.length
+    node.handle([], Instant(T0 + 0.5))
+    [entry] = node.metalog.iterate(before, node.length)
+    assert entry.counts == {ShardId(0): 4}
+    assert node.deadline() is None

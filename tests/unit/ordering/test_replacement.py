@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
@@ -10,6 +11,7 @@ from indilog.kernel.metalog import MOVES_MAX, Replicas
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import view_of
 from indilog.wire.replica_messages import StorageAlive
+from indilog_ordering.rebalancing import Rebalancing
 from indilog_ordering.replacement import Replacements
 
 A, B, C, D = (NodeId(f"storage-{number}") for number in range(4))
@@ -256,3 +258,80 @@ def test_a_lost_node_is_replaced_in_the_same_zone_if_no_other_zone_has_a_node() 
     cluster = Cluster(zones={A: "east", B: "west", C: "west", D: "west"})
     cluster.pass_s(10, A)
     assert cluster.replicas[:2] == (B, C)
+
+
+def complete(cluster: Cluster) -> int:
+    """Return the number of the rebalancing that is complete."""
+    return cluster.replacements.rebalanced
+
+
+def shards_of(cluster: Cluster) -> dict[NodeId, int]:
+    """Return how many shards each storage node has."""
+    of = cluster.placement.shards_of
+    return {node: len(of(node)) for node in cluster.view.storage_nodes}
+
+
+def with_spares(*spares: NodeId, quorum: int = 0) -> Cluster:
+    """A cluster whose four shards are on two nodes, and nodes that joined later."""
+    cluster = Cluster(nodes=2, engines=4, quorum=quorum)
+    cluster.view = msgspec.structs.replace(cluster.view, spares=spares)
+    cluster.placement.view = cluster.view
+    cluster.replacements.set_nodes(cluster.view.storage_nodes, (), cluster.now)
+    return cluster
+
+
+def test_shards_are_rebalanced_only_if_it_is_wanted_and_then_evenly() -> None:
+    cluster = with_spares(C, D)
+    cluster.pass_s(10)
+    assert shards_of(cluster) == {A: 4, B: 4, C: 0, D: 0}
+    cluster.replacements.set_rebalancing(1)
+    cluster.pass_s(20)
+    assert shards_of(cluster) == {A: 2, B: 2, C: 2, D: 2}
+    assert complete(cluster) == 1
+
+
+def test_a_node_gets_one_shard_at_a_time_and_old_copies_stay_until_it_is_complete() -> None:
+    cluster = with_spares(C)
+    cluster.copying.add(C)
+    cluster.replacements.set_rebalancing(1)
+    cluster.pass_s(20)
+    shards = cluster.view.shards
+    moved = [shard for shard in shards if len(cluster.placement.replicas(shard)) == 3]
+    assert len(moved) == 1
+    assert cluster.placement.replicas(moved[0])[1:] == (C, A)
+    assert complete(cluster) == 0
+    cluster.copying.clear()
+    cluster.pass_s(20)
+    assert complete(cluster) == 1
+    assert sorted(shards_of(cluster).values()) == [2, 3, 3]
+
+
+def test_replicas_that_share_a_zone_are_moved_apart() -> None:
+    cluster = Cluster(nodes=4, engines=4)
+    zones = {A: "east", B: "east", C: "west", D: "west"}
+    cluster.view = msgspec.structs.replace(cluster.view, zones=zones)
+    cluster.placement.view = cluster.view
+    cluster.replacements.set_rebalancing(1)
+    cluster.pass_s(30)
+    for shard in cluster.view.shards:
+        assert {zones[node] for node in cluster.placement.replicas(shard)} == {"east", "west"}
+    assert complete(cluster) == 1
+    assert set(shards_of(cluster).values()) == {2}
+
+
+def test_a_rebalancing_waits_while_a_node_is_lost() -> None:
+    cluster = with_spares(C, quorum=1)
+    cluster.pass_s(10, A)
+    cluster.replacements.set_rebalancing(1)
+    cluster.pass_s(20, A)
+    assert shards_of(cluster)[C] == 0
+    assert complete(cluster) == 0
+
+
+def test_no_shard_is_moved_to_a_node_that_lags() -> None:
+    """Until it has applied as many entries, its reports would not count, and appends would wait."""
+    placement, nodes = Cluster(nodes=2, engines=4).placement, {A: 10, B: 10, C: 9}
+    rebalancing = Rebalancing(1)
+    assert rebalancing.moves(placement, nodes) == {}
+    assert not rebalancing.is_complete
+    assert len(rebalancing.moves(placement, nodes | {C: 10})) == 1

@@ -287,3 +287,12 @@ def test_of_two_sequencers_none_leaves() -> None:
     assert len(view.sequencers) == 2
     node.handle([persisted(2), stored(2), stored(2, sender=SECOND)], T0)
     assert (node.committed, node.length) == (2, 2), f"{second} stays"
+
+
+def test_a_rebalancing_that_finds_nothing_to_move_is_noted_in_the_view() -> None:
+    node = primary()
+    (view,) = proposed(node, wanted(rebalance=1))
+    assert view.rebalanced == 0
+    (view,) = proposed(node, persisted(2), stored(2))
+    assert view.rebalanced == 1
+    assert proposed(node, persisted(3), stored(3)) == []

@@ -15,6 +15,7 @@ import indilog
 from indilog.base.errors import ConfigError, DataDirectoryError, DataLossError, TrimmedError
 from indilog.client import Client
 from indilog.config import KIB, ClusterConfig, Config, node_config
+from indilog.runtime.cluster.cluster_state import layout_in
 from indilog_pipeline.backup.create import CreatedBackup, create
 from indilog_pipeline.backup.files import verify
 from indilog_pipeline.backup.restore import HOLE_MAX, restore
@@ -294,7 +295,7 @@ def test_a_directory_that_is_in_use_is_not_restored_into(made: Path) -> None:
 
 
 def test_a_layout_with_other_shards_is_refused(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="set engines to 1, not 2"):
+    with pytest.raises(ConfigError, match="set engines to at most 1, not 2"):
         restore(made / "backup", config_in(tmp_path / "new", engines=2), "embedded")
     assert not (tmp_path / "new").exists()
 
@@ -330,3 +331,22 @@ def test_a_damaged_record_without_another_replica_is_no_backup(made: Path, tmp_p
             path.write_bytes(content)
     with pytest.raises(DataLossError, match="from seqnum 100 on are damaged in every replica"):
         create(tmp_path / "data", tmp_path / "backup")
+
+
+def test_a_backup_of_more_shards_than_compute_nodes_is_restored(tmp_path: Path) -> None:
+    """Its cluster has finalized shards, or those of compute nodes that left."""
+    on(tmp_path / "data", fill, engines=2)
+    create(tmp_path / "data", tmp_path / "backup", part_bytes=PART_BYTES)
+    config = config_in(tmp_path / "new")
+    restored = restore(tmp_path / "backup", config, "embedded", next_seqnum=RECORDS + SMALL)
+    assert restored.tail == RECORDS
+    expected = on(tmp_path / "data", content, engines=2)
+    assert on(tmp_path / "new", content) == expected
+    view = layout_in(tmp_path / "new").view
+    assert view.engines == ("engine-0",)
+    assert {shard: placed.finalized for shard, placed in view.shards.items()} == {0: False, 1: True}
+
+    async def append(client: Client) -> int:
+        return await client.log("orders").append(b"after")
+
+    assert on(tmp_path / "new", append) == RECORDS + SMALL

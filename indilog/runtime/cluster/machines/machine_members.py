@@ -63,6 +63,33 @@ class MachineMembers(ClusterMembers):
             "machine; `indilog cluster drain` lets a node leave."
         )
 
+    async def finalize(self, shard: int, cuts: int) -> dict[str, Any]:
+        """See `ClusterMembers.finalize`."""
+        await super().finalize(shard, cuts)
+        return await self._installing()
+
+    async def rebalance(self) -> dict[str, Any]:
+        """See `ClusterMembers.rebalance`."""
+        await super().rebalance()
+        return await self._installing()
+
+    async def _installing(self) -> dict[str, Any]:
+        """Let the primary install what is wanted without other nodes; return the state."""
+        wanted = await wanted_in(self.store)
+        await change_run(self.store, lambda run: _installing(run, wanted))
+        return await self.state()
+
+    async def replace(self, name: str) -> dict[str, Any]:
+        """Refuse: processes of other machines are started there.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"Run `indilog node` on another machine, then `indilog cluster drain {name}`: a "
+            "machine that is silent is given up."
+        )
+
     async def drain(self, node: str) -> dict[str, Any]:
         """Let all nodes of a process leave; return the state of the cluster.
 
@@ -198,7 +225,11 @@ def _installing(
     changed = with_nodes(without_nodes(base, left), joined)
     # A standby runs since its process joined, so it may take the place of another one at once.
     changed = msgspec.structs.replace(
-        changed, sequencers=wanted.members.sequencers, zones=wanted.members.zones
+        changed,
+        sequencers=wanted.members.sequencers,
+        zones=wanted.members.zones,
+        finalized=wanted.members.finalized,
+        rebalance=wanted.members.rebalance,
     )
     if changed == base:
         return run

@@ -145,3 +145,29 @@ async def test_a_node_learns_addresses_and_members_that_a_running_run_gets(
 def test_members_of_another_release_are_one_sentence() -> None:
     with pytest.raises(Exception, match="not understood"):
         decode_members(b"[1]")
+
+
+@pytest.mark.asyncio
+async def test_a_finalization_is_wanted_until_the_view_has_it(
+    store: EmbeddedMetadataStore,
+) -> None:
+    await store_view(store, VIEW)
+    members = ClusterMembers(store, Config(), NodeId("engine-0"))
+    state = await members.finalize(0, 10)
+    assert (state["reached"], state["missing"]) == (False, ["Shard 0 is not finalized yet."])
+    before = (await wanted_in(store)).members
+    await members.finalize(0, 10)
+    assert (await wanted_in(store)).members == before
+    await members.finalize(0, 0)
+    wanted = (await wanted_in(store)).members
+    assert (wanted.finalized, wanted.version) == ({0: 0}, before.version + 1)
+    shards = {
+        shard: msgspec.structs.replace(placed, finalized=True)
+        for shard, placed in VIEW.shards.items()
+    }
+    await store_view(store, msgspec.structs.replace(numbered(2), shards=shards))
+    assert (await members.state())["reached"]
+    await members.finalize(0, 5)
+    assert (await wanted_in(store)).members == wanted, "it is finalized already"
+    with pytest.raises(ConfigError, match="no shard 4; it has 0"):
+        await members.finalize(4, 0)

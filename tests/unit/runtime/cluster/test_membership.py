@@ -253,3 +253,12 @@ def test_a_compute_node_starts_after_those_that_leave_have_ended() -> None:
     early = decided(members, grown, grown, apart([*grown.nodes, NodeId("engine-8")]))
     assert (early.start, set(early.stop)) == ((), {"engine-7", "engine-8"})
     assert decided(members, grown, grown, apart(VIEW.nodes)).start == ("engine-8",)
+
+
+def test_a_process_that_is_gone_ends_and_is_not_started_again() -> None:
+    members = without(change(storage_nodes=4), VIEW, NodeId("storage-1"))
+    gone = nodes("storage-1")
+    assert decided(members, VIEW, VIEW, apart(VIEW.nodes), gone=gone).stop == ("storage-1",)
+    running = apart(node for node in VIEW.nodes if node != "storage-1")
+    assert decided(members, VIEW, VIEW, running, gone=gone).start == ("storage-3",)
+    assert "storage-1" in decided(members, VIEW, VIEW, running).start, "the view still has it"

@@ -21,7 +21,9 @@ from indilog.runtime.cluster.processes import (
     processes_in,
     spread,
     with_processes,
+    with_replacement,
     without_process,
+    without_wanted,
     zones_in_turn,
 )
 from indilog.runtime.cluster.supervisor import processes_config, shared_defaults
@@ -189,3 +191,33 @@ def test_processes_get_zones_in_turn_by_their_numbers() -> None:
         assert zone == ("west" if processes.of(node) == "node-1" else "east")
     assert zones_in_turn((NodeId("storage-5"),), Processes(), ("a", "b", "c")) == {"storage-5": "c"}
     assert zones_in_turn(VIEW.nodes, processes, ()) == {}
+
+
+def test_another_process_takes_the_place_of_one_that_is_gone() -> None:
+    processes = spread(VIEW.nodes, 3, {})
+    members, replaced = with_replacement(VIEW.members, VIEW, processes, "node-1")
+    assert replaced.gone == ("node-1",)
+    assert not processes.nodes_of("node-1", members.nodes)
+    new = replaced.nodes_of("node-3", members.nodes)
+    assert {"storage-3", "engine-3"} <= set(new)
+    assert len(members.storage_nodes) == len(VIEW.storage_nodes)
+    for name, sentence in (
+        ("storage-1", "replace that process"),
+        ("node-9", "no process 'node-9'"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            with_replacement(VIEW.members, VIEW, processes, name)
+
+
+def test_a_node_with_a_process_of_its_own_is_replaced_by_one_with_another_name() -> None:
+    members, replaced = with_replacement(VIEW.members, VIEW, Processes(), "storage-0")
+    assert replaced == Processes(gone=("storage-0",))
+    assert "storage-0" not in members.storage_nodes
+    assert len(members.storage_nodes) == len(VIEW.storage_nodes)
+    with pytest.raises(ConfigError, match="neither a compute node nor a storage node"):
+        with_replacement(VIEW.members, VIEW, Processes(), "sequencer-0")
+
+
+def test_a_process_is_not_gone_any_more_if_its_node_is_wanted_again() -> None:
+    processes = Processes(gone=("storage-0", "storage-9"))
+    assert without_wanted(processes, VIEW.members).gone == ("storage-9",)

@@ -1,0 +1,80 @@
+"""Which shards are to be finalized, and when (Scalog 4.4.1, decision 0055).
+
+A finalized shard gets no further records. A scheduled finalization takes effect after a number of
+committed cuts, an emergency one at once. The primary counts the cuts of its own term, so after a
+failover the grace begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from indilog.base.ids import Instant, MetalogPosition, ShardId
+from indilog.kernel.placement import Placement
+
+GRACE_S_MAX: Final = 5.0
+"""Seconds of grace at most: without appends there are no cuts."""
+
+
+class _Grace:
+    """The grace of one shard."""
+
+    __slots__ = ("cuts_left", "end", "until")
+
+    def __init__(self, cuts: int, until: Instant) -> None:
+        self.cuts_left = cuts
+        self.end: MetalogPosition = 0
+        """When this many entries are committed, the last cut is."""
+        self.until = until
+
+
+class Finalizations:
+    """The shards that are to be finalized and are not yet."""
+
+    __slots__ = ("_graces", "_placement")
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._graces: dict[ShardId, _Grace] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._graces)
+
+    def want(self, wanted: Mapping[ShardId, int], now: Instant) -> None:
+        """Set the shards that are to be finalized, with the cuts of their grace.
+
+        The grace of a shard that was wanted before continues, but 0 cuts end it.
+        """
+        graces: dict[ShardId, _Grace] = {}
+        for shard, cuts in wanted.items():
+            if shard not in self._placement.shards or self._placement.is_finalized(shard):
+                continue
+            until = Instant(now + GRACE_S_MAX)
+            known = self._graces.get(shard) if cuts else None
+            graces[shard] = known or _Grace(cuts, until)
+        self._graces = graces
+
+    def note_cut(self, position: MetalogPosition) -> None:
+        """Count a cut that was proposed at a position."""
+        for grace in self._graces.values():
+            if grace.cuts_left:
+                grace.cuts_left -= 1
+                grace.end = position + 1
+
+    def due(self, committed: MetalogPosition, now: Instant) -> list[ShardId]:
+        """Return the shards whose grace is over, ascending.
+
+        Args:
+            committed: how many entries are committed.
+            now: the time.
+        """
+        return sorted(
+            shard
+            for shard, grace in self._graces.items()
+            if now >= grace.until or (not grace.cuts_left and committed >= grace.end)
+        )
+
+    def deadline(self) -> Instant | None:
+        """When a grace ends even without cuts; None: there is none."""
+        return min((grace.until for grace in self._graces.values()), default=None)
