@@ -13,7 +13,7 @@ import msgspec
 
 from indilog.base.errors import ConfigError
 from indilog.config.cluster import ClusterConfig
-from indilog.config.group import KIB
+from indilog.config.group import KIB, check_order
 from indilog.config.node import GROUP_OF, GROUPS, NodeConfig, grouped
 from indilog.kernel.records import tags_bytes_max
 
@@ -35,6 +35,9 @@ class Config:
 
     def __post_init__(self) -> None:
         """Check the parts against each other."""
+        # Otherwise an append fails before the next cut.
+        cut_s, append_s = self.cluster.cut_interval_s, self.node.appends.append_timeout_s
+        check_order("cut_interval_s", cut_s, "append_timeout_s", append_s)
         segment_bytes = self.node.journal.segment_bytes
         if segment_bytes < self.cluster.batch_bytes_max + KIB:
             raise ConfigError(

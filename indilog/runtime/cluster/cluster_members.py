@@ -253,7 +253,8 @@ class ClusterMembers:
                 if not isinstance(outcome, Written):
                     continue
             same_graces = changed.finalized == wanted.members.finalized
-            if same_graces and same_members(changed, wanted.members):
+            same_gone = spread.gone == processes.gone  # else the supervisor is to look again
+            if same_gone and same_graces and same_members(changed, wanted.members):
                 return await self.state()
             outcome = await self.store.compare_and_set(
                 MEMBERS_KEY, msgspec.json.encode(changed), expected_version=wanted.members_version

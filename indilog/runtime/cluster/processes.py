@@ -200,7 +200,7 @@ def with_replacement(
     members: Members, view: View, processes: Processes, name: str
 ) -> tuple[Members, Processes]:
     """Return `members` with further nodes in place of those of a process that is gone permanently;
-    the same if they leave already.
+    the same nodes if they leave already.
 
     Args:
         members: the nodes that the cluster is to have so far.
@@ -217,10 +217,12 @@ def with_replacement(
             f"{name} shares the process {processes.shared[NodeId(name)]} with other nodes: replace "
             "that process."
         )
-    if not processes.nodes_of(name, _wanted(members, view)):
+    if not processes.nodes_of(name, needed(view, members)):
         known = ", ".join(processes.running(needed(view, members)))
         raise ConfigError(f"The cluster has no process {name!r}; it has {known}.")
-    if name in processes.shared.values():
+    if not processes.nodes_of(name, _wanted(members, view)):
+        pass  # its nodes leave already, and the process cannot end its calls
+    elif name in processes.shared.values():
         members, processes = _with_one_more(members, view, processes)
         members = without_process(members, view, processes, name)
     else:

@@ -223,3 +223,10 @@ def test_the_most_workers_are_those_of_workers_unless_there_is_a_greater_limit()
     for workers in (0, 5):
         with pytest.raises(ConfigError, match=f"workers is 1 to workers_max .4., not {workers}"):
             node_config(workers=workers, workers_max=4)
+
+
+def test_a_cut_interval_is_shorter_than_the_timeout_of_appends() -> None:
+    with pytest.raises(ConfigError, match=r"cut_interval_s \(40.0\) must not exceed append"):
+        config_from(overrides={"cluster": {"cut_interval_s": 40}})
+    config = config_from(overrides={"cluster": {"cut_interval_s": 0.01}})
+    assert config.cluster.cut_interval_s == pytest.approx(0.01)

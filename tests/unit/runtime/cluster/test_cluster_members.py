@@ -30,6 +30,7 @@ from indilog.runtime.cluster.cluster_state import (
     publish_run,
 )
 from indilog.runtime.cluster.following import followed, running
+from indilog.runtime.cluster.processes import processes_in
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 
 VIEW = view_of(sequencers=3, storage_nodes=2, replicas=2)
@@ -171,3 +172,17 @@ async def test_a_finalization_is_wanted_until_the_view_has_it(
     assert (await wanted_in(store)).members == wanted, "it is finalized already"
     with pytest.raises(ConfigError, match="no shard 4; it has 0"):
         await members.finalize(4, 0)
+
+
+@pytest.mark.asyncio
+async def test_giving_up_a_process_is_noted_before_other_members_are_wanted(
+    store: EmbeddedMetadataStore,
+) -> None:
+    await store_view(store, VIEW)
+    members = ClusterMembers(store, Config(), NodeId("engine-0"))
+    await members.replace("storage-0")
+    assert (await processes_in(store)).gone == ("storage-0",)
+    wanted = (await wanted_in(store)).members
+    assert wanted.storage_nodes == ("storage-1", "storage-2")
+    await members.replace("storage-0")
+    assert (await wanted_in(store)).members == wanted, "a repetition changes nothing"

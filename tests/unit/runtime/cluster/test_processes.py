@@ -221,3 +221,13 @@ def test_a_node_with_a_process_of_its_own_is_replaced_by_one_with_another_name()
 def test_a_process_is_not_gone_any_more_if_its_node_is_wanted_again() -> None:
     processes = Processes(gone=("storage-0", "storage-9"))
     assert without_wanted(processes, VIEW.members).gone == ("storage-9",)
+
+
+def test_a_process_that_leaves_and_cannot_end_its_calls_is_only_given_up() -> None:
+    processes = spread(VIEW.nodes, 3, {})
+    more, processes = with_processes(VIEW.members, VIEW, processes, 4)
+    left = without_process(more, VIEW, processes, "node-1")
+    members, replaced = with_replacement(left, VIEW, processes, "node-1")
+    assert members.nodes == left.nodes
+    assert replaced.gone == ("node-1",)
+    assert replaced.count == processes.count
