@@ -37,6 +37,11 @@ class MessageCache:
         data: bytes | None = self._data.pop(seqnum, None)
         return data
 
+    def get(self, seqnum: SeqNum) -> bytes | None:
+        """Return the bytes of a message, which stay in the cache; None: it is not cached."""
+        data: bytes | None = self._data.get(seqnum)
+        return data
+
     def forget(self, seqnums: Iterable[SeqNum]) -> None:
         """Remove messages that will no longer be delivered."""
         for seqnum in seqnums:

@@ -271,7 +271,7 @@ class Queue:
         if message is None or message.claim != claimed.seqnum:
             return None
         try:
-            data = await self.replica.data(self.log, shard, message)
+            data = await self.replica.data(self.log, shard, message, is_delivered=True)
         except BaseException:
             shard.return_message(self.log, claimed)
             raise
@@ -310,7 +310,7 @@ class Queue:
             messages = shard.state.dead if dead else shard.state.in_order()
             found = [replace(message) for message in islice(messages, limit - len(peeked))]
             for message in found:
-                data = await self.replica.data(self.log, shard, message)
+                data = await self.replica.data(self.log, shard, message, is_delivered=False)
                 if data is not None:
                     peeked.append(_peeked(shard, message, data))
         return peeked

@@ -158,13 +158,22 @@ class QueueReplica:
         await shard.catch_up(log, until, is_in_session=is_in_session)
         self.notifications.due(self._due_in_s(shard))
 
-    async def data(self, log: Log, shard: ShardReplica, message: Message) -> bytes | None:
+    async def data(
+        self, log: Log, shard: ShardReplica, message: Message, *, is_delivered: bool
+    ) -> bytes | None:
         """Return the bytes of a message; None: the message is gone.
+
+        Args:
+            log: log to read.
+            shard: shard of the message.
+            message: the message.
+            is_delivered: whether a consumer gets it, so that its bytes need not stay in memory.
 
         Raises:
             QueueTrimmedError: the whole log of the queue was trimmed.
         """
-        if (data := self._contents.take(message.seqnum)) is not None:
+        cached = self._contents.take if is_delivered else self._contents.get
+        if (data := cached(message.seqnum)) is not None:
             return data
         return await self._stored_data(log, shard, message)
 

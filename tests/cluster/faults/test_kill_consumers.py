@@ -38,7 +38,7 @@ class Consumers:
     def __init__(self, url: str, chance: random.Random, group: asyncio.TaskGroup) -> None:
         self.reported: list[Reported] = []
         self.kills = 0
-        self._command = [sys.executable, "-m", "tests.cluster.queue_consumer"]
+        self._command = [sys.executable, "-m", "tests.cluster.faults.queue_consumer"]
         self._command += [url, "work", "mail", str(SHARDS)]
         self._chance = chance
         self._group = group

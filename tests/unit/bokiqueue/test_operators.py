@@ -93,6 +93,15 @@ async def test_peek_shows_messages_in_order_and_takes_none() -> None:
     assert await queue.take() is not None
 
 
+async def test_a_message_that_was_peeked_at_is_delivered_from_memory() -> None:
+    queue = Queue(MemoryLog("work"), "mail", shards=1)
+    await queue.push(b"x")
+    await queue.peek()
+    assert len(queue.replica._contents) == 1
+    assert await drained(queue) == [b"x"]
+    assert len(queue.replica._contents) == 0
+
+
 async def test_purge_removes_all_but_dead_letters() -> None:
     log = MemoryLog("work")
     queue = Queue(log, "mail", shards=2, tries=1)
