@@ -4,11 +4,14 @@ Start with `Store`; `docs/libs/bokistore.md` is the guide. The library awaits on
 `indilog.Log` interface.
 """
 
+from bokistore.automatic import collect_automatically
 from bokistore.cache import ViewCache
+from bokistore.collection import CollectionStatus
 from bokistore.errors import (
     AlreadyCommittedError,
     InvalidObjectError,
     MismatchError,
+    ObjectTooLargeError,
     ObjectTypeError,
     StoreError,
     StoreVersionError,
@@ -22,10 +25,12 @@ from indilog import ConflictError
 
 __all__ = [
     "AlreadyCommittedError",
+    "CollectionStatus",
     "ConflictError",
     "InvalidObjectError",
     "MismatchError",
     "Obj",
+    "ObjectTooLargeError",
     "ObjectTypeError",
     "Replica",
     "Snapshot",
@@ -36,4 +41,5 @@ __all__ = [
     "TxnObject",
     "Version",
     "ViewCache",
+    "collect_automatically",
 ]

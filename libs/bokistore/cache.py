@@ -9,10 +9,12 @@ Views of the least recently used objects, and the oldest decisions, are evicted 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterable
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from bokistore.lines import Lines
 from bokistore.records import ObjectView
 from indilog import Log
 from indilog.sdk import Event, SeqNum
@@ -21,7 +23,32 @@ _VIEWS_PER_OBJECT_MAX: Final = 4
 """Views of one object as of different records. A transaction reads as of its horizon, when others
 may already have changed the object.
 """
+_OBJECT_SHARE: Final = 4
+"""The older views of one object may use a quarter of the cache; the newest one is always kept."""
 _VIEW_OVERHEAD_BYTES: Final = 200
+_FLOORS_MAX: Final = 65_536
+_RELEASES_MAX: Final = 10_000
+"""Released ids that wait for a transaction; beyond it the oldest are dropped, and stay known until
+`HELD_S_MAX`.
+"""
+RELEASED_PER_RECORD_MAX: Final = 8
+
+
+class Releases:
+    """Ids that their owners released, until a transaction's record says so."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[str]] = {}
+
+    def add(self, log: str, ids: Iterable[str]) -> None:
+        """Note released ids of a log."""
+        waiting = self._waiting.setdefault(log, deque(maxlen=_RELEASES_MAX))
+        waiting.extend(ids)
+
+    def take(self, log: str, most: int = RELEASED_PER_RECORD_MAX) -> list[str]:
+        """Remove and return some of them, the oldest first, for the next record."""
+        waiting = self._waiting.get(log, deque())
+        return list(dict.fromkeys(waiting.popleft() for _ in range(min(most, len(waiting)))))
 
 
 class WaitingOperations:
@@ -53,7 +80,8 @@ class WaitingOperations:
 
 
 class ViewCache:
-    """Views of objects and decisions about transactions, for all logs of one platform.
+    """Views of objects and decisions about transactions, for all logs of one platform; also the
+    lines of transactions in conflict.
 
     Args:
         objects_max: largest number of objects with views.
@@ -74,6 +102,9 @@ class ViewCache:
         self._views: OrderedDict[tuple[str, str], list[ObjectView]] = OrderedDict()
         self._decisions: OrderedDict[tuple[str, SeqNum], bool] = OrderedDict()
         self._waiting: dict[tuple[str, str], WaitingOperations] = {}
+        self._floors: dict[tuple[str, str], SeqNum] = {}
+        self.lines = Lines()
+        self.releases = Releases()
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -89,7 +120,9 @@ class ViewCache:
         return views[place - 1] if place else None
 
     def keep_view(self, log: str, name: str, view: ObjectView) -> None:
-        """Keep a view, and evict the oldest of the same object beyond a few."""
+        """Keep a view, and evict the oldest of the same object beyond a few. Large objects keep
+        only the newest.
+        """
         views = self._views.setdefault((log, name), [])
         self._views.move_to_end((log, name))
         place = bisect_right(views, view.seqnum, key=_seqnum)
@@ -97,7 +130,10 @@ class ViewCache:
             self.bytes -= _size(views.pop(place - 1))
         insort(views, view, key=_seqnum)
         self.bytes += _size(view)
-        if len(views) > _VIEWS_PER_OBJECT_MAX:
+        share = self._bytes_max // _OBJECT_SHARE
+        while len(views) > 1 and (
+            len(views) > _VIEWS_PER_OBJECT_MAX or sum(map(_size, views)) > share
+        ):
             self.bytes -= _size(views.pop(0))
         while self._views and (
             self.bytes > self._bytes_max or len(self._views) > self._objects_max
@@ -116,6 +152,16 @@ class ViewCache:
         """Remove an entry without waiting operations."""
         if not waiting.seqnums:
             self._waiting.pop((log, name), None)
+
+    def floor(self, log: str, tag: str) -> SeqNum:
+        """Return a known floor of a tag of ids; 0: none is known."""
+        return self._floors.get((log, tag), 0)
+
+    def keep_floor(self, log: str, tag: str, floor: SeqNum) -> None:
+        """Keep the floor of a tag of ids, so that lookups begin there."""
+        if len(self._floors) >= _FLOORS_MAX:
+            self._floors.clear()
+        self._floors[log, tag] = floor
 
     def decision(self, log: str, seqnum: SeqNum) -> bool | None:
         """Tell whether the transaction at `seqnum` committed; None: not cached."""

@@ -3,8 +3,12 @@
 History older than the retention span is superseded by the last checkpoint before that span. Records
 before that checkpoint are trimmed from the object's sub-stream. So `at`, `history` and transactions
 can read as far back as the span, and raise `TrimmedError` for anything older. If an object was
-deleted before the span, its whole sub-stream is trimmed. When the record of a transaction is
-trimmed, its id is no longer known.
+deleted before the span, its whole sub-stream is trimmed.
+
+Ids of transactions share 65,536 sub-streams (`bokistore.records`). A part of the log may end what a
+sub-stream needs: it has records that have become old, or releases of earlier ids. So for each
+sub-stream of ids with a record in the part, the records before the first one that is still needed
+are trimmed. A sub-stream without new records keeps its last ones, so there is a bounded number.
 
 Three rules make this safe while operations run concurrently:
 
@@ -19,11 +23,14 @@ Three rules make this safe while operations run concurrently:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Final, TypeAlias
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
 
 from bokistore import checkpoints
-from bokistore.checkpoints import ObjectCheckpoints
+from bokistore.checkpoints import ObjectCheckpoints, StoredCheckpoint
 from bokistore.decisions import CELL, cell_tag_of
 from bokistore.records import (
     Collected,
@@ -49,8 +56,54 @@ _HOT_MAX: Final = 10_000
 once.
 """
 
-_Kept: TypeAlias = tuple[SeqNum, ObjectView]
-"""A checkpoint's seqnum, and its view."""
+
+KEEP_S: Final = 86_400.0
+"""Seconds of history that a garbage collection keeps by default."""
+KEEP_IDS_S: Final = 7 * 86_400.0
+"""Seconds for which a garbage collection keeps ids of transactions by default."""
+HELD_S_MAX: Final = 366 * 86_400.0
+"""Seconds after which an id that is held is forgotten although nobody released it."""
+
+
+def check_spans(keep_s: float, keep_ids_s: float) -> None:
+    """Raise for a span that is not a number of seconds.
+
+    Raises:
+        ValueError: a span is negative or not a number.
+    """
+    for name, span_s in (("keep", keep_s), ("keep_ids", keep_ids_s)):
+        if not span_s >= 0:
+            raise ValueError(f"{name} must be a number of seconds, 0 or greater, not {span_s!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionStatus:
+    """How far the collection of a log is.
+
+    Attributes:
+        end: all records below this seqnum are processed.
+        due_end: records below this seqnum are old enough to be processed.
+        idle_s: seconds since a collection last recorded its progress; infinite: there was none.
+    """
+
+    end: SeqNum
+    due_end: SeqNum
+    idle_s: float
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a collection would process any records."""
+        return self.end < self.due_end
+
+
+async def find_status(log: Log, keep_s: float) -> CollectionStatus:
+    """Return how far the collection of a log is, if history of `keep_s` seconds is kept."""
+    last = await log.read_prev(_COLLECTED_TAG)
+    now = await log.now()
+    old = await log.find_time(max(0.0, now - keep_s))
+    end = 0 if last is None else _collected_in(last).end
+    idle_s = math.inf if last is None else max(0.0, now - last.ordered_at)
+    return CollectionStatus(end, old - old % CELL, idle_s)
 
 
 async def find_collected_end(log: Log) -> SeqNum:
@@ -66,26 +119,34 @@ class Collection:
         end: all records below this seqnum are processed.
     """
 
-    def __init__(self, log: Log, replay: ObjectReplay) -> None:
+    def __init__(
+        self, log: Log, replay: ObjectReplay, pace: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
         self._log = log
         self._replay = replay
+        self._pace = pace
         self._checkpoints = ObjectCheckpoints(log)
         self.end: SeqNum = 0
         self._hot: dict[str, None] = {}
         """Objects that were written after the part being processed. The last part of a run handles
         them, so that each gets one checkpoint instead of one per part.
         """
+        self._ids_end: SeqNum = 0
+        self._held_end: SeqNum = 0
 
-    async def run(self, keep_s: float) -> SeqNum:
-        """Collect all records older than `keep_s` seconds; return the seqnum below which all
-        records are processed.
+    async def run(self, keep_s: float, keep_ids_s: float) -> SeqNum:
+        """Collect all records older than `keep_s` seconds, and ids older than `keep_ids_s` seconds;
+        return the seqnum below which all records are processed.
 
         The work is done in parts. A run may be interrupted anywhere; the next run continues.
         """
         self.end = await find_collected_end(self._log)
-        before = max(0.0, await self._log.now() - keep_s)
+        now = await self._log.now()
         seqnum = await self._append_end()
-        old = min(await self._log.find_time(before), seqnum)
+        old, self._ids_end, self._held_end = [
+            min(await self._log.find_time(max(0.0, now - span_s)), seqnum)
+            for span_s in (keep_s, max(keep_s, keep_ids_s), max(keep_s, HELD_S_MAX))
+        ]
         until = old - old % CELL
         while self.end < until:
             end = min(until, self.end + _CELLS_MAX * CELL)
@@ -109,31 +170,71 @@ class Collection:
         names: dict[
             str, None
         ] = {}  # objects of checkpoints, too, because checkpoints supersede earlier records
-        ids: dict[str, SeqNum] = {}
+        id_tags: dict[str, None] = {}
         aborted: list[SeqNum] = []
         async for record, command in self._commands(start, end):
             names |= dict.fromkeys(filter(None, map(_object_in, record.tags)))
+            id_tags |= dict.fromkeys(map(id_tag_of, (*command.ids, *command.released)))
             if not command.is_conditional:
                 continue
             if not await self._replay.is_committed(record, command):
                 aborted.append(record.seqnum)
-            if command.id is not None:
-                ids[command.id] = record.seqnum
         data = encode_collected(Collected(start, end, tuple(aborted)))
         await self._log.append(data, tags=list(map(cell_tag_of, range(start, end, CELL))))
         for name in names:
             await self._collect_object(name, end)
+            await self._pause()
             if len(self._hot) >= _HOT_MAX:
                 await self._collect_hot(end)
-        for txn_id, last in ids.items():
-            if await self._is_done(txn_id, last):
-                await self._log.trim(last + 1, tag=id_tag_of(txn_id))
+        for tag in id_tags:
+            await self._collect_ids(tag, end)
+            await self._pause()
 
-    async def _is_done(self, txn_id: str, last: SeqNum) -> bool:
-        try:
-            return await self._replay.find_committed(txn_id, last) is not None
-        except TrimmedError:
-            return True  # the record that committed the id is already trimmed
+    async def _pause(self) -> None:
+        if self._pace is not None:
+            await self._pace()
+
+    async def _collect_ids(self, tag: str, end: SeqNum) -> None:
+        """Trim the records of a tag of ids before the first one that is needed."""
+        released: set[str] = set()
+        commands: list[tuple[SeqNum, Command]] = []
+        start = 0
+        while True:
+            try:
+                page = await self._log.read_range(tag, start, limit=_PAGE)
+            except TrimmedError as error:
+                start = error.first_seqnum
+                continue
+            if not page:
+                break
+            start = page[-1].seqnum + 1
+            for record in page:
+                command = decode_command(record.data)
+                if command is not None:
+                    released.update(command.released)
+                    commands.append((record.seqnum, command))
+        floor = end
+        for seqnum, command in commands:
+            if seqnum >= end or self._is_needed(tag, seqnum, command, released):
+                floor = min(floor, seqnum)
+                break
+        if commands and commands[0][0] < floor:
+            await self._log.trim(floor, tag=tag)
+
+    def _is_needed(
+        self, tag: str, seqnum: SeqNum, command: Command, released: AbstractSet[str]
+    ) -> bool:
+        """Tell whether an id of the tag in a command below the end of the part must stay known."""
+        for txn_id in command.ids:
+            if id_tag_of(txn_id) != tag:
+                continue
+            if txn_id not in command.held:
+                is_kept = seqnum >= self._ids_end
+            else:
+                is_kept = txn_id not in released and seqnum >= self._held_end
+            if is_kept:
+                return True
+        return False
 
     async def _commands(self, start: SeqNum, end: SeqNum) -> AsyncIterator[tuple[Record, Command]]:
         """Yield the surviving commands in a part of the log."""
@@ -147,11 +248,13 @@ class Collection:
                 command = decode_command(record.data) if record.seqnum < end else None
                 if command is not None:
                     yield record, command
+            await self._pause()
             start = page[-1].seqnum + 1 if page else end
 
     async def _collect_hot(self, end: SeqNum) -> None:
         """Collect the deferred objects, which were also written after `end`."""
         while self._hot:
+            await self._pause()
             name, _ = self._hot.popitem()
             await self._collect_object(name, end, is_last=True)
 
@@ -166,20 +269,25 @@ class Collection:
         if view.document is None and view.version == view.seqnum:
             await self._trim(name, view.seqnum + 1, view.seqnum + 1)
             return
-        kept = await self._checkpoints.newest_record(name, end - 1)
+        kept = await self._checkpoints.newest(name, end - 1)
         is_idle = newest.seqnum == view.seqnum
         if not is_idle and not is_last:
             self._hot[name] = None
-        elif not (kept and kept[0] == newest.seqnum):
+        elif not (kept and kept.seqnum == newest.seqnum):
             kept = await self._checkpoint(name, view, end, kept, is_idle=is_idle) or kept
         if kept is not None:
-            seqnum, base = kept
-            assert base.seqnum < end, "only records below the end of the part are trimmed"
-            await self._trim(name, base.seqnum + 1, min(seqnum, end))
+            assert kept.view.seqnum < end, "only records below the end of the part are trimmed"
+            await self._trim(name, kept.view.seqnum + 1, min(kept.first, end))
 
     async def _checkpoint(
-        self, name: str, view: ObjectView, end: SeqNum, kept: _Kept | None, *, is_idle: bool
-    ) -> _Kept | None:
+        self,
+        name: str,
+        view: ObjectView,
+        end: SeqNum,
+        kept: StoredCheckpoint | None,
+        *,
+        is_idle: bool,
+    ) -> StoredCheckpoint | None:
         """If it frees enough records, append a checkpoint of an object as of `end`, and return
         it.
         """
@@ -190,10 +298,10 @@ class Collection:
             return None
         if not is_idle:  # reads start at the last record
             await self._replay.checkpoint(name, await self._replay.view(name))
-        return appended, view
+        return appended
 
     async def _frees_enough(
-        self, name: str, end: SeqNum, kept: _Kept | None, *, is_idle: bool
+        self, name: str, end: SeqNum, kept: StoredCheckpoint | None, *, is_idle: bool
     ) -> bool:
         """Tell whether a checkpoint frees enough records below `end`.
 
@@ -205,7 +313,7 @@ class Collection:
         object.
         """
         most = 2 if is_idle else checkpoints.CHECKPOINT_EVERY + 1
-        spared, start = 0, 0 if kept is None else kept[1].seqnum + 1
+        spared, start = 0, 0 if kept is None else kept.view.seqnum + 1
         while spared < most:
             try:
                 page = await self._log.read_range(tag_of(name), start, limit=most + 1)
@@ -213,7 +321,7 @@ class Collection:
                 start = error.first_seqnum
                 continue
             below = [record.seqnum for record in page if record.seqnum < end]
-            spared += sum(kept is None or seqnum != kept[0] for seqnum in below)
+            spared += sum(kept is None or seqnum != kept.seqnum for seqnum in below)
             if not below or len(below) < len(page):
                 break
             start = below[-1] + 1

@@ -23,12 +23,14 @@ from typing import Final
 
 from bokistore.cache import ViewCache
 from bokistore.checkpoints import ObjectCheckpoints
-from bokistore.records import Collected, Command, decode_aux, decode_command, object_of
+from bokistore.records import Check, Collected, Command, decode_aux, decode_command, object_of
 from indilog import Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
 CELL: Final = 1024
 """Seqnums per cell; a collection keeps the decisions of a cell together. Part of the format."""
+_PAGE: Final = 16
+"""Records in one read of a search for a conflict."""
 
 
 def cell_tag_of(seqnum: SeqNum) -> str:
@@ -41,21 +43,23 @@ class _Trial:
     """A transaction that is being decided.
 
     Attributes:
-        tags: sub-streams that are not checked yet; the last element is being checked.
-        bound: that sub-stream has no committed write above this seqnum.
-        write: the latest record found in that sub-stream that may have committed.
+        checks: what is not checked yet; the last element is being checked.
+        start: its records in [horizon, start) are no conflicts.
+        has_probed: whether the last record before the transaction was looked at.
+        page: records from `start` on that were read, but not checked.
     """
 
     seqnum: SeqNum
     horizon: SeqNum
-    tags: list[str]
-    bound: SeqNum
-    write: Record | None = None
+    checks: list[Check]
+    start: SeqNum
+    has_probed: bool = False
+    page: list[Record] = dataclasses.field(default_factory=list)
 
-    def next_tag(self) -> None:
+    def next_check(self) -> None:
         """Continue with the next sub-stream, because this one has no conflict."""
-        self.tags.pop()
-        self.bound, self.write = self.seqnum - 1, None
+        self.checks.pop()
+        self.start, self.has_probed, self.page = self.horizon, False, []
 
 
 class Decisions:
@@ -83,51 +87,78 @@ class Decisions:
         while trials:
             trial = trials[-1]
             verdict = await self._step(trial, decided)
-            if verdict is not None:
+            if isinstance(verdict, bool):
                 decided[trial.seqnum] = verdict
                 self.keep(trial.seqnum, committed=verdict)
                 trials.pop()
-            elif trial.write is not None:
-                earlier = decode_command(trial.write.data)
+            elif verdict is not None:
+                earlier = decode_command(verdict.data)
                 assert earlier is not None, "only a transaction is left undecided"
-                assert trial.write.seqnum < trial.seqnum, "decisions depend on earlier records only"
-                assert trial.write.seqnum not in decided, "a transaction is decided once"
-                trials.append(_trial_of(trial.write.seqnum, earlier))
+                assert verdict.seqnum < trial.seqnum, "decisions depend on earlier records only"
+                assert verdict.seqnum not in decided, "a transaction is decided once"
+                trials.append(_trial_of(verdict.seqnum, earlier))
         return decided[record.seqnum]
 
     def keep(self, seqnum: SeqNum, *, committed: bool) -> None:
         """Cache a decision."""
         self._cache.keep_decision(self._log.name, seqnum, committed=committed)
 
-    async def _step(self, trial: _Trial, decided: Mapping[SeqNum, bool]) -> bool | None:
-        """Advance a trial. Return its decision, or None if the record `trial.write` must be decided
-        first.
+    async def _step(self, trial: _Trial, decided: Mapping[SeqNum, bool]) -> bool | Record | None:
+        """Advance a trial. Return its decision, or the record that must be decided first, or None.
+
+        The last record before the transaction usually tells that nothing was written since the
+        horizon. Otherwise the search runs up from the horizon: of many transactions in conflict,
+        the first one has committed, so it ends at once.
         """
-        while trial.tags:
-            tag = trial.tags[-1]
-            if trial.write is None and trial.bound >= trial.horizon:
-                try:
-                    trial.write = await self._log.read_prev(tag, trial.bound)
-                except TrimmedError as error:
-                    verdict = await self._decide_trimmed(trial, tag, error)
-                    if verdict is not None:
-                        return verdict
-            if trial.write is None or trial.write.seqnum < trial.horizon:
-                trial.next_tag()
+        while trial.checks:
+            check = trial.checks[-1]
+            try:
+                if not trial.has_probed and not await self._has_new_records(trial, check):
+                    trial.next_check()
+                    continue
+                if not trial.page:
+                    trial.page = await self._read_page(trial, check)
+            except TrimmedError as error:
+                verdict = await self._decide_trimmed(trial, check, error)
+                if verdict is not None:
+                    return verdict
+                trial.has_probed = True
+                trial.start = max(trial.start, error.first_seqnum)
+                if trial.start >= trial.seqnum:
+                    trial.next_check()
                 continue
-            outcome = self._write_outcome(trial.write, tag, decided)
+            if not trial.page:
+                trial.next_check()
+                continue
+            record = trial.page[0]
+            outcome = self._write_outcome(record, check, decided)
             if outcome is None:
-                return None
+                return record
             if outcome:
                 return False
-            assert trial.horizon <= trial.write.seqnum <= trial.bound, (
-                "a search runs from the bound down to the horizon"
-            )
-            trial.bound, trial.write = trial.write.seqnum - 1, None
+            assert trial.start <= record.seqnum < trial.seqnum, "a search runs up to the trial"
+            trial.start = record.seqnum + 1
+            del trial.page[0]
         return True
 
-    async def _decide_trimmed(self, trial: _Trial, tag: str, error: TrimmedError) -> bool | None:
+    async def _has_new_records(self, trial: _Trial, check: Check) -> bool:
+        """Tell whether the sub-stream has records between the horizon and the transaction."""
+        last = await self._log.read_prev(check.tag, trial.seqnum - 1)
+        trial.has_probed = True
+        return last is not None and last.seqnum >= trial.horizon
+
+    async def _read_page(self, trial: _Trial, check: Check) -> list[Record]:
+        """Return records of the sub-stream from `start` on, before the transaction."""
+        page = await self._log.read_range(check.tag, trial.start, limit=_PAGE)
+        return [record for record in page if record.seqnum < trial.seqnum]
+
+    async def _decide_trimmed(
+        self, trial: _Trial, check: Check, error: TrimmedError
+    ) -> bool | None:
         """Decide a trial whose history is trimmed in part; None: no conflict in this sub-stream.
+
+        An id that was trimmed since the horizon counts as a conflict: the transaction lasted longer
+        than ids are kept.
 
         Raises:
             TrimmedError: no record has the decision either.
@@ -141,18 +172,18 @@ class Decisions:
         if kept is not None:
             assert kept.start <= trial.seqnum < kept.end, "collections keep whole cells"
             return trial.seqnum not in kept.aborted
-        name, floor = object_of(tag), error.first_seqnum
+        name, floor = object_of(check.tag), error.first_seqnum
         if floor > trial.seqnum:
             raise error
         if name is None:
             await self._checkpoints.check_log_not_trimmed(floor)
-            return False  # a transaction with this id committed below the floor
+            return False
         try:
             view = await self._checkpoints.at_floor(name, floor)
         except TrimmedError as again:
             if again.first_seqnum <= floor:
                 raise
-            return await self._decide_trimmed(trial, tag, again)
+            return await self._decide_trimmed(trial, check, again)
         return False if view.version is not None and view.version >= trial.horizon else None
 
     async def _read_collected(self, seqnum: SeqNum) -> Collected | None:
@@ -164,13 +195,13 @@ class Decisions:
         return None if command is None else command.collected
 
     def _write_outcome(
-        self, record: Record, tag: str, decided: Mapping[SeqNum, bool]
+        self, record: Record, check: Check, decided: Mapping[SeqNum, bool]
     ) -> bool | None:
-        """Tell whether `record` committed in the sub-stream `tag`; None: it must be decided
+        """Tell whether `record` fails a check because it committed; None: it must be decided
         first.
         """
         command = decode_command(record.data)
-        if command is None or not command.concerns(tag):
+        if command is None or not command.concerns(check):
             return False
         outcome = decided.get(record.seqnum)
         return self._outcome(record, command) if outcome is None else outcome
@@ -188,4 +219,4 @@ class Decisions:
 
 
 def _trial_of(seqnum: SeqNum, command: Command) -> _Trial:
-    return _Trial(seqnum, command.horizon, command.validated_tags(), bound=seqnum - 1)
+    return _Trial(seqnum, command.horizon, command.checks(), start=command.horizon)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeAlias, assert_never
 
 import msgspec
 
-from bokistore.errors import InvalidObjectError, MismatchError
+from bokistore.errors import ConditionUnmetError, InvalidObjectError, MismatchError
 
 Json: TypeAlias = Any
 """A JSON value: None, bool, int, float, str, list or dict with text keys."""
@@ -93,7 +93,40 @@ class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
     path: Steps
 
 
-Write: TypeAlias = Set | Increment | Push | AddToSet | Pop | Merge | Delete
+class DecrementIf(msgspec.Struct, frozen=True, array_like=True, tag="decrement_if"):
+    """Subtract from the number at a path, if the difference is at least `at_least`; a missing value
+    counts as 0.
+    """
+
+    path: Steps
+    by: int | float
+    at_least: int | float
+
+
+class SetIf(msgspec.Struct, frozen=True, array_like=True, tag="set_if"):
+    """Set the value at a path, if it is the JSON `expected`; a missing value counts as null."""
+
+    path: Steps
+    expected: Json
+    value: Json
+
+
+class AppendIf(msgspec.Struct, frozen=True, array_like=True, tag="append_if"):
+    """Append a value to the list at a path, if it is not in the list (`absent`), and if the list is
+    shorter than `limit`.
+    """
+
+    path: Steps
+    value: Json
+    absent: bool
+    limit: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+Conditional: TypeAlias = DecrementIf | SetIf | AppendIf
+"""Writes with a condition, which is decided at their place in the log. If it does not hold, the
+write has no effect.
+"""
+Write: TypeAlias = Set | Increment | Push | AddToSet | Pop | Merge | Delete | Conditional
 Document: TypeAlias = dict[str, Json]
 
 _encoder = msgspec.json.Encoder()
@@ -240,7 +273,10 @@ def apply_write(document: Document | None, write: Write, *, name: str) -> Docume
 
     Raises:
         MismatchError: the write does not fit; the document is as before.
+        ConditionUnmetError: the write's condition does not hold; the document is as before.
     """
+    if isinstance(write, DecrementIf | SetIf | AppendIf):
+        _check_condition(document, write, name)
     if not write.path:
         return _replace_whole(document, write, name)
     if isinstance(write, Delete):
@@ -253,6 +289,36 @@ def apply_write(document: Document | None, write: Write, *, name: str) -> Docume
     holder = _holder(document, write, name)
     _store(holder, write.path[-1], _value_after(_child(holder, write.path[-1]), write, name))
     return document
+
+
+def _check_condition(document: Document | None, write: Conditional, name: str) -> None:
+    """Raise for a condition that does not hold. A value of another type is left to the write.
+
+    Raises:
+        ConditionUnmetError: the condition does not hold.
+    """
+    there = value_at(document, write.path)
+    match write:
+        case SetIf(expected=expected):
+            if isinstance(there, dict) and not write.path:
+                there = without_tags(there)
+            holds = _same(None if there is Absent.ABSENT else there, expected)
+        case DecrementIf(by=by, at_least=at_least):
+            old = 0 if there is Absent.ABSENT else there
+            holds = not isinstance(old, int | float) or old - by >= at_least
+        case AppendIf(value=value, absent=absent, limit=limit):
+            items = there if isinstance(there, list) else []
+            holds = not (absent and _contains(items, value))
+            holds = holds and (limit is None or len(items) < limit)
+        case unreachable:
+            assert_never(unreachable)
+    if not holds:
+        raise ConditionUnmetError(f"The condition of {write!r} of {name!r} does not hold.")
+
+
+def _same(one: Json, other: Json) -> bool:
+    """Tell whether two values are the same JSON."""
+    return _sorted_encoder.encode(one) == _sorted_encoder.encode(other)
 
 
 def is_whole(write: Write) -> bool:
@@ -268,32 +334,36 @@ def _replace_whole(document: Document | None, write: Write, name: str) -> Docume
         case Merge(value=value):
             merged: Document = _merge_patch(document, value)
             return merged
-        case Set(value=dict() as value):
+        case Set(value=dict() as value) | SetIf(value=dict() as value):
             return value
         case Delete():
             return None
-        case Set(value=value):
+        case Set(value=value) | SetIf(value=value):
             raise MismatchError(name, "", wanted="a JSON object", found=_kind(value))
-        case Push() | AddToSet() | Pop():
+        case Push() | AddToSet() | Pop() | AppendIf():
             raise MismatchError(name, "", wanted="a list", found="an object")
-        case Increment():
+        case Increment() | DecrementIf():
             raise MismatchError(name, "", wanted="a number", found="an object")
         case unreachable:
             assert_never(unreachable)
 
 
-def _value_after(old: Json, write: Set | Increment | Push | AddToSet | Merge, name: str) -> Json:
-    """Return the value at the write's path after the write."""
+def _value_after(
+    old: Json, write: Set | Increment | Push | AddToSet | Merge | Conditional, name: str
+) -> Json:
+    """Return the value at the write's path after the write, whose condition holds."""
     match write:
-        case Set(value=value):
+        case Set(value=value) | SetIf(value=value):
             return value
         case Increment(by=by):
             return _sum(old, by, write, name)
-        case Push(value=value, limit=limit):
+        case DecrementIf(by=by):
+            return _sum(old, -by, write, name)
+        case Push(value=value) | AppendIf(value=value):
             items = _list(old, write, name)
             items.append(value)
-            if limit is not None and len(items) > limit:
-                del items[:-limit]
+            if isinstance(write, Push) and write.limit is not None:
+                del items[: -write.limit]
             return items
         case AddToSet(value=value):
             items = _list(old, write, name)

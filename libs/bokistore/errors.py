@@ -38,6 +38,32 @@ class MismatchError(StoreError):
         self.path = path
 
 
+class ObjectTooLargeError(StoreError):
+    """The operation would make the object larger than the limit of its size; it had no effect.
+
+    Attributes:
+        name: the object.
+        size: bytes of JSON that the object would have.
+        limit: the largest allowed size, in bytes of JSON.
+    """
+
+    def __init__(self, name: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"{name!r} would have {size:,} bytes of JSON, the limit is {limit:,}; nothing was "
+            "changed. Split it into several objects."
+        )
+        self.name = name
+        self.size = size
+        self.limit = limit
+
+
+class ConditionUnmetError(StoreError):
+    """The condition of a write does not hold; the write had no effect.
+
+    `Store` and `TxnObject` return that as a value; only replays use this error.
+    """
+
+
 class ObjectTypeError(StoreError):
     """An object does not fit the requested type; the object is unchanged.
 

@@ -11,6 +11,9 @@ from bokistore.document import (
     TAGS_KEY,
     Absent,
     AddToSet,
+    AppendIf,
+    Conditional,
+    DecrementIf,
     Delete,
     Document,
     Increment,
@@ -20,8 +23,8 @@ from bokistore.document import (
     Pop,
     Push,
     Set,
+    SetIf,
     Write,
-    apply_write,
     check_value,
     check_whole,
     copy_value,
@@ -31,9 +34,10 @@ from bokistore.document import (
     value_at,
     without_tags,
 )
-from bokistore.errors import InvalidObjectError
+from bokistore.errors import ConditionUnmetError, InvalidObjectError
 from bokistore.records import ObjectView
 from bokistore.types import as_type
+from bokistore.value import Value
 from indilog.sdk import SeqNum
 
 _TypedT = TypeVar("_TypedT")
@@ -54,9 +58,11 @@ class Obj(Mapping[str, Json]):
         self.name = name
         self.seqnum: SeqNum | None = view.version
         self._view = view
-        self._document: Document | None = (
-            None if view.document is None else msgspec.json.decode(view.document)
-        )
+        self._current = Value(name, view.document)
+
+    @property
+    def _document(self) -> Document | None:
+        return self._current.document
 
     @property
     def exists(self) -> bool:
@@ -154,7 +160,7 @@ class TxnObject(Obj):
         super().__init__(name, view)
         self._writes = writes
         self._is_over = False
-        for raw in writes:
+        for raw in writes:  # blind writes before the read
             self._apply(raw)
 
     @property
@@ -204,6 +210,39 @@ class TxnObject(Obj):
         """Remove the value at `path`; without a path, the object itself."""
         return self.write(delete_at(path))
 
+    def decrement_if(self, path: Path, by: float, at_least: float = 0) -> int | float | None:
+        """Subtract `by` from the number at `path`, and return the new number; None: it would be
+        less than `at_least`, so nothing was changed.
+        """
+        write = decrement_if_at(path, by, at_least)
+        old = self._write_if(write, self.get(path))
+        return None if old is Absent.ABSENT else (old or 0) - by
+
+    def test_and_set(self, path: Path, expected: Json, value: Json) -> bool:
+        """Set the value at `path` if it is `expected`; return whether it was set."""
+        return self._write_if(set_if_at(path, expected, value), None) is not Absent.ABSENT
+
+    def append_if(
+        self, path: Path, value: Json, *, absent: bool = False, limit: int | None = None
+    ) -> bool:
+        """Append `value` to the list at `path` if the conditions hold (`Store.append_if`); return
+        whether it was appended.
+        """
+        write = append_if_at(path, value, absent=absent, limit=limit)
+        return self._write_if(write, None) is not Absent.ABSENT
+
+    def _write_if(self, write: Conditional, old: Json) -> Json:
+        """Apply a write, and return `old`; `ABSENT`: its condition does not hold."""
+        try:
+            self.write(write)
+        except ConditionUnmetError:
+            return Absent.ABSENT
+        return old
+
+    def view_now(self) -> ObjectView:
+        """Return the view with the transaction's writes so far."""
+        return self._view._replace(document=self._current.text())
+
     def close(self) -> None:
         """Refuse further writes, because the transaction's record is complete."""
         self._is_over = True
@@ -224,7 +263,7 @@ class TxnObject(Obj):
 
     def _apply(self, raw: msgspec.Raw) -> None:
         # Decoded again, so that the document shares nothing with the caller's value.
-        self._document = apply_write(self._document, _decode_write(raw), name=self.name)
+        self._current.apply(_decode_write(raw), len(bytes(raw)))
 
 
 def transaction_ended() -> RuntimeError:
@@ -281,3 +320,30 @@ def merge_at(path: Path, patch: Document) -> Merge:
 def delete_at(path: Path | None) -> Delete:
     """Return the write that removes the value at `path`, or the whole object."""
     return Delete(() if path is None else steps_of(path))
+
+
+def decrement_if_at(path: Path, by: float, at_least: float) -> DecrementIf:
+    """Return the write that subtracts `by` if at least `at_least` is left."""
+    for number in (by, at_least):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise InvalidObjectError(f"A decrement must be a number, not {number!r:.40}.")
+        check_value(number)
+    return DecrementIf(steps_of(path), by, at_least)
+
+
+def set_if_at(path: Path, expected: Json, value: Json) -> SetIf:
+    """Return the write that sets the value at `path` if it is `expected`."""
+    check_value(expected)
+    check_value(value)
+    steps = steps_of(path)
+    if not steps:
+        check_whole(value)
+    return SetIf(steps, expected, value)
+
+
+def append_if_at(path: Path, value: Json, *, absent: bool, limit: int | None) -> AppendIf:
+    """Return the write that adds `value` at the end of the list at `path` if it may."""
+    if not absent and limit is None:
+        raise InvalidObjectError("append_if needs a condition: absent=True or a limit.")
+    push = push_at(path, value, limit)
+    return AppendIf(push.path, value, bool(absent), limit)

@@ -6,16 +6,19 @@ A record's data is JSON:
 - `writes`: a list of writes for each object (`bokistore.document`);
 - `reads` and `horizon`, in a transaction that read objects: the names of these objects, and the
   seqnum below which the transaction saw all records;
-- `id`, `horizon` and `result`, in a transaction with an id.
+- `ids` and `horizon`, in a transaction with an id: the result by id; `held`: those of the ids that
+  are known until they are released; `released`: ids of earlier transactions that are released.
 
-The record has a tag for each written object, and one for the id if there is one. So an object's
-sub-stream is its whole history (thesis 2.3.3). The tag of an object is `store:` and its name; the
-tag of an id is `txn:` and the id. These prefixes avoid collisions with tags of other programs.
+The record has a tag for each written object, and one for each id and released id. So an object's
+sub-stream is its whole history (thesis 2.3.3). The tag of an object is `store:` and its name. Ids
+share 65,536 tags, `ids:` and a hash of the id, so that the floors of collected ids are bounded,
+too. These prefixes avoid collisions with tags of other programs.
 
 A checkpoint is a record with the field `checkpoint` instead: an object's value as of an earlier
-record. It has two tags: that of the object, and `ckpt:` and the name. The record of a garbage
-collection has the field `collected`: the transactions in a part of the log that did not take effect
-(`bokistore.collection`).
+record. It has two tags: that of the object, and `ckpt:` and the name. The value of a large object
+is in earlier records, each with the field `part` and the tag `ckpt:` and the name; the checkpoint
+names the first of them. The record of a garbage collection has the field `collected`: the
+transactions in a part of the log that did not take effect (`bokistore.collection`).
 
 Aux data is JSON, too: `committed` is the decision about the command, and `views` has object views.
 A view has an object's version (seqnum of the last committed write, or null), its value after the
@@ -26,7 +29,9 @@ log; data of any other form is ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple
+from zlib import crc32
 
 import msgspec
 
@@ -34,29 +39,54 @@ from bokistore.document import Json, Write
 from bokistore.errors import InvalidObjectError, StoreVersionError
 from indilog.sdk import TAG_BYTES_MAX, SeqNum, can_be_in_tag
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version of the records that are written. Version 1 has no conditional writes, parts, released
+ids and turns, and a tag for each id; it is read, too.
+"""
+_VERSIONS: Final = (1, VERSION)
 AUX_BYTES_MAX: Final = 1024 * 1024
 """Largest aux data that is stored, in bytes; the log's default limit."""
 _TAG_PREFIX: Final = "store:"
 _NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX)
-_ID_TAG_PREFIX: Final = "txn:"
-_ID_BYTES_MAX: Final = TAG_BYTES_MAX - len(_ID_TAG_PREFIX)
+_ID_TAG_PREFIX: Final = "ids:"
+_ID_TAGS: Final = 65_536
+_OLD_ID_TAG_PREFIX: Final = "txn:"
+_ID_BYTES_MAX: Final = TAG_BYTES_MAX - len(_OLD_ID_TAG_PREFIX)
 _CHECKPOINT_TAG_PREFIX: Final = "ckpt:"
 _NULL: Final = b"null"
 
 
-class ObjectCheckpoint(msgspec.Struct, frozen=True):
+class ObjectCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """An object as of the record at `seqnum`, stored in a later record.
 
     Attributes:
         version: seqnum of the last committed write up to `seqnum`; None if there was none.
-        value: the object, null if it does not exist.
+        value: the object, null if it does not exist, or if it is in parts.
+        parts: number of records with the parts of the object's JSON; 0: it is in `value`.
+        first: seqnum of the first part.
     """
 
     name: str
     seqnum: Annotated[SeqNum, msgspec.Meta(ge=0)]
     version: SeqNum | None
     value: msgspec.Raw
+    parts: Annotated[int, msgspec.Meta(ge=0)] = 0
+    first: SeqNum = 0
+
+
+class CheckpointPart(msgspec.Struct, frozen=True):
+    """A part of the JSON of an object, stored before the checkpoint that names it.
+
+    Attributes:
+        first: seqnum of the first part; None in the first part.
+        part: number of this part, from 0.
+        text: the bytes of this part.
+    """
+
+    name: str
+    first: SeqNum | None
+    part: Annotated[int, msgspec.Meta(ge=0)]
+    text: bytes
 
 
 class Collected(msgspec.Struct, frozen=True):
@@ -67,8 +97,27 @@ class Collected(msgspec.Struct, frozen=True):
     aborted: tuple[SeqNum, ...] = ()
 
 
+class Check(NamedTuple):
+    """What must not have happened in [horizon, seqnum of a transaction).
+
+    Attributes:
+        tag: the sub-stream to search.
+        id: no other transaction with this id may have committed; None: no write of the object.
+    """
+
+    tag: str
+    id: str | None = None
+
+
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The command of a record: a single operation, or a whole transaction."""
+    """The command of a record: a single operation, or a whole transaction.
+
+    Attributes:
+        id, result: an id and its result, in records of version 1.
+        ids: the results by id, in records of later versions.
+        held: ids that are known until they are released.
+        released: ids of earlier transactions.
+    """
 
     store: int
     writes: dict[str, tuple[Write, ...]]
@@ -76,7 +125,11 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     horizon: Annotated[SeqNum, msgspec.Meta(ge=0)] = 0
     id: str | None = None
     result: Json = None
+    ids: dict[str, Json] = {}
+    held: tuple[str, ...] = ()
+    released: tuple[str, ...] = ()
     checkpoint: ObjectCheckpoint | None = None
+    part: CheckpointPart | None = None
     collected: Collected | None = None
 
     @property
@@ -84,20 +137,21 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether the order of the log decides if the command takes effect; other commands always
         do.
         """
-        return bool(self.reads) or self.id is not None
+        return bool(self.reads) or bool(self.ids) or self.id is not None
 
-    def validated_tags(self) -> list[str]:
-        """Return the sub-streams that must have no committed record in [horizon, seqnum of the
-        command).
-        """
-        tags = [_TAG_PREFIX + name for name in self.reads]
-        return tags if self.id is None else [*tags, _ID_TAG_PREFIX + self.id]
+    def checks(self) -> list[Check]:
+        """Return what decides whether the command takes effect."""
+        checks = [Check(_TAG_PREFIX + name) for name in self.reads]
+        checks += [Check(_id_tag(txn_id), txn_id) for txn_id in self.ids]
+        if self.id is not None:
+            checks.append(Check(_OLD_ID_TAG_PREFIX + self.id, self.id))
+        return checks
 
-    def concerns(self, tag: str) -> bool:
-        """Tell whether the command writes the object, or has the id, of the sub-stream `tag`."""
-        if (name := object_of(tag)) is not None:
-            return name in self.writes
-        return self.id is not None and tag == _ID_TAG_PREFIX + self.id
+    def concerns(self, check: Check) -> bool:
+        """Tell whether the command, if it takes effect, fails a check."""
+        if check.id is None:
+            return object_of(check.tag) in self.writes
+        return check.id in self.ids or check.id == self.id
 
 
 class ObjectView(NamedTuple):
@@ -173,7 +227,11 @@ def id_tag_of(txn_id: str) -> str:
             f"A transaction's id must be 1 to {_ID_BYTES_MAX} bytes of text without U+001F, "
             f"not {txn_id!r:.64}."
         )
-    return _ID_TAG_PREFIX + txn_id
+    return _id_tag(txn_id)
+
+
+def _id_tag(txn_id: str) -> str:
+    return f"{_ID_TAG_PREFIX}{crc32(txn_id.encode()) % _ID_TAGS}"
 
 
 def _is_id(txn_id: object) -> bool:
@@ -185,16 +243,21 @@ def encode_command(
     reads: Sequence[str] = (),
     horizon: SeqNum = 0,
     *,
-    txn_id: str | None = None,
-    result: Json = None,
+    ids: Mapping[str, Json] = MappingProxyType({}),
+    held: Sequence[str] = (),
+    released: Sequence[str] = (),
 ) -> bytes:
     """Return a record's data; each write is given as JSON text."""
     command: dict[str, Any] = {"store": VERSION, "writes": writes}
     if reads:
         command["reads"] = reads
-    if txn_id is not None:
-        command |= {"id": txn_id, "result": result}
-    if reads or txn_id is not None:
+    if ids:
+        command["ids"] = dict(ids)
+    if held:
+        command["held"] = held
+    if released:
+        command["released"] = released
+    if reads or ids:
         command["horizon"] = horizon
     return _encode(command)
 
@@ -209,7 +272,7 @@ def decode_command(data: bytes) -> Command | None:
         command = _decode_command(data)
     except (msgspec.DecodeError, RecursionError):
         command = None
-    if command is not None and command.store == VERSION:
+    if command is not None and command.store in _VERSIONS:
         return command if _is_sound(command) else None
     try:
         version = _decode_version(data).store
@@ -223,7 +286,10 @@ def decode_command(data: bytes) -> Command | None:
 
 
 def _is_sound(command: Command) -> bool:
-    return all(map(_is_name, command.reads)) and (command.id is None or _is_id(command.id))
+    ids = [*command.ids, *command.held, *command.released]
+    if command.id is not None:
+        ids.append(command.id)
+    return all(map(_is_name, command.reads)) and all(map(_is_id, ids))
 
 
 def encode_aux(
@@ -261,18 +327,41 @@ def checkpoint_tag_of(name: str) -> str:
     return _CHECKPOINT_TAG_PREFIX + name
 
 
-def encode_checkpoint(name: str, view: ObjectView) -> bytes:
-    """Return the data of a checkpoint: a record with a view of an object."""
-    value = msgspec.Raw(view.document or _NULL)
-    checkpoint = ObjectCheckpoint(name, view.seqnum, view.version, value)
+def encode_checkpoint(name: str, view: ObjectView, *, parts: int = 0, first: SeqNum = 0) -> bytes:
+    """Return the data of a checkpoint: a record with a view of an object.
+
+    Args:
+        name: the object.
+        view: the view.
+        parts: number of records that hold the object's JSON; 0: the checkpoint holds it.
+        first: seqnum of the first of these records.
+    """
+    value = msgspec.Raw(_NULL if parts else view.document or _NULL)
+    checkpoint = ObjectCheckpoint(name, view.seqnum, view.version, value, parts, first)
     return _encode({"store": VERSION, "writes": {}, "checkpoint": checkpoint})
 
 
-def checkpoint_in(command: Command | None, name: str) -> ObjectView | None:
-    """Return the view of `name` in a checkpoint, or None."""
-    if command is None or (kept := command.checkpoint) is None or kept.name != name:
-        return None
-    return ObjectView(kept.seqnum, kept.version, _document_in(kept.value), depth=0)
+def encode_part(part: CheckpointPart) -> bytes:
+    """Return the data of a record with a part of a checkpoint."""
+    return _encode({"store": VERSION, "writes": {}, "part": part})
+
+
+def checkpoint_in(command: Command | None, name: str) -> ObjectCheckpoint | None:
+    """Return the checkpoint of `name` in a command, or None."""
+    kept = None if command is None else command.checkpoint
+    return kept if kept is not None and kept.name == name else None
+
+
+def part_in(command: Command | None, name: str) -> CheckpointPart | None:
+    """Return the part of a checkpoint of `name` in a command, or None."""
+    kept = None if command is None else command.part
+    return kept if kept is not None and kept.name == name else None
+
+
+def view_of(checkpoint: ObjectCheckpoint, text: bytes | None = None) -> ObjectView:
+    """Return the view in a checkpoint; `text`: the object's JSON, if it is in parts."""
+    document = _document_in(checkpoint.value) if text is None else text
+    return ObjectView(checkpoint.seqnum, checkpoint.version, document, depth=0)
 
 
 def encode_collected(collected: Collected) -> bytes:

@@ -8,18 +8,17 @@ cache has a view, replay starts at the last checkpoint.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-import msgspec
-
 from bokistore.cache import ViewCache
-from bokistore.checkpoints import ObjectCheckpoints
+from bokistore.checkpoints import ObjectCheckpoints, StoredCheckpoint, is_overdue
 from bokistore.decisions import Decisions
-from bokistore.document import Document, Json, apply_write, encode, is_whole
-from bokistore.errors import MismatchError
+from bokistore.document import Json, is_whole
 from bokistore.records import (
     UNWRITTEN,
     Aux,
+    Check,
     Command,
     ObjectView,
     checkpoint_in,
@@ -30,6 +29,7 @@ from bokistore.records import (
     tag_of,
     view_in,
 )
+from bokistore.value import NO_EFFECT, Value
 from indilog import MAX_SEQNUM, DataLossError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum, name_loss
 
@@ -39,10 +39,6 @@ cache replays about that many records, and most operations do not need the extra
 aux data.
 """
 _PAGE: Final = 256
-_REPLAYED_MAX: Final = 256
-"""A read that replayed more records than this appends a checkpoint."""
-
-_decode = msgspec.json.decode
 
 
 def is_followed_by_aux(view: ObjectView) -> bool:
@@ -108,7 +104,7 @@ class ObjectReplay:
         view = view_in(aux, name, newest.seqnum)
         if view is None:
             view = await self._replay_from_earlier(name, newest, base)
-            if may_append and view.age > _REPLAYED_MAX:
+            if may_append and is_overdue(view):
                 await self.checkpoint(name, view)
             assert view.seqnum == newest.seqnum, "a replay ends at the newest record"
             # The last record of the sub-stream took effect iff its seqnum is the object's version.
@@ -118,15 +114,15 @@ class ObjectReplay:
             self._cache.keep_view(self._log.name, name, view)
         return view
 
-    async def checkpoint(self, name: str, view: ObjectView) -> SeqNum | None:
+    async def checkpoint(self, name: str, view: ObjectView) -> StoredCheckpoint | None:
         """Append a checkpoint of an object; None: the append failed, so later replays take
         longer.
         """
-        seqnum = await self._checkpoints.append(name, view)
-        if seqnum == view.seqnum + 1:
-            newest = view._replace(seqnum=seqnum, depth=view.depth + 1, age=0)
+        stored = await self._checkpoints.append(name, view)
+        if stored is not None and stored.seqnum == view.seqnum + 1:
+            newest = view._replace(seqnum=stored.seqnum, depth=view.depth + 1, age=0)
             self._cache.keep_view(self._log.name, name, newest)
-        return seqnum
+        return stored
 
     async def advance(self, name: str, view: ObjectView, record: Record) -> ObjectView:
         """Return the object as of `record`; `view` is as of the previous record of the object's
@@ -143,14 +139,15 @@ class ObjectReplay:
         return await self._replay_records(name, view, records) if records else view
 
     def apply_command(
-        self, view: ObjectView, command: Command, name: str, seqnum: SeqNum
+        self, view: ObjectView, command: Command, name: str, seqnum: SeqNum, size: int
     ) -> ObjectView:
-        """Return the object after an effective command at `seqnum`; `view` is before it."""
+        """Return the object after an effective command of `size` bytes at `seqnum`; `view` is
+        before it.
+        """
         assert seqnum > view.seqnum, "a command follows the view that it changes"
-        document: Document | None = _decode(view.document) if view.document else None
-        document = self._apply_writes(document, command, name)
-        after = None if document is None else encode(document)
-        return ObjectView(seqnum, seqnum, after, view.depth + 1, view.age + 1)
+        value = Value(name, view.document)
+        self._apply_writes(value, command, size)
+        return ObjectView(seqnum, seqnum, value.text(), view.depth + 1, view.age + 1)
 
     async def keep(
         self,
@@ -198,8 +195,8 @@ class ObjectReplay:
             view, page = await self._page(name, base, newest)
         if not page or page[-1].seqnum < newest.seqnum:
             kept = await self._checkpoints.newest(name, newest.seqnum)
-            if kept is not None and kept.seqnum > view.seqnum:
-                view, page = kept, []
+            if kept is not None and kept.view.seqnum > view.seqnum:
+                view, page = kept.view, []
         while view.seqnum < newest.seqnum:
             if not page:
                 view, page = await self._page(name, view, newest)
@@ -246,7 +243,7 @@ class ObjectReplay:
             if kept := view_in(aux, name, records[place].seqnum):
                 start, view = place + 1, kept
                 break
-        document: Document | None = _decode(view.document) if view.document else None
+        value = Value(name, view.document)
         version, age = view.version, view.age
         for record in records[start:]:
             command = decode_command(record.data)
@@ -254,13 +251,13 @@ class ObjectReplay:
             if command is None or name not in command.writes:
                 continue
             if await self._is_effective(record, command, name, version):
-                document = self._apply_writes(document, command, name)
+                self._apply_writes(value, command, len(record.data))
                 version = record.seqnum
         assert version is None or version <= records[-1].seqnum, "a version is a record"
         return ObjectView(
             seqnum=records[-1].seqnum,
             version=version,
-            document=None if document is None else encode(document),
+            document=value.text(),
             depth=view.depth + len(records) - start,
             age=age,
         )
@@ -275,34 +272,36 @@ class ObjectReplay:
             if version is not None and version >= command.horizon:
                 self._decisions.keep(record.seqnum, committed=False)
                 return False
-            if len(command.reads) == 1 and command.id is None:
+            if len(command.checks()) == 1:
                 return True
         return await self.is_committed(record, command)
 
-    def _apply_writes(
-        self, document: Document | None, command: Command, name: str
-    ) -> Document | None:
-        for write in command.writes[name]:
-            try:
-                document = apply_write(document, write, name=name)
-            except MismatchError:
-                continue  # the write has no effect; its caller got this error
-        return document
+    def _apply_writes(self, value: Value, command: Command, size: int) -> None:
+        """Apply the writes of a command to an object; the command has at most `size` bytes."""
+        for write in command.writes[value.name]:
+            with suppress(*NO_EFFECT):  # its caller got this error
+                value.apply(write, size)
 
     async def find_committed(self, txn_id: str, bound: SeqNum) -> CommittedTransaction | None:
         """Return the committed transaction with an id among the records up to `bound`; None if
-        there is none.
+        there is none, or if it was collected.
         """
-        tag = id_tag_of(txn_id)
-        while bound >= 0 and (record := await self._log.read_prev(tag, bound)) is not None:
-            command = decode_command(record.data)
-            if (
-                command is not None
-                and command.concerns(tag)
-                and await self.is_committed(record, command)
-            ):
-                return CommittedTransaction(record.seqnum, command.result)
-            bound = record.seqnum - 1
+        check = Check(id_tag_of(txn_id), txn_id)
+        start = self._cache.floor(self._log.name, check.tag)
+        while start <= bound:
+            try:
+                page = await self._log.read_range(check.tag, start, limit=_PAGE)
+            except TrimmedError as error:
+                start = error.first_seqnum
+                self._cache.keep_floor(self._log.name, check.tag, start)
+                continue
+            for record in page:
+                command = decode_command(record.data) if record.seqnum <= bound else None
+                if command is None or not command.concerns(check):
+                    continue
+                if await self.is_committed(record, command):
+                    return CommittedTransaction(record.seqnum, command.ids.get(txn_id))
+            start = page[-1].seqnum + 1 if page else bound + 1
         return None
 
     async def is_committed(self, record: Record, command: Command) -> bool:

@@ -15,43 +15,55 @@ import msgspec
 
 from bokistore.cache import ViewCache, cache_of
 from bokistore.checkpoints import is_due
-from bokistore.collection import Collection
+from bokistore.collection import (
+    KEEP_IDS_S,
+    KEEP_S,
+    Collection,
+    CollectionStatus,
+    check_spans,
+    find_status,
+)
 from bokistore.document import (
+    Absent,
+    Conditional,
     Document,
     Json,
     Path,
     Pop,
     Set,
     Write,
-    apply_write,
     check_value,
     encode,
     result_of,
     steps_of,
 )
-from bokistore.errors import AlreadyCommittedError, MismatchError
+from bokistore.errors import AlreadyCommittedError, ConditionUnmetError, MismatchError
+from bokistore.groups import Group
+from bokistore.lines import Contender
 from bokistore.objects import (
     Obj,
     add_to_set_at,
+    append_if_at,
+    decrement_if_at,
     delete_at,
     increment_at,
     merge_at,
     push_at,
     set_at,
+    set_if_at,
 )
 from bokistore.operations import PendingOperations
-from bokistore.records import ObjectView, encode_command, tag_of
+from bokistore.records import ObjectView, encode_command, id_tag_of, tag_of
 from bokistore.replay import ObjectReplay
 from bokistore.snapshot import Snapshot, Version, versions
 from bokistore.tags import STALE_MAX, STALE_REMOVED_MAX, check_own, entry, index_of, with_tags
 from bokistore.transaction import Transaction
 from bokistore.types import as_document
-from indilog import AppendOutcomeUnknownError, ConflictError, IndilogError, Log
+from bokistore.value import NO_EFFECT, Value, may_be_too_large
+from indilog import MAX_SEQNUM, AppendOutcomeUnknownError, ConflictError, IndilogError, Log
 from indilog.sdk import SeqNum, append_outcome_unknown, check_bound
 
 RETRIES: Final = 16
-KEEP_S: Final = 86_400.0
-"""Seconds of history that a garbage collection keeps by default."""
 
 _ResultT = TypeVar("_ResultT")
 _TypedT = TypeVar("_TypedT")
@@ -76,6 +88,7 @@ class Store:
     def __init__(self, log: Log, *, cache: ViewCache | None = None) -> None:
         self.log = log
         cache = cache_of(log) if cache is None else cache
+        self._cache = cache
         self._replay = ObjectReplay(log, cache)
         self._operations = PendingOperations(log, cache, self._replay)
 
@@ -243,6 +256,52 @@ class Store:
         assert old is None or isinstance(old, list), "a push fits lists only"
         return old
 
+    async def decrement_if(
+        self, name: str, path: Path, by: float, at_least: float = 0
+    ) -> int | float | None:
+        """Subtract `by` from the number at `path` if at least `at_least` is left; return the new
+        number. None: not enough was there, and nothing was changed.
+
+        The order of the log decides, so concurrent callers need no transaction and no retries:
+        while there is enough for n callers, n of them succeed. A missing value counts as 0.
+
+        Raises:
+            MismatchError: the value is not a number.
+        """
+        old = await self._operate_if(name, decrement_if_at(path, by, at_least))
+        return None if old is Absent.ABSENT else (old or 0) - by
+
+    async def test_and_set(self, name: str, path: Path, expected: Json, value: Json) -> bool:
+        """Set the value at `path` if it is the JSON `expected`; return whether it was set.
+
+        The order of the log decides: of several callers that expect the same value, one succeeds. A
+        missing value counts as null (`None`). With an empty path, it compares the whole object.
+
+        Raises:
+            MismatchError: the condition holds, but the path does not fit the object.
+        """
+        return await self._operate_if(name, set_if_at(path, expected, value)) is not Absent.ABSENT
+
+    async def append_if(
+        self, name: str, path: Path, value: Json, *, absent: bool = False, limit: int | None = None
+    ) -> bool:
+        """Append `value` to the list at `path` if all given conditions hold; return whether it was
+        appended. The order of the log decides.
+
+        Args:
+            name: the object.
+            path: where the list is; a missing list counts as empty.
+            value: the value to append.
+            absent: condition: the same JSON is not in the list.
+            limit: condition: the list has less than `limit` elements (1 or more).
+
+        Raises:
+            MismatchError: the value at `path` is not a list.
+            InvalidObjectError: no condition is given; use `push`.
+        """
+        write = append_if_at(path, value, absent=absent, limit=limit)
+        return await self._operate_if(name, write) is not Absent.ABSENT
+
     async def add_to_set(self, name: str, path: Path, value: Json) -> list[Json] | None:
         """Add `value` to the list at `path`, unless the same JSON is in it.
 
@@ -274,26 +333,45 @@ class Store:
         """Remove the value at `path`; without a path, the object itself."""
         return await self._operate(name, delete_at(path))
 
-    async def collect(self, *, keep: float = KEEP_S) -> SeqNum:
+    async def collect(
+        self,
+        *,
+        keep: float = KEEP_S,
+        keep_ids: float = KEEP_IDS_S,
+        pace: Callable[[], Awaitable[object]] | None = None,
+    ) -> SeqNum:
         """Garbage-collect history: trim records superseded more than `keep` seconds ago, and
         objects deleted before.
 
         Objects do not change. Time travel reaches back `keep` seconds: earlier reads raise
-        `TrimmedError`, and a transaction that began earlier gets `ConflictError`. Ids of
-        transactions older than `keep` are no longer known: reusing one raises `TrimmedError`.
+        `TrimmedError`, and a transaction that began earlier gets `ConflictError`.
 
-        Call it periodically, from any process. Each call continues where the last one ended, so
-        each record of the log is read once. A call may be interrupted.
+        Ids of transactions are forgotten after `keep_ids` seconds, or `keep` if that is longer. Ids
+        that are held (`transact(hold=True)`) are forgotten `keep` seconds after the transaction
+        once they are released, and after `HELD_S_MAX` seconds if nobody releases them. No
+        transaction with an id may last longer than that.
+
+        Call it periodically, from any process, or use `collect_automatically`. Each call continues
+        where the last one ended, so each record of the log is read once. A call may be interrupted.
+
+        Args:
+            keep: seconds of history that are kept.
+            keep_ids: seconds for which ids are kept.
+            pace: called after each piece of work, to pause there.
 
         Returns:
             The seqnum below which all records are processed.
 
         Raises:
-            ValueError: `keep` is negative.
+            ValueError: `keep` or `keep_ids` is negative.
         """
-        if not keep >= 0:
-            raise ValueError(f"keep must be a number of seconds, 0 or greater, not {keep!r}.")
-        return await Collection(self.log, self._replay).run(keep)
+        check_spans(keep, keep_ids)
+        return await Collection(self.log, self._replay, pace).run(keep, keep_ids)
+
+    async def collection_status(self, *, keep: float = KEEP_S) -> CollectionStatus:
+        """Return how far collections of this log are, if `keep` seconds of history are kept."""
+        check_spans(keep, keep)
+        return await find_status(self.log, keep)
 
     def transaction(self, *, id: str | None = None) -> Transaction:  # noqa: A002
         """Begin a transaction: `async with store.transaction() as txn`.
@@ -313,6 +391,7 @@ class Store:
         body: Callable[[Transaction], Awaitable[_ResultT]],
         *,
         id: str | None = None,  # noqa: A002
+        hold: bool = False,
         retries: int = RETRIES,
     ) -> _ResultT:
         """Run `body` in a transaction, retry it after each conflict, and return its result.
@@ -323,48 +402,120 @@ class Store:
         With `id`, the transaction takes effect exactly once, however often this is called, also
         after a crash. The result is recorded with the writes. If a transaction with the id has
         already committed, `body` does not run, and the call returns the recorded result. The result
-        is converted to JSON and back, so a tuple becomes a list. An id costs one more read, and is
-        known as long as its record is kept.
+        is converted to JSON and back, so a tuple becomes a list. An id costs one more read.
+
+        An id is known until a collection forgets it (`collect(keep_ids=...)`). With `hold`, it is
+        known until its owner calls `release`, at most `HELD_S_MAX` seconds. A transaction whose id
+        was forgotten takes effect again.
 
         Raises:
             ConflictError: the transaction conflicted more than `retries` times.
             AppendOutcomeUnknownError: with `id` only after `retries` attempts; repeat the call.
             InvalidObjectError: with `id`: the id or the result is invalid. Nothing was changed.
         """
-        for _ in range(retries):
-            try:
-                return await self._attempt(body, id)
-            except ConflictError:
-                continue
-            except AppendOutcomeUnknownError:
-                if id is None:
-                    raise
-        return await self._attempt(body, id)
+        contender = Contender(self._cache.lines, self.log.name)
+        try:
+            for attempt in range(retries + 1):
+                group = await contender.group(self._begin_group)
+                txn = Transaction(
+                    self.log, self._replay, id, contender,
+                    hold=hold, releases=self._cache.releases, group=group,
+                )  # fmt: skip
+                try:
+                    return await self._attempt_in_turn(body, txn, contender, group)
+                except ConflictError:
+                    if attempt == retries:
+                        raise
+                    await contender.wait_for_turn(await txn.changed_objects())
+                except AppendOutcomeUnknownError:
+                    if id is None or attempt == retries:
+                        raise
+            raise AssertionError("the last attempt returns or raises")
+        finally:
+            contender.leave()
+
+    async def _attempt_in_turn(
+        self,
+        body: Callable[[Transaction], Awaitable[_ResultT]],
+        txn: Transaction,
+        contender: Contender,
+        group: Group | None,
+    ) -> _ResultT:
+        """Run an attempt; if it does not join its group, the group goes on without it."""
+        try:
+            return await self._attempt(body, txn, contender)
+        finally:
+            if group is not None and contender.has_turn_of(group):
+                await group.end_turn(contender)
+
+    def _begin_group(self) -> Group:
+        releases = self._cache.releases
+        return Group(Transaction(self.log, self._replay, releases=releases))
+
+    def release(self, *ids: str) -> None:
+        """Release ids that `transact(hold=True)` has committed: nobody will use them again.
+
+        The next records of transactions with an id in this process say so, 8 ids each. Then a
+        collection may forget the ids like the history of objects. A release that is lost, because
+        the process ends first, costs nothing but space: the id is known until `HELD_S_MAX`.
+
+        Raises:
+            InvalidObjectError: an id is invalid.
+        """
+        for txn_id in ids:
+            id_tag_of(txn_id)
+        self._cache.releases.add(self.log.name, ids)
 
     async def _attempt(
-        self, body: Callable[[Transaction], Awaitable[_ResultT]], txn_id: str | None
+        self,
+        body: Callable[[Transaction], Awaitable[_ResultT]],
+        txn: Transaction,
+        contender: Contender,
     ) -> _ResultT:
-        txn = self.transaction(id=txn_id)
         try:
             async with txn:
-                result = txn.result = await body(txn)
+                with contender.running():
+                    result = txn.result = await body(txn)
         except AlreadyCommittedError as done:
             if done is not txn.refusal:
                 raise  # the error is of another transaction, inside the body
             return done.result  # type: ignore[no-any-return]
-        return result if txn_id is None else txn.result
+        return result if txn.id is None else txn.result
+
+    async def _operate_if(self, name: str, write: Conditional) -> Json | Absent:
+        """Append one write with a condition, then read the value before it; `ABSENT`: the condition
+        does not hold.
+        """
+        try:
+            return await self._operate(name, write)
+        except ConditionUnmetError:
+            return Absent.ABSENT
 
     async def _operate(self, name: str, write: Write, indexes: Sequence[str] = ()) -> Json:
         """Append one write, then read the value before it."""
         check_own(name)
         tags = [tag_of(name), *map(tag_of, indexes)]
         raw = encode(write)
+        await self._check_size(name, raw)
         writes = {name: [msgspec.Raw(raw)]}
         writes |= {index: [msgspec.Raw(encode(entry(name)))] for index in indexes}
         data = encode_command(writes)
         seqnum = await self.log.append(data, tags=tags)
         with append_outcome_unknown(seqnum):
             return await self._outcome(name, seqnum, write, raw)
+
+    async def _check_size(self, name: str, raw: bytes) -> None:
+        """Raise before the append, if this process knows that the object is almost too large.
+
+        Raises:
+            ObjectTooLargeError: the object would be too large.
+        """
+        cached = self._cache.view(self.log.name, name, MAX_SEQNUM)
+        if cached is None or not may_be_too_large(cached.document or b"", len(raw)):
+            return
+        view = await self._replay.view(name)
+        with suppress(MismatchError, ConditionUnmetError):  # the log decides that
+            Value(name, view.document).apply(_decode_write(raw), len(raw))
 
     async def _outcome(self, name: str, seqnum: SeqNum, write: Write, raw: bytes) -> Json:
         """Return the value at the path before the write at `seqnum`.
@@ -373,20 +524,17 @@ class Store:
             MismatchError: the write does not fit the object.
         """
         before = await self._operations.view_before(name, seqnum)
-        document: Document | None = (
-            None if before.document is None else msgspec.json.decode(before.document)
-        )
-        old = result_of(document, write)
-        mismatch = None
+        value = Value(name, before.document)
+        old = result_of(value.document, write)
+        refused = None
         try:
-            document = apply_write(document, _decode_write(raw), name=name)
-        except MismatchError as error:
-            mismatch = error
-        after = None if document is None else encode(document)
-        view = ObjectView(seqnum, seqnum, after, before.depth + 1, before.age + 1)
+            value.apply(_decode_write(raw), len(raw))
+        except NO_EFFECT as error:
+            refused = error
+        view = ObjectView(seqnum, seqnum, value.text(), before.depth + 1, before.age + 1)
         await self._replay.keep({name: view}, seqnum, committed=True)
         if is_due(view):
             await self._replay.checkpoint(name, view)
-        if mismatch is not None:
-            raise mismatch
+        if refused is not None:
+            raise refused
         return old

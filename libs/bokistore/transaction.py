@@ -13,11 +13,13 @@ id, only the first valid one commits, and every replay agrees.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Never, Self
 
 import msgspec
 
+from bokistore.cache import Releases
 from bokistore.checkpoints import is_due
 from bokistore.document import (
     Delete,
@@ -32,6 +34,8 @@ from bokistore.document import (
     steps_of,
 )
 from bokistore.errors import AlreadyCommittedError
+from bokistore.groups import Group
+from bokistore.lines import Contender
 from bokistore.objects import (
     TxnObject,
     add_to_set_at,
@@ -53,8 +57,10 @@ from bokistore.records import (
 from bokistore.replay import ObjectReplay
 from bokistore.tags import check_own, entry, index_of, with_tags
 from bokistore.types import as_document
-from indilog import ConflictError, Log, Record, TrimmedError
+from indilog import ConflictError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum, append_outcome_unknown
+
+_decode_write = msgspec.json.Decoder(Write).decode
 
 
 class Transaction:
@@ -68,6 +74,7 @@ class Transaction:
     `result` is then the result of all transactions with this id.
 
     Attributes:
+        id: the id; None: it has none.
         seqnum: seqnum of its record after it has committed; None if it wrote nothing.
         result: with an id, the JSON value to record; set it inside the block.
         refusal: the error raised because a transaction with its id had already committed.
@@ -82,12 +89,30 @@ class Transaction:
         InvalidObjectError: on leaving: the result is not JSON; nothing was changed.
     """
 
-    def __init__(self, log: Log, replay: ObjectReplay, txn_id: str | None = None) -> None:
+    def __init__(
+        self,
+        log: Log,
+        replay: ObjectReplay,
+        txn_id: str | None = None,
+        contender: Contender | None = None,
+        *,
+        hold: bool = False,
+        releases: Releases | None = None,
+        group: Group | None = None,
+    ) -> None:
         if txn_id is not None:
             id_tag_of(txn_id)  # refuses an invalid id
         self._log = log
         self._replay = replay
-        self._id = txn_id
+        self._contender = contender
+        self._group = group
+        self._hold = hold
+        self._ids: dict[str, Json] = {}
+        """Results by id, of the members if this is the transaction of a group."""
+        self._held: list[str] = []
+        self._releases = Releases() if releases is None else releases
+        self._released: list[str] = []
+        self.id = txn_id
         self._horizons: list[SeqNum] = []
         """Concurrent first reads each ask for the tail; the first answer is used for all."""
         self._reads: dict[str, None] = {}
@@ -111,20 +136,59 @@ class Transaction:
         tag_of(name)
         if name in self._objects:
             return self._objects[name]
-        horizon = await self._horizon()
+        if self._contender is not None and await self._contender.arrive(name):
+            await self._renew_horizon()
+        horizon = await self.horizon()
+        self._reads[name] = None  # from here on, the horizon must not change
+        view = await self._view(name, horizon)
+        self._check_open()  # the transaction may have ended meanwhile
+        if name not in self._objects:
+            self._objects[name] = TxnObject(name, view, self._writes.setdefault(name, []))
+        return self._objects[name]
+
+    async def _view(self, name: str, horizon: SeqNum) -> ObjectView:
+        """Return an object as of the snapshot, with the writes of the group so far.
+
+        Raises:
+            ConflictError: the object's history was trimmed, or the group has ended.
+        """
+        if self._group is not None:
+            obj = None if self._group.is_over else await self._group.whole.get(name)
+            if obj is None or self._group.is_over:
+                raise ConflictError("The transaction took too long in its group; run it again.")
+            return obj.view_now()
         try:
-            view = await self._replay.view(name, horizon - 1)
+            return await self._replay.view(name, horizon - 1)
         except TrimmedError as error:
             if error.first_seqnum <= horizon:
                 raise
             raise ConflictError(
                 f"The value of {name!r} when the transaction began was trimmed; run it again."
             ) from error
-        self._check_open()  # the transaction may have ended meanwhile
-        self._reads[name] = None
-        if name not in self._objects:
-            self._objects[name] = TxnObject(name, view, self._writes.setdefault(name, []))
-        return self._objects[name]
+
+    def can_add(self, member: Transaction, names_max: int) -> bool:
+        """Tell whether a transaction that ran on top of this one can be added: it has no blind
+        writes, whose effect the next member could not see, and no id of another member.
+        """
+        names = {name for name, listed in member._writes.items() if listed}
+        total = {name for name, listed in self._writes.items() if listed} | names
+        return (
+            names <= member._reads.keys() and len(total) <= names_max and member.id not in self._ids
+        )
+
+    def add(self, member: Transaction) -> None:
+        """Add the writes and the id of a transaction that ran on top of this one."""
+        for name, listed in member._writes.items():
+            for raw in listed:
+                self._objects[name].write(_decode_write(raw))
+        if member.id is not None:
+            self._ids[member.id] = member.result
+            if member._hold:
+                self._held.append(member.id)
+
+    async def commit(self) -> None:
+        """End the block, and commit."""
+        await self.__aexit__(None, None, None)
 
     async def find(self, tag: str) -> dict[str, TxnObject]:
         """Return the objects that have a tag, by name, as of the snapshot, with the transaction's
@@ -144,11 +208,35 @@ class Transaction:
             if tag not in (await self.get(name)).tags:
                 self._buffer(index, Delete((name,)))
 
-    async def _horizon(self) -> SeqNum:
+    async def horizon(self) -> SeqNum:
         """Return the first seqnum that is not visible; the first call decides it."""
         if not self._horizons:
-            self._horizons.append(await self._log.tail())
+            group = self._group
+            horizon = await (self._log.tail() if group is None else group.whole.horizon())
+            self._horizons.append(horizon)
         return self._horizons[0]
+
+    async def _renew_horizon(self) -> None:
+        """Take the snapshot anew after waiting, unless something was read in it."""
+        if self._reads:
+            return
+        horizon = await self._log.tail()
+        if self.id is not None and await self._replay.find_committed(self.id, horizon - 1):
+            return  # the commit is refused, because of the earlier horizon
+        if not self._reads:
+            self._horizons[:] = [horizon]
+
+    async def changed_objects(self) -> list[str]:
+        """Return the objects that this transaction read and others have changed since."""
+        if not self._horizons:
+            return []
+        changed = []
+        for name in self._reads:
+            with suppress(IndilogError):  # the next attempt finds out
+                version = (await self._replay.view(name)).version
+                if version is not None and version >= self._horizons[0]:
+                    changed.append(name)
+        return changed
 
     def put(self, name: str, value: object, *, tags: Iterable[str] = ()) -> None:
         """Replace the whole object and its tags; see `Store.put`."""
@@ -206,9 +294,9 @@ class Transaction:
 
     async def __aenter__(self) -> Self:
         self._check_open()
-        if self._id is not None:
-            horizon = await self._horizon()
-            await self._refuse_if_done(self._id, horizon - 1)
+        if self.id is not None:
+            horizon = await self.horizon()
+            await self._refuse_if_done(self.id, horizon - 1)
         return self
 
     async def __aexit__(
@@ -226,15 +314,38 @@ class Transaction:
     async def _commit(self) -> None:
         """Append the record. It raises the errors named in the docstring of the class."""
         writes = {name: listed for name, listed in self._writes.items() if listed}
-        if not writes and self._id is None:
+        if self.id is not None:
+            check_value(self.result)
+        if self._group is not None and self._contender is not None:
+            await self._join(self._group, self._contender, writes)
             return
+        if self.id is not None:
+            self._ids[self.id] = self.result
+            self._held += [self.id] if self._hold else []
+        if not writes and not self._ids:
+            return
+        if self._ids:
+            self._released = self._releases.take(self._log.name)
         data = self._encode(writes)
-        tags = [tag_of(name) for name in writes]
-        if self._id is not None:
-            tags.append(id_tag_of(self._id))
-        seqnum = await self._log.append(data, tags=tags)
+        tags = [*map(tag_of, writes), *dict.fromkeys(map(id_tag_of, [*self._ids, *self._released]))]
+        try:
+            seqnum = await self._log.append(data, tags=tags)
+        except BaseException:
+            self._releases.add(self._log.name, self._released)
+            raise
         with append_outcome_unknown(seqnum):
             await self._decide(seqnum, data)
+
+    async def _join(
+        self, group: Group, contender: Contender, writes: dict[str, list[msgspec.Raw]]
+    ) -> None:
+        """Commit as a part of a group."""
+        result = b"" if self.id is None else encode(self.result)
+        size = len(result) + sum(len(bytes(raw)) for listed in writes.values() for raw in listed)
+        await group.join(self, contender, size)
+        self.seqnum = group.whole.seqnum
+        if self.id is not None:
+            self.result = msgspec.json.decode(result)
 
     async def _decide(self, seqnum: SeqNum, data: bytes) -> None:
         """Decide the transaction of the record at `seqnum`, and cache the result."""
@@ -242,29 +353,33 @@ class Transaction:
         assert command is not None, "we encoded this command"
         assert self._is_over, "a transaction is decided after its block"
         committed = await self._replay.is_committed(Record(seqnum, b"", data, 0.0, 0.0), command)
-        views = self._views_after(seqnum, command) if committed else {}
+        views = self._views_after(seqnum, command, len(data)) if committed else {}
         costly = command.is_conditional and seqnum > command.horizon
         await self._replay.keep(views, seqnum, committed=committed, costly=costly)
         if not committed:
             await self._refuse(seqnum)
-        self.result = command.result
+        if self.id is not None:
+            self.result = command.ids[self.id]
         self.seqnum = seqnum
         for name, view in filter(lambda kept: is_due(kept[1]), views.items()):
             await self._replay.checkpoint(name, view)
 
     def _encode(self, writes: dict[str, list[msgspec.Raw]]) -> bytes:
         """Return the record's data."""
-        if self._id is not None:
-            check_value(self.result)
         horizon = self._horizons[0] if self._horizons else 0
         return encode_command(
-            writes, tuple(self._reads), horizon, txn_id=self._id, result=self.result
+            writes,
+            tuple(self._reads),
+            horizon,
+            ids=self._ids,
+            held=self._held,
+            released=self._released,
         )
 
     async def _refuse(self, seqnum: SeqNum) -> Never:
         """Raise the error for the record at `seqnum`, which had no effect."""
-        if self._id is not None:
-            await self._refuse_if_done(self._id, seqnum - 1)
+        if self.id is not None:
+            await self._refuse_if_done(self.id, seqnum - 1)
         raise ConflictError(
             f"Another transaction changed one of {sorted(self._reads)} first; "
             "nothing was changed, run this one again."
@@ -275,13 +390,13 @@ class Transaction:
             self.refusal = AlreadyCommittedError(txn_id, *done)
             raise self.refusal
 
-    def _views_after(self, seqnum: SeqNum, command: Command) -> dict[str, ObjectView]:
+    def _views_after(self, seqnum: SeqNum, command: Command, size: int) -> dict[str, ObjectView]:
         """Return the views of the objects that were read or written, after the commit.
 
         They are computed from the record, as every replay does.
         """
         return {
-            name: self._replay.apply_command(held.view, command, name, seqnum)
+            name: self._replay.apply_command(held.view, command, name, seqnum, size)
             for name, held in self._objects.items()
             if name in command.writes
         }

@@ -1,8 +1,9 @@
 """Runs transactions in workflows, committed exactly once: `await wf.transact(store, body)`.
 
 The transaction has the operation's key as its id, so only the first commit takes effect
-(`Store.transact`). If the body raises, its failure is committed without its writes. Otherwise a
-stalled execution could commit writes after the failure was decided.
+(`Store.transact`). The store knows the id until the run has recorded the outcome, however long that
+takes and whatever the store collects. If the body raises, its failure is committed without its
+writes. Otherwise a stalled execution could commit writes after the failure was decided.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ async def transact(
     """See `Operations.transact`; `known` describes `body`."""
     txn_id = short_key(execution.key(number), _ID_BYTES_MAX)
     errors: list[BaseException] = []
+    held: list[str] = []
 
     async def wrote(txn: Transaction) -> Any:  # noqa: ANN401
         value = await body(txn)
@@ -64,10 +66,12 @@ async def transact(
             # A concurrent execution may still commit the writes. The log orders one of the two
             # commits first.
             plain = await _transact_with_retry(store, failed, txn_id)
+        held.append(txn_id)
         recorded = msgspec.convert(plain, _Recorded)
         return OperationOutcome(msgspec.json.encode(recorded.result), recorded.failure)
 
     decided = await execution.decide(number, known.name, TRANSACTION, committed, may_wait=True)
+    store.release(*held)  # the outcome is decided; replays do not ask the store
     raise_failure(decided, errors[-1] if errors else None)
     return known.result(decided.result)
 
@@ -83,7 +87,7 @@ async def _transact_with_retry(
             await waiting.pause(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         try:
-            return await store.transact(body, id=txn_id)
+            return await store.transact(body, id=txn_id, hold=True)
         except IndilogError as error:
             if not is_transient(error):
                 raise

@@ -38,6 +38,7 @@ from indilog.testing.stepper import SteppedLog, run_stepped
 
 NAMES = ("a", "b", "c")
 MISFIT = "misfit"
+CONDITIONAL = ("decrement_if", "test_and_set", "append_if")
 Json: TypeAlias = Any
 
 
@@ -52,10 +53,11 @@ def model_write(document: Json, write: list[Json]) -> tuple[Json, Json]:
     old = document
     for step in path:
         old = old.get(step) if isinstance(old, dict) else None
-    if kind == "delete":
-        return model_without(document, path), old
-    if kind == "pop":
-        return model_popped(document, path)
+    if kind in {"decrement_if", "set_if", "append_if"}:
+        return model_conditional(document, kind, path, old, rest)
+    if kind in {"delete", "pop"}:
+        without = model_without(document, path), old
+        return without if kind == "delete" else model_popped(document, path)
     if not path:
         if kind == "merge":
             return model_merged(document, rest[0]), old
@@ -69,6 +71,39 @@ def model_write(document: Json, write: list[Json]) -> tuple[Json, Json]:
     present = path[-1] in at
     new = model_value(kind, old if present else None, rest, present=present)
     return (document, MISFIT) if new is MISFIT else (model_with(document, path, new), old)
+
+
+def model_conditional(
+    document: Json, kind: str, path: list[str], old: Json, rest: list[Json]
+) -> tuple[Json, Json]:
+    """Do the same as `model_write` for a write with a condition; the second is the result of the
+    caller: the new number, or whether the condition held.
+    """
+    if kind == "decrement_if":
+        after, misfit = model_write(document, ["increment", path, -rest[0]])
+        if misfit is MISFIT:
+            return document, MISFIT
+        new = model_get(after, path)
+        return (after, new) if new >= rest[1] else (document, None)
+    if kind == "set_if":
+        if not same(old, rest[0]):
+            return document, False
+        after, misfit = model_write(document, ["set", path, rest[1]])
+    else:
+        items = old if isinstance(old, list) else []
+        texts = [json.dumps(item, sort_keys=True) for item in items]
+        if rest[1] and json.dumps(rest[0], sort_keys=True) in texts:
+            return document, False
+        if rest[2] is not None and len(items) >= rest[2]:
+            return document, False
+        after, misfit = model_write(document, ["push", path, rest[0], None])
+    return (document, MISFIT) if misfit is MISFIT else (after, True)
+
+
+def model_get(document: Json, path: list[str]) -> Json:
+    for step in path:
+        document = document[step]
+    return document
 
 
 def model_value(kind: str, old: Json, rest: list[Json], *, present: bool) -> Json:
@@ -158,10 +193,10 @@ class Model:
         since = range(command.get("horizon", 0), seqnum)
         reads = set(command.get("reads", ()))
         holds = not any(self.committed[s] and self.written[s] & reads for s in since)
-        if (txn_id := command.get("id")) is not None:
-            holds = holds and txn_id not in self.results
+        if ids := command.get("ids"):
+            holds = holds and not ids.keys() & self.results.keys()
             if holds:
-                self.results[txn_id] = command["result"]
+                self.results |= ids
         state, old = dict(self.states[-1]), None
         for name, writes in command["writes"].items() if holds else ():
             for write in writes:
@@ -190,11 +225,16 @@ writes = st.one_of(
         st.just("merge"), paths, st.sampled_from([{}, {"n": None}, {"o": {"n": 1, "l": None}}])
     ),
     st.tuples(st.just("delete"), st.one_of(st.none(), paths)),
+    st.tuples(st.just("decrement_if"), paths, st.integers(-3, 3), st.integers(-2, 2)),
+    st.tuples(st.just("test_and_set"), paths, values, values),
+    st.tuples(st.just("append_if"), paths, values, st.booleans(), st.sampled_from([1, 2])),
 )
+plain_writes = writes.filter(lambda write: write[0] not in CONDITIONAL)
+"""Blind writes of transactions have no conditions."""
 reads_and_writes = st.lists(
-    st.one_of(st.tuples(names), st.tuples(names, writes)), min_size=1, max_size=5
+    st.one_of(st.tuples(names), st.tuples(names, plain_writes)), min_size=1, max_size=5
 )
-read_then_write = st.builds(lambda name, write: [(name,), (name, write)], names, writes)
+read_then_write = st.builds(lambda name, write: [(name,), (name, write)], names, plain_writes)
 actions = st.one_of(
     st.tuples(st.just("get"), names),
     st.tuples(st.just("write"), names, writes),
@@ -207,9 +247,11 @@ actions = st.one_of(
 
 def arguments(write: Sequence[Json]) -> tuple[str, tuple[Json, ...], dict[str, Json]]:
     kind, *rest = write
-    return (
-        (kind, (rest[0], rest[1]), {"limit": rest[2]}) if kind == "push" else (kind, (*rest,), {})
-    )
+    if kind == "push":
+        return kind, (rest[0], rest[1]), {"limit": rest[2]}
+    if kind == "append_if":
+        return kind, (rest[0], rest[1]), {"absent": rest[2], "limit": rest[3]}
+    return kind, (*rest,), {}
 
 
 class Person:

@@ -74,15 +74,6 @@ async def test_a_small_object_has_a_checkpoint_per_16_records_and_a_large_one_pe
     assert await log.tail() == 640 + 640 // every
 
 
-async def test_a_failed_checkpoint_append_fails_no_operation(log: MemoryLog) -> None:
-    store = Store(log)
-    await store.set("a", "text", "x" * (log.logs.config.record_bytes_max - 60))
-    for _ in range(2 * CHECKPOINT_EVERY):
-        await store.increment("a", "n")
-    assert (await newcomer(log).get("a"))["n"] == 2 * CHECKPOINT_EVERY
-    assert not await log.read_range("ckpt:a")
-
-
 async def test_a_get_that_replayed_many_records_writes_a_checkpoint(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,23 +191,6 @@ async def test_deleted_objects_are_trimmed_completely(log: MemoryLog, clock: Clo
     assert (await newcomer(log).get("o1")).value == {"n": 1}
     with pytest.raises(TrimmedError):
         await reader.at(100).get("o1")
-
-
-@pytest.mark.usefixtures("small_cells")
-async def test_an_id_is_forgotten_with_its_record(log: MemoryLog, clock: Clock) -> None:
-    async def body(txn: object) -> int:
-        return 1
-
-    store = Store(log)
-    await store.transact(body, id="x")
-    assert await store.transact(body, id="x") == 1
-    clock.now += 100
-    assert await store.collect(keep=200) == 0
-    assert await store.transact(body, id="x") == 1
-    await store.collect(keep=10)
-    with pytest.raises(TrimmedError):
-        await store.transact(body, id="x")
-    assert await store.transact(body, id="y") == 1
 
 
 @pytest.mark.usefixtures("small_cells")

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "libs" / "bokistore.md"
 async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {"log": MemoryLog("shop")}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for block in blocks:
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         code = compile(block, str(PAGE), "exec", flags=flags, dont_inherit=True)

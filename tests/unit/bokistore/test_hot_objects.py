@@ -135,7 +135,9 @@ async def test_a_checkpoint_in_the_objects_own_sub_stream_alone_is_found(log: Me
     for number in range(600):
         await write_blindly(stores, number)
     replay = stores[0]._replay
-    assert await replay.checkpoint("hot", await replay.view("hot", 100)) == 600
+    stored = await replay.checkpoint("hot", await replay.view("hot", 100))
+    assert stored is not None
+    assert stored.seqnum == 600
     await log.trim(101, tag="store:hot")
     await log.trim(601, tag="ckpt:hot")
     log.logs.drop_aux()

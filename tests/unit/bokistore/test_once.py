@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from bokistore import AlreadyCommittedError, ConflictError, InvalidObjectError, Store, Transaction
+from bokistore.records import id_tag_of
 from bokistore.replay import ObjectReplay
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.ids import SeqNum, UserTag
@@ -108,20 +109,23 @@ async def test_a_transaction_without_writes_records_its_result_too(log: MemoryLo
 @pytest.mark.asyncio
 async def test_the_record_is_found_by_its_id(log: MemoryLog) -> None:
     await Store(log).transact(increment, id="x")
-    (record,) = await log.read_range("txn:x")
-    assert set(record.tags) == {"store:a", "txn:x"}
+    (record,) = await log.read_range(id_tag_of("x"))
+    assert set(record.tags) == {"store:a", id_tag_of("x")}
     assert json.loads(record.data) == {
-        "store": 1, "writes": {"a": [["set", ["n"], 1]]}, "reads": ["a"],
-        "id": "x", "result": 1, "horizon": 0,
+        "store": 2, "writes": {"a": [["set", ["n"], 1]]}, "reads": ["a"],
+        "ids": {"x": 1}, "horizon": 0,
     }  # fmt: skip
 
 
 @pytest.mark.asyncio
 async def test_a_foreign_record_under_an_ids_tag_does_not_use_up_the_id(log: MemoryLog) -> None:
-    await log.append(b"not JSON", tags=["txn:x"])
-    await log.append(b'{"store":1,"writes":{"a":[["delete",[]]]}}', tags=["txn:x"])
-    await log.append(b'{"store":1,"writes":{},"id":"y"}', tags=["txn:x"])
-    await log.append(b'{"store":1,"writes":{},"id":""}', tags=["txn:x"])
+    for data in (
+        b"not JSON",
+        b'{"store":2,"writes":{"a":[["delete",[]]]}}',
+        b'{"store":2,"writes":{},"ids":{"y":1}}',
+        b'{"store":2,"writes":{},"ids":{"":1}}',
+    ):
+        await log.append(data, tags=[id_tag_of("x")])
     assert await Store(log).transact(increment, id="x") == 1
 
 
@@ -211,5 +215,5 @@ def test_the_check_detects_a_store_that_does_not_validate_ids(
         return None
 
     monkeypatch.setattr(ObjectReplay, "find_committed", nothing_done)
-    monkeypatch.setattr("bokistore.records._ID_TAG_PREFIX", "store:")
+    monkeypatch.setattr("bokistore.records._id_tag", lambda _: "nowhere")
     assert set(interleavings(twice)) - {(11, 11, 11)}

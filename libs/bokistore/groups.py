@@ -1,0 +1,111 @@
+"""Groups of transactions that share one record: the commit of a line (`bokistore.lines`).
+
+A transaction that has its turn does not append if others are in line. It passes its turn on, and
+the next one runs on top of its writes. The last one appends the writes of all as one transaction:
+it read what all of them read, as of the snapshot of the first. So a line costs one append per group
+instead of one per transaction, and replays need no rule for groups.
+
+The transactions of a group commit together, or conflict together and stand in line again. None of
+them returns before the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from bokistore.lines import Contender
+from indilog import AppendOutcomeUnknownError, ConflictError
+from indilog.sdk import Event
+
+if TYPE_CHECKING:
+    from bokistore.transaction import Transaction
+
+MEMBERS_MAX: Final = 24
+"""Transactions in a group. Each id uses a tag, of 64 per record; released ids use up to 8."""
+NAMES_MAX: Final = 24
+"""Objects that a group writes; each uses a tag."""
+BYTES_MAX: Final = 256 * 1024
+"""Bytes of the writes and results in a group."""
+
+
+class Group:
+    """Transactions with one record.
+
+    Args:
+        whole: the transaction of the record: what the members so far have read and written.
+    """
+
+    def __init__(self, whole: Transaction) -> None:
+        self.whole = whole
+        self._members = 0
+        self._bytes = 0
+        self._done = Event()
+        self._is_committing = False
+        self._error: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no transaction can join."""
+        return self._is_committing
+
+    async def join(self, member: Transaction, contender: Contender, size: int) -> None:
+        """Add a transaction with writes of `size` bytes, pass the turn on, and return when the
+        record has committed.
+
+        Raises:
+            ConflictError: the group conflicted; or this transaction does not fit in, and must run
+                again with a record of its own.
+        """
+        if self._is_committing:
+            raise ConflictError("The transaction's group has committed without it; run it again.")
+        if self._bytes + size > BYTES_MAX or not self.whole.can_add(member, NAMES_MAX):
+            contender.is_alone = True
+            raise ConflictError("The transaction does not fit into its group; run it again.")
+        self.whole.add(member)
+        self._members += 1
+        self._bytes += size
+        await self.end_turn(contender)
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def end_turn(self, contender: Contender) -> None:
+        """Pass the turn on, or commit: also if the contender's own transaction did not join."""
+        if self._is_committing:
+            return
+        is_full = self._members >= MEMBERS_MAX or self._bytes >= BYTES_MAX // 2
+        if self._members and not is_full and contender.pass_on(self):
+            return
+        contender.end_group(self)
+        await self.commit()
+
+    async def commit(self) -> None:
+        """Append the record, once; also if the caller is cancelled meanwhile."""
+        if self._is_committing:
+            await self._done.wait()
+            return
+        self._is_committing = True
+        await _completed(self._commit)
+
+    async def _commit(self) -> None:
+        try:
+            await self.whole.commit()
+        except Exception as error:  # noqa: BLE001, each member raises it
+            self._error = error
+        except BaseException:
+            self._error = AppendOutcomeUnknownError("The process was ending during the commit.")
+            raise
+        finally:
+            self._done.set()
+
+
+async def _completed(body: Callable[[], Awaitable[Any]]) -> None:
+    """Run `body` to its end, even if the caller is cancelled; without an event loop just run it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        await body()
+        return
+    await asyncio.shield(asyncio.ensure_future(body()))

@@ -1,0 +1,251 @@
+"""Lines in which the transactions of a process wait for an object in conflict.
+
+Transactions are optimistic: they begin without waiting, and the log decides which of them commits.
+If many change one object, all but one of each round conflict, so n transactions cost n² attempts.
+So a transaction that conflicted stands in line for the objects that it lost, and runs again when
+it is the first: in the order of arrival, one at a time. Others that read an object with a line
+stand in line, too. Objects without conflicts have no lines.
+
+Lines change when a transaction runs, never whether it commits. Three rules prevent a deadlock:
+
+- A transaction in several lines enters them in the order of their names.
+- A transaction that reads another object with a line does not wait while it has a turn.
+- A transaction inside the body of another one does not wait at all.
+
+A turn ends with its transaction. If it takes longer than `TURN_S`, the next one starts beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Final, Protocol, TypeVar
+
+from indilog.sdk import Event
+
+GroupT = TypeVar("GroupT", bound="Group")
+
+TURN_S: Final = 5.0
+"""Seconds after which the transactions in line no longer wait for the one that has its turn."""
+LINE_MAX: Final = 10_000
+"""Transactions in one line; a further one does not wait."""
+
+
+class _Line:
+    """The transactions that wait for one object.
+
+    Attributes:
+        first: the transaction that has its turn.
+        group: the transactions before it that share one record with it; None: there are none.
+        waiting: those after it, each with the event that gives it the turn.
+    """
+
+    __slots__ = ("first", "group", "waiting")
+
+    def __init__(self, first: Contender) -> None:
+        self.first = first
+        self.group: Group | None = None
+        self.waiting: deque[tuple[Contender, Event]] = deque()
+
+
+class Lines:
+    """The lines of a process for the objects of all logs of one platform."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, str], _Line] = {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def is_waited_for(self, place: tuple[str, str]) -> bool:
+        """Tell whether an object has a line."""
+        return place in self._lines
+
+    async def enter(self, place: tuple[str, str], contender: Contender) -> bool:
+        """Return when it is the contender's turn; False: the line is too long."""
+        line = self._lines.get(place)
+        if line is None:
+            self._lines[place] = _Line(contender)
+            return True
+        if len(line.waiting) >= LINE_MAX:
+            return False
+        entry = contender, Event()
+        line.waiting.append(entry)
+        try:
+            while line.first is not contender:
+                before = line.first
+                if not await _set_within(entry[1], TURN_S) and line.first is before:
+                    line.group = None  # the slow one commits it
+                    self._advance(place, line)
+        except BaseException:
+            if line.first is contender:
+                self._advance(place, line)
+            else:
+                line.waiting.remove(entry)
+            raise
+        return True
+
+    def leave(self, place: tuple[str, str], contender: Contender) -> None:
+        """Give the turn to the next transaction, unless it was taken from the contender."""
+        line = self._lines.get(place)
+        if line is not None and line.first is contender:
+            self._advance(place, line)
+
+    def line_of(self, place: tuple[str, str], contender: Contender) -> _Line | None:
+        """Return the line of an object if it is the contender's turn."""
+        line = self._lines.get(place)
+        return line if line is not None and line.first is contender else None
+
+    def _advance(self, place: tuple[str, str], line: _Line) -> None:
+        if not line.waiting:
+            assert line.group is None, "a group ends before its line"
+            del self._lines[place]
+            return
+        line.first, event = line.waiting.popleft()
+        event.set()
+
+
+class Group(Protocol):
+    """Transactions that wait for the commit of one record (`bokistore.groups`)."""
+
+    async def commit(self) -> None:
+        """Append the record; errors are raised where its transactions wait."""
+
+
+class Contender:
+    """One call of `Store.transact`: all its attempts have the same place in line.
+
+    Args:
+        lines: the lines of this process.
+        log: name of the log of the objects.
+    """
+
+    def __init__(self, lines: Lines, log: str) -> None:
+        self._lines = lines
+        self._log = log
+        self._lost: set[str] = set()
+        self._turns: list[str] = []
+        self._is_entering = False
+        self._is_running = False
+        self.is_alone = False
+        """Whether its transactions must have records of their own."""
+        around = _AROUND.get()
+        self._waits = around is None or not around._is_running  # noqa: SLF001
+
+    async def arrive(self, name: str) -> bool:
+        """Stand in line for an object that is about to be read, if there is a line; return whether
+        it waited.
+        """
+        place = self._log, name
+        if self._turns or self._is_entering or not self._waits:
+            return False
+        if not self._lines.is_waited_for(place):
+            return False
+        self._lost.add(name)
+        await self._enter([name])
+        await self._settle()
+        return True
+
+    async def wait_for_turn(self, lost: Iterable[str]) -> None:
+        """Stand in line after a conflict, for the objects that were changed by others."""
+        self._lost.update(lost)
+        if not self._waits or self._lost.issubset(self._turns):
+            return
+        self.leave()
+        await self._enter(sorted(self._lost))
+
+    async def _enter(self, names: Iterable[str]) -> None:
+        self._is_entering = True
+        try:
+            for name in names:
+                if await self._lines.enter((self._log, name), self):
+                    self._turns.append(name)
+                    if len(self._lost) > 1:
+                        await self._settle()
+        finally:
+            self._is_entering = False
+
+    async def group(self, begin: Callable[[], GroupT]) -> GroupT | None:
+        """Return the group to which the next transaction belongs; None: it has its own record.
+
+        A transaction that has the turn of one object, and of no other, joins the group of those
+        before it. It begins one if there is none, and others wait.
+        """
+        line = self._only_line()
+        if line is None or self.is_alone:
+            await self._settle()
+            return None
+        if line.group is None and line.waiting:
+            line.group = begin()
+        return line.group  # type: ignore[return-value]
+
+    def pass_on(self, group: Group) -> bool:
+        """Give the turn to the next transaction, which joins the group; False: there is none."""
+        line = self._only_line()
+        if line is None or line.group is not group or not line.waiting:
+            return False
+        self.leave()
+        return True
+
+    def has_turn_of(self, group: Group) -> bool:
+        """Tell whether it is the contender's turn, and the group waits for it."""
+        line = self._only_line()
+        return line is not None and line.group is group
+
+    def end_group(self, group: Group) -> None:
+        """Let the next transaction begin another group."""
+        line = self._only_line()
+        if line is not None and line.group is group:
+            line.group = None
+
+    def _only_line(self) -> _Line | None:
+        if len(self._turns) != 1:
+            return None
+        return self._lines.line_of((self._log, self._turns[0]), self)
+
+    async def _settle(self) -> None:
+        """Commit the groups before this transaction, which does not join them."""
+        for name in self._turns:
+            line = self._lines.line_of((self._log, name), self)
+            if line is not None and line.group is not None:
+                group, line.group = line.group, None
+                await group.commit()
+
+    def leave(self) -> None:
+        """Leave all lines; the next transactions get their turns."""
+        while self._turns:
+            self._lines.leave((self._log, self._turns.pop()), self)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Enter the body of the transaction. Transactions in the body do not wait."""
+        token = _AROUND.set(self)
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
+            with suppress(ValueError):  # the body may end in another context, for example of a step
+                _AROUND.reset(token)
+
+
+_AROUND: Final[ContextVar[Contender | None]] = ContextVar("around", default=None)
+"""The transaction whose body runs. Under a stepper, all coroutines share one context; then it may
+be one that has ended, or another one, which is harmless.
+"""
+
+
+async def _set_within(event: Event, seconds: float) -> bool:
+    """Tell whether an event is set within a time; without an event loop, the time does not end."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return await event.wait()
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return event.is_set()
