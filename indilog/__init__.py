@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from indilog.link.access import Endpoint, reach
     from indilog.remote_client import connect
 
+__version__ = "0.1.0"
+
 __all__ = [
     "MAX_SEQNUM",
     "After",

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from websockets.asyncio.client import ClientConnection
@@ -26,11 +26,12 @@ from websockets.asyncio.client import connect as websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from indilog.apps.app import Context
-from indilog.apps.sources import sources_of
+from indilog.apps.sources import sources_of, with_missing_file
 from indilog.base.deployed import AppInfo
 from indilog.base.errors import (
     CallOutcomeUnknownError,
     ClientClosedError,
+    DeployError,
     IndilogError,
     NotReadyError,
     UnauthorizedError,
@@ -104,6 +105,21 @@ async def connect(
         yield client
     finally:
         await client.close()
+
+
+class Connection(Protocol):
+    """A connection with a platform.
+
+    Attributes:
+        link: the link to it.
+        welcome: what the platform said when the connection began.
+    """
+
+    link: Link
+    welcome: asyncio.Future[Welcome]
+
+    async def close(self) -> None:
+        """Close it; calls in flight fail."""
 
 
 class _RunsAnswer(msgspec.Struct):
@@ -192,7 +208,7 @@ class RemoteClient(Runs[str]):
         self.session = Session()
         self.limits: Limits
         self._requests = GatewayRequests(self._endpoint, self.session)
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
 
@@ -209,8 +225,7 @@ class RemoteClient(Runs[str]):
                 return
             if self._connection is not None:
                 await self._connection.close()
-            # Looked up each time, because a restarted platform may have another token.
-            connection = await _connected(self._endpoint())
+            connection = await self._connect()
             try:
                 self._check_open()  # the client may have been closed meanwhile
             except ClientClosedError:
@@ -218,6 +233,12 @@ class RemoteClient(Runs[str]):
                 raise
             self._connection = connection
             self.limits = connection.welcome.result().limits
+
+    async def _connect(self) -> Connection:
+        """Return a new connection. Endpoint and token are looked up each time, because a restarted
+        platform may have another token.
+        """
+        return await _connected(self._endpoint())
 
     def _endpoint(self) -> Endpoint:
         self._check_open()
@@ -359,8 +380,12 @@ class RemoteClient(Runs[str]):
             AppendOutcomeUnknownError, CallOutcomeUnknownError: the code may be deployed; repeating
                 this is harmless.
         """
-        sources = dict(what) if isinstance(what, Mapping) else sources_of(Path(what))
-        return await self._app(DeployApp(name, owner, sources), "deploy")
+        if isinstance(what, Mapping):
+            return await self._app(DeployApp(name, owner, dict(what)), "deploy")
+        try:
+            return await self._app(DeployApp(name, owner, sources_of(Path(what))), "deploy")
+        except DeployError as error:
+            raise DeployError(with_missing_file(Path(what), str(error))) from error
 
     async def undeploy(self, name: str, *, owner: str = "local") -> AppInfo:
         """Remove an application; return what was deployed.

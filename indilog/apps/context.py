@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 - `map` waits for several calls, sync functions for one
 import concurrent.futures
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeVar, overload
 
@@ -254,6 +255,17 @@ def current_context() -> Context | None:
     For libraries whose functions have no context parameter.
     """
     return _CURRENT.get()
+
+
+@contextmanager
+def current_of(context: Context) -> Iterator[None]:
+    """Make `context` the current one of this task while the block runs."""
+    before = _CURRENT.set(context)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the block ends in another task, which never had it
+            _CURRENT.reset(before)
 
 
 def check_delay(delay_s: float, delay_s_max: float = DELAY_S_MAX) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ SOURCES_BYTES_MAX: Final = 4 * MIB
 """Largest total size that is read. It is more than any platform accepts, and stops the reading of a
 folder that was given by mistake.
 """
+_NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv", "tests"})
 _SUFFIXES: Final = frozenset({".py", ".json", ".toml", ".txt", ".md", ".sql", ".html", ".csv"})
 
@@ -46,6 +48,22 @@ def sources_of(path: Path) -> dict[str, str]:
     if not any(name.endswith(".py") for name in sources):
         raise DeployError(f"There is no Python file in {path}.")
     return sources
+
+
+def with_missing_file(what: Path, problem: str) -> str:
+    """Return why `what` could not be deployed; if a single file imports a neighbour, say that the
+    folder must be deployed.
+    """
+    found = _NO_MODULE.search(problem)
+    if found is None or not what.is_file():
+        return problem
+    folder, name = what.resolve().parent, found[1].partition(".")[0]
+    if not ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
+        return problem
+    return (
+        f"{problem} Only {what.name} was deployed, and {name} is beside it; deploy the folder: "
+        f"indilog deploy {what.parent}"
+    )
 
 
 def _is_source(relative: Path) -> bool:

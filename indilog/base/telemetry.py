@@ -39,6 +39,10 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 # --- logs
 
 
+_LOGS_EACH_REQUEST: Final = ("httpx", "botocore.credentials", "urllib3")
+"""Loggers of client libraries that write a line for each request at the level `info`."""
+
+
 class _Unfailing:
     """Wraps a stream whose reader may disappear. Output that cannot be written is dropped.
 
@@ -113,6 +117,9 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    if level == "info":
+        for name in _LOGS_EACH_REQUEST:
+            logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class _RepeatsFilter(logging.Filter):

@@ -8,13 +8,15 @@ import json
 import os
 import sys
 import webbrowser
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Annotated, Any
 
 import typer
 
-from indilog.apps.sources import sources_of
+from indilog import __version__
+from indilog.apps.sources import sources_of, with_missing_file
 from indilog.cli import show
 from indilog.cli.backup import backup
 from indilog.cli.cluster import cluster
@@ -47,6 +49,25 @@ app.command()(export)
 _WATCH_S = 0.5
 _RUNS_NAMED = 3
 """Runs that `deploy` names if the new code does not continue them."""
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - the framework calls it
+    if wanted:
+        show.line(f"indilog {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Stateful serverless functions on a shared log."""
 
 
 def run() -> None:
@@ -230,6 +251,7 @@ def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
             check_app_name(name)
         sources = sources_of(what)
     body, headers = {"sources": sources}, {"Indilog-Owner": owner}
+    gateway.explain = partial(with_missing_file, what)
     if name is None:
         deployed = gateway.post("/apps", json=body, headers=headers)
     else:
@@ -355,7 +377,7 @@ def _json(text: str, where: str) -> Any:  # noqa: ANN401 - any JSON value
 @app.command()
 def apps(*, url: Url = DEFAULT) -> None:
     """List the deployed applications and their functions."""
-    show.apps(Gateway(url).get("/apps")["apps"])
+    show.apps(Gateway(url).get_with("apps", "/apps")["apps"])
 
 
 @app.command()
@@ -365,7 +387,7 @@ def status(
     url: Url = DEFAULT,
 ) -> None:
     """Show tiers, tails, the local index, functions and workers."""
-    status = Gateway(url).get("/status")
+    status = Gateway(url).get_with("ready", "/status")
     if as_json:
         show.value(status)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -52,7 +52,11 @@ def explain_mistakes() -> Iterator[None]:
 
 
 class Gateway:
-    """Sends the requests of one command to a gateway."""
+    """Sends the requests of one command to a gateway.
+
+    Attributes:
+        explain: adds to the sentence of a refused request what only the command knows.
+    """
 
     def __init__(self, url: str) -> None:
         import httpx
@@ -60,11 +64,19 @@ class Gateway:
         with explain_mistakes():
             endpoint = reach(url)
         self.url = endpoint.url
+        self.explain: Callable[[str], str] = str
         self._client = httpx.Client(**endpoint.for_httpx, timeout=_TIMEOUT_S)
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - any JSON value
         """Return the JSON value at `path`; a query value None is left out."""
         return self._value("GET", path, query=query)
+
+    def get_with(self, field: str, path: str) -> dict[str, Any]:
+        """Return the JSON object at `path`; if it has no such field, another program answers."""
+        answer = self.get(path)
+        if not (isinstance(answer, dict) and field in answer):
+            self._is_another_server()
+        return answer
 
     def get_records(self, path: str, *, bound: int | None, **query: object) -> Any:  # noqa: ANN401 - any JSON value
         """Return a page of records from `bound` on; lost records are skipped with a warning."""
@@ -174,7 +186,10 @@ class Gateway:
         try:
             return response.json()
         except ValueError:
-            stop(f"{self.url} does not answer like IndiLog does; is it another server?")
+            self._is_another_server()
+
+    def _is_another_server(self) -> NoReturn:
+        stop(f"{self.url} does not answer like IndiLog does; is it another server?")
 
     def _refused(self, response: httpx.Response) -> NoReturn:
         sentence = _sentence(response)
@@ -185,7 +200,7 @@ class Gateway:
             sentence = (
                 f"Records below seqnum {floor} were trimmed; read from there: --bound {floor}."
             )
-        stop(sentence, MISTAKE if response.is_client_error else FAILURE)
+        stop(self.explain(sentence), MISTAKE if response.is_client_error else FAILURE)
 
     def unreachable(self, error: Exception) -> NoReturn:
         """End the command with a sentence that says why no answer came; `error` is the cause."""

@@ -131,6 +131,8 @@ def read(
         )
     if not follow:
         show.records(answer["records"], as_json=as_json, time=_shown(ordered))
+        if not answer["records"]:
+            _say_empty(log, tag, tag_int, is_restricted=bound is not None or at is not None)
         return
     records = answer["records"][::-1]
     show.records(records, as_json=as_json, time=_shown(ordered))
@@ -165,6 +167,8 @@ def range_(
             limit=1000 if left is None else min(left, 1000),
         )
         if not page["records"]:
+            if start == bound:
+                _say_empty(log, tag, tag_int, is_restricted=bound is not None)
             return
         show.records(page["records"], as_json=as_json, time=_shown(ordered))
         start = page["next_bound"]
@@ -184,11 +188,21 @@ def tail(
 ) -> None:
     """Print the first seqnum not yet written; with --follow, records from there on."""
     gateway = Gateway(url)
-    seqnum = gateway.get(_path(log, "tail"))["tail"]
+    seqnum = gateway.get_with("tail", _path(log, "tail"))["tail"]
     if follow:
         _follow(gateway, log, tag, tag_int, seqnum, as_json=as_json, time=_shown(ordered))
     else:
         show.line(str(seqnum))
+
+
+def _say_empty(log: str, tag: str | None, tag_int: int | None, *, is_restricted: bool) -> None:
+    """Say on standard error that nothing was found: the name may be misspelt, because every log
+    exists.
+    """
+    named = tag if tag_int is None else tag_int
+    tagged = "" if named is None else f" with tag {named!r}"
+    there = " there" if is_restricted else ""
+    sys.stderr.write(f"Log {log!r} has no records{tagged}{there}.\n")
 
 
 def _shown(ordered: bool) -> str:  # noqa: FBT001 - as the command line gives it

@@ -108,8 +108,8 @@ def config_from(
             _check_names(part, values)
             merged[part].update({k: v for k, v in values.items() if v is not None})
     return Config(
-        cluster=_converted(ClusterConfig, merged["cluster"], "cluster"),
-        node=_converted(NodeConfig, grouped(merged["node"]), "node"),
+        cluster=_converted(ClusterConfig, merged["cluster"], "cluster", environment_values),
+        node=_converted(NodeConfig, grouped(merged["node"]), "node", environment_values),
     )
 
 
@@ -207,11 +207,30 @@ def _did_you_mean(name: str, names: Collection[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{near[0].upper() if prefix else near[0]}?"
 
 
-def _converted(kind: type[_PartT], values: dict[str, Any], part: str) -> _PartT:
+def _converted(
+    kind: type[_PartT],
+    values: dict[str, Any],
+    part: str,
+    environment: Mapping[str, Mapping[str, str]],
+) -> _PartT:
     try:
         return msgspec.convert(values, kind, strict=False, dec_hook=_path_from)
     except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`").rpartition(".")[2]
+        given = environment[part].get(name)
+        if given is not None and _value_of(name, values) == given:
+            raise ConfigError(
+                f"The environment variable INDILOG_{part.upper()}_{name.upper()} has the value "
+                f"{given!r}, which does not fit: {problem}."
+            ) from error
         raise ConfigError(f"[{part}] does not fit: {error}.") from error
+
+
+def _value_of(name: str, values: Mapping[str, Any]) -> object:
+    """Return a setting, which may be in the table of its group."""
+    group = GROUP_OF.get(name)
+    return values.get(name) if group is None else values.get(group, {}).get(name)
 
 
 def _path_from(kind: type, value: object) -> object:

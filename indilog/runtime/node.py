@@ -121,6 +121,11 @@ class Clock:
         """Return the time."""
         return Instant(self._offset + self._passed())
 
+    def skip(self, seconds: float) -> None:
+        """Let this much time pass at once: for tests."""
+        assert seconds >= 0, "time never goes back"
+        self._offset += seconds
+
 
 class NodeShell:
     """Runs the roles of one process. Call `start`, then `wake` after each direct call that gave a

@@ -1,9 +1,18 @@
 """Replaces a running platform in tests of functions and libraries: `import indilog.testing`.
 
-See API.md, "Testing without a server".
+See docs/guides/testing.md.
 """
 
-from indilog.testing.embedded_cluster import cluster
+from indilog.testing.embedded_cluster import Cluster, cluster
+from indilog.testing.faked_context import FakedContext, Sent, context
 from indilog.testing.memory_log import MemoryLog, MemoryLogs
 
-__all__ = ["MemoryLog", "MemoryLogs", "cluster"]
+__all__ = [
+    "Cluster",
+    "FakedContext",
+    "MemoryLog",
+    "MemoryLogs",
+    "Sent",
+    "cluster",
+    "context",
+]

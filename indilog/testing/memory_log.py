@@ -44,6 +44,7 @@ from indilog.base.retention import Retention, checked_retention
 from indilog.config import MIB, ClusterConfig
 from indilog.kernel.records import HEADER_BYTES, record_bytes
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
+from indilog.testing.durations import seconds_of
 
 _PAGE_BYTES_MAX: Final = 4 * MIB
 _SEPARATOR: Final = b"\x1f"
@@ -76,6 +77,7 @@ class MemoryLogs:
         self._times_us: list[int] = []
         """When each record was ordered; never decreases."""
         self._now_us = 0
+        self._skipped_s = 0.0
         self._aux: dict[SeqNum, bytes] = {}
         self._streams: defaultdict[bytes, list[SeqNum]] = defaultdict(list)
         self._floors: dict[bytes, SeqNum] = {}
@@ -108,8 +110,18 @@ class MemoryLogs:
 
     def now_us(self) -> int:
         """Return the time of these logs, microseconds since 1970; it never goes back."""
-        self._now_us = max(self._now_us, int(self._clock() * 1e6))
+        self._now_us = max(self._now_us, int((self._clock() + self._skipped_s) * 1e6))
         return self._now_us
+
+    async def skip(
+        self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
+    ) -> None:
+        """Let time pass at once: later records have a later `ordered_at`.
+
+        Raises:
+            ValueError: the duration is negative or no number.
+        """
+        self._skipped_s += seconds_of(days, hours, minutes, seconds)
 
     def stream(self, stream: bytes) -> Sequence[SeqNum]:
         """Return the seqnums of a stream, ascending. A stream is the text of a log, or of a log and

@@ -20,6 +20,7 @@ from indilog.config import NodeConfig
 from indilog.link.link_messages import Failed
 from indilog.link.worker_messages import Invoke, Load, Loaded
 from indilog_compute.workers import pool, process
+from indilog_compute.workers.process import output_limits
 from tests.cluster.function_platform import DEMO, Platform, running, until
 from tests.support.link_pair import LIMITS
 
@@ -332,6 +333,70 @@ async def speaks(ctx: indilog.Context) -> str:
 """
 
 
+_FORGETFUL = """
+import gc
+
+import indilog
+from bokistore import Store
+
+app = indilog.App("forgetful")
+
+
+@app.function
+async def append(ctx: indilog.Context) -> int:
+    ctx.log("orders").append(b"lost")
+    return 1
+
+
+@app.function
+async def call(ctx: indilog.Context) -> int:
+    started = ctx.call("forgetful.append")
+    return 1
+
+
+@app.function
+def sync(ctx: indilog.Context) -> int:
+    Store(ctx.log("s")).increment("x", "n", 1)
+    return 1
+
+
+@app.function
+async def leave(ctx: indilog.Context) -> int:
+    circle = [ctx.log("orders").tail()]
+    circle.append(circle)
+    return 1
+
+
+@app.function
+async def collect(ctx: indilog.Context) -> int:
+    return gc.collect()
+"""
+
+
+async def test_a_forgotten_await_fails_the_call_and_names_the_line(tmp_path: Path) -> None:
+    """Otherwise the append is lost, and the caller sees a success. What the garbage collector finds
+    in a later call is not that call's fault.
+    """
+    with structlog.testing.capture_logs() as logged:
+        async with running(tmp_path, workers=1) as platform:
+            assert (await platform.deploy("forgetful", _FORGETFUL)).is_success
+            for function, where, name in (
+                ("append", "forgetful.py, line 12: ", "RemoteLog.append"),
+                ("call", "", "Context.call"),
+                ("sync", "forgetful.py, line 24: ", "Store.increment"),
+            ):
+                answer = await platform.call(f"forgetful.{function}")
+                assert answer.status_code == 500
+                assert answer.json()["detail"] == (
+                    f"forgetful.{function} failed: {where}{name} was called without await, so it "
+                    "did nothing; write await before the call."
+                )
+            assert (await platform.call("forgetful.leave")).json() == 1
+            assert (await platform.call("forgetful.collect")).is_success
+    events = [line for line in logged if line["event"] == "a coroutine was never awaited"]
+    assert [line["coroutine"] for line in events][-1] == "RemoteLog.tail"
+
+
 async def test_no_amount_of_output_stops_the_worker_that_writes_it(tmp_path: Path) -> None:
     """4 MiB in short lines and undecodable bytes: far more than a pipe holds."""
     with structlog.testing.capture_logs() as logged:
@@ -368,7 +433,7 @@ async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> Non
         LIMITS,
         directory=tmp_path / "0",
         threads_max=4,
-        output=process.output_limits(NodeConfig()),
+        output=output_limits(NodeConfig()),
         serve=lambda *_: None,
         on_lost=lambda _: lost.set(),
     )

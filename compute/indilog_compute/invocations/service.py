@@ -376,6 +376,15 @@ class InvocationService:
         """Return the last and next due time of each schedule, in ISO 8601."""
         return self._schedules.status(self._table, time.time())
 
+    async def ask_time(self) -> None:
+        """Ask the log for its time, and begin what is due by it: after a test let time pass.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: the log does not answer.
+        """
+        await self._clock.ask(self._log)
+        self._has_work.set()
+
     def status(self) -> dict[str, Any]:
         """Return state and counters for `/status` and `/metrics`."""
         open_ = self._table.open.values()

@@ -10,6 +10,7 @@ In the compute node's process:
 - `router`: sends calls to workers, with timers and outcomes
 - `liveness_probe`: detects a blocked worker
 - `pool`: keeps the worker processes running; `process`: one process and its link
+- `in_process`: a worker in this process, for tests
 - `scale`: decides, without I/O, how many worker processes run
 - `serving`: answers questions that arrive over a link
 - `call`: a deployed application, and one call

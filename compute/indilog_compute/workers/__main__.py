@@ -26,7 +26,7 @@ from indilog.link.link_messages import LINK_VERSION
 from indilog.link.worker_messages import Ready
 from indilog_compute.workers.claims import WorkerClaims
 from indilog_compute.workers.crash_location import CrashLocation
-from indilog_compute.workers.output import FunctionOutput, attributed
+from indilog_compute.workers.output import FunctionOutput, attributed, note_unawaited
 from indilog_compute.workers.runner import WorkerRunner
 
 
@@ -86,6 +86,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (given.open_files, hard))
     threading.Thread(target=_die_with_parent, daemon=True).start()
     configure_logging("json", processors=(attributed,), counts_repeats=False)
+    note_unawaited()
     outputs = FunctionOutput(sys.stdout), FunctionOutput(sys.stderr)
     sys.stdout, sys.stderr = outputs
     given.directory.mkdir(parents=True, mode=0o700)

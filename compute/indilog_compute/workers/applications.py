@@ -35,7 +35,7 @@ from indilog_compute.deployments import Deployment, DeploymentLog, Placed
 from indilog_compute.invocations.fault_log import FaultLog
 from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.loading import Trials, load_into
-from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.process import StartWorker, Worker
 from indilog_compute.workers.refusals import (
     checked_name,
     name_taken,
@@ -61,6 +61,7 @@ class Applications:
 
     Args:
         directory: contains the directories of trial processes.
+        start: starts a trial process.
         workers: returns the workers that take calls.
         on_change: called when the deployed applications, or the problem of one, have changed.
 
@@ -75,7 +76,8 @@ class Applications:
         limits: Limits,
         *,
         directory: Path,
-        workers: Callable[[], tuple[WorkerProcess, ...]],
+        start: StartWorker,
+        workers: Callable[[], tuple[Worker, ...]],
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_change = on_change
@@ -83,7 +85,7 @@ class Applications:
         self._node = node
         self._workers = workers
         self._log = DeploymentLog(logs)
-        self._trials = Trials(limits, directory, node)
+        self._trials = Trials(limits, directory, node, start)
         self._apps: dict[str, DeployedApp] = {}
         self._numbers = itertools.count(1)
         self._loading = asyncio.Lock()
@@ -207,7 +209,7 @@ class Applications:
         structlog.get_logger().info("undeployed", app=name)
         return placed.deployment.info
 
-    async def load_into_new(self, worker: WorkerProcess) -> bool:
+    async def load_into_new(self, worker: Worker) -> bool:
         """Load all applications into a worker that runs no calls yet; False: the worker crashed.
 
         An application that fails to load is logged, and its calls get that error.
@@ -224,7 +226,7 @@ class Applications:
         """Unload a replaced or undeployed version, after its last call has ended."""
         self._unload_number(deployed.number)
 
-    def run_services(self, worker: WorkerProcess) -> None:
+    def run_services(self, worker: Worker) -> None:
         """Make `worker` run the services of the applications that are deployed and loaded there."""
         loaded = [d.number for d in self._apps.values() if d.number in worker.deployments]
         worker.link.tell(RunServices(tuple(loaded)))
@@ -422,10 +424,10 @@ class Applications:
             raise NotReadyError("No function worker is up to take the application; try again.")
         return loaded
 
-    async def _load(self, worker: WorkerProcess, load: Load) -> Loaded:
+    async def _load(self, worker: Worker, load: Load) -> Loaded:
         return await load_into(worker, load, timeout_s=self._node.functions.import_timeout_s)
 
-    async def _load_again(self, worker: WorkerProcess, deployed: DeployedApp) -> None:
+    async def _load_again(self, worker: Worker, deployed: DeployedApp) -> None:
         record = deployed.record
         try:
             await self._load(worker, Load(deployed.number, record.name, record.sources))

@@ -16,7 +16,7 @@ from indilog_compute.deployments import Deployment
 from indilog_compute.workers.claims import NO_SLOT
 
 if TYPE_CHECKING:
-    from indilog_compute.workers.process import WorkerProcess
+    from indilog_compute.workers.process import Worker
 
 
 class DeployedApp:
@@ -103,7 +103,7 @@ class Call:
         self.position = position
         self.depth = depth
         self.outcome: asyncio.Future[Returned | Failed] = asyncio.get_running_loop().create_future()
-        self.worker: WorkerProcess | None = None
+        self.worker: Worker | None = None
         self.number = 0
         self.slot = NO_SLOT
         self.timer: asyncio.TimerHandle | None = None

@@ -36,10 +36,11 @@ from indilog_compute.invocations.keys import kept_with_key
 from indilog_compute.invocations.scheduling import DeployedSchedule
 from indilog_compute.invocations.service import InvocationService
 from indilog_compute.positions import Positions
+from indilog_compute.workers import process
 from indilog_compute.workers.applications import Applications
 from indilog_compute.workers.call import Call, DeployedApp
 from indilog_compute.workers.pool import WorkerPool
-from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.process import StartWorker, Worker
 from indilog_compute.workers.refusals import no_function
 from indilog_compute.workers.router import CallRouter
 from indilog_compute.workers.scale import Demand, WorkerScale
@@ -70,6 +71,7 @@ class FunctionHost:
         node_name: the compute node's name in the view. The node takes over the invocations of its
             earlier incarnations at once.
         rank: returns the index of this compute node, from 0; the first one runs the schedules.
+        start_worker: starts the workers, and the workers that try new code.
 
     Attributes:
         limits: the limits that the other end of a link must know.
@@ -83,6 +85,7 @@ class FunctionHost:
         *,
         node_name: str | None = None,
         rank: Callable[[], int] = lambda: 0,
+        start_worker: StartWorker = process.start,
     ) -> None:
         node = config.node
         self.limits = limits_of(config)
@@ -92,24 +95,23 @@ class FunctionHost:
         self._checking = self._accepting = 0
         self._invocation_prefix = secrets.token_hex(6)
         self._invocation_numbers = itertools.count(1)
-        self._servers: dict[WorkerProcess, LinkServer] = {}
+        self._servers: dict[Worker, LinkServer] = {}
         directory = node.data_dir / "workers"
         self._applications = Applications(
             node,
             logs,
             self.limits,
             directory=directory,
+            start=start_worker,
             workers=lambda: self._pool.workers,
             on_change=self._apps_changed,
         )
-        self._router = CallRouter(
-            node,
-            on_idle=self._applications.unload,
-        )
+        self._router = CallRouter(node, on_idle=self._applications.unload)
         self._pool = WorkerPool(
             node,
             directory=directory,
             limits=self.limits,
+            start=start_worker,
             serve=self._serve_worker,
             on_up=self._on_worker_up,
             on_lost=self._on_worker_lost,
@@ -435,6 +437,12 @@ class FunctionHost:
         """Return the number of open recorded invocations of an application."""
         return self._invocations.open_of(application)
 
+    async def ask_time(self) -> None:
+        """Ask the log for its time, and begin the invocations that are due by it. It raises the
+        errors of `InvocationService.ask_time`.
+        """
+        await self._invocations.ask_time()
+
     def client_server(self) -> LinkServer:
         """Return a server for the link of a client."""
         return LinkServer(
@@ -543,7 +551,7 @@ class FunctionHost:
                     "workers resized", workers=wanted, before=size, calls=round(scale.average, 1)
                 )
 
-    def _serve_worker(self, worker: WorkerProcess, call: int, message: Question | Greeting) -> None:
+    def _serve_worker(self, worker: Worker, call: int, message: Question | Greeting) -> None:
         server = self._servers.get(worker)
         if server is None:
             server = self._servers[worker] = LinkServer(
@@ -554,7 +562,7 @@ class FunctionHost:
             )
         server.serve(worker.link, call, message)
 
-    async def _on_worker_up(self, worker: WorkerProcess) -> None:
+    async def _on_worker_up(self, worker: Worker) -> None:
         """Load every application into a new worker, then let it take calls."""
         if await self._applications.load_into_new(worker):
             self._router.add(worker)
@@ -573,11 +581,11 @@ class FunctionHost:
             for spec in app.record.schedules
         )
 
-    async def _drained(self, worker: WorkerProcess) -> None:
+    async def _drained(self, worker: Worker) -> None:
         worker.link.tell(RunServices(()))  # its replacement runs the services now
         await self._router.drain(worker)
 
-    def _on_worker_lost(self, worker: WorkerProcess) -> None:
+    def _on_worker_lost(self, worker: Worker) -> None:
         self._router.remove(worker)
         if (server := self._servers.pop(worker, None)) is not None:
             server.close()

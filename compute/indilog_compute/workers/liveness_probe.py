@@ -9,7 +9,7 @@ from typing import Final
 from indilog.base.errors import IndilogError
 from indilog.link.link_messages import Answer, Failed
 from indilog.link.worker_messages import Ping
-from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.process import Worker
 
 _BEATS_MISSED: Final = 2
 """Probe intervals without an answer after which a worker counts as blocked. More than one, because
@@ -30,11 +30,11 @@ class LivenessProbe:
 
     def __init__(
         self,
-        worker: WorkerProcess,
+        worker: Worker,
         *,
         silent_s: float,
-        on_silent: Callable[[WorkerProcess], None],
-        on_recovered: Callable[[WorkerProcess], None],
+        on_silent: Callable[[Worker], None],
+        on_recovered: Callable[[Worker], None],
     ) -> None:
         self._worker = worker
         self._beat_s = silent_s / _BEATS_MISSED

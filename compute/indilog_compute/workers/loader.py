@@ -9,6 +9,7 @@ get their own `__import__`, which looks up names in the deployment first.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import errno
 import importlib
@@ -93,7 +94,7 @@ def load(
         app = _import_app(package, sources)
         if name is not None:
             app.name = check_app_name(name)
-        _check(app)
+        check_app(app)
     except BaseException:
         sys.meta_path.remove(finder)
         _forget(package, home)
@@ -137,7 +138,9 @@ def _import_app(package: str, sources: Mapping[str, str]) -> App:
     for module in _import_order(sources):
         _import(package, module)
         if found := _apps(package):
-            return _only(found)
+            app = _only(found)
+            _check_no_other(app, package, sources)
+            return app
     if empty := [app.name for app in _found(package) if not app.functions]:
         raise DeployError(
             f"App {empty[0]} has no functions; decorate at least one with @app.function."
@@ -228,7 +231,42 @@ def _only(found: list[App]) -> App:
     return found[0]
 
 
-def _check(app: App) -> None:
+def _check_no_other(app: App, package: str, sources: Mapping[str, str]) -> None:
+    """Check that no module that was not imported makes an application, which would be lost.
+
+    Raises:
+        DeployError: one does.
+    """
+    for module in _import_order(sources):
+        path = f"{module.replace('.', '/')}.py"
+        if f"{package}.{module}" in sys.modules or path not in sources:
+            continue
+        if (line := _makes_app(sources[path])) is not None:
+            raise DeployError(
+                f"The code defines another application than {app.name}: {path}, line {line}; "
+                "deploy each one from a file or folder of its own."
+            )
+
+
+def _makes_app(text: str) -> int | None:
+    """Return the line of a module at which it makes an `App` on its top level, if it does."""
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return None
+    for statement in statements:
+        value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Call) and ast.unparse(value.func) in {"App", "indilog.App"}:
+            return statement.lineno
+    return None
+
+
+def check_app(app: App) -> None:
+    """Check what can be known of an application only after its code has been imported.
+
+    Raises:
+        DeployError: a function's type hints are unusable, or a schedule's function needs arguments.
+    """
     for function in (*app.functions.values(), *app.operations.values()):
         try:
             function.signature  # noqa: B018 - computed now, so that a wrong signature fails the deployment

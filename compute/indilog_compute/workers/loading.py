@@ -25,8 +25,7 @@ from indilog.link.link_messages import (
     error_from,
 )
 from indilog.link.worker_messages import Load, Loaded
-from indilog_compute.workers import process
-from indilog_compute.workers.process import WorkerProcess, output_limits
+from indilog_compute.workers.process import StartWorker, Worker, output_limits
 
 _TRIALS_MAX: Final = 2
 """Largest number of concurrent trial processes; further deployments wait."""
@@ -34,7 +33,7 @@ _TRIAL: Final = -1
 """Worker index of a trial process."""
 
 
-async def load_into(worker: WorkerProcess, load: Load, *, timeout_s: float) -> Loaded:
+async def load_into(worker: Worker, load: Load, *, timeout_s: float) -> Loaded:
     """Import the sources of `load` in `worker`.
 
     A worker that does not finish within `timeout_s` is killed.
@@ -62,7 +61,7 @@ async def load_into(worker: WorkerProcess, load: Load, *, timeout_s: float) -> L
     raise DeployError(f"{_where(worker)}importing the code ends the Python process ({ended}).")
 
 
-def _where(worker: WorkerProcess) -> str:
+def _where(worker: Worker) -> str:
     return f"{worker.last_place}: " if worker.last_place else "At module level "
 
 
@@ -79,16 +78,20 @@ class Trials:
     Args:
         directory: contains a private directory for each process.
         node: settings that limit import time and logged output.
+        start: starts a process.
     """
 
-    def __init__(self, limits: Limits, directory: Path, node: NodeConfig) -> None:
+    def __init__(
+        self, limits: Limits, directory: Path, node: NodeConfig, start: StartWorker
+    ) -> None:
         self._limits = limits
+        self._start = start
         self._directory = directory
         self._import_timeout_s = node.functions.import_timeout_s
         self._output = output_limits(node)
         self._environment = node.functions.environment_passed
         self._numbers = itertools.count(1)
-        self._running: set[WorkerProcess] = set()
+        self._running: set[Worker] = set()
         self._stopping = False
         self._slots = asyncio.Semaphore(_TRIALS_MAX)
 
@@ -124,7 +127,7 @@ class Trials:
         return NotReadyError("The platform stopped before the code was deployed.")
 
     async def _tried(self, load: Load, directory: Path) -> Loaded:
-        worker = await process.start(
+        worker = await self._start(
             _TRIAL,
             self._limits,
             directory=directory,
@@ -149,5 +152,5 @@ class Trials:
             await asyncio.shield(asyncio.ensure_future(worker.stopped()))
 
 
-def _refused(_worker: WorkerProcess, _call: int, _message: Question | Greeting) -> None:
+def _refused(_worker: Worker, _call: int, _message: Question | Greeting) -> None:
     raise NotReadyError("Code that is being imported cannot use the platform yet.")

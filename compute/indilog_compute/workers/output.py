@@ -12,11 +12,15 @@ be read.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
+import re
+import warnings
+from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import msgspec
 import structlog
@@ -26,6 +30,9 @@ from indilog.base.log_repeats import limited_elsewhere
 
 LINE_BYTES_MAX: Final = 64 * 1024
 """Longest line in bytes; a longer one is logged in pieces."""
+_UNAWAITED: Final = re.compile("coroutine '([^']+)' was never awaited")
+_UNAWAITED_MAX: Final = 16
+"""Coroutines of one context that are collected; further ones are logged only."""
 _OUTPUT: Final = "worker output"
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -43,15 +50,24 @@ _RESERVED: Final = frozenset(
 # --- in the worker
 
 
+class Unawaited(NamedTuple):
+    """A coroutine that was dropped before it was awaited, so what it would do was not done."""
+
+    name: str
+    file: str
+    line: int
+
+
 class _OutputSource:
     """A source of output: an application or one of its invocations, with its incomplete lines."""
 
-    __slots__ = ("application", "invocation", "rests")
+    __slots__ = ("application", "invocation", "rests", "unawaited")
 
     def __init__(self, application: str, invocation: str) -> None:
         self.application = application
         self.invocation = invocation
         self.rests: dict[FunctionOutput, str] = {}
+        self.unawaited: list[Unawaited] = []
 
     def end_lines(self) -> None:
         """Write the incomplete lines."""
@@ -78,6 +94,11 @@ class output_of:  # noqa: N801 - used like a function
     def __init__(self, application: str, invocation: str = "") -> None:
         self._speaker = _OutputSource(application, invocation)
 
+    @property
+    def unawaited(self) -> list[Unawaited]:
+        """The coroutines that this context dropped without awaiting them (`note_unawaited`)."""
+        return self._speaker.unawaited
+
     def __enter__(self) -> None:
         """Begin the attribution."""
         self._token = _OUTPUT_SOURCE.set(self._speaker)
@@ -87,6 +108,44 @@ class output_of:  # noqa: N801 - used like a function
         _OUTPUT_SOURCE.reset(self._token)
         if self._speaker.rests:
             self._speaker.end_lines()
+
+
+def note_unawaited() -> None:
+    """Let `output_of` collect, and log, coroutines that are dropped without being awaited.
+
+    Python warns when it frees such a coroutine. A coroutine that the garbage collector frees may be
+    that of another context, so it is logged only. Other warnings are shown as before.
+    """
+    is_collecting = False
+
+    def on_collection(phase: str, _info: Mapping[str, int]) -> None:
+        nonlocal is_collecting
+        is_collecting = phase == "start"
+
+    shown = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        found = _UNAWAITED.match(str(message))
+        if found is None:
+            shown(message, category, filename, lineno, file, line)
+            return
+        source = _OUTPUT_SOURCE.get()
+        if source is not None and not is_collecting and len(source.unawaited) < _UNAWAITED_MAX:
+            source.unawaited.append(Unawaited(found[1], filename, lineno))
+        structlog.get_logger().error(
+            "a coroutine was never awaited", coroutine=found[1], place=f"{filename}, line {lineno}"
+        )
+
+    gc.callbacks.append(on_collection)
+    warnings.filterwarnings("always", _UNAWAITED.pattern, RuntimeWarning)
+    warnings.showwarning = show
 
 
 def attributed(_logger: object, _method: str, fields: EventDict) -> EventDict:

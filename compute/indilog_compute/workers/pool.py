@@ -17,8 +17,7 @@ from indilog.base.errors import NotReadyError
 from indilog.base.restart_pauses import RestartPauses
 from indilog.config import NodeConfig
 from indilog.link.link_messages import Limits
-from indilog_compute.workers import process
-from indilog_compute.workers.process import STOP_S, Serve, WorkerProcess, output_limits
+from indilog_compute.workers.process import STOP_S, Serve, StartWorker, Worker, output_limits
 
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
@@ -37,6 +36,7 @@ class WorkerPool:
     Args:
         node: settings with the limits.
         directory: contains a private directory for each process; emptied at the start.
+        start: starts a process.
         serve: called with the questions of the workers.
         on_up: awaited with a new process that can run functions.
         on_lost: called when a process is lost, before its calls fail.
@@ -52,20 +52,22 @@ class WorkerPool:
         *,
         directory: Path,
         limits: Limits,
+        start: StartWorker,
         serve: Serve,
-        on_up: Callable[[WorkerProcess], Awaitable[None]],
-        on_lost: Callable[[WorkerProcess], None],
-        drained: Callable[[WorkerProcess], Awaitable[None]],
+        on_up: Callable[[Worker], Awaitable[None]],
+        on_lost: Callable[[Worker], None],
+        drained: Callable[[Worker], Awaitable[None]],
     ) -> None:
         self._node = node
         self._size_at_start = node.functions.workers
         self._directory = directory
         self._limits = limits
+        self._start_worker = start
         self._serve = serve
         self._on_up = on_up
         self._on_lost = on_lost
         self._drained = drained
-        self._up: dict[int, WorkerProcess] = {}
+        self._up: dict[int, Worker] = {}
         self._draining: dict[int, asyncio.Task[None]] = {}
         self._started = itertools.count(1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -78,7 +80,7 @@ class WorkerPool:
         self.restarts = 0
 
     @property
-    def workers(self) -> tuple[WorkerProcess, ...]:
+    def workers(self) -> tuple[Worker, ...]:
         """The processes that can run functions now."""
         return tuple(self._up.values())
 
@@ -159,7 +161,7 @@ class WorkerPool:
         """Run one process until it is lost or must be replaced."""
         directory = self._directory / f"{index}-{next(self._started)}"
         try:
-            worker = await process.start(
+            worker = await self._start_worker(
                 index,
                 self._limits,
                 directory=directory,
@@ -189,14 +191,14 @@ class WorkerPool:
         else:
             self._draining[index] = asyncio.ensure_future(self._drain(worker, directory))
 
-    async def _drain(self, worker: WorkerProcess, directory: Path) -> None:
+    async def _drain(self, worker: Worker, directory: Path) -> None:
         try:
             await self._drained(worker)
         finally:
             await self._ended(worker, directory)
             del self._draining[worker.index]
 
-    async def _ended(self, worker: WorkerProcess, directory: Path) -> None:
+    async def _ended(self, worker: Worker, directory: Path) -> None:
         """End a process, and remove its files."""
         within_s = _STOPPING_S if self._stopping else STOP_S
         code = await asyncio.shield(asyncio.ensure_future(worker.stopped(within_s=within_s)))
@@ -210,25 +212,25 @@ class WorkerPool:
             "worker ended", worker=worker.index, exit_code=code, place=worker.last_place
         )
 
-    def _is_up(self, worker: WorkerProcess) -> None:
+    def _is_up(self, worker: Worker) -> None:
         if worker.link.is_lost:
             return
         self._up[worker.index] = worker
         if len(self._up) == self._size_at_start:
             self._all_up.set()
 
-    def _lost(self, worker: WorkerProcess) -> None:
+    def _lost(self, worker: Worker) -> None:
         if self._up.get(worker.index) is worker:
             del self._up[worker.index]
         self._on_lost(worker)
 
-    def _threads_left(self, worker: WorkerProcess) -> None:
+    def _threads_left(self, worker: Worker) -> None:
         if worker.threads_left > 0:
             asyncio.get_running_loop().call_later(
                 self._node.functions.worker_stop_s, self._replace_if_stuck, worker
             )
 
-    def _replace_if_stuck(self, worker: WorkerProcess) -> None:
+    def _replace_if_stuck(self, worker: Worker) -> None:
         is_up = self._up.get(worker.index) is worker
         if worker.threads_left == 0 or not is_up or worker.index in self._draining:
             return

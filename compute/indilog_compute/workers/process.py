@@ -1,5 +1,8 @@
 """One worker process, on the compute node's side: its start, its link and its end.
 
+`Worker` is what the function host uses of it, and `StartWorker` starts one. `in_process` has a
+worker inside this process, for tests.
+
 The link is a Unix socket pair (docs/decisions/0003), so the end of the stream shows at once that
 the process died. The worker's output goes to the log, line by line.
 """
@@ -14,7 +17,7 @@ import socket
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import structlog
 
@@ -59,7 +62,7 @@ def output_limits(node: NodeConfig) -> OutputLimits:
     )
 
 
-class WorkerProcess:
+class Worker(Protocol):
     """A running worker.
 
     Attributes:
@@ -73,6 +76,89 @@ class WorkerProcess:
         was_ended_by_others: after its end, whether it was ended by a signal that neither its code
             nor this node caused.
     """
+
+    index: int
+    link: Link
+    claims: NodeClaims
+    deployments: set[int]
+    threads_left: int
+    services: tuple[ServiceState, ...]
+    last_place: str | None
+    was_ended_by_others: bool
+
+    def __hash__(self) -> int:
+        """Workers are keys of dictionaries."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """The id of the process in which it runs."""
+        ...
+
+    async def until_ready(self) -> bool:
+        """Wait until the worker can run functions; False if it ended before."""
+        ...
+
+    async def until_lost_or_replaced(self) -> None:
+        """Wait until the link is lost, or `replace` was called."""
+
+    def replace(self) -> None:
+        """Mark the worker for replacement; this ends `until_lost_or_replaced`."""
+
+    def kill(self) -> None:
+        """End the worker at once."""
+
+    def abort(self) -> None:
+        """End the worker, and let it say where it was; kill it if it does not end."""
+
+    async def stopped(self, *, within_s: float = STOP_S) -> int:
+        """Close the link, and wait for the worker to end; kill it after `within_s` seconds. Return
+        its exit code.
+        """
+        ...
+
+
+Serve: TypeAlias = Callable[[Worker, int, Question | Greeting], None]
+"""Answers a question of a worker."""
+
+
+class StartWorker(Protocol):
+    """Starts a worker, with a private `directory`."""
+
+    async def __call__(
+        self,
+        index: int,
+        limits: Limits,
+        *,
+        directory: Path,
+        threads_max: int,
+        output: OutputLimits,
+        environment: Collection[str] = (),
+        serve: Serve,
+        on_lost: Callable[[Worker], None],
+        on_threads_left: Callable[[Worker], None] = ...,
+    ) -> Worker:
+        """Return a new worker.
+
+        Args:
+            index: number of the worker on its node.
+            limits: the limits that it must know.
+            directory: for deployed sources; the worker creates it.
+            threads_max: largest number of sync functions that it runs at once.
+            output: how much of its output is logged.
+            environment: names of further environment variables that it gets.
+            serve: gets its questions.
+            on_lost: called when its link is lost, before its calls fail.
+            on_threads_left: called when `threads_left` changes.
+
+        Raises:
+            OSError: the worker cannot be started.
+        """
+        ...
+
+
+class WorkerProcess:
+    """A running worker process: a `Worker`."""
 
     def __init__(
         self,
@@ -212,9 +298,6 @@ class WorkerProcess:
         self._lines.ended()
 
 
-Serve = Callable[[WorkerProcess, int, Question | Greeting], None]
-
-
 async def start(
     index: int,
     limits: Limits,
@@ -224,8 +307,8 @@ async def start(
     output: OutputLimits,
     environment: Collection[str] = (),
     serve: Serve,
-    on_lost: Callable[[WorkerProcess], None],
-    on_threads_left: Callable[[WorkerProcess], None] = lambda _: None,
+    on_lost: Callable[[Worker], None],
+    on_threads_left: Callable[[Worker], None] = lambda _: None,
 ) -> WorkerProcess:
     """Start a worker process, which creates its private `directory`.
 

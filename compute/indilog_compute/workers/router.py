@@ -41,7 +41,7 @@ from indilog_compute.workers.call import Call, DeployedApp
 from indilog_compute.workers.claims import NO_SLOT, VISIBLE_S
 from indilog_compute.workers.dispatch import Dispatcher, Shares
 from indilog_compute.workers.liveness_probe import LivenessProbe
-from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.process import Worker
 
 _ValueT = TypeVar("_ValueT")
 
@@ -84,7 +84,7 @@ class CallRouter:
         *,
         on_idle: Callable[[DeployedApp], None],
     ) -> None:
-        self._dispatcher: Dispatcher[WorkerProcess, Call] = Dispatcher(
+        self._dispatcher: Dispatcher[Worker, Call] = Dispatcher(
             worker_calls_max=node.functions.worker_calls_max,
             calls_max=node.functions.calls_pending_max,
             shares=Shares(
@@ -95,7 +95,7 @@ class CallRouter:
         )
         self._node = node
         self._on_idle = on_idle
-        self._workers: dict[WorkerProcess, _Worker] = {}
+        self._workers: dict[Worker, _Worker] = {}
         self.calls: dict[str, int] = {"returned": 0, "failed": 0, "timed_out": 0, "crashed": 0}
         self.moved = 0
         self._stopping = False
@@ -120,7 +120,7 @@ class CallRouter:
         """Return how many calls of an application would start at once."""
         return 0 if self._stopping else self._dispatcher.free_slots(application)
 
-    def calls_of(self, worker: WorkerProcess) -> int:
+    def calls_of(self, worker: Worker) -> int:
         """Return the number of calls of `worker`."""
         kept = self._workers.get(worker)
         return len(kept.calls) if kept is not None else 0
@@ -155,7 +155,7 @@ class CallRouter:
                     return answer
             self.remove(worker)
 
-    async def _ask_worker(self, worker: WorkerProcess, question: CheckArguments) -> Answer | None:
+    async def _ask_worker(self, worker: Worker, question: CheckArguments) -> Answer | None:
         """Ask a worker that takes calls; None: its event loop is blocked."""
         kept = self._workers[worker]
         answered: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
@@ -168,7 +168,7 @@ class CallRouter:
             kept.checks.discard(answered)
             worker.link.abandon(number)
 
-    async def _wait_for_worker(self, call: str) -> WorkerProcess:
+    async def _wait_for_worker(self, call: str) -> Worker:
         while (worker := self._dispatcher.least_loaded) is None:
             if self._stopping or self._node.functions.workers == 0:
                 raise NotReadyError(f"No function worker is up to take {call}; try again.")
@@ -180,7 +180,7 @@ class CallRouter:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def is_suspended(self, worker: WorkerProcess) -> bool:
+    def is_suspended(self, worker: Worker) -> bool:
         """Tell whether `worker` gets no new calls because its event loop is blocked."""
         return self._dispatcher.is_suspended(worker)
 
@@ -191,7 +191,7 @@ class CallRouter:
         for call in self._dispatcher.withdraw_all():
             self._complete(call, failed(_stopped(call)))
 
-    def add(self, worker: WorkerProcess) -> None:
+    def add(self, worker: Worker) -> None:
         """Add a worker, unless it has died since its start."""
         if worker.link.is_lost:
             return
@@ -205,7 +205,7 @@ class CallRouter:
         self._run_all(self._dispatcher.add(worker))
         self._announce_change()
 
-    def remove(self, worker: WorkerProcess) -> None:
+    def remove(self, worker: Worker) -> None:
         """Remove a lost worker. The loss of its link fails the calls that it had begun."""
         if (kept := self._workers.pop(worker, None)) is not None:
             kept.probe.stop()
@@ -222,7 +222,7 @@ class CallRouter:
         """Assert that the counts are consistent, and that no call waits although it could run."""
         self._dispatcher.check_invariants()
 
-    async def drain(self, worker: WorkerProcess) -> None:
+    async def drain(self, worker: Worker) -> None:
         """Send `worker` no further calls, and wait until it has none."""
         kept = self._workers.get(worker)
         if kept is None:
@@ -263,7 +263,7 @@ class CallRouter:
 
     # --- internal: sending a call to a worker
 
-    def _run_all(self, placed: list[tuple[Call, WorkerProcess]]) -> None:
+    def _run_all(self, placed: list[tuple[Call, Worker]]) -> None:
         """Start calls on their workers. If a call cannot be sent, start the call that gets its
         slot.
         """
@@ -271,7 +271,7 @@ class CallRouter:
             if not self._dispatch(call, worker):
                 placed += self._dispatcher.finished(worker, call)
 
-    def _dispatch(self, call: Call, worker: WorkerProcess) -> bool:
+    def _dispatch(self, call: Call, worker: Worker) -> bool:
         self._take_newest(call)
         if call.deployed.number not in worker.deployments:
             problem = call.deployed.problem or (
@@ -318,7 +318,7 @@ class CallRouter:
             newest.running += 1
             self._forget(before)
 
-    def _put_back(self, calls: list[Call], worker: WorkerProcess | None = None) -> None:
+    def _put_back(self, calls: list[Call], worker: Worker | None = None) -> None:
         """Queue calls again that were sent to a worker and certainly never began there.
 
         `worker` is the worker for which the dispatcher still counts them; None if it has removed
@@ -356,7 +356,7 @@ class CallRouter:
 
     # --- internal: the end of a call
 
-    def _on_answer(self, call: Call, worker: WorkerProcess, slot: int, answer: Answer) -> None:
+    def _on_answer(self, call: Call, worker: Worker, slot: int, answer: Answer) -> None:
         lost = _is_lost(answer)
         if lost:
             worker.claims.revoke(slot)
@@ -376,7 +376,7 @@ class CallRouter:
             self._complete(call, self._outcome(call, answer))
             self._run_all(self._dispatcher.finished(worker, call))
 
-    def _leave(self, call: Call, worker: WorkerProcess) -> None:
+    def _leave(self, call: Call, worker: Worker) -> None:
         """Remove a call from its worker; the dispatcher still counts it there."""
         call.worker, call.slot = None, NO_SLOT
         if (kept := self._workers.get(worker)) is not None:
@@ -384,7 +384,7 @@ class CallRouter:
             if not kept.calls:
                 _resolve(kept.idle, None)
 
-    def _fail_or_rerun(self, call: Call, worker: WorkerProcess, slot: int) -> None:
+    def _fail_or_rerun(self, call: Call, worker: Worker, slot: int) -> None:
         """After the loss of its worker, fail a call that may have begun; run any other call on
         another worker.
         """
@@ -472,7 +472,7 @@ class CallRouter:
         if call.worker is not None:
             call.worker.link.cancel(call.number)
 
-    def _end_if_silent(self, call: Call, worker: WorkerProcess, slot: int, frames: int) -> None:
+    def _end_if_silent(self, call: Call, worker: Worker, slot: int, frames: int) -> None:
         if call.worker is worker and call.slot == slot and worker.link.frames_received == frames:
             structlog.get_logger().warning(
                 "worker killed: its event loop was blocked when a call timed out",
@@ -482,7 +482,7 @@ class CallRouter:
             )
             worker.abort()
 
-    def _on_silent(self, worker: WorkerProcess) -> None:
+    def _on_silent(self, worker: Worker) -> None:
         """Suspend a worker whose event loop is blocked. Move the calls that it has not begun to
         other workers.
         """
@@ -503,7 +503,7 @@ class CallRouter:
         slots = sorted(((call, call.slot) for call in unbegun), key=_sent)
         asyncio.get_running_loop().call_later(VISIBLE_S, self._move, worker, slots)
 
-    def _move(self, worker: WorkerProcess, revoked: list[tuple[Call, int]]) -> None:
+    def _move(self, worker: Worker, revoked: list[tuple[Call, int]]) -> None:
         unbegun = [
             call
             for call, slot in revoked
@@ -513,7 +513,7 @@ class CallRouter:
             self._leave(call, worker)
         self._put_back(unbegun, worker)
 
-    def _on_recovered(self, worker: WorkerProcess) -> None:
+    def _on_recovered(self, worker: Worker) -> None:
         kept = self._workers.get(worker)
         if kept is not None and kept.idle is None:
             self._run_all(self._dispatcher.resume(worker))

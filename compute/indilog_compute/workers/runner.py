@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
@@ -57,13 +57,14 @@ from indilog.link.worker_messages import (
 )
 from indilog_compute.workers.claims import WorkerClaims
 from indilog_compute.workers.loader import LoadedDeployment, load
-from indilog_compute.workers.output import output_of
+from indilog_compute.workers.output import Unawaited, output_of
 from indilog_compute.workers.services import RunningServices
 from indilog_compute.workers.threads import FunctionThreads
 
 _MESSAGE_CHARACTERS_MAX: Final = 500
 
 Answering: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
+LoadSources: TypeAlias = Callable[[int, str | None, Mapping[str, str], Path], LoadedDeployment]
 
 
 class LimitedLink:
@@ -85,6 +86,7 @@ class WorkerRunner:
             refused.
         claims: shows the compute node which calls have begun.
         around_import: context manager around each import of deployed code.
+        load: imports deployed sources, like `indilog_compute.workers.loader.load`.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class WorkerRunner:
         threads_max: int,
         claims: WorkerClaims,
         around_import: Callable[[], AbstractContextManager[None]] = nullcontext,
+        load: LoadSources = load,
     ) -> None:
+        self._load_sources = load
         self._around_import = around_import
         self._directory = directory
         self._claims = claims
@@ -131,6 +135,19 @@ class WorkerRunner:
                 self._logs = RemoteLogs(self._asker)
             case _:
                 raise NotReadyError(f"A worker is not asked {type(message).__name__}.")
+
+    async def stop(self) -> None:
+        """Cancel all calls and services, wait until they have ended, and unload all code. Threads
+        of sync functions continue until they return.
+        """
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(self._services.stopped(), *tasks, return_exceptions=True)
+        while self._deployments:
+            self._deployments.popitem()[1].unload()
+        self._threads.close(waits=False)
+        self._loading.shutdown(wait=False)
 
     def close(self) -> None:
         """Wait for the threads to end."""
@@ -179,7 +196,9 @@ class WorkerRunner:
 
     def _imported(self, message: Load) -> LoadedDeployment:
         with output_of(message.name or ""), self._around_import():
-            return load(message.deployment, message.name, message.sources, self._directory)
+            return self._load_sources(
+                message.deployment, message.name, message.sources, self._directory
+            )
 
     async def _run(self, invoke: Invoke) -> Answer:
         loaded, function = self._function(invoke.deployment, invoke.function)
@@ -193,9 +212,13 @@ class WorkerRunner:
         context.begin()
         given = (context,) if function.signature.takes_context else ()
         body = partial(function.body, *given, **arguments)
-        with output_of(loaded.app.name, invoke.invocation):
+        output = output_of(loaded.app.name, invoke.invocation)
+        with output:
             try:
                 value = await (body() if function.is_async else self._in_thread(body))
+                if output.unawaited:
+                    dropped = _not_awaited(loaded, function, output.unawaited[0])
+                    return failed(dropped, session.position)
                 return Returned(session.position, self._text(function, value))
             except BaseException as error:  # user code may raise any exception
                 if _is_being_cancelled(error):
@@ -262,6 +285,22 @@ async def _answer(link: Link, call: int, answering: Answering) -> None:
         structlog.get_logger().exception("call failed in the worker")
         answer = failed(IndilogError("The function worker failed on this call; its log says why."))
     link.answer(call, answer)
+
+
+def _not_awaited(
+    loaded: LoadedDeployment, function: Function, dropped: Unawaited
+) -> FunctionFailedError:
+    """Return the error of a function that forgot an await; otherwise it would lose an append, and
+    report success.
+    """
+    seen_at = f"{dropped.file}, line {dropped.line}"
+    place = loaded.with_author_names(seen_at)
+    where = f"{place}: " if place != seen_at else ""  # else it was dropped after the last line
+    return FunctionFailedError(
+        f"{function.qualified_name} failed: {where}{dropped.name} was called without await, so it "
+        "did nothing; write await before the call.",
+        kind="NotAwaited",
+    )
 
 
 def _is_being_cancelled(error: BaseException) -> bool:

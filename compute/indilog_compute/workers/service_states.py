@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from indilog_compute.workers.call import DeployedApp
-from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.process import Worker
 
 
 def service_states(
-    workers: Iterable[WorkerProcess], apps: Iterable[DeployedApp]
+    workers: Iterable[Worker], apps: Iterable[DeployedApp]
 ) -> dict[str, dict[str, Any]]:
     """Return the state of each `app.service`: in how many workers it runs, waits for a restart, or
     has ended; the number of its failures; and its problem in one of the workers.

@@ -148,6 +148,12 @@ class RunningServices:
                 self._running[number] = self._started(number, self._deployments[number])
         self._report()
 
+    async def stopped(self) -> None:
+        """Cancel all services, and wait until they have ended."""
+        self.run(())
+        if self._stopping:
+            await asyncio.wait(self._stopping)
+
     def _started(self, number: int, loaded: LoadedDeployment) -> list[_Running]:
         return [
             _Running(number, loaded, service, self._context, self._report)

@@ -61,9 +61,9 @@ class FunctionThreads:
             raise
         return running.result()
 
-    def close(self) -> None:
-        """Wait for the threads to end."""
-        self._threads.shutdown()
+    def close(self, *, waits: bool = True) -> None:
+        """Run no further body; with `waits`, wait for the threads to end."""
+        self._threads.shutdown(wait=waits)
 
     def _ended(self, over: asyncio.Future[None]) -> None:
         self.used -= 1

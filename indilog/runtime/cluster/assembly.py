@@ -10,20 +10,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import uvloop
 
+from indilog.apps.app import App
 from indilog.base.errors import ConfigError, IndilogError, NotReadyError
-from indilog.base.ids import Epoch, NodeId
+from indilog.base.ids import Epoch, MetalogPosition, NodeId
 from indilog.base.running_platforms import RunningPlatform, registered, running_at
 from indilog.base.telemetry import StatusCollector, registry_of
 from indilog.config import Config, node_config
 from indilog.kernel.view import View, Views
+from indilog.link.link import Link, Serve
+from indilog.link.link_messages import Failed, Returned
 from indilog.roles.role import ReportsStatus, Role
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
@@ -381,6 +385,56 @@ async def gateway_running(
         async with listening as url, _grpc_listening(gateway, host, logs, config, token_file):
             yield url
     finally:
+        await host.stop()
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionsInProcess:
+    """Functions that run in this process.
+
+    Attributes:
+        sources_of: returns sources that stand for an application's object; only this platform can
+            deploy them.
+        connect: returns a client's link to the platform. Its arguments answer the platform's
+            messages, and handle the loss of the link.
+        operate: runs an operation such as `app.runs.list` with JSON arguments, at a position.
+        skip: lets a number of seconds pass at once, by the time of the log.
+    """
+
+    sources_of: Callable[[App], dict[str, str]]
+    connect: Callable[[Serve, Callable[[Link], None]], Link]
+    operate: Callable[[str, bytes, MetalogPosition], Awaitable[Returned | Failed]]
+    skip: Callable[[float], Awaitable[None]]
+
+
+@asynccontextmanager
+async def functions_in_process(platform: Platform) -> AsyncIterator[FunctionsInProcess]:
+    """Run deployed functions, services and schedules on this event loop while the block runs, in
+    one worker without a process of its own: for tests.
+
+    Raises:
+        NotReadyError: the deployments cannot be read.
+    """
+    from indilog_compute.workers.host import FunctionHost
+    from indilog_compute.workers.in_process import InProcessWorkers, client_link
+
+    workers, logs = InProcessWorkers(), platform.logs
+    node = node_config(platform.config.node, workers=1, workers_max=0)
+    config = dataclasses.replace(platform.config, node=node)
+    host = FunctionHost(config, logs, node_name=logs.node, start_worker=workers.start)
+
+    async def operate(name: str, arguments: bytes, position: MetalogPosition) -> Returned | Failed:
+        return await host.operate(name, arguments, position=position).outcome
+
+    async def skip(seconds: float) -> None:
+        platform.shell.clock.skip(seconds)
+        await host.ask_time()
+
+    try:
+        await host.start()
+        yield FunctionsInProcess(workers.given.sources, partial(client_link, host), operate, skip)
+    finally:
+        await workers.stop()
         await host.stop()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import itertools
 import json
 import os
@@ -11,18 +9,17 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Coroutine
+import threading
 from pathlib import Path
 
 import httpx
 import pytest
 
-import indilog
 from tests.cluster.platform_process import ROOT, platform
 
 README = (ROOT / "README.md").read_text()
 HOST = "localhost:8080"
-pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+pytestmark = pytest.mark.cluster
 
 
 class Reader:
@@ -71,24 +68,40 @@ class Reader:
         assert done.returncode == 0, (command, done.stderr)
         return done.stdout.strip()
 
-    async def runs(self, block: str) -> str:
-        """Run a program of the README, unchanged, until it prints something."""
-        reported: asyncio.Queue[str] = asyncio.Queue()
+    def runs(self, block: str) -> str:
+        """Run a program of the README until it prints a line; only its URL is another one."""
+        program = self.directory / "program.py"
+        program.write_text(block.replace(f"http://{HOST}", self.url))
+        with subprocess.Popen(
+            [sys.executable, program],
+            cwd=self.directory,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as running:
+            assert running.stdout is not None
+            timer = threading.Timer(60, running.kill)
+            timer.start()
+            try:
+                return running.stdout.readline().strip()
+            finally:
+                timer.cancel()
+                running.kill()
 
-        def hear(*what: object) -> None:
-            reported.put_nowait(" ".join(map(str, what)))
-
-        text = block.replace(f"http://{HOST}", self.url)
-        code = compile(text, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        program: Coroutine[object, object, None] = eval(code, {"indilog": indilog, "print": hear})
-        async with asyncio.timeout(30):
-            running, hearing = asyncio.create_task(program), asyncio.create_task(reported.get())
-            done, _ = await asyncio.wait({running, hearing}, return_when="FIRST_COMPLETED")
-            if running in done:
-                await running  # what it raised
-            running.cancel()
-            await asyncio.wait({running})
-            return await hearing
+    def tests(self, block: str) -> None:
+        """Run the README's test of its functions."""
+        (self.directory / "test_visits.py").write_text(block)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_visits.py"],
+            cwd=self.directory,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        assert "1 passed" in done.stdout
 
 
 def blocks(of: str = "") -> list[str]:
@@ -101,9 +114,9 @@ def commands(block: str) -> list[str]:
     return re.findall(r"^\$ (.*)$", block, re.MULTILINE)
 
 
-async def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
+def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
     """The README trims the log before its program subscribes; the program must work then, too."""
-    functions, workflow, client = blocks("python")
+    functions, workflow, client, test = blocks("python")
     first, second, look = filter(None, map(commands, blocks()))
     with platform(tmp_path / "data") as up:
         reader = Reader(up.url, tmp_path)
@@ -120,4 +133,5 @@ async def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) ->
         trim = "indilog log trim visits --until SEQNUM"
         assert f"`{trim}`" in README
         reader.types(trim.replace("SEQNUM", read.splitlines()[-1].split()[0]))
-        assert (await reader.runs(client)).endswith("b'hello'")
+        assert reader.runs(client).endswith("b'hello'")
+        reader.tests(test)

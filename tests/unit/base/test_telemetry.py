@@ -26,6 +26,8 @@ def _restored() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
+    for name in ("httpx", "botocore.credentials", "urllib3"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
     structlog.reset_defaults()
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -51,6 +53,15 @@ def test_a_log_line_is_one_json_object() -> None:
     line = json.loads(stream.getvalue())
     assert (line["event"], line["level"], line["segment"]) == ("torn tail cut", "warning", 3)
     assert line["timestamp"].endswith("Z")
+
+
+def test_requests_of_client_libraries_are_logged_only_if_they_matter() -> None:
+    stream = io.StringIO()
+    configure_logging("json", "info", stream)
+    logging.getLogger("httpx").info("HTTP Request: GET http://x")
+    assert not stream.getvalue()
+    logging.getLogger("httpx").warning("slow")
+    assert json.loads(stream.getvalue())["event"] == "slow"
 
 
 def test_lines_of_the_standard_library_have_the_same_format() -> None:

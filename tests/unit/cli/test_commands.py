@@ -13,6 +13,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
+import indilog
 from indilog.cli.commands import app
 
 URL = "http://127.0.0.1:1"
@@ -213,6 +214,43 @@ def test_a_server_that_is_no_platform_is_reported(platform: type[Platform]) -> N
     assert "answered 404" in run("status").stderr
 
 
+@pytest.mark.parametrize(
+    "command", [("status",), ("status", "--json"), ("apps",), ("log", "tail", "x")]
+)
+def test_the_json_of_another_server_is_not_shown_as_an_answer(
+    platform: type[Platform], command: tuple[str, ...]
+) -> None:
+    for answer in ({"hello": "world"}, [1, 2], "text"):
+        platform(answer)
+        done = run(*command)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "does not answer like IndiLog does; is it another server?" in done.stderr
+
+
+def test_the_version_is_printed() -> None:
+    done = run("--version")
+    assert (done.exit_code, done.stdout) == (0, f"indilog {indilog.__version__}\n")
+
+
+@pytest.mark.parametrize("name", ["helper.py", "helper/__init__.py", "other.py"])
+def test_a_file_that_needs_its_neighbour_is_refused_with_the_command_for_the_folder(
+    platform: type[Platform], tmp_path: Path, name: str
+) -> None:
+    file, neighbour = tmp_path / "app.py", tmp_path / name
+    neighbour.parent.mkdir(exist_ok=True)
+    neighbour.touch()
+    file.write_text("import helper")
+    problem = "app.py, line 1: ModuleNotFoundError: No module named 'helper'."
+    platform({"detail": problem}, 400)
+    hint = (
+        f" Only app.py was deployed, and helper is beside it; deploy the folder: indilog deploy "
+        f"{tmp_path}"
+    )
+    stderr = run("deploy", str(file)).stderr
+    assert stderr == f"{problem}{'' if name == 'other.py' else hint}\n"
+    assert run("deploy", str(tmp_path)).stderr == f"{problem}\n" or name == "other.py"
+
+
 def test_deploying_sends_the_sources_and_the_owner(
     platform: type[Platform], tmp_path: Path
 ) -> None:
@@ -251,6 +289,20 @@ def test_a_relative_time_is_counted_from_the_logs_own_time(platform: type[Platfo
     assert run("log", "read", "a/b", "--since", "1h").exit_code == 0
     assert [request.url.path for request in asked.asked] == ["/logs/a/b/now", "/logs/a/b/records"]
     assert asked.asked[1].url.params["since"] == "1970-01-01T23:00:00+00:00"
+
+
+@pytest.mark.parametrize("command", ["read", "range"])
+def test_a_log_without_records_is_reported_because_its_name_may_be_misspelt(
+    platform: type[Platform], command: str
+) -> None:
+    platform({"records": [], "next_bound": 0})
+    for options, words in (
+        ((), "Log 'ordres' has no records.\n"),
+        (("--tag", "new"), "Log 'ordres' has no records with tag 'new'.\n"),
+        (("--tag-int", "7", "--bound", "3"), "Log 'ordres' has no records with tag 7 there.\n"),
+    ):
+        done = run("log", command, "ordres", *options)
+        assert (done.exit_code, done.stdout, done.stderr) == (0, "", words)
 
 
 def test_appending_sends_bytes_and_tags(platform: type[Platform]) -> None:

@@ -128,6 +128,14 @@ def test_an_unknown_setting_from_the_environment_is_named_by_its_variable(
         config_from(environment={variable: "1"})
 
 
+@pytest.mark.parametrize("variable", ["INDILOG_NODE_WORKERS", "INDILOG_CLUSTER_REPLICAS"])
+def test_a_wrong_value_from_the_environment_is_named_by_its_variable(variable: str) -> None:
+    with pytest.raises(ConfigError, match=rf"variable {variable} has the value 'two', .*`int`"):
+        config_from(environment={variable: "two"})
+    with pytest.raises(ConfigError, match=r"^\[node\] does not fit: .*workers"):
+        config_from(environment={"INDILOG_NODE_WORKERS": "2"}, overrides={"node": {"workers": "x"}})
+
+
 def test_a_path_setting_accepts_a_path_object() -> None:
     config = config_from(overrides={"node": {"data_dir": Path("here")}})
     assert config.node.data_dir == Path("here")

@@ -14,6 +14,7 @@ from indilog.link.worker_messages import Load, Loaded
 from indilog.testing import MemoryLogs
 from indilog_compute.deployments import Deployment
 from indilog_compute.invocations.fault_log import FaultLog
+from indilog_compute.workers import process
 from indilog_compute.workers.applications import Applications
 from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.host import limits_of
@@ -26,7 +27,9 @@ def applications_of(logs: MemoryLogs, directory: Path) -> Applications:
         workers=0, data_dir=directory, import_retry_s_min=0.001, import_retry_s_max=0.001
     )
     limits = limits_of(Config())
-    return Applications(node, logs, limits, directory=directory, workers=lambda: ())
+    return Applications(
+        node, logs, limits, directory=directory, start=process.start, workers=lambda: ()
+    )
 
 
 @pytest.fixture

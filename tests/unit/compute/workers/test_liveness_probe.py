@@ -11,7 +11,7 @@ import pytest
 from indilog.base.errors import OverloadedError
 from indilog.link.link_messages import Answer
 from indilog_compute.workers.liveness_probe import LivenessProbe
-from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.process import Worker
 
 pytestmark = pytest.mark.asyncio
 
@@ -47,13 +47,13 @@ class Probed:
         self.silent = asyncio.Event()
         self._stop_when_silent = stop_when_silent
         self.probe = LivenessProbe(
-            cast("WorkerProcess", self.worker),
+            cast("Worker", self.worker),
             silent_s=0.02,
             on_silent=self._on_silent,
             on_recovered=lambda _: self.reports.append("heard"),
         )
 
-    def _on_silent(self, _: WorkerProcess) -> None:
+    def _on_silent(self, _: Worker) -> None:
         self.reports.append("silent")
         self.silent.set()
         if self._stop_when_silent:

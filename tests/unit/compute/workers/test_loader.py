@@ -138,6 +138,13 @@ def test_a_name_given_at_deployment_replaces_the_one_in_the_code(
             {"a.py": HEAD + "b = App('b')\n@app.function\ndef f(): ...\n@b.function\ndef g(): ..."},
             r"2 applications \(b, demo\)",
         ),
+        (
+            {
+                "a.py": HEAD + "@app.function\ndef f(): ...",
+                "b.py": "import indilog\napp = indilog.App('demo')\n",
+            },
+            r"another application than demo: b\.py, line 2; deploy each one from a file or folder",
+        ),
         ({"a.py": "\0"}, "null"),
     ],
 )

@@ -26,7 +26,7 @@ from indilog.link.worker_messages import CheckArguments, Invoke, Ping
 from indilog_compute.deployments import Deployment
 from indilog_compute.workers.call import Call, DeployedApp
 from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
-from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.process import Worker as HostWorker
 from indilog_compute.workers.router import CallRouter
 from tests.support.link_pair import link_pair
 
@@ -66,7 +66,7 @@ class Worker:
         ours, self.link = link_pair(self._serve)
         memory = claims_memory()
         self.claims = WorkerClaims(memory)
-        self.process = cast("WorkerProcess", Seen(ours, NodeClaims(memory)))
+        self.process = cast("HostWorker", Seen(ours, NodeClaims(memory)))
         os.close(memory)
         router.add(self.process)
 

@@ -1,0 +1,203 @@
+"""Runs workers inside this process, for tests: functions run on the test's event loop, so that
+breakpoints work and a test can replace what functions use (docs/guides/testing.md).
+
+A worker here is the same `WorkerRunner` as in a worker process. Its link is a pair of links in
+memory, which carries the same bytes as a socket. It is ended by cancelling its calls, so a call
+that blocks the event loop blocks the whole platform.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from indilog.apps.app import App
+from indilog.base.deployed import ServiceState
+from indilog.base.errors import DeployError
+from indilog.link.link import Link
+from indilog.link.link import Serve as ServeLink
+from indilog.link.link_messages import LINK_VERSION, Greeting, Limits, Question, Welcome
+from indilog.link.link_pair import link_pair
+from indilog.link.worker_messages import ServicesChanged, ThreadsLeft
+from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
+from indilog_compute.workers.host import FunctionHost
+from indilog_compute.workers.loader import LoadedDeployment, check_app, load
+from indilog_compute.workers.process import STOP_S, OutputLimits, Serve, Worker
+from indilog_compute.workers.runner import WorkerRunner
+
+_LOADED: Final = itertools.count(1)
+"""Numbers imported deployments in this process, in which several platforms may run."""
+_GIVEN: Final = "app.py"
+"""The one source of an application that a test gives as an object; its text is a key."""
+
+
+class GivenApps:
+    """Applications that a test gives as objects, not as sources."""
+
+    def __init__(self) -> None:
+        self._apps: dict[str, App] = {}
+        self._keys = itertools.count(1)
+
+    def sources(self, app: App) -> dict[str, str]:
+        """Return sources that stand for `app`; only the workers of this process can load them."""
+        key = f"# application {app.name}, object {next(self._keys)} of a test\n"
+        self._apps[key] = app
+        return {_GIVEN: key}
+
+    def load(
+        self, deployment: int, name: str | None, sources: Mapping[str, str], directory: Path
+    ) -> LoadedDeployment:
+        """Return a given application; import any other sources, as `loader.load` does."""
+        app = self._apps.get(sources.get(_GIVEN, ""))
+        if app is None:
+            return load(next(_LOADED), name, sources, directory)
+        if not app.functions:
+            raise DeployError(
+                f"App {app.name} has no functions; decorate at least one with @app.function."
+            )
+        check_app(app)
+        return LoadedDeployment(app, f"given_{deployment}", directory / f"given_{deployment}")
+
+
+class InProcessWorker:
+    """A worker that runs in this process: a `Worker`."""
+
+    def __init__(self, index: int, claims: NodeClaims, runner: WorkerRunner) -> None:
+        self.index = index
+        self.link: Link
+        self.claims = claims
+        self.deployments: set[int] = set()
+        self.threads_left = 0
+        self.services: tuple[ServiceState, ...] = ()
+        self.last_place: str | None = None
+        self.was_ended_by_others = False
+        self._runner = runner
+        self._over = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The id of this process."""
+        return os.getpid()
+
+    async def until_ready(self) -> bool:
+        """Return True: it can run functions at once."""
+        return True
+
+    async def until_lost_or_replaced(self) -> None:
+        """Wait until the link is lost, or `replace` was called."""
+        await self._over.wait()
+
+    def replace(self) -> None:
+        """Mark the worker for replacement; this ends `until_lost_or_replaced`."""
+        self._over.set()
+
+    def kill(self) -> None:
+        """Cancel its calls and services, and close the link."""
+        self.link.close()
+        self._over.set()
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._runner.stop())
+
+    def abort(self) -> None:
+        """End it like `kill`."""
+        self.kill()
+
+    async def stopped(self, *, within_s: float = STOP_S) -> int:
+        """End it; wait up to `within_s` seconds until its calls and services have ended."""
+        self.kill()
+        assert self._ending is not None, "`kill` starts it"
+        await asyncio.wait({self._ending}, timeout=within_s)
+        return 0
+
+
+class InProcessWorkers:
+    """Starts workers in this process.
+
+    Attributes:
+        given: the applications that a test gives as objects.
+    """
+
+    def __init__(self) -> None:
+        self.given = GivenApps()
+        self._runners: list[WorkerRunner] = []
+
+    async def stop(self) -> None:
+        """Cancel all calls and services, and wait until they have ended. Their links still work, so
+        they can write to the log before they end.
+        """
+        await asyncio.gather(*(runner.stop() for runner in self._runners))
+
+    async def start(
+        self,
+        index: int,
+        limits: Limits,
+        *,
+        directory: Path,
+        threads_max: int,
+        output: OutputLimits,  # noqa: ARG002 - functions write to the streams of this process
+        environment: Collection[str] = (),  # noqa: ARG002 - and have its environment
+        serve: Serve,
+        on_lost: Callable[[Worker], None],
+        on_threads_left: Callable[[Worker], None] = lambda _: None,
+    ) -> InProcessWorker:
+        """Return a new worker: a `StartWorker`.
+
+        Raises:
+            OSError: the directory, or shared memory, cannot be created.
+        """
+        memory = claims_memory()
+        try:
+            claims, worker_claims = NodeClaims(memory), WorkerClaims(memory)
+        finally:
+            os.close(memory)
+        os.makedirs(directory, mode=0o700)  # noqa: PTH103 - as short as a call of the system
+        runner = WorkerRunner(
+            directory, threads_max=threads_max, claims=worker_claims, load=self.given.load
+        )
+        self._runners.append(runner)
+        worker = InProcessWorker(index, claims, runner)
+
+        def served(_link: Link, call: int, message: Question | Greeting) -> None:
+            if isinstance(message, ServicesChanged):
+                worker.services = message.services
+            elif isinstance(message, ThreadsLeft):
+                worker.threads_left = message.count
+                on_threads_left(worker)
+            else:
+                serve(worker, call, message)
+
+        def lost(_link: Link) -> None:
+            worker.replace()
+            on_lost(worker)
+
+        worker.link, _ = link_pair(
+            served,
+            runner.serve,
+            message_bytes_max=limits.message_bytes_max,
+            on_lost=lost,
+            on_lost_back=lambda _: None,
+        )
+        worker.link.tell(Welcome(LINK_VERSION, limits))
+        return worker
+
+
+def client_link(host: FunctionHost, serve: ServeLink, on_lost: Callable[[Link], None]) -> Link:
+    """Return a client's link to `host`, in memory. `serve` answers the messages of the host;
+    `on_lost` is called when the link is lost.
+    """
+    server = host.client_server()
+    theirs, ours = link_pair(
+        server.serve,
+        serve,
+        message_bytes_max=host.limits.message_bytes_max,
+        on_lost=lambda _: server.close(),
+        on_lost_back=on_lost,
+        is_of_client=True,
+    )
+    theirs.tell(Welcome(LINK_VERSION, host.limits))
+    return ours
