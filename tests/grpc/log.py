@@ -62,7 +62,7 @@ class GrpcLogs:
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self._channel = channel
         self._metadata = (("authorization", f"Bearer {token}"),)
-        self.scope = object()
+        self.scope: object = self  # libraries keep weak references to it
 
     def log(self, name: str, session: Session) -> GrpcLog:
         return GrpcLog(self, check_log_name(name), session)

@@ -22,6 +22,7 @@ from indilog.base.errors import (
     InvalidArgumentsError,
     InvalidTagError,
     InvocationCancelledError,
+    NotFoundError,
     NotReadyError,
     OutcomeUnknownError,
     OverloadedError,
@@ -32,6 +33,7 @@ from indilog.base.errors import (
     UnauthorizedError,
     UnknownFunctionError,
     WorkerCrashedError,
+    WrongStateError,
 )
 from indilog.link.link_messages import LinkLostError
 from indilog_compute.gateway.problems import problem_of, problem_text
@@ -42,6 +44,7 @@ PROBLEM: Final = "indilog-problem-bin"
 CODES: Final[dict[type[Exception], grpc.StatusCode]] = {
     UnauthorizedError: grpc.StatusCode.UNAUTHENTICATED,
     UnknownFunctionError: grpc.StatusCode.NOT_FOUND,
+    NotFoundError: grpc.StatusCode.NOT_FOUND,
     InvalidArgumentsError: grpc.StatusCode.INVALID_ARGUMENT,
     InvalidTagError: grpc.StatusCode.INVALID_ARGUMENT,
     TooLargeError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -49,6 +52,7 @@ CODES: Final[dict[type[Exception], grpc.StatusCode]] = {
     TypeError: grpc.StatusCode.INVALID_ARGUMENT,
     DeployError: grpc.StatusCode.FAILED_PRECONDITION,
     ConditionFailedError: grpc.StatusCode.FAILED_PRECONDITION,
+    WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
     AppNameTakenError: grpc.StatusCode.ALREADY_EXISTS,
     ConflictError: grpc.StatusCode.ABORTED,
     InvocationCancelledError: grpc.StatusCode.CANCELLED,

@@ -295,7 +295,7 @@ async def test_hostile_requests_are_refused_in_a_sentence(platform: Platform) ->
 async def test_the_example_of_the_interface_runs_unchanged(
     platform: Platform, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "API.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "API.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if "client.runs(" in block]
     await start(platform, "travel", "order-41")
