@@ -1,43 +1,67 @@
-"""Functions that compose movie reviews from five parts, which arrive in any order.
+"""Functions that compose movie reviews from five parts, which are computed concurrently.
 
-`compose` runs five functions in parallel. Each computes one part (a unique id, the user, the
-movie's id, the text, the rating) and adds the part to the upload with one append. The log's order
-decides which part is the fifth. The call that added the fifth part stores the review in three
-places with one transaction. A request leaves one review, however often it is repeated after
-failures.
+`compose` starts a workflow. Its five steps run in parallel (`wf.gather`); each calls the function
+that computes one part: a unique id, the user, the movie's id, the text, the rating. A transaction
+then stores the review in three places. The log decides each step once, and the id of the request is
+the id of the run. So a request leaves one review, however often it is repeated, and a run that was
+interrupted continues with the parts that it has.
 
 The state consists of BokiStore objects in the log `media`: `user:{name}` and `movie:{id}` (number
-of reviews, and the newest ones), `title:{title}` (the movie's id), `review:{id}`, and
-`upload:{request}` until its review is stored.
+of reviews, and the newest ones), `title:{title}` (the movie's id), `review:{id}`. The runs of
+workflows are in the log `media/flow`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from bokiflow import Flow, Workflow
 from bokistore import Obj, Store, Transaction
-from indilog import App, Context, OutcomeUnknownError
+from indilog import App, Context
 
 app = App("media")
+flow = Flow(app)
 
 LOG: Final = "media"
-PARTS: Final = ("id", "user", "movie", "text", "rating")
 TEXT_LENGTH_MAX: Final = 2000
 RATING_MAX: Final = 10
 REVIEWS_LISTED_MAX: Final = 100
 """Number of newest reviews that are listed for a user or a movie; all reviews are counted."""
 REVIEWS_SHOWN_MAX: Final = 8
-UPLOAD_RETRIES: Final = 3
+PART_RETRIES: Final = 10
+"""Further calls of a function that computes a part, after its worker crashed."""
 LOADED_MAX: Final = 30
 """Users or movies loaded by one record: a movie has two objects, and a record has at most 64
 tags.
 """
 OBJECTS_SHOWN_MAX: Final = 1000
 _NAME_LENGTH_MAX: Final = 128
+
+Part: TypeAlias = dict[str, Any]
+"""A field of a review and its value; None: there is no such user or movie."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a user wrote; `id` is the id of the review."""
+
+    id: str
+    user: str
+    title: str
+    text: str
+    rating: int
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The outcome of a request: a review, or what is unknown."""
+
+    review: str = ""
+    unknown: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,63 +96,55 @@ async def compose(
 ) -> str:
     """Publish a review; return its id.
 
-    To repeat a request whose outcome is unknown, pass the same `request`: there will be one review.
-    Without `request`, each call is a new request. Asynchronous calls, and calls with an idempotency
-    key, are repeated by the platform until they have an outcome.
+    To repeat a request whose outcome is unknown, pass the same `request`: there will be one review,
+    or the same refusal. Without `request`, each call is a new request. Asynchronous calls, and
+    calls with an idempotency key, are repeated by the platform until they have an outcome.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ValueError(f"A review has at most {TEXT_LENGTH_MAX} characters, not {len(text)}.")
     if not 0 <= rating <= RATING_MAX:
         raise ValueError(f"A rating must be 0 to {RATING_MAX}, not {rating}.")
+    _checked("user", user)
+    _checked("title", title)
     request = ctx.invocation_id if request is None else _checked("request", request)
-    found = await asyncio.gather(
-        _uploaded(ctx, upload_user, request, user=user),
-        _uploaded(ctx, upload_movie_id, request, title=title),
-        _uploaded(ctx, upload_unique_id, request),
-        _uploaded(ctx, upload_text, request, text=text),
-        _uploaded(ctx, upload_rating, request, rating=rating),
-    )
-    for known, what in zip(found, (f"user {user!r}", f"movie {title!r}"), strict=False):
-        if not known:
-            await _store(ctx).delete(f"upload:{request}")
-            raise LookupError(f"There is no {what}; load it first.")
-    return _review_id(request)
+    draft = Draft(_review_id(request), user, title, text, rating)
+    handle = await composing.start(draft, id=f"compose:{draft.id}")
+    composed = await handle.result()
+    if composed.unknown:
+        raise LookupError(f"There is no {composed.unknown}; load it first.")
+    return composed.review
 
 
 @app.function
-async def upload_unique_id(ctx: Context, request: str) -> None:
-    """Add the review's id."""
-    await _add(ctx, request, "id", _review_id(request))
+async def unique_id(review: str) -> Part:
+    """Compute the review's id."""
+    return {"id": review}
 
 
 @app.function
-async def upload_user(ctx: Context, request: str, user: str) -> bool:
-    """Add the author; return whether there is such a user."""
-    known = await _store(ctx).get(f"user:{_checked('user', user)}")
-    if known:
-        await _add(ctx, request, "user", user)
-    return known.exists
+async def user_id(ctx: Context, user: str) -> Part:
+    """Look the author up."""
+    known = await _store(ctx).get(f"user:{user}")
+    return {"user": user if known else None}
 
 
 @app.function
-async def upload_movie_id(ctx: Context, request: str, title: str) -> bool:
-    """Add the id of the movie with that title; return whether there is one."""
-    known = await _store(ctx).get(f"title:{_checked('title', title)}")
-    if known:
-        await _add(ctx, request, "movie", known["movie"])
-    return known.exists
+async def movie_id(ctx: Context, title: str) -> Part:
+    """Look the id of the movie with that title up."""
+    known = await _store(ctx).get(f"title:{title}")
+    return {"movie": known["movie"] if known else None}
 
 
 @app.function
-async def upload_text(ctx: Context, request: str, text: str) -> None:
-    """Add the text."""
-    await _add(ctx, request, "text", text.strip())
+async def clean_text(text: str) -> Part:
+    """Compute the text that is stored."""
+    return {"text": text.strip()}
 
 
 @app.function
-async def upload_rating(ctx: Context, request: str, rating: int) -> None:
-    """Add the rating."""
-    await _add(ctx, request, "rating", rating)
+async def checked_rating(rating: int) -> Part:
+    """Compute the rating that is stored."""
+    return {"rating": rating}
 
 
 @app.function
@@ -195,53 +211,60 @@ def _store(ctx: Context) -> Store:
     return Store(ctx.log(LOG))
 
 
-async def _uploaded(
-    ctx: Context, function: Callable[..., Coroutine[Any, Any, Any]], request: str, **part: object
-) -> bool | None:
-    """Call a function that adds a part. Repeat the call after a crash, which is harmless."""
-    arguments: dict[str, Any] = {"request": request, **part}
-    for retry in range(UPLOAD_RETRIES + 1):
-        try:
-            known: bool | None = await ctx.call(function, **arguments)
-        except OutcomeUnknownError:
-            if retry == UPLOAD_RETRIES:
-                raise
-        else:
-            return known
-    raise AssertionError("the last try returns or raises")
+# --- the workflow
 
 
-async def _add(ctx: Context, request: str, part: str, value: str | int) -> None:
-    """Add a part to an upload. Store the review if no part is missing.
-
-    The append returns the parts that precede it in the log's order. So of five concurrent appends,
-    one gets the other four parts. If the part is already there, the request is a repetition, and
-    its first run may have ended before it stored the review.
-    """
-    store = _store(ctx)
-    before = await store.merge(f"upload:{request}", "", {part: value})
-    parts = {**(before if isinstance(before, dict) else {}), part: value}
-    if all(part in parts for part in PARTS):
-        await store_review(store, request, parts)
-
-
-async def store_review(store: Store, request: str, parts: Mapping[str, Any]) -> None:
-    """Store a review under its id, with its user and with its movie, unless it is already
-    stored.
-    """
+@flow.workflow
+async def composing(wf: Workflow, draft: Draft) -> Composed:
+    """Compute the five parts concurrently, then store the review."""
+    parts: Part = {}
+    for part in await wf.gather(
+        _part(wf, unique_id, review=draft.id),
+        _part(wf, user_id, user=draft.user),
+        _part(wf, movie_id, title=draft.title),
+        _part(wf, clean_text, text=draft.text),
+        _part(wf, checked_rating, rating=draft.rating),
+    ):
+        parts |= part
+    if parts["user"] is None:
+        return Composed(unknown=f"user {draft.user!r}")
+    if parts["movie"] is None:
+        return Composed(unknown=f"movie {draft.title!r}")
     review = Review(**parts)
 
-    async def body(txn: Transaction) -> None:
-        kept = await txn.get(f"review:{review.id}")
-        if not kept:
-            kept.set("", asdict(review))
-            for place in (f"user:{review.user}", f"movie:{review.movie}"):
-                txn.push(place, "reviews", review.id, limit=REVIEWS_LISTED_MAX)
-                txn.increment(place, "count")
-                txn.increment(place, "stars", review.rating)
-        txn.delete(f"upload:{request}")
+    async def store(txn: Transaction) -> None:
+        await store_review(txn, review)
 
-    await store.transact(body)
+    await wf.transact(Store(wf.log(LOG)), store)
+    return Composed(review.id)
+
+
+def _part(
+    wf: Workflow,
+    function: Callable[..., Coroutine[Any, Any, Part]],
+    **arguments: Any,  # noqa: ANN401 - those of the function
+) -> Coroutine[Any, Any, Part]:
+    """Compute a part in a step of its own, which calls the function again after a crash."""
+
+    async def part(ctx: Context) -> Part:
+        computed: Part = await ctx.call(function, **arguments)
+        return computed
+
+    return wf.step(part, name=function.__name__, retries=PART_RETRIES)
+
+
+async def store_review(txn: Transaction, review: Review) -> None:
+    """Store a review under its id, with its user and with its movie, unless it is already
+    stored: an earlier run of the request, which is no longer kept, has stored it.
+    """
+    kept = await txn.get(f"review:{review.id}")
+    if kept:
+        return
+    kept.set("", asdict(review))
+    for place in (f"user:{review.user}", f"movie:{review.movie}"):
+        txn.push(place, "reviews", review.id, limit=REVIEWS_LISTED_MAX)
+        txn.increment(place, "count")
+        txn.increment(place, "stars", review.rating)
 
 
 async def _reviews(store: Store, listed: Obj) -> Reviews:

@@ -26,7 +26,7 @@ class Media:
 
     Attributes:
         acknowledged: the text of each review that was acknowledged, by its id.
-        unknown: requests that failed and may have taken effect; `settled` repeats them.
+        unknown: requests that failed and may have taken effect; `settle` repeats them.
     """
 
     name = "media"

@@ -33,6 +33,8 @@ POSTS_SHOWN_MAX: Final = 8
 PEOPLE_LOADED_MAX: Final = 20
 """People loaded by one record: each has three objects, and a record has at most 64 tags."""
 OBJECTS_SHOWN_MAX: Final = 1000
+SECRET: Final = frozenset({"password", "salt"})
+"""Fields that no function answers."""
 _EMPTY_TIMELINE: Final[dict[str, list[str]]] = {"posts": []}
 
 
@@ -187,12 +189,17 @@ async def load(ctx: Context, people: dict[str, list[str]]) -> int:
 
 @app.function
 async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]:
-    """Return the values of objects in the store, None for those that do not exist."""
+    """Return the values of objects in the store without passwords' hashes and salts; None for those
+    that do not exist.
+    """
     if len(names) > OBJECTS_SHOWN_MAX:
         raise ValueError(f"Ask for at most {OBJECTS_SHOWN_MAX} objects, not {len(names)}.")
     store = _store(ctx)
     found = await asyncio.gather(*[store.get(name) for name in names])
-    return [obj.value if obj else None for obj in found]
+    return [
+        {key: value for key, value in obj.value.items() if key not in SECRET} if obj else None
+        for obj in found
+    ]
 
 
 def _store(ctx: Context) -> Store:

@@ -1,9 +1,9 @@
 """Functions that search and recommend hotels, check users, and reserve a room and a seat.
 
-`reserve` starts a workflow. Its first operation is a transaction that decrements both the hotel's
-and the flight's capacity, or neither. Its second operation starts the order, a child workflow that
-runs in the background. The log decides each operation once. So a reservation takes one room and one
-seat and leads to one order, even if workers crash meanwhile.
+`reserve` starts a workflow, a saga: it takes a room, then a seat; if the flight is full, it gives
+the room back. A hotel and an airline are two companies, which share no transaction. Then it starts
+the order, a child workflow that runs in the background. The log decides each operation once. So a
+reservation takes one room and one seat and leads to one order, even if workers crash meanwhile.
 
 The state consists of BokiStore objects in the log `travel`: `map` (places, prices and ratings of
 hotels), `hotel:{id}`, `rooms:{hotel}` and `seats:{flight}` (`capacity` and `left`), `user:{name}`,
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from bokiflow import Flow, Workflow
+from bokiflow import Cancelled, Flow, RunCancelledError, Workflow
 from bokistore import Store, Transaction
 from indilog import App, Context
 
@@ -36,6 +36,8 @@ LOADED_MAX: Final = 30
 """
 ORDERS_LISTED_MAX: Final = 100
 OBJECTS_SHOWN_MAX: Final = 1000
+SECRET: Final = frozenset({"password", "salt"})
+"""Fields that no function answers."""
 _NAME_LENGTH_MAX: Final = 128
 
 
@@ -150,7 +152,10 @@ async def reserve(
         raise LookupError(f"There is no {'flight' if rooms else 'hotel'} of that name.")
     request = ctx.invocation_id if request is None else _checked("request", request)
     handle = await reserving.start(Order(request, user, hotel, flight), id=f"reserve:{request}")
-    return await handle.result()
+    try:
+        return await handle.result()
+    except RunCancelledError:
+        return Receipt(request, reserved=False)
 
 
 @app.function
@@ -197,12 +202,17 @@ async def load(ctx: Context, hotels: list[Hotel], flights: dict[str, int], users
 
 @app.function
 async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]:
-    """Return the values of objects in the store, None for those that do not exist."""
+    """Return the values of objects in the store without passwords' hashes and salts; None for those
+    that do not exist.
+    """
     if len(names) > OBJECTS_SHOWN_MAX:
         raise ValueError(f"Ask for at most {OBJECTS_SHOWN_MAX} objects, not {len(names)}.")
     store = _store(ctx)
     found = await asyncio.gather(*[store.get(name) for name in names])
-    return [obj.value if obj else None for obj in found]
+    return [
+        {key: value for key, value in obj.value.items() if key not in SECRET} if obj else None
+        for obj in found
+    ]
 
 
 # --- workflows
@@ -210,13 +220,29 @@ async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]
 
 @flow.workflow
 async def reserving(wf: Workflow, order: Order) -> Receipt:
-    """Take a room and a seat, then start the order without waiting for it."""
+    """Take a room and a seat, then start the order without waiting for it.
 
-    async def take_both(txn: Transaction) -> bool:
-        return await take(txn, order)
+    If there is no seat, the run ends as cancelled: its compensation has given the room back.
+    """
+    store = Store(wf.log(LOG))
 
-    if not await wf.transact(Store(wf.log(LOG)), take_both):
+    async def room(txn: Transaction) -> bool:
+        return await take_room(txn, order)
+
+    async def seat(txn: Transaction) -> bool:
+        return await take_seat(txn, order)
+
+    async def give_room_back() -> None:
+        async def body(txn: Transaction) -> None:
+            txn.increment(f"rooms:{order.hotel}", "left")
+
+        await store.transact(body, id=wf.key)  # a compensation may run twice; this counts once
+
+    if not await wf.transact(store, room):
         return Receipt(order.id, reserved=False)
+    wf.compensate(give_room_back)
+    if not await wf.transact(store, seat):
+        raise Cancelled("The flight is full.")
     child = await wf.start_child(ordering, order)
     return Receipt(order.id, reserved=True, run=child.id)
 
@@ -231,12 +257,20 @@ async def ordering(wf: Workflow, order: Order) -> None:
     await wf.transact(Store(wf.log(LOG)), place_it)
 
 
-async def take(txn: Transaction, order: Order) -> bool:
-    """Take one room and one seat if both are left; return whether they were taken."""
-    rooms, seats = await txn.get(f"rooms:{order.hotel}"), await txn.get(f"seats:{order.flight}")
-    if rooms["left"] < 1 or seats["left"] < 1:
+async def take_room(txn: Transaction, order: Order) -> bool:
+    """Take a room if one is left; return whether it was taken."""
+    rooms = await txn.get(f"rooms:{order.hotel}")
+    if rooms["left"] < 1:
         return False
     rooms.increment("left", -1)
+    return True
+
+
+async def take_seat(txn: Transaction, order: Order) -> bool:
+    """Take a seat if one is left, and store the reservation; return whether it was taken."""
+    seats = await txn.get(f"seats:{order.flight}")
+    if seats["left"] < 1:
+        return False
     seats.increment("left", -1)
     txn.set(f"reservation:{order.id}", "", asdict(order))
     return True

@@ -31,7 +31,7 @@ class Travel:
 
     Attributes:
         acknowledged: for each request, whether its answer said that it made a reservation.
-        unknown: reservations that failed and may have taken effect; `settled` repeats them.
+        unknown: reservations that failed and may have taken effect; `settle` repeats them.
     """
 
     name = "travel"
@@ -117,7 +117,7 @@ class Travel:
         ]
         for kind, field in (("rooms", "hotel"), ("seats", "flight")):
             used = Counter(reservation[field] for reservation in reservations.values())
-            faults += _faults_of_capacities(kind, dict(replay.objects_of_kind(kind)), used)
+            faults += _faults_of_capacities(kind, replay, used)
         return [*faults, *_faults_of_orders(reservations, replay)]
 
     def verdict(self, replay: TraceReplay) -> str:
@@ -127,7 +127,7 @@ class Travel:
         return (
             f"of {reservations:,} reservations {mine:,} were acknowledged in this run; they equal "
             "the "
-            "used capacity, no capacity is below zero, and each has one order."
+            "used capacity, no capacity was ever below zero, and each has one order."
         )
 
 
@@ -135,16 +135,15 @@ def _parts(items: Sequence[Any]) -> list[Any]:
     return [items[n : n + LOADED_MAX] for n in range(0, len(items), LOADED_MAX)]
 
 
-def _faults_of_capacities(
-    kind: str, capacities: dict[str, dict[str, int]], used: Counter[str]
-) -> Iterable[str]:
-    """Compare the remaining capacities with the reservations. No operation increases a capacity, so
-    a capacity that is not below zero at the end never was.
+def _faults_of_capacities(kind: str, replay: TraceReplay, used: Counter[str]) -> Iterable[str]:
+    """Compare the remaining capacities with the reservations, and find those that were below zero
+    at any place of the log.
     """
+    capacities = dict(replay.objects_of_kind(kind))
     for name in capacities.keys() | used.keys():
         known = capacities.get(name, {"capacity": 0, "left": 0})
-        if known["left"] < 0:
-            yield f"{kind}:{name} has {known['left']} left."
+        if (least := replay.least.get((f"{kind}:{name}", "left"), 0)) < 0:
+            yield f"{kind}:{name} had {least} left."
         if known["capacity"] - known["left"] != used[name]:
             yield (
                 f"{kind}:{name} had {known['capacity']} and has {known['left']} left, but "

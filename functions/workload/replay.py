@@ -21,6 +21,10 @@ from indilog import reach
 _PAGE: Final = 1000
 _OBJECTS_AT_ONCE: Final = 200
 _FAULTS_SHOWN_MAX: Final = 10
+_INDEX: Final = "$tag:"
+"""Begins the names of objects that belong to the store: the indexes of tags."""
+_HIDDEN: Final = frozenset({"$tags", "password", "salt"})
+"""Fields of objects that no function may answer."""
 
 
 @dataclass
@@ -33,6 +37,8 @@ class TraceReplay:
         data_bytes: number of data bytes in these records.
         conflicts: seqnums of transactions that had no effect because of a conflict.
         position: position of the session that read the records.
+        least: smallest value that a number in an object had, by the object's name and field.
+        statuses: the successive values of the field `status` of each object that has one.
     """
 
     objects: dict[str, Any] = field(default_factory=dict)
@@ -40,9 +46,13 @@ class TraceReplay:
     data_bytes: int = 0
     conflicts: list[int] = field(default_factory=list)
     position: int = 0
+    least: dict[tuple[str, str], float] = field(default_factory=dict)
+    statuses: dict[str, list[str]] = field(default_factory=dict)
     _written_at: dict[str, int] = field(default_factory=dict)
-    _done: set[str] = field(default_factory=set)
-    """Ids of committed transactions; of all transactions with one id only the first commits."""
+    _done: dict[str, int] = field(default_factory=dict)
+    """Where transactions with ids committed. Of those with one id and horizons below that place, no
+    other one commits.
+    """
 
     def objects_of_kind(self, kind: str) -> Iterator[tuple[str, Any]]:
         """Yield name and value of each existing object `kind:NAME`."""
@@ -55,18 +65,30 @@ class TraceReplay:
         self.records += 1
         self.data_bytes += len(data.encode())
         command = json.loads(data)
-        if (txn_id := command.get("id")) in self._done:
+        if "part" in command:  # of a checkpoint
             return
-        horizon = command.get("horizon", 0)
+        ids, horizon = command.get("ids", {}), command.get("horizon", 0)
+        if any(self._done.get(txn_id, -1) >= horizon for txn_id in ids):
+            return
         if any(self._written_at.get(name, -1) >= horizon for name in command.get("reads", ())):
             self.conflicts.append(seqnum)
             return
-        if txn_id is not None:
-            self._done.add(txn_id)
+        self._done.update(dict.fromkeys(ids, seqnum))
         for name, writes in command["writes"].items():
             self._written_at[name] = seqnum
             for write in writes:
                 self.objects[name] = _written(self.objects.get(name), write)
+            self._note(name, self.objects[name] or {})
+
+    def _note(self, name: str, document: dict[str, Any]) -> None:
+        """Note what the end of the log no longer shows: smallest numbers, and statuses."""
+        for key, value in document.items():
+            if type(value) in {int, float}:
+                self.least[name, key] = min(value, self.least.get((name, key), value))
+        if "status" in document:
+            statuses = self.statuses.setdefault(name, [])
+            if statuses[-1:] != [document["status"]]:
+                statuses.append(document["status"])
 
 
 def _written(document: Any, write: list[Any]) -> Any:  # noqa: ANN401
@@ -159,9 +181,9 @@ async def _records(
 
 async def faults_of_objects(url: str, app: str, replay: TraceReplay) -> list[str]:
     """Compare the result of the app's function `objects` with the replay; return the differences,
-    one sentence each.
+    one sentence each. An answer with a password, or its hash or salt, is a difference.
     """
-    names = sorted(replay.objects)
+    names = sorted(name for name in replay.objects if not name.startswith(_INDEX))
     faults: list[str] = []
     connection = HttpConnection(url)
     try:
@@ -170,13 +192,19 @@ async def faults_of_objects(url: str, app: str, replay: TraceReplay) -> list[str
             arguments = {"names": asked}
             shown = await call(connection, app, "objects", arguments, position=replay.position)
             faults += [
-                f"{name} is {_short(value)}, but the log says {_short(replay.objects[name])}."
+                f"{name} is {_short(value)}, but the log says {_short(logged)}."
                 for name, value in zip(asked, shown, strict=True)
-                if value != replay.objects[name]
+                if value != (logged := _without(_HIDDEN, replay.objects[name]))
             ]
     finally:
         connection.close()
     return faults
+
+
+def _without(fields: frozenset[str], document: Any) -> Any:  # noqa: ANN401
+    if not isinstance(document, dict):
+        return document
+    return {key: value for key, value in document.items() if key not in fields}
 
 
 def summary_of(faults: list[str]) -> str:

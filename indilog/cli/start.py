@@ -54,7 +54,7 @@ README.md shows how to write a function of your own in five minutes.
 
 (`indilog` is .venv/bin/indilog; run `source .venv/bin/activate` to type it like that.)
 """
-APPLICATIONS = ("social", "travel", "media")
+APPLICATIONS = ("social", "travel", "media", "orders")
 """The applications, in the order of their demos."""
 _WITH = {
     "social": (
@@ -66,6 +66,10 @@ _WITH = {
         'curl -H "$AUTH" --json \'{{"lat": 37.78, "lon": -122.41}}\' {url}/functions/travel/search',
     ),
     "media": ("""curl -H "$AUTH" --json '{{"title": "Movie 1"}}' {url}/functions/media/movie""",),
+    "orders": (
+        'curl -H "$AUTH" --json \'{{"customer": "customer 1"}}\' {url}/functions/orders/orders_of',
+        "python -m functions.orders.shop --url {url}  # a page: order, and see the status live",
+    ),
 }
 _AUTH = 'AUTH="Authorization: Bearer $(indilog token --url {url})"'
 """The option with the token in the printed curl commands."""

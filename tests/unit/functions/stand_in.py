@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from indilog.apps.app import App, Context, Function
 from indilog.base.log import Session
@@ -91,7 +91,7 @@ class Gateway:
             part = {"hits": 3, "misses": 1}
             return 200, json.dumps({"engine": {"suffix": part, "answer_cache": part}}).encode()
         _, _, name, _ = url.path.split("/")
-        return 200, await self.page(name, parse_qs(url.query))
+        return 200, await self.page(unquote(name), parse_qs(url.query))
 
     async def page(self, name: str, query: dict[str, list[str]]) -> bytes:
         bound, limit = int(query["bound"][0]), int(query["limit"][0])

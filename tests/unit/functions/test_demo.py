@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from rich.console import Console
 
-from bokistore import ConflictError, Store
+from bokistore import ConflictError, Store, Transaction
 from functions.media.load import Media
 from functions.social import app as social
 from functions.social.graph import synthetic_graph
@@ -137,6 +138,16 @@ async def test_an_object_that_differs_from_the_log_is_detected(gateway: Gateway)
     assert fault.startswith("user:3 is ")
 
 
+async def test_an_answer_with_a_passwords_hash_is_detected(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await network(PAIR).load(gateway.url, lambda _: None)
+    replay = await replayed(gateway.url, "social", lambda *_: None)
+    monkeypatch.setattr(social, "SECRET", frozenset())
+    faults = await faults_of_objects(gateway.url, "social", replay)
+    assert [fault.partition(" is ")[0] for fault in faults] == ["account:1", "account:2"]
+
+
 async def test_the_checks_replay_skips_conflicting_writes(gateway: Gateway) -> None:
     await network(PAIR).load(gateway.url, lambda _: None)
     store = Store(gateway.logs.log("social"))
@@ -163,6 +174,39 @@ async def test_the_checks_replay_knows_every_write_of_the_store(gateway: Gateway
     await store.delete("b")
     replay = await replayed(gateway.url, "social", lambda *_: None)
     assert replay.objects == {"a": (await store.get("a")).value, "b": None}
+
+
+async def test_the_checks_replay_commits_one_transaction_of_an_id(gateway: Gateway) -> None:
+    store = Store(gateway.logs.log("social"))
+
+    async def body(txn: Transaction) -> None:
+        txn.increment("a", "n")
+
+    for _ in range(2):
+        await store.transact(body, id="once")
+    log = gateway.logs.log("social")
+    first = await log.read(0)
+    await log.append(first.data, tags=first.tags)  # in flight when the first one was ordered
+    await store.transact(body, id="twice")
+    replay = await replayed(gateway.url, "social", lambda *_: None)
+    assert replay.objects == {"a": {"n": 2}} == {"a": (await store.get("a")).value}
+    assert replay.conflicts == []
+
+
+async def test_the_checks_replay_notes_what_the_end_of_the_log_does_not_show() -> None:
+    replay = TraceReplay()
+    for seqnum, change in enumerate(
+        [
+            ["set", [], {"status": "new", "left": 1}],
+            ["increment", ["left"], -3],
+            ["set", ["status"], "old"],
+            ["increment", ["left"], 3],
+            ["delete", []],
+        ]
+    ):
+        replay.add(seqnum, json.dumps({"writes": {"a": [change]}}))
+    assert replay.least == {("a", "left"): -2}
+    assert replay.statuses == {"a": ["new", "old"]}
 
 
 async def test_lost_changed_and_duplicate_posts_are_detected() -> None:

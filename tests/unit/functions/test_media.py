@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
+from functools import partial
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from bokiflow import RunFailedError
 from bokistore import Obj, Store
 from functions.media import app as media
 from functions.media.load import Media
@@ -22,6 +23,7 @@ from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepp
 from tests.unit.functions.stand_in import Functions, serving
 
 PARTS: dict[str, Any] = {"id": "r1", "user": "ann", "movie": "m1", "text": "Good.", "rating": 7}
+PARTS_COMPUTED = ["checked_rating", "clean_text", "movie_id", "unique_id", "user_id"]
 EMPTY = {"count": 0, "stars": 0, "reviews": []}
 REVIEW: dict[str, Any] = {"user": "ann", "title": "Up", "text": "Good.", "rating": 7}
 
@@ -43,39 +45,42 @@ async def test_a_review_is_stored_with_itself_its_user_and_its_movie() -> None:
     expected = media.Review(review, "ann", "m1", "Good.", 7)
     assert await media.movie(functions.context(), "Up") == media.Reviews(1, 7.0, [expected])
     assert await media.reader(functions.context(), "ann") == media.Reviews(1, 7.0, [expected])
-    assert not await objects_of(functions).get("upload:q"), "the upload is deleted"
-    assert sorted(functions.calls) == [
-        "upload_movie_id", "upload_rating", "upload_text", "upload_unique_id", "upload_user",
-    ]  # fmt: skip
+    assert sorted(functions.calls) == PARTS_COMPUTED
+
+
+class Meeting(Functions):
+    """Functions that return only when all five parts are being computed."""
+
+    def __init__(self) -> None:
+        super().__init__(media.app)
+        self.together = asyncio.Event()
+
+    async def call(
+        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+    ) -> bytes:
+        result = await super().call(function, arguments, session, key=key)
+        if len(self.calls) == len(PARTS_COMPUTED):
+            self.together.set()
+        await self.together.wait()
+        return result
 
 
 @pytest.mark.asyncio
-async def test_any_part_that_arrives_fifth_stores_the_review() -> None:
-    for number, order in enumerate(itertools.permutations(PARTS)):
-        functions = await with_ann_and_up()
-        request, store = f"q{number}", objects_of(functions)
-        for part in order[:4]:
-            await media._add(functions.context(), request, part, PARTS[part])
-        assert not await store.get("review:r1")
-        await media._add(functions.context(), request, order[4], PARTS[order[4]])
-        assert (await store.get("review:r1")).value == PARTS
-        assert (await store.get("user:ann"))["reviews"] == ["r1"]
+async def test_the_five_parts_are_computed_concurrently() -> None:
+    functions = Meeting()
+    await media.load(functions.context(), ["ann"], {"Up": "m1"})
+    async with asyncio.timeout(60):
+        await media.compose(functions.context(), **REVIEW, request="q")
 
 
 @pytest.mark.asyncio
-async def test_a_repeated_request_leaves_one_review_after_a_failure_at_any_part() -> None:
-    for parts in range(6):
-        functions = await with_ann_and_up()
-        store = objects_of(functions)
-        here = PARTS | {"id": media._review_id("q")}
-        for part in list(here)[:parts]:  # with all five parts and without the stored review
-            await store.merge("upload:q", "", {part: here[part]})
-        reviews = {
-            await media.compose(functions.context(), **REVIEW, request="q") for _ in range(2)
-        }
-        assert len(reviews) == 1
-        assert (await media.movie(functions.context(), "Up")).count == 1
-        assert (await media.reader(functions.context(), "ann")).count == 1
+async def test_a_repeated_request_computes_no_part_again() -> None:
+    functions = await with_ann_and_up()
+    reviews = {await media.compose(functions.context(), **REVIEW, request="q") for _ in range(3)}
+    assert len(reviews) == 1
+    assert sorted(functions.calls) == PARTS_COMPUTED
+    assert (await media.movie(functions.context(), "Up")).count == 1
+    assert (await media.reader(functions.context(), "ann")).count == 1
 
 
 class Dying(Functions):
@@ -93,16 +98,21 @@ class Dying(Functions):
 
 
 @pytest.mark.asyncio
-async def test_a_part_is_retried_after_a_worker_crash_and_the_review_is_stored_once() -> None:
+async def test_a_part_is_computed_again_after_a_crash_and_the_review_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(media, "PART_RETRIES", 2)
     functions = Dying(media.app)
     await media.load(functions.context(), ["ann"], {"Up": "m1"})
-    functions.deaths = media.UPLOAD_RETRIES
+    functions.deaths = 2
     await media.compose(functions.context(), **REVIEW, request="q")
     assert (await media.movie(functions.context(), "Up")).count == 1
-    assert len(functions.calls) == 5 * (1 + media.UPLOAD_RETRIES)
+    assert len(functions.calls) == 5 * (1 + 2)
     functions.deaths = 1000
-    with pytest.raises(WorkerCrashedError):
-        await media.compose(functions.context(), **REVIEW, request="r")
+    for _ in range(2):  # the failure is an outcome, like a result
+        with pytest.raises(RunFailedError, match="WorkerCrashedError"):
+            await media.compose(functions.context(), **REVIEW, request="r")
+    assert (await media.movie(functions.context(), "Up")).count == 1
 
 
 def stored_twice(choose: Choose) -> dict[str, Obj]:
@@ -113,21 +123,21 @@ def stored_twice(choose: Choose) -> dict[str, Obj]:
     async def prepared() -> None:
         for name in ("user:ann", "movie:m1"):
             await setup.set(name, "", {"name": name, **EMPTY})
-        await setup.set("upload:q", "", PARTS)
 
     asyncio.run(prepared())
-    both = [media.store_review(Store(SteppedLog(log)), "q", PARTS) for _ in range(2)]
+    store = partial(media.store_review, review=media.Review(**PARTS))
+    both = [Store(SteppedLog(log)).transact(store, id=name) for name in ("a", "b")]
     run_stepped(both, choose)
-    return asyncio.run(Store(log).multi_get(["user:ann", "movie:m1", "review:r1", "upload:q"]))
+    return asyncio.run(Store(log).multi_get(["user:ann", "movie:m1", "review:r1"]))
 
 
-def test_two_executions_of_the_fifth_part_store_one_review_in_every_interleaving() -> None:
+def test_two_runs_of_one_request_store_one_review_in_every_interleaving() -> None:
     tried = 0
     for found in interleavings(stored_twice):
         tried += 1
         assert found["user:ann"]["reviews"] == found["movie:m1"]["reviews"] == ["r1"]
         assert (found["movie:m1"]["count"], found["movie:m1"]["stars"]) == (1, 7)
-        assert (found["review:r1"].value, found["upload:q"].exists) == (PARTS, False)
+        assert found["review:r1"].value == PARTS
     assert tried > 5
 
 
@@ -148,7 +158,7 @@ async def test_an_invalid_review_is_refused_without_any_write(
     functions = await with_ann_and_up()
     with pytest.raises((ValueError, LookupError, FunctionFailedError), match=sentence):
         await media.compose(functions.context(), **{**REVIEW, "request": "q", **wrong})
-    assert not await objects_of(functions).get("upload:q")
+    assert not await objects_of(functions).get(f"review:{media._review_id('q')}")
     assert (await media.movie(functions.context(), "Up")).count == 0
 
 

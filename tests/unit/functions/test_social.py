@@ -43,6 +43,15 @@ async def test_the_password_is_not_in_the_log(
     assert b"secret" not in record.data
 
 
+async def test_no_function_answers_a_password_its_hash_or_its_salt(
+    context: Callable[[], Context],
+) -> None:
+    await social.register(context(), "ann", "secret")
+    shown = await social.objects(context(), ["account:ann", "user:ann", "account:bob"])
+    assert (shown[0], shown[2]) == ({"user": "ann"}, None)
+    assert not {"password", "salt"} & (shown[1] or {}).keys()
+
+
 @pytest.mark.parametrize("user", ["", "x" * 65, "a\nb"])
 async def test_a_bad_name_is_refused(context: Callable[[], Context], user: str) -> None:
     with pytest.raises(ValueError, match="1 to 64 characters"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Coroutine
+import json
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
 import msgspec
@@ -18,7 +19,7 @@ from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
 from functions.workload.demonstration import demonstrate, show
 from functions.workload.replay import TraceReplay
-from indilog.base.errors import InvalidArgumentsError
+from indilog.base.errors import AppendOutcomeUnknownError, InvalidArgumentsError
 from indilog.testing import MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 from tests.unit.functions.stand_in import Functions, serving
@@ -162,8 +163,10 @@ async def test_an_unknown_recommendation_criterion_is_refused_with_the_known_one
         await functions.call("travel.recommend", b'{"by":"luck"}', functions.context().session)
 
 
-def taken_by_two(choose: Choose, ids: tuple[str, str]) -> tuple[list[bool], dict[str, Obj]]:
-    """Run two executions that take the last room, each under an id."""
+def taken_by_two(
+    choose: Choose, ids: tuple[str, str], part: Callable[..., Coroutine[Any, Any, bool]]
+) -> tuple[list[bool], dict[str, Obj]]:
+    """Run two executions that take the last room or seat, each under an id."""
     logs = MemoryLogs()
     log = logs.log("travel")
     setup = Store(log)
@@ -176,7 +179,7 @@ def taken_by_two(choose: Choose, ids: tuple[str, str]) -> tuple[list[bool], dict
 
     def taken(id_: str) -> Coroutine[Any, Any, bool]:
         async def take(txn: Transaction) -> bool:
-            return await travel.take(txn, Order(id_, "ann", "h0", "f0"))
+            return await part(txn, Order(id_, "ann", "h0", "f0"))
 
         return Store(SteppedLog(log)).transact(take, id=f"key-{id_}")
 
@@ -186,14 +189,60 @@ def taken_by_two(choose: Choose, ids: tuple[str, str]) -> tuple[list[bool], dict
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), ("a", "b")])
-def test_the_last_room_is_taken_once_in_every_interleaving(ids: tuple[str, str]) -> None:
-    tried = 0
-    for results, found in interleavings(lambda choose: taken_by_two(choose, ids)):
-        tried += 1
-        assert (found["rooms:h0"]["left"], found["seats:f0"]["left"]) == (0, 0)
-        assert found["reservation:a"].exists + found["reservation:b"].exists == 1
-        assert sorted(results) == ([True, True] if ids[0] == ids[1] else [False, True])
-    assert tried > 5
+def test_the_last_room_and_the_last_seat_are_taken_once_in_every_interleaving(
+    ids: tuple[str, str],
+) -> None:
+    for part, taken in ((travel.take_room, "rooms:h0"), (travel.take_seat, "seats:f0")):
+        tried = 0
+        for results, found in interleavings(
+            lambda choose, part=part: taken_by_two(choose, ids, part)  # type: ignore[misc]
+        ):
+            tried += 1
+            assert found[taken]["left"] == 0
+            reserved = found["reservation:a"].exists + found["reservation:b"].exists
+            assert reserved == (part is travel.take_seat)
+            assert sorted(results) == ([True, True] if ids[0] == ids[1] else [False, True])
+        assert tried > 5
+
+
+@pytest.mark.asyncio
+async def test_a_room_without_a_seat_is_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions, real = await a_town(), Store.transact
+    lost: list[str | None] = []
+
+    async def transact(self: Store, body: Any, **given: Any) -> Any:  # noqa: ANN401
+        result = await real(self, body, **given)
+        if body.__qualname__.startswith("reserving.<locals>.give_room_back") and not lost:
+            lost.append(given.get("id"))
+            raise AppendOutcomeUnknownError("The answer was lost.")
+        return result
+
+    monkeypatch.setattr(Store, "transact", transact)
+    wish = WISH | {"flight": "f1"}
+    assert (await travel.reserve(functions.context(), **wish, request="first")).reserved
+    for _ in range(3):
+        refused = await travel.reserve(functions.context(), **wish, request="second")
+        assert refused == Receipt("second", reserved=False)
+        assert await left(functions, "rooms:h0", "seats:f1") == [1, 0]
+    undone = await travel.reserving.handle("reserve:second").status()
+    assert (undone.state, undone.problem) == ("cancelled", "Cancelled: The flight is full.")
+    assert len(lost) == 1, "the compensation ran twice"
+
+
+@pytest.mark.asyncio
+async def test_a_full_hotel_needs_no_compensation() -> None:
+    functions = await a_town()
+    for request in "abc":
+        await travel.reserve(functions.context(), **WISH, request=request)
+    assert await left(functions, "rooms:h0", "seats:f0") == [0, 0]
+    assert (await travel.reserving.handle("reserve:c").status()).state == "done"
+
+
+@pytest.mark.asyncio
+async def test_no_function_answers_a_password_its_hash_or_its_salt() -> None:
+    functions = await a_town()
+    [shown] = await travel.objects(functions.context(), ["user:ann"])
+    assert shown == {"user": "ann"}
 
 
 @pytest.mark.asyncio
@@ -239,7 +288,7 @@ def replay() -> TraceReplay:
     [
         ({}, None),
         ({"rooms:h0": {"capacity": 2, "left": 0}}, "rooms:h0 had 2 and has 0 left, but 1 are"),
-        ({"seats:f0": {"capacity": 0, "left": -1}}, "seats:f0 has -1 left."),
+        ({"seats:f0": {"capacity": 2, "left": 2}}, "seats:f0 had 2 and has 2 left, but 1 are"),
         ({"order:q": None}, "Reservation q has no order."),
         ({"reservation:q": None}, "Order q has no reservation."),
         ({"orders:ann": {"orders": ["q", "q"], "count": 2}}, "orders:ann is"),
@@ -254,6 +303,14 @@ def test_the_check_detects_contradictory_objects(
     faults = application.faults(found)
     assert bool(faults) is (fault is not None)
     assert fault is None or any(one.startswith(fault) for one in faults)
+
+
+def test_the_check_detects_a_capacity_that_was_below_zero_for_a_while() -> None:
+    found = replay()
+    for left_over in (-1, 1):
+        writes = {"seats:f0": [["set", ["left"], left_over]]}
+        found.add(found.records, json.dumps({"writes": writes}))
+    assert Travel([]).faults(found) == ["seats:f0 had -1 left."]
 
 
 def test_the_check_finds_a_client_that_got_another_answer() -> None:

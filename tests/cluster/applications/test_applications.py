@@ -17,6 +17,8 @@ import httpx
 import pytest
 
 from functions.media.load import Media
+from functions.orders.load import Orders
+from functions.orders.outside import services
 from functions.social.graph import synthetic_graph
 from functions.social.load import SocialNetwork
 from functions.travel.hotels import generated_hotels
@@ -29,7 +31,7 @@ from tests.cluster.platform_process import PlatformProcess
 from tests.support.clients import http_client
 from tests.support.repeated import repeated
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KILLS = 8
 pytestmark = pytest.mark.cluster
 
@@ -74,7 +76,7 @@ async def killing(
 
 
 async def run(
-    platform: Platform, application: Travel | Media | SocialNetwork, seed: int
+    platform: Platform, application: Travel | Media | SocialNetwork | Orders, seed: int
 ) -> tuple[int, list[str]]:
     """Run the application's load while workers are killed, and its check afterwards.
 
@@ -134,6 +136,20 @@ async def test_each_review_is_stored_once_although_workers_are_killed(
         assert len(application.acknowledged) >= answered
 
 
+@pytest.mark.heavy
+@pytest.mark.asyncio
+async def test_each_order_ends_once_with_its_money_stock_and_mail_although_workers_are_killed(
+    tmp_path: Path, seeds_wanted: int | None
+) -> None:
+    for seed in range(seeds_wanted or 1):
+        with services(seed=seed, failing=0.3) as outside:
+            application = Orders(outside, items=10, customers=8, pieces=20, approval_s=1.0)
+            async with running(tmp_path / str(seed), workers=2) as platform:
+                _, faults = await run(platform, application, seed)
+        assert faults == [], f"seed {seed}"
+        assert len(application.acknowledged) >= 8, "each client has placed an order"
+
+
 @pytest.mark.asyncio
 async def test_acknowledged_posts_are_stored_once_although_workers_are_killed(
     tmp_path: Path,
@@ -179,7 +195,7 @@ async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_r
     )
 
 
-async def killed_amid_load(there: PlatformProcess, application: Travel | Media) -> None:
+async def killed_amid_load(there: PlatformProcess, application: Travel | Media | Orders) -> None:
     """Run an application's load, and kill everything once some requests are acknowledged."""
     async with http_client(there.url, timeout=60) as http:
         await deploy(http, application.name)
@@ -199,23 +215,27 @@ async def killed_amid_load(there: PlatformProcess, application: Travel | Media) 
         await load
 
 
-async def faults_after(there: PlatformProcess, application: Travel | Media) -> list[str]:
+async def faults_after(there: PlatformProcess, application: Travel | Media | Orders) -> list[str]:
     await application.settle(there.url)
     _, faults = await checked(there.url, application, lambda *_: None)
     return faults
 
 
-@pytest.mark.parametrize("name", ["travel", repeated("media")])
+@pytest.mark.parametrize("name", ["travel", repeated("media"), "orders"])
 def test_requests_in_flight_take_effect_once_after_a_kill_of_all_processes(
     tmp_path: Path, name: str
 ) -> None:
-    application: Travel | Media = Media(users=30, movies=20)
-    if name == "travel":
-        application = Travel(generated_hotels(count=5), flights=4, users=8, mix={"reserve": 100.0})
-    with platform_process.platform(tmp_path) as first:
-        asyncio.run(killed_amid_load(first, application))
-    assert application.unknown
-    with platform_process.platform(tmp_path) as second:
-        faults = asyncio.run(faults_after(second, application))
+    with services() as outside:
+        application: Travel | Media | Orders = Media(users=30, movies=20)
+        if name == "travel":
+            hotels = generated_hotels(count=5)
+            application = Travel(hotels, flights=4, users=8, mix={"reserve": 100.0})
+        elif name == "orders":
+            application = Orders(outside, items=10, customers=8)
+        with platform_process.platform(tmp_path) as first:
+            asyncio.run(killed_amid_load(first, application))
+        assert application.unknown
+        with platform_process.platform(tmp_path) as second:
+            faults = asyncio.run(faults_after(second, application))
     assert faults == []
     assert not application.unknown
