@@ -62,7 +62,7 @@ KEEP_S: Final = 86_400.0
 KEEP_IDS_S: Final = 7 * 86_400.0
 """Seconds for which a garbage collection keeps ids of transactions by default."""
 HELD_S_MAX: Final = 366 * 86_400.0
-"""Seconds after which an id that is held is forgotten although nobody released it."""
+"""Seconds after which an id that is held is forgotten although no caller released it."""
 
 
 def check_spans(keep_s: float, keep_ids_s: float) -> None:

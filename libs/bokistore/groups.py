@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from bokistore.lines import Contender
 from indilog import AppendOutcomeUnknownError, ConflictError
 from indilog.sdk import Event
-
-if TYPE_CHECKING:
-    from bokistore.transaction import Transaction
 
 MEMBERS_MAX: Final = 24
 """Transactions in a group. Each id uses a tag, of 64 per record; released ids use up to 8."""
@@ -30,14 +27,30 @@ BYTES_MAX: Final = 256 * 1024
 """Bytes of the writes and results in a group."""
 
 
-class Group:
+_MemberT = TypeVar("_MemberT", bound="Combined")
+
+
+class Combined(Protocol):
+    """A transaction to which others can be added (`bokistore.transaction`)."""
+
+    def can_add(self, member: Self, names_max: int) -> bool:
+        """Tell whether a transaction can be added; then at most `names_max` objects are written."""
+
+    def add(self, member: Self) -> None:
+        """Add the writes and the id of a transaction."""
+
+    async def commit(self) -> None:
+        """Append the record."""
+
+
+class Group(Generic[_MemberT]):
     """Transactions with one record.
 
     Args:
         whole: the transaction of the record: what the members so far have read and written.
     """
 
-    def __init__(self, whole: Transaction) -> None:
+    def __init__(self, whole: _MemberT) -> None:
         self.whole = whole
         self._members = 0
         self._bytes = 0
@@ -50,7 +63,7 @@ class Group:
         """Whether no transaction can join."""
         return self._is_committing
 
-    async def join(self, member: Transaction, contender: Contender, size: int) -> None:
+    async def join(self, member: _MemberT, contender: Contender, size: int) -> None:
         """Add a transaction with writes of `size` bytes, pass the turn on, and return when the
         record has committed.
 

@@ -348,7 +348,7 @@ class Store:
 
         Ids of transactions are forgotten after `keep_ids` seconds, or `keep` if that is longer. Ids
         that are held (`transact(hold=True)`) are forgotten `keep` seconds after the transaction
-        once they are released, and after `HELD_S_MAX` seconds if nobody releases them. No
+        once they are released, and after `HELD_S_MAX` seconds if no caller releases them. No
         transaction with an id may last longer than that.
 
         Call it periodically, from any process, or use `collect_automatically`. Each call continues
@@ -439,7 +439,7 @@ class Store:
         body: Callable[[Transaction], Awaitable[_ResultT]],
         txn: Transaction,
         contender: Contender,
-        group: Group | None,
+        group: Group[Transaction] | None,
     ) -> _ResultT:
         """Run an attempt; if it does not join its group, the group goes on without it."""
         try:
@@ -448,12 +448,12 @@ class Store:
             if group is not None and contender.has_turn_of(group):
                 await group.end_turn(contender)
 
-    def _begin_group(self) -> Group:
+    def _begin_group(self) -> Group[Transaction]:
         releases = self._cache.releases
         return Group(Transaction(self.log, self._replay, releases=releases))
 
     def release(self, *ids: str) -> None:
-        """Release ids that `transact(hold=True)` has committed: nobody will use them again.
+        """Release ids that `transact(hold=True)` has committed: no caller will use them.
 
         The next records of transactions with an id in this process say so, 8 ids each. Then a
         collection may forget the ids like the history of objects. A release that is lost, because

@@ -98,7 +98,7 @@ class Transaction:
         *,
         hold: bool = False,
         releases: Releases | None = None,
-        group: Group | None = None,
+        group: Group[Transaction] | None = None,
     ) -> None:
         if txn_id is not None:
             id_tag_of(txn_id)  # refuses an invalid id
@@ -337,7 +337,7 @@ class Transaction:
             await self._decide(seqnum, data)
 
     async def _join(
-        self, group: Group, contender: Contender, writes: dict[str, list[msgspec.Raw]]
+        self, group: Group[Transaction], contender: Contender, writes: dict[str, list[msgspec.Raw]]
     ) -> None:
         """Commit as a part of a group."""
         result = b"" if self.id is None else encode(self.result)

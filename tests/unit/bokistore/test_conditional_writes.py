@@ -28,7 +28,7 @@ async def test_a_decrement_succeeds_while_enough_is_left(log: MemoryLog) -> None
 
 
 @pytest.mark.asyncio
-async def test_a_missing_number_counts_as_zero_and_is_not_created_in_vain(log: MemoryLog) -> None:
+async def test_a_missing_number_counts_as_zero_and_is_not_created_if_unmet(log: MemoryLog) -> None:
     store = Store(log)
     assert await store.decrement_if("a", "x.y", 1) is None
     assert not (await newcomer(log).get("a")).exists

@@ -83,7 +83,7 @@ async def test_a_held_id_is_known_until_it_is_released(log: MemoryLog, clock: Cl
     assert await alive_ids(log) == set()
 
 
-async def test_an_id_that_nobody_releases_is_forgotten_after_a_year(
+async def test_an_id_that_is_never_released_is_forgotten_after_a_year(
     log: MemoryLog, clock: Clock
 ) -> None:
     store = Store(log)

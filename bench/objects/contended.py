@@ -6,7 +6,7 @@ workflow (`wf.transact`), a transaction (`Store.transact`), and an operation wit
 (`Store.decrement_if`). A process is a store with caches of its own. All run in this process, on the
 embedded platform. Each round uses new objects; afterwards each stock must have the right number.
 
-    python -m bench.contended [--rounds 5] [--callers 50 150] [--processes 4]
+    python -m bench.objects.contended [--rounds 5] [--callers 50 150] [--processes 4]
 """
 
 from __future__ import annotations
