@@ -18,11 +18,12 @@ from bokiflow.driver import Driver
 from bokiflow.handle import Handle, Status, status_of, unknown
 from bokiflow.history import decided_before, list_runs
 from bokiflow.inspection import add_run_operations
+from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.replay_check import ReplayMismatch, find_mismatch
 from bokiflow.runner import EXECUTIONS_MAX, Runner
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.public_call import public_call
-from bokiflow.runs.records import LEASE_S_MAX, Origin, run_tag
+from bokiflow.runs.records import LEASE_S_MAX, PARTITIONS, PARTITIONS_MAX, Origin, run_tag
 from bokiflow.runs.run_log import Logs, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
@@ -140,6 +141,8 @@ class Flow:
             further start is refused. A run that only waits (for a time, a signal, a child) counts
             as a sixteenth.
         retention: seconds for which an ended run is kept (0 or greater).
+        partitions: number of partitions of the runs (1 to 1,024). The first process that uses the
+            log fixes it; a later value is ignored.
 
     Attributes:
         log_name: name of the log of the runs.
@@ -154,6 +157,7 @@ class Flow:
         lease: float = LEASE_S,
         executions: int = EXECUTIONS_MAX,
         retention: float = RETENTION_S,
+        partitions: int = PARTITIONS,
     ) -> None:
         if not _LEASE_S_MIN <= lease <= LEASE_S_MAX:
             raise FlowSettingsError(f"lease must be {_LEASE_S_MIN} to {LEASE_S_MAX:,.0f} seconds.")
@@ -161,7 +165,10 @@ class Flow:
             raise FlowSettingsError("executions must be at least 1.")
         if not retention >= 0:
             raise FlowSettingsError("retention must be a number of seconds, 0 or greater.")
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise FlowSettingsError(f"partitions must be 1 to {PARTITIONS_MAX:,}.")
         self._retention_s = retention
+        self._partitions = partitions
         self._app = app
         self._log_name = log
         self._definitions: dict[str, Definition] = {}
@@ -169,6 +176,7 @@ class Flow:
         self._executions_max = executions
         self._runner: Runner | None = None
         self._attached: Logs | None = None
+        self._partitions_read: dict[int, OwnedPartition] = {}
         if isinstance(app, App):
             app.add_service(self.drive, name=f"flow-{len(app.services) + 1}")
             add_run_operations(app, self)
@@ -190,6 +198,8 @@ class Flow:
                 self._definitions,
                 lease_s=self._lease_s,
                 executions_max=self._executions_max,
+                partitions=self._partitions,
+                retention_s=self._retention_s,
             )
         return self._runner
 
@@ -270,12 +280,24 @@ class Flow:
             raise FlowSettingsError("limit must be at least 1.")
         found: list[Status] = []
         log = self.logs().log(self.log_name)
-        async for run_id, run in list_runs(log, check_bound(bound)):
+        async for run_id, run in list_runs(log, check_bound(bound), self._open_before):
             status = status_of(run_id, run)
             if workflow in {None, status.workflow} and state in {None, status.state}:
                 found.append(status)
                 if len(found) >= limit:
                     break
+        return found
+
+    async def _open_before(self, place: SeqNum) -> list[tuple[SeqNum, str]]:
+        """Return place and id of the open runs that began before `place`."""
+        log, member = self.logs().log(self.log_name), self.runner.member
+        await member.look_once(log)
+        found: list[tuple[SeqNum, str]] = []
+        for number in range(len(member.owners.owners)):
+            partition = self._partitions_read.setdefault(number, OwnedPartition(number, 0))
+            await partition.catch_up(log)
+            runs = partition.state.runs.items()
+            found += [(run.started_at, id_) for id_, run in runs if run.started_at < place]
         return found
 
     async def check_replay(self, *, limit: int = 1000) -> list[ReplayMismatch]:

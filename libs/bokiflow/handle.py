@@ -15,6 +15,7 @@ from bokiflow.definition import Definition, check_workflow
 from bokiflow.operations.notifications import WAIT_S_MAX
 from bokiflow.operations.progress import PublishedEvent, events_in, status_value_in
 from bokiflow.operations.signals import check_name
+from bokiflow.ownership import crash_loops
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import (
@@ -22,24 +23,26 @@ from bokiflow.runs.errors import (
     RunCancelledError,
     RunEndedError,
     RunFailedError,
+    RunNotParkedError,
     UnknownRunError,
 )
 from bokiflow.runs.public_call import public_call
 from bokiflow.runs.records import (
-    EXECUTORS_TAG,
-    URGENT_TAG,
+    INBOX_TAG,
     CancelAsked,
+    RetryAsked,
     RunFinished,
     RunParked,
     RunRecord,
     Signalled,
     encode,
+    partition_of,
+    partition_tag,
     run_tag,
 )
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
-from bokiflow.takeover import crash_loops
 from indilog import Entry, FunctionFailedError, Log, TrimmedError
 from indilog.sdk import ResultType, SeqNum
 
@@ -207,9 +210,26 @@ class Handle(Generic[_ResultT_co]):
             if run.finished.was_cancelled:
                 return
             raise RunEndedError(f"Run {self.id!r} has ended; it can no longer be cancelled.")
-        await self._append_record(CancelAsked(), EXECUTORS_TAG, URGENT_TAG)
+        await self._append_record(CancelAsked())
         if (running := self._runner.running.get(self.id)) is not None:
             running.execution.ask_cancel()
+
+    async def retry(self) -> None:
+        """Execute a parked run again now, with the deployed code. When this returns, the request is
+        durable.
+
+        Raises:
+            UnknownRunError, RunIdInUseError: as `result`.
+            RunNotParkedError: the run is not parked.
+        """
+        run = Run()
+        await self._read(self._log(), run)
+        self._check(run)
+        if run.parked is None:
+            raise RunNotParkedError(
+                f"Run {self.id!r} is {run.state}, so it is not retried; only parked runs are."
+            )
+        await self._append_record(RetryAsked())
 
     async def signal(self, name: str, value: object = True, *, key: str | None = None) -> None:  # noqa: FBT002 - a value
         """Send the run a value. `wf.signal(name)` returns each value once, in log order.
@@ -237,10 +257,13 @@ class Handle(Generic[_ResultT_co]):
             raise RunEndedError(f"Run {self.id!r} has ended; it would not receive the signal.")
         await self._append_record(Signalled(name, text, waiting.new_name() if key is None else key))
 
-    async def _append_record(self, record: RunRecord, *tags: str) -> None:
-        entry = Entry(encode(record), (run_tag(self.id), *tags))
+    async def _append_record(self, record: RunRecord) -> None:
         with public_call():
-            await append_with_retry(self._log(), [entry])
+            log, member = self._log(), self._runner.member
+            await member.look_once(log)
+            there = partition_tag(partition_of(self.id, member.count))
+            entry = Entry(encode(record), (run_tag(self.id), there, INBOX_TAG))
+            await append_with_retry(log, [entry])
 
     def _check(self, run: Run) -> None:
         assert run.started is not None, "a run that was read has begun"

@@ -36,6 +36,7 @@ from bokiflow.runs.records import (
     RecordedFailure,
     RunRecord,
     RunStarted,
+    RunWaits,
     StepDecided,
     run_in,
     run_record,
@@ -52,7 +53,6 @@ from indilog import (
     InvalidArgumentsError,
     Log,
     NotFoundError,
-    NotReadyError,
     Record,
     TrimmedError,
     WrongStateError,
@@ -232,13 +232,9 @@ class RunOperations:
 
     async def retry(self, ctx: Context, id: str, log: str = "") -> None:  # noqa: A002
         """Execute a parked run again soon, with the deployed code."""
-        found = await self._find(ctx, id, log)
-        if found.run.parked is None:
-            raise WrongStateError(
-                f"Run {id!r} is {found.run.state}, so it is not retried; only parked runs are."
-            )
-        if not self._flow_of(found).runner.retry(id):
-            raise NotReadyError(f"Run {id!r} is not retried: no driver runs here; try again.")
+        handle = await self._handle(ctx, id, log)
+        with _for_people():
+            await handle.retry()
 
     async def fork(self, ctx: Context, id: str, step: str, log: str = "") -> Started:  # noqa: A002
         """Start a new run that continues from a step of this run, with the deployed code.
@@ -356,13 +352,16 @@ class RunOperations:
         return Handle(runner, definition, id, ctx)
 
     def _waits(self, found: _Found) -> tuple[runs.RunWait, ...]:
-        """Return the operations that have begun and not ended: those with a timer, which is in the
-        log; all others only if this process executes the run.
+        """Return the operations that have begun and not ended: all, if this process executes the
+        run; else what the log says, which is for what a run waits that is not in memory, and
+        timers.
         """
         if found.run.state is not State.RUNNING:
             return ()
         timers = found.timers()
         running = self._flow_of(found).runner.running.get(found.id)
+        if running is None and (waits := found.run.waits) is not None:
+            return (runs.RunWait(what=waits.what, since=found.waits_since, until=waits.until),)
         if running is None:
             return tuple(
                 runs.RunWait(what=f"operation {number}", until=until)
@@ -448,6 +447,7 @@ class _Found:
         steps: its last decided operations, each with the time of its decision.
         events: collects its events; None: they are not needed.
         changed: when its last record that took effect was ordered; seconds since 1970.
+        waits_since: when the record `Run.waits` was ordered, if there is one.
     """
 
     def __init__(
@@ -464,7 +464,7 @@ class _Found:
         self.run = Run()
         self.steps: deque[tuple[float, StepDecided]] = deque(maxlen=steps)
         self.events = events
-        self.changed = 0.0
+        self.changed = self.waits_since = 0.0
 
     @property
     def started(self) -> RunStarted:
@@ -492,6 +492,8 @@ class _Found:
         if not self.run.apply(record.seqnum, record.ordered_at, known) or known is None:
             return
         self.changed = self.run.clock
+        if isinstance(known, RunWaits):
+            self.waits_since = self.run.clock
         if self.events is not None:
             self.events.add(record, self.run, known, before)
         if isinstance(known, StepDecided):

@@ -1,17 +1,16 @@
 """Executes the runs of one process.
 
-Before this process appends a record that assigns a run to it, it registers the run as pending. The
-run stays pending until it is executed, parked or owned by another executor. So a durable run is
-executed even if its start fails halfway (`bokiflow.takeover.pending_assignments`). After an
-interrupted execution, the next execution has a new epoch. So appends of the interrupted execution
-that are still in flight have no effect.
+A run that is started here begins in a partition that this process owns, so no other process
+executes it. After an interrupted execution, the next execution has a new epoch. So appends of the
+interrupted execution that are still in flight have no effect.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -21,6 +20,9 @@ from cachetools import LRUCache
 from bokiflow.definition import Definition, check_same_run
 from bokiflow.operations.compensation import run_compensated
 from bokiflow.operations.notifications import WAIT_COUNTER
+from bokiflow.ownership.executor import Executor
+from bokiflow.ownership.member import share_of
+from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.running import LocalRun, await_body
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
@@ -28,22 +30,25 @@ from bokiflow.runs.execution import Execution
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import CALL, Stopped
 from bokiflow.runs.records import (
+    INBOX_TAG,
+    PARTITIONS,
     RUNS_TAG,
+    CancelAsked,
     Origin,
+    RetryAsked,
     RunFinished,
+    RunRecord,
     RunStarted,
     RunTaken,
     StepDecided,
     encode,
-    executor_tag,
+    partition_of,
+    partition_tag,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, RunUnreadable, is_transient, read_run
+from bokiflow.runs.run_log import Logs, RunUnreadable, append_with_retry, is_transient, read_run
 from bokiflow.runs.run_state import Run
-from bokiflow.takeover.crash_loops import CRASHES_PARKED, parked_reason, retry_s
-from bokiflow.takeover.heartbeat import HeartbeatSender
-from bokiflow.takeover.lease import Lease
-from bokiflow.takeover.pending_assignments import PendingAssignments
+from bokiflow.taking import Taking
 from bokiflow.workflow import Workflow
 from indilog import (
     Context,
@@ -53,7 +58,6 @@ from indilog import (
     Log,
     OverloadedError,
     TooLargeError,
-    TrimmedError,
 )
 from indilog.sdk import SeqNum
 
@@ -64,9 +68,17 @@ RUNS_PER_EXECUTION: Final = 16
 _CANCELS_MAX: Final = 4096
 _AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 60.0
+_NAMES: Final = 4096
+"""Largest number of random ids that are tried to find one in a partition of this process."""
 
 
-class Runner(HeartbeatSender):
+@dataclass(slots=True)
+class _Exclusive:
+    mutex: waiting.Mutex = field(default_factory=waiting.Mutex)
+    users: int = 0
+
+
+class Runner(Executor):
     """Executes runs.
 
     Args:
@@ -75,9 +87,12 @@ class Runner(HeartbeatSender):
         lease_s: seconds after this process's last heartbeat until other processes take over its
             runs.
         executions_max: largest number of runs that this process executes concurrently.
+        partitions: number of partitions, if this process is the first user of the flow.
+        retention_s: seconds for which an ended run is kept.
 
     Attributes:
         running: the runs that this process executes, by id.
+        taking: takes over open runs of the partitions that this process owns.
     """
 
     def __init__(
@@ -87,40 +102,23 @@ class Runner(HeartbeatSender):
         *,
         lease_s: float,
         executions_max: int = EXECUTIONS_MAX,
+        partitions: int = PARTITIONS,
+        retention_s: float = 0.0,
     ) -> None:
-        super().__init__(log_name, lease_s)
+        super().__init__(log_name, lease_s, partitions)
         self.definitions = definitions
         self.running: dict[str, LocalRun] = {}
         self.executions_max = executions_max
+        self.retention_s = retention_s
+        self.taking = Taking(self)
         self._starting = 0
         self._resting = 0
-        self._pending = PendingAssignments()
-        self._left_from: SeqNum | None = None
+        self._exclusive: dict[str, _Exclusive] = {}
         self._cancels: LRUCache[str, SeqNum] = LRUCache(_CANCELS_MAX)
-        """The last cancellations that were read.
-
-        They are kept because a run may have been read before its cancellation, or may be parked
-        later.
+        """The last cancellations that were read. They are kept because a run may have been read
+        before its cancellation.
         """
-        self.on_room: list[Callable[[], None]] = []
-        self.on_cancel: list[Callable[[str], None]] = []
-        """Called with the id of a run whose cancellation is requested and that is not executed
-        here.
-        """
-        self.on_crash_loop: list[Callable[[str, float], None]] = []
-        """Called with the id of a run that was parked as crash-looping, and the seconds until its
-        retry.
-        """
-
-    def retry(self, run: str) -> bool:
-        """Let the driver of this process execute a parked run again, soon and alone.
-
-        Returns:
-            Whether there is a driver.
-        """
-        for notify in self.on_crash_loop:
-            notify(run, 0.0)
-        return bool(self.on_crash_loop)
+        self.room_changed = asyncio.Event()
 
     # --- beginning runs
 
@@ -145,51 +143,85 @@ class Runner(HeartbeatSender):
             return id, running
         if parent is None:  # a parent must not wait for room for its child
             self._check_room()
-        run_id = waiting.new_name() if id is None else id
         self._starting += 1
         try:
-            async with self.assigning(logs, run_id) as lease:
+            run_id = await self._place(logs, id)
+            async with self.exclusive(run_id), self._looked_for(run_id):
                 if (running := self.running.get(run_id)) is not None:  # started meanwhile
                     running.check_same_run(definition, arguments)
                     return run_id, running
-                origin = (definition, arguments, parent)
-                return run_id, await self._begin(logs, run_id, lease, *origin, is_new=id is None)
+                started = RunStarted(definition.name, arguments, "", definition.version, parent)
+                return run_id, await self._begin(
+                    logs, run_id, definition, started, is_new=id is None
+                )
         finally:
             self._starting -= 1
 
+    async def _place(self, logs: Logs, id_: str | None) -> str:
+        """Return the id of a run to start, in a partition that this process owns if possible."""
+        member, log = self.member, self.own_log(logs)
+        await member.look_once(log)
+        if id_ is None:
+            if not self._usable():
+                await self.look(logs)
+                await self.join(logs, share_of(member))
+            return self._new_id()
+        if self.owns(partition_of(id_, member.count)) is None:
+            await self.look(logs)
+            number = partition_of(id_, member.count)
+            if number in self.owned or member.is_claimable(number):
+                await self.join(logs, [number])
+        return id_
+
+    def _usable(self) -> set[int]:
+        if not self.member.lease.is_sure():
+            return set()
+        return {number for number, partition in self.owned.items() if partition.is_usable}
+
+    def _new_id(self) -> str:
+        usable, name = self._usable(), waiting.new_name()
+        for _ in range(_NAMES if usable else 0):
+            if partition_of(name, self.member.count) in usable:
+                break
+            name = waiting.new_name()
+        return name
+
     async def _begin(
-        self,
-        logs: Logs,
-        run_id: str,
-        lease: Lease,
-        definition: Definition,
-        arguments: bytes,
-        parent: Origin | None,
-        *,
-        is_new: bool,
+        self, logs: Logs, run_id: str, definition: Definition, started: RunStarted, *, is_new: bool
     ) -> LocalRun | None:
-        log = logs.log(self.log_name)
-        started = RunStarted(definition.name, arguments, lease.name, definition.version, parent)
-        tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
-        entries, again = [Entry(encode(started), tags)], list[str]()
-        seqnum = await self.append_with_heartbeat(log, lease, entries, lambda: again.append(run_id))
+        log, number = logs.log(self.log_name), partition_of(run_id, self.member.count)
+        partition = self.owns(number)
+        if partition is not None:
+            started = _by(started, self.member.name)
+        tags = (run_tag(run_id), RUNS_TAG, partition_tag(number), INBOX_TAG)
+        again = list[str]()
+        entry = Entry(encode(started), tags)
+        seqnum = await append_with_retry(log, [entry], lambda: again.append(run_id))
         run = Run()
-        if is_new and not again:  # otherwise an earlier copy may be the run's start
-            run.apply(seqnum, 0.0, started)  # its time is not needed here
-            return self.execute(logs, definition, run_id, run, lease)
-        await read_run(log, run_id, run, seqnum, is_reused=True)
+        if partition is not None and is_new and not again:  # else an earlier copy may be the start
+            partition.unread += 1
+            run.apply(seqnum, max(0.0, log_clock(log).now()), started)
+        else:
+            await read_run(log, run_id, run, seqnum, is_reused=True)
         assert run.started is not None, "the start was read"
-        check_same_run(run_id, definition, arguments, run.started)
-        if not _is_open(run, lease):
-            return None
-        if run.started_at != seqnum and not await self._retake(log, run_id, run, lease):
-            return None  # an earlier start began the run, and it has ended since
-        try:
-            return await self.take_on(logs, log, run_id, run, lease)
-        except Stopped as stopped:
-            if stopped.error is not None:
-                raise
-            return None  # another process executes it
+        check_same_run(run_id, definition, started.arguments, run.started)
+        is_its = run.started_at == seqnum and run.epoch == 1
+        if is_its and partition is not None and not self.lease_of(partition).has_ended():
+            return self.execute(logs, definition, run_id, run, partition)
+        if run.finished is None and (partition is None or run.started_at != seqnum):
+            await self._leave_to_owner(logs, number, run_id)
+        return None
+
+    async def _leave_to_owner(self, logs: Logs, number: int, run_id: str) -> None:
+        """Let the owner of the partition execute a run; this process, if there is none."""
+        if self.owns(number) is not None:
+            self.taking.want(run_id)
+            return
+        await self.look(logs)
+        if self.member.is_claimable(number):
+            await self.join(logs, [number])
+        elif not self.member.takes:
+            self.hop(number)
 
     async def fork(
         self,
@@ -205,21 +237,61 @@ class Runner(HeartbeatSender):
             TooLargeError: the outcomes do not fit into one batch of records; nothing was done.
         """
         self._check_room()
-        log, run_id, version = logs.log(self.log_name), waiting.new_name(), definition.version
         self._starting += 1
         try:
-            async with self.assigning(logs, run_id) as lease:
-                started = RunStarted(definition.name, arguments, lease.name, version, forked=forked)
-                tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
+            run_id = await self._place(logs, None)
+            async with self.exclusive(run_id), self._looked_for(run_id):
+                log, number = logs.log(self.log_name), partition_of(run_id, self.member.count)
+                partition, name = self.owns(number), self.member.name
+                started = RunStarted(
+                    definition.name, arguments, name, definition.version, forked=forked
+                )
+                tags = (run_tag(run_id), RUNS_TAG, partition_tag(number), INBOX_TAG)
                 steps = [Entry(encode(step), tags[:1]) for step in decided]
-                entries = [Entry(encode(started), tags), *steps]
-                last = await self.append_with_heartbeat(log, lease, entries)
+                last = await append_with_retry(log, [Entry(encode(started), tags), *steps])
                 run = await read_run(log, run_id, Run(), last)
-                self.execute(logs, definition, run_id, run, lease)
+                if partition is not None and not self.lease_of(partition).has_ended():
+                    self.execute(logs, definition, run_id, run, partition)
+                else:
+                    await self._leave_to_owner(logs, number, run_id)
         finally:
             self._starting -= 1
             assert self._starting >= 0, "each start ends once"
         return run_id
+
+    @asynccontextmanager
+    async def exclusive(self, run: str) -> AsyncIterator[None]:
+        """Enter a block with exclusive access to a run, in which to begin its execution."""
+        alone = self._exclusive.setdefault(run, _Exclusive())
+        alone.users += 1
+        try:
+            async with alone.mutex:
+                yield
+        finally:
+            alone.users -= 1
+            assert alone.users >= 0, "each user leaves once"
+            if not alone.users:
+                del self._exclusive[run]
+
+    def is_in_use(self, run: str) -> bool:
+        """Tell whether a task has exclusive access to the run, or waits for it."""
+        return run in self._exclusive
+
+    @asynccontextmanager
+    async def _looked_for(self, run: str) -> AsyncIterator[None]:
+        """Enter a block that appends the start of a run. If it fails, the record may be in flight
+        or in the log, so the run is looked for.
+        """
+        try:
+            yield
+        except (TooLargeError, RunIdInUseError):
+            raise
+        except BaseException as error:  # also if the caller is cancelled
+            if not _has_done_nothing(error):
+                self.taking.want_soon(run)
+            raise
+
+    # --- room
 
     def _check_room(self) -> None:
         if self.room <= 0:
@@ -246,11 +318,9 @@ class Runner(HeartbeatSender):
             "only runs of this process are counted as waiting"
         )
         if self.room > 0:
-            self._notify_room()
+            self.room_changed.set()
 
-    def _notify_room(self) -> None:
-        for notify in self.on_room:
-            notify()
+    # --- executing
 
     def execute(
         self,
@@ -258,18 +328,21 @@ class Runner(HeartbeatSender):
         definition: Definition,
         id: str,  # noqa: A002
         run: Run,
-        lease: Lease,
+        partition: OwnedPartition,
     ) -> LocalRun | None:
-        """Execute a run of this process in a new task."""
-        if id in self.running or lease is not self.lease:
+        """Execute a run of an owned partition in a new task."""
+        if id in self.running or not partition.is_usable:
             return self.running.get(id)
-        execution = Execution(logs.log(self.log_name), id, run, lease)
-        running = self.running[id] = LocalRun(definition, execution)
-        self._notify_cancelled(execution)
+        running = LocalRun(definition, self._execution(logs, id, run, partition), partition)
+        self.running[id] = running
+        self._notify_cancelled(running.execution)
         running.task = asyncio.create_task(self._execute(logs, running))
-        running.task.add_done_callback(partial(self._on_task_ended, logs, running))
-        self._keep_beating(logs)
+        running.task.add_done_callback(partial(self._on_task_ended, running))
         return running
+
+    def _execution(self, logs: Logs, id_: str, run: Run, partition: OwnedPartition) -> Execution:
+        lease, log = self.lease_of(partition), logs.log(self.log_name)
+        return Execution(log, id_, run, lease, self.member.count, self.retention_s / 2)
 
     async def _execute(self, logs: Logs, running: LocalRun) -> None:
         CALL.set(None)  # the task outlives the call that started it
@@ -281,27 +354,28 @@ class Runner(HeartbeatSender):
         except ChangedWorkflowError as error:
             structlog.get_logger().warning("run parked", run=error.run, reason=str(error))
 
-    def _on_task_ended(self, logs: Logs, running: LocalRun, task: asyncio.Task[None]) -> None:
+    def _on_task_ended(self, running: LocalRun, task: asyncio.Task[None]) -> None:
         """Handle the end of a run's task, which may have been cancelled before it began."""
-        execution = running.execution
-        id_, run = execution.id, execution.run
+        id_, partition = running.execution.id, running.partition
         del self.running[id_]
-        if not running.has_finished and self._is_cancelled(execution):
-            for notify in self.on_cancel:  # the run may be parked
-                notify(id_)
+        partition.unread += 1
+        is_cancelled = not running.has_finished and self._is_cancelled(running.execution)
         running.end(None)
-        self._ended_since_trim += 1
-        if task.cancelled() and run.executor == self.lease.name:
-            self._leave_to_new_owner(run.started_at)
-        elif not task.cancelled() and (error := task.exception()) is not None:
+        self.room_changed.set()
+        if not partition.is_usable:
+            return
+        if task.cancelled():
+            is_wanted = running.has_news if running.is_passive else running.was_stopped
+        elif (error := task.exception()) is not None:
             structlog.get_logger().error("execution of a run failed", run=id_, exc_info=error)
-            # This executor owns the run, so no other process continues it.
-            if run.executor == self.lease.name:
-                self._pending.note_interrupted(
-                    id_, run.started_at, execution.epoch, running.failures
-                )
-                self._keep_beating(logs)
-        self._notify_room()
+            self.taking.want_later(id_)
+            return
+        else:
+            is_wanted = is_cancelled  # the run may be parked
+        if not self.member.lease.is_sure():
+            partition.is_loaded = False
+        elif is_wanted:
+            self.taking.want(id_)
 
     async def _execute_with_retry(self, logs: Logs, running: LocalRun) -> RunFinished | None:
         """Execute a run until it ends, with retries. None: another process executes the run."""
@@ -309,7 +383,7 @@ class Runner(HeartbeatSender):
         while True:
             try:
                 if is_again:
-                    anew = await self._next_execution(running)
+                    anew = await self._next_execution(logs, running)
                     if not isinstance(anew, Execution):
                         return anew
                     running.execution = anew
@@ -318,6 +392,8 @@ class Runner(HeartbeatSender):
             except ChangedWorkflowError:
                 raise
             except (Stopped, IndilogError) as error:
+                if running.partition.is_releasing:
+                    return None
                 structlog.get_logger().warning(
                     "run is retried", run=running.execution.id, reason=str(error)
                 )
@@ -342,172 +418,53 @@ class Runner(HeartbeatSender):
         body = await_body(definition.result_text(wf, arguments))
         return await execution.execute(run_compensated(wf.compensations, body))
 
-    async def _next_execution(self, running: LocalRun) -> Execution | RunFinished | None:
-        """Return the next execution of a run if this executor still owns the run, else the run's
-        end.
+    async def _next_execution(
+        self, logs: Logs, running: LocalRun
+    ) -> Execution | RunFinished | None:
+        """Return the next execution of a run if this process still owns its partition, else the
+        run's end.
         """
-        before, lease = running.execution, self.current_lease()
+        before, partition = running.execution, running.partition
         log, id_ = before.log, before.id
         run = await read_run(log, id_, Run(), is_reused=True)
         if run.started_at != before.run.started_at:
             return None  # the run has ended and was trimmed
-        if _is_open(run, lease) and await self._retake(log, id_, run, lease):
-            return Execution(log, id_, run, lease)
+        if run.finished is not None or run.parked is not None or not partition.is_usable:
+            return run.finished
+        if self.lease_of(partition).has_ended():
+            raise Stopped("The lease of this executor has ended.")
+        if await self.take_epoch(log, id_, run, partition, run.crashes):
+            return self._execution(logs, id_, run, partition)
         return run.finished
 
-    async def _retake(self, log: Log, id_: str, run: Run, lease: Lease) -> bool:
-        """Begin a new epoch of a run that this executor owns and does not execute. Then appends in
-        flight of an earlier execution have no effect. Return whether this executor owns the run.
+    async def take_epoch(
+        self, log: Log, id_: str, run: Run, partition: OwnedPartition, crashes: int
+    ) -> bool:
+        """Begin a new epoch of a run, executed here. Then appends in flight of all earlier
+        executions have no effect. Return whether the run is open and of this executor.
         """
-        taken = RunTaken(
-            run.epoch + 1, lease.name, run.crashes
-        )  # the number of crashes is unchanged
-        tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name))
-        try:
-            seqnum = await self.append_with_heartbeat(log, lease, [Entry(encode(taken), tags)])
-        except BaseException:
-            if lease is self.lease:  # the append may take effect after this run has stopped
-                self._leave_to_new_owner(run.started_at)
-            raise
+        taken = RunTaken(run.epoch + 1, self.member.name, crashes)
+        tags = (run_tag(id_), partition_tag(partition.number))
+        seqnum = await append_with_retry(log, [Entry(encode(taken), tags)])
+        partition.unread += 1
         await read_run(log, id_, run, seqnum)
-        return _is_open(run, lease) and run.epoch == taken.epoch
+        is_its = (run.epoch, run.executor) == (taken.epoch, taken.executor)
+        return is_its and run.finished is None and run.parked is None
 
-    # --- assignments of runs to this executor
+    # --- notifications
 
-    @asynccontextmanager
-    async def assigning(self, logs: Logs, id_: str) -> AsyncIterator[Lease]:
-        """Enter a block that assigns a run to this executor and begins to execute it. Only one such
-        block per run is active at a time.
-
-        If the block fails, this process looks for the run later. Use one log object to append and
-        to read the record: the session of another log object may not see the record yet.
-        """
-        pending = self._pending
-        async with pending.exclusive(id_):
-            lease = self.current_lease()
-            before = pending.note(id_, self.executors.end)
-            try:
-                yield lease
-            except (TooLargeError, RunIdInUseError):
-                pending.restore(id_, before)
-                raise
-            except BaseException as error:
-                # Also if the caller is cancelled: the record may be in flight.
-                if _has_done_nothing(error):
-                    pending.restore(id_, before)
-                elif lease is not self.lease or not pending.has_room:
-                    # The new owner of this executor's runs looks for it.
-                    self._leave_to_new_owner(pending.clear(id_))
-                else:
-                    self._keep_beating(logs)
-                raise
-            pending.clear(id_)
-
-    async def take_on(
-        self, logs: Logs, log: Log, id_: str, run: Run, lease: Lease, *, was_parked: bool = False
-    ) -> LocalRun | None:
-        """Execute a run of this executor, or park it if its code is missing or it is crash-looping.
-
-        The caller must have exclusive access to the run (`assigning`).
-        """
-        assert run.started is not None, "only a run that has begun is executed"
-        definition = self.definitions.get(run.started.workflow)
-        if definition is None:
-            reason = f"The deployed code has no workflow {run.started.workflow!r}."
-            await Execution(log, id_, run, lease).park(reason)
-        elif run.crashes >= CRASHES_PARKED and not was_parked:
-            await self._park_crash_loop(Execution(log, id_, run, lease))
-        else:
-            return self.execute(logs, definition, id_, run, lease)
-        return None
-
-    async def _park_crash_loop(self, execution: Execution) -> None:
-        """Park a crash-looping run. If it crashed a process after its cancellation, end it instead.
-
-        After its cancellation, a run is executed once more, alone, so that it can run its
-        compensations.
-        """
-        run = execution.run
-        structlog.get_logger().warning("run parked", run=execution.id, crashes=run.crashes)
-        is_cancelled = run.cancel_asked and run.crashes > CRASHES_PARKED
-        await execution.park(parked_reason(run.crashes), is_cancelled=is_cancelled)
-        if not is_cancelled:
-            for notify in self.on_crash_loop:
-                notify(execution.id, retry_s(run))
-
-    async def _on_beat(self, log: Log, logs: Logs) -> None:
-        """Look for runs whose assignment to this executor had an unknown outcome."""
-        for id_ in self._pending.due():
-            try:
-                await self._look_for(log, logs, id_)
-            except IndilogError as error:
-                if is_transient(error):
-                    raise
-                structlog.get_logger().error("run cannot be read", run=id_, reason=str(error))
-                self._leave_to_new_owner(self._pending.look_again(id_))
-
-    async def _look_for(self, log: Log, logs: Logs, id_: str) -> None:
-        pending, lease = self._pending, self.lease
-        if id_ not in pending:
-            return  # the run began to execute while other runs were looked up
-        if pending.is_in_use(id_):
-            return  # an assignment in progress must not delay heartbeats
-        async with pending.exclusive(id_):
-            try:
-                run = await read_run(log, id_, Run(), is_reused=True)
-            except TrimmedError:
-                run = Run()
-            if lease is not self.lease:
-                return  # the new owner of this executor's runs looks for it
-            assert id_ in pending, "only a lost lease removes it meanwhile"
-            if id_ in self.running:
-                pending.clear(id_)
-                return
-            if not _is_open(run, lease):
-                pending.look_again(id_)  # the record that assigns it may still be in flight
-                return
-            failures = pending.failures(id_)
-            if run.epoch != pending.epoch(id_) or await self._retake(log, id_, run, lease):
-                running = await self.take_on(logs, log, id_, run, lease)
-                if running is not None:
-                    running.failures = failures
-            pending.clear(id_)
-
-    # --- state announced to other processes
-
-    @property
-    def _is_busy(self) -> bool:
-        """Whether this executor executes a run, or may own a run whose assignment has an unknown
-        outcome.
-        """
-        return bool(self.running or self._starting or self._pending)
-
-    @property
-    def _may_be_assigned(self) -> bool:
-        """Whether a record in flight may assign a run to this executor."""
-        return bool(self._starting or self._pending) or self._left_from is not None
-
-    def _leave_to_new_owner(self, place: SeqNum | None) -> None:
-        """Leave assignments at seqnum `place` or later to the new owner of this executor's runs."""
-        if place is not None:
-            self._left_from = place if self._left_from is None else min(self._left_from, place)
-
-    def _on_lost(self) -> None:
-        self._left_from = None
-        self._pending.reset()  # the new owner of this executor's runs looks for them
-        for task in self._tasks():
-            task.cancel()
-
-    def _tasks(self) -> list[asyncio.Task[None]]:
-        return [running.task for running in self.running.values() if running.task is not None]
-
-    def _on_cancel(self, run: str, seqnum: SeqNum) -> None:
-        self._cancels[run] = seqnum
+    def _on_news(self, partition: OwnedPartition, run: str, record: RunRecord | None) -> None:
+        partition.unread += 1
+        if isinstance(record, CancelAsked):
+            self._cancels[run] = self._inbox_end or 0
         if (running := self.running.get(run)) is not None:
-            self._notify_cancelled(running.execution)
-        else:
-            for notify in self.on_cancel:
-                notify(run)
+            running.has_news = True
+            if isinstance(record, CancelAsked):
+                self._notify_cancelled(running.execution)
+        elif isinstance(record, RetryAsked):
+            self.taking.retry(run)
+        elif not self.is_in_use(run) and partition.is_loaded:
+            self.taking.want(run)
 
     def _is_cancelled(self, execution: Execution) -> bool:
         """Tell whether a cancellation of this run was read (not of an earlier run with the same
@@ -519,12 +476,59 @@ class Runner(HeartbeatSender):
         if self._is_cancelled(execution):
             execution.ask_cancel()
 
-    @property
-    def _needed_from(self) -> SeqNum:
-        """A seqnum below which no record assigns a run that this executor still has or may get."""
-        runs = (running.execution.run.started_at for running in self.running.values())
-        end = self.executors.end if self._left_from is None else self._left_from
-        return min((*runs, *self._pending.since, end))
+    # --- see `Executor`
+
+    def _has_work(self) -> bool:
+        return bool(self.running or self._starting or self.taking.has_work)
+
+    def _stop_runs(self, partition: OwnedPartition | None = None) -> list[asyncio.Task[None]]:
+        tasks = []
+        for running in self.running.values():
+            if running.task is not None and partition in {None, running.partition}:
+                running.was_stopped = True
+                running.task.cancel()
+                tasks.append(running.task)
+        return tasks
+
+    def _load(self, partition: OwnedPartition) -> None:
+        self.taking.load(partition)
+
+    def _uncertain(self) -> set[int]:
+        uncertain = {partition_of(run, self.member.count) for run in self.taking.uncertain}
+        return uncertain | self.taking.lost_sight_of
+
+    def _tidy(self) -> None:
+        self.taking.tidy()
+
+    async def _wait_for_bodies(self, partitions: Collection[OwnedPartition]) -> None:
+        while True:
+            left = [one for one in self.running.values() if one.partition in partitions]
+            for one in left:
+                if one.only_waits and one.task is not None:
+                    one.task.cancel()
+            tasks = [one.task for one in left if one.task is not None]
+            if not tasks:
+                return
+            await asyncio.wait(tasks, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _stop_taking(self) -> None:
+        await self.taking.stop()
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return all tasks of this executor."""
+        running = [one.task for one in self.running.values() if one.task is not None]
+        return [*super().tasks(), *running, *self.taking.tasks()]
+
+
+def _by(started: RunStarted, executor: str) -> RunStarted:
+    return RunStarted(
+        started.workflow,
+        started.arguments,
+        executor,
+        started.version,
+        started.parent,
+        started.forked,
+    )
 
 
 def _has_done_nothing(error: BaseException) -> bool:
@@ -532,9 +536,3 @@ def _has_done_nothing(error: BaseException) -> bool:
     call = CALL.get()
     has_answer = isinstance(error, IndilogError | Stopped)
     return call is not None and has_answer and call.has_done_nothing
-
-
-def _is_open(run: Run, lease: Lease) -> bool:
-    """Tell whether a run is running and owned by the executor of a lease."""
-    is_its = run.started is not None and run.executor == lease.name
-    return is_its and run.finished is None and run.parked is None

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from bokiflow.definition import Definition, check_same_run
+from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.records import RunFinished
 
@@ -15,24 +16,37 @@ class LocalRun:
     """A run that this process executes.
 
     Attributes:
-        ended: a future with the end of the run; None: the run continues in another process, or is
-            parked.
+        partition: its partition.
+        ended: a future with the end of the run; None: the run continues in another process, is
+            parked, or only waits.
         waits: number of its operations that wait for a record or a time.
-        failures: number of its interrupted executions in this process.
+        has_news: whether a record for the run came since it began here.
+        was_stopped: whether this process stopped it, because the lease ended.
+        is_passive: whether this execution ends because the run only waits.
     """
 
-    def __init__(self, definition: Definition, execution: Execution) -> None:
+    def __init__(
+        self, definition: Definition, execution: Execution, partition: OwnedPartition
+    ) -> None:
         self.definition = definition
         self.execution = execution
+        self.partition = partition
         self.ended: asyncio.Future[RunFinished | None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
         self.waits = 0
-        self.failures = 0
+        self.has_news = False
+        self.was_stopped = False
+        self.is_passive = False
 
     @property
     def has_finished(self) -> bool:
         """Whether it has ended here."""
         return self.ended.done() and self.ended.result() is not None
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether all its operations in progress wait for a record or a time."""
+        return 0 < self.waits == self.execution.performing
 
     def check_same_run(self, definition: Definition, arguments: bytes) -> None:
         """Call `bokiflow.definition.check_same_run` for a start with this run's id."""

@@ -10,6 +10,7 @@ import pytest
 
 from bokiflow import Flow, Startable, Workflow
 from indilog.base.log import Log
+from tests.unit.bokiflow.processes import kill
 
 pytestmark = pytest.mark.asyncio
 
@@ -57,9 +58,7 @@ async def test_every_run_ends_although_a_process_crashes(session_of: Callable[[]
     for number in range(RUNS):
         await order.start(id=f"run-{number}")
     await begun.wait()
-    for running in vanishing.runner.running.values():
-        assert running.task is not None
-        running.task.cancel()
+    kill(vanishing)
     driving = asyncio.create_task(staying.drive(Sessions(session_of)))
     for number in range(RUNS):
         handle = staying.handle("order", f"run-{number}")

@@ -17,14 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bokiflow.collecting import Collector
 from bokiflow.locks.lock_records import Acquire, Release, Remind, lock_tags
 from bokiflow.locks.lock_records import ExtendLease as Renew
 from bokiflow.locks.lock_records import encode as lock_encoded
 from bokiflow.locks.lock_replica import new_replica
+from bokiflow.ownership.member import Member
+from bokiflow.runner import Runner
 from bokiflow.runs import records as flow
 from bokiflow.runs.run_log import read_run
 from bokiflow.runs.run_state import Run
-from bokiflow.takeover.cleaning import Cleaner
 from bokiqueue.records import Acknowledge, Claim, ExtendClaim, PushMessage, Requeue
 from bokiqueue.records import encode as queue_encoded
 from bokiqueue.replica import QueueReplica
@@ -126,20 +128,36 @@ async def run(world: World, history: Sequence[tuple[float, float, Any]]) -> obje
     return read.clock, read.began, read.parked_at, read.state, read.epoch, read.executor
 
 
-async def cleaning(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
-    log, cleaner, forgotten = world.logs.log("flow"), Cleaner(50.0), []
+async def collecting(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    runner = Runner("flow", {}, lease_s=5.0, partitions=1)
+    log, collector, forgotten = world.logs.log("flow"), Collector(runner, 50.0), []
+    idle = flow.Heartbeat("a", 3.0, False, False, 1, b"", 0)
+    await log.append(flow.encode(idle), tags=[flow.EXECUTORS_TAG])
+    runner.member.takes = True
     for number, (gap_s, off_s, _) in enumerate(history):
         world.go_on(gap_s, off_s)
-        tag = flow.run_tag(f"r{number}")
+        tags = [flow.run_tag(f"r{number}"), flow.partition_tag(0)]
         started, ended = flow.RunStarted("w", b"{}", "e", "v"), flow.RunFinished(1, b"1")
         await log.append_batch(
             [
-                Entry(flow.encode(started), [tag, flow.RUNS_TAG]),
-                Entry(flow.encode(ended), [tag]),
+                Entry(flow.encode(started), [*tags, flow.RUNS_TAG]),
+                Entry(flow.encode(ended), [*tags, flow.ended_tag(0)]),
             ]
         )
-        forgotten.append(await cleaner.clean(log, await log.now()))
+        forgotten.append(await collector.collect(log, await log.now()))
     return forgotten, await floor_of(log, flow.RUNS_TAG)
+
+
+BEAT = flow.Heartbeat("a", 3.0, True, True, 2, b"", 0)
+
+
+async def owners(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    log, member = world.logs.log("flow"), Member(5.0, 2)
+    for gap_s, off_s, said in history:
+        world.go_on(gap_s, off_s)
+        await log.append(flow.encode(said), tags=[flow.EXECUTORS_TAG])
+    await member.look(log)
+    return member.owners.snapshot()
 
 
 async def collection(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
@@ -236,6 +254,17 @@ RUN = st.one_of(
     st.builds(flow.RunParked, st.integers(1, 3), st.just("v"), st.just("why")),
     st.builds(flow.RunFinished, st.integers(1, 3), st.just(b"1")),
 )
+OWNING = st.one_of(
+    st.builds(
+        flow.Heartbeat, EXECUTORS, SECONDS, st.booleans(), st.booleans(), st.just(2),
+        st.sampled_from([b"\0", b"\1", b"\3"]), st.integers(0, 9),
+    ),
+    st.builds(
+        flow.Claimed, EXECUTORS, st.sampled_from([(0,), (1,), (0, 1)]), st.integers(0, 12)
+    ),
+    st.builds(flow.Released, EXECUTORS, st.sampled_from([(0,), (1,)])),
+    st.builds(flow.ExecutorLeft, EXECUTORS, st.sampled_from([(), (1,)])),
+)  # fmt: skip
 KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
     "queue": (queue, QUEUE, [PushMessage(b"x", 0, 0.0, 3), Claim(1, 600.0), Claim(1, 600.0)]),
     "lock": (
@@ -254,7 +283,8 @@ KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
         ],
     ),
     "run": (run, RUN, [flow.RunStarted("w", b"{}", "e", "v"), flow.RunParked(1, "v", "why")]),
-    "cleaning": (cleaning, st.just(None), [None] * 6),
+    "owners": (owners, OWNING, [BEAT, flow.Heartbeat("b", 9.0, True, True, 2, b"", 0)] * 2),
+    "collecting": (collecting, st.just(None), [None] * 6),
     "collection": (collection, st.sampled_from(["x", "y"]), ["x", "y", "x"] * 2),
     "retention": (retention, st.just(None), [None] * 6),
     "deployments": (deployments, st.sampled_from(["* * * * *", "1 * * * *"]), ["* * * * *"]),

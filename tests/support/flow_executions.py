@@ -34,6 +34,9 @@ class NeverSure:
     def is_sure(self) -> bool:
         return False
 
+    def has_ended(self) -> bool:
+        return False
+
 
 class OneLog:
     """Returns one log for any name."""

@@ -129,6 +129,7 @@ class Attempts:
         set_before = KEY.set(self._execution.key(self._number))
         try:
             while True:
+                self._execution.check_lease()
                 try:
                     value = await self._attempt(given)
                 except Exception as error:  # noqa: BLE001 - each error is an outcome

@@ -19,13 +19,14 @@ from bokiflow.operations.notifications import decide_waiting, wait_for_record
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError, UnknownRunError
 from bokiflow.runs.execution import Execution, OperationOutcome, raise_failure
 from bokiflow.runs.records import (
-    EXECUTORS_TAG,
-    URGENT_TAG,
+    INBOX_TAG,
     CancelAsked,
     Origin,
     RecordedFailure,
     RunFinished,
     encode,
+    partition_of,
+    partition_tag,
     run_tag,
 )
 from bokiflow.runs.run_log import append_with_retry, read_dependency, read_run
@@ -190,7 +191,8 @@ class Child(Generic[_ResultT_co]):
         except RunIdInUseError:
             return OperationOutcome(b"false")  # the run with this id is not this child
         if await read_dependency(self._read_end) is None:
-            tags = (run_tag(self.id), EXECUTORS_TAG, URGENT_TAG)
+            there = partition_tag(partition_of(self.id, self._execution.partitions))
+            tags = (run_tag(self.id), there, INBOX_TAG)
             entry = Entry(encode(CancelAsked()), tags)
             await append_with_retry(self._execution.log, [entry])
         finished = await self._wait_for_end(wakes=False)

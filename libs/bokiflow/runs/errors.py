@@ -159,5 +159,9 @@ class CompensationFailedError(FlowError):
         self.problems = problems
 
 
+class RunNotParkedError(FlowError):
+    """The run is not parked, so it cannot be retried."""
+
+
 class RunEndedError(FlowError):
     """The run has ended, so it cannot receive signals and cannot be cancelled."""

@@ -12,11 +12,12 @@ first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import (
@@ -26,17 +27,22 @@ from bokiflow.runs.errors import (
     UnfinishedOperationError,
 )
 from bokiflow.runs.flush_before_await import FlushBeforeAwait
+from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
-    PARKED_TAG,
+    INBOX_TAG,
+    PARTITIONS,
     RUNS_TAG,
     ChildEnded,
     RecordedFailure,
     RunFinished,
     RunParked,
+    RunWaits,
     StepDecided,
     encode,
-    executor_tag,
+    ended_tag,
+    partition_of,
+    partition_tag,
     run_tag,
 )
 from bokiflow.runs.run_log import append_with_retry, read_own_run, read_run
@@ -71,6 +77,12 @@ class LeaseCheck(Protocol):
         """Whether no other executor can have taken over the run yet. If not, the log must be
         read.
         """
+
+    def has_ended(self) -> bool:
+        """Whether this executor must begin no further body of the run."""
+
+
+ExecutionRecord: TypeAlias = StepDecided | RunWaits | RunParked | RunFinished
 
 
 class OperationOutcome(NamedTuple):
@@ -169,7 +181,15 @@ class Execution:
 
     is_check: ClassVar[bool] = False
 
-    def __init__(self, log: Log, id: str, run: Run, lease: LeaseCheck) -> None:  # noqa: A002
+    def __init__(
+        self,
+        log: Log,
+        id: str,  # noqa: A002
+        run: Run,
+        lease: LeaseCheck,
+        partitions: int = PARTITIONS,
+        relisted_after_s: float = math.inf,
+    ) -> None:
         assert run.started is not None, "only a run that has begun is executed"
         self.id = id
         self.run = run
@@ -177,7 +197,10 @@ class Execution:
         self.asked = AskedOperations()
         self.epoch = run.epoch
         self._tag = run_tag(id)
-        self._executor_tag = executor_tag(run.executor)
+        self.partitions = partitions
+        self.partition = partition_of(id, partitions)
+        self.performing = 0
+        self._relisted_after_s = relisted_after_s
         self._lease = lease
         self._parent = run.started.parent
         self._decided = dict(run.steps)
@@ -280,7 +303,12 @@ class Execution:
                 Cancelled.__name__, f"The run was cancelled at {kind} {name!r}."
             )
             return await self._record(StepDecided(self.epoch, number, name, CANCEL, b"", failure))
-        outcome = await produce()
+        self.check_lease()
+        self.performing += 1
+        try:
+            outcome = await produce()
+        finally:
+            self.performing -= 1
         assert number not in self._decided, "one coroutine performs an operation"
         record = StepDecided(self.epoch, number, name, kind, outcome.result, outcome.failure)
         if may_wait and self._is_driving and len(outcome.result) <= _DEFERRED_BYTES_MAX:
@@ -477,6 +505,7 @@ class Execution:
         """
         started = self.run.started
         assert started is not None, "only a run that has begun is executed"
+        await self.catch_up()  # it may have been cancelled meanwhile
         has_decided = any(record.epoch == self.epoch for record in self._decided.values())
         if is_cancelled or (self.run.is_cancelled_while_parked and not has_decided):
             words = (
@@ -489,6 +518,19 @@ class Execution:
         return None
 
     # --- the log
+
+    def check_lease(self) -> None:
+        """Check that a body may begin here.
+
+        Raises:
+            Stopped: the lease has ended or nearly so, or the partition is being released.
+        """
+        if self._lease.has_ended():
+            raise Stopped(f"Run {self.id!r} may have another executor.")
+
+    async def note_waits(self, until: float | None, what: str) -> None:
+        """Record that the run only waits, and that this execution has ended."""
+        await self._append([RunWaits(self.epoch, until, what)])
 
     async def catch_up(self, own: SeqNum = -1) -> None:
         """Apply new records of the run, at least up to and including `own`, which is a record that
@@ -504,7 +546,7 @@ class Execution:
         if run.epoch != self.epoch or (run.finished and run.finished.epoch != self.epoch):
             raise Stopped(f"Run {self.id!r} is executed by {run.executor} now.")
 
-    async def _append(self, records: Sequence[StepDecided | RunParked | RunFinished]) -> None:
+    async def _append(self, records: Sequence[ExecutionRecord]) -> None:
         """Append records of this epoch, and check that they take effect.
 
         A second copy of a record has no effect, so an append of unknown outcome is repeated.
@@ -512,17 +554,23 @@ class Execution:
         assert all(record.epoch == self.epoch for record in records), "records of this epoch"
         entries = [Entry(encode(record), self._tags(record)) for record in records]
         if isinstance(records[-1], RunFinished) and (parent := self._parent) is not None:
-            entries.append(Entry(encode(ChildEnded(self.id)), (run_tag(parent.run),)))
+            there = partition_tag(partition_of(parent.run, self.partitions))
+            tags = (run_tag(parent.run), there, INBOX_TAG)
+            entries.append(Entry(encode(ChildEnded(self.id)), tags))
         last = await append_with_retry(self.log, entries)
         if not self._lease.is_sure():
             await self.catch_up(last - (len(entries) - len(records)))
 
-    def _tags(self, record: StepDecided | RunParked | RunFinished) -> tuple[str, ...]:
+    def _tags(self, record: ExecutionRecord) -> tuple[str, ...]:
         if isinstance(record, StepDecided):
             return (self._tag,)
-        if isinstance(record, RunParked):
-            return (self._tag, self._executor_tag, PARKED_TAG)
-        return (self._tag, self._executor_tag, RUNS_TAG)
+        tags = (self._tag, partition_tag(self.partition))
+        if not isinstance(record, RunFinished):
+            return tags
+        # The start of a run this old may be trimmed from the list of runs.
+        age_s = log_clock(self.log).now() - self.run.began
+        listed = (RUNS_TAG,) if age_s >= self._relisted_after_s else ()
+        return (*tags, ended_tag(self.partition), *listed)
 
     def drive(self, *, on: bool) -> None:
         """Note that the workflow's own coroutine begins or stops running (for

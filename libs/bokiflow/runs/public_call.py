@@ -85,3 +85,15 @@ def public_call() -> Iterator[None]:
         raise raised from error
     finally:
         CALL.reset(token)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Enter a block whose appends are not a part of the current public call."""
+    call = CALL.get()
+    before = None if call is None else (call.unknown, call.has_appended)
+    try:
+        yield
+    finally:
+        if call is not None and before is not None:
+            call.unknown, call.has_appended = before

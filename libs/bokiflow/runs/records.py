@@ -1,9 +1,10 @@
-"""BokiFlow's records: events of runs, and heartbeats of executors.
+"""BokiFlow's records: events of runs, and of the executors that own partitions of runs.
 
 All records of a run have the tag `flow:<id>`, so this sub-stream is the whole history of the run.
-Records that start, take over, park or end a run also have the tag of its executor. So the
-sub-stream of a dead executor names its runs. Starts, takeovers and ends also have the tag `flows`,
-so its sub-stream lists all runs. `indilog.sdk.record_format` defines the frame of a record.
+A run lies in a partition (`partition_of`). Records that begin, end or wake a run also have the tag
+of its partition, `flow-p:<n>`, so this sub-stream shows which runs of the partition are open.
+Records that an owner must handle at once also have the tag `flow-in`. `indilog.sdk.record_format`
+defines the frame of a record.
 """
 
 from __future__ import annotations
@@ -11,24 +12,32 @@ from __future__ import annotations
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from bokiflow.runs.errors import FlowSettingsError, FlowVersionError
 from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 
-VERSION: Final = 1
-_FORMAT: Final = RecordFormat(b"\xb0F", VERSION, of="BokiFlow", error=FlowVersionError)
+VERSION: Final = 2
+_MAGIC: Final = b"\xb0F"
+_FORMAT: Final = RecordFormat(_MAGIC, VERSION, of="BokiFlow", error=FlowVersionError)
 RUNS_TAG: Final = "flows"
+"""Tag of the start of each run."""
 EXECUTORS_TAG: Final = "flow-executors"
-URGENT_TAG: Final = "flow-urgent"
-"""Tag of records that drivers handle at once, not at their next iteration."""
-PARKED_TAG: Final = "flow-parked"
+INBOX_TAG: Final = "flow-in"
+"""Tag of records that the owner of a partition handles at once."""
 _RUN_PREFIX: Final = "flow:"
-_EXECUTOR_PREFIX: Final = "flow-executor:"
-ID_BYTES_MAX: Final = TAG_BYTES_MAX - len(_EXECUTOR_PREFIX)
+_PARTITION_PREFIX: Final = "flow-p:"
+_ENDED_PREFIX: Final = "flow-ended:"
+ID_BYTES_MAX: Final = 242
 LEASE_S_MAX: Final = 3600.0
+PARTITIONS: Final = 64
+"""Default for the number of partitions of a flow."""
+PARTITIONS_MAX: Final = 1024
+assert len(_RUN_PREFIX) + ID_BYTES_MAX <= TAG_BYTES_MAX
 
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 _Epoch = Annotated[int, msgspec.Meta(ge=1)]
+_Partitions = tuple[Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS_MAX)], ...]
 
 
 class RecordedFailure(msgspec.Struct, frozen=True, array_like=True):
@@ -46,10 +55,11 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """A run starts, with `executor` in epoch 1. Only the first such record of a run takes effect.
+    """A run starts. Only the first such record of a run takes effect.
 
-    `arguments` is a JSON object; `version` is a digest of the code. `parent` is the step that
-    started the run, `forked` the step of another run from which it continues.
+    `executor` executes it in epoch 1; if empty, the owner of its partition takes it. `arguments` is
+    a JSON object; `version` is a digest of the code. `parent` is the step that started the run,
+    `forked` the step of another run from which it continues.
     """
 
     workflow: str
@@ -64,7 +74,7 @@ class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """`executor` executes the run in `epoch`. Takes effect if the current epoch is one less.
 
     `crashes` counts how many executors in a row crashed right after they got the run
-    (`bokiflow.takeover.crash_loops`).
+    (`bokiflow.ownership.crash_loops`).
     """
 
     epoch: _Epoch
@@ -106,6 +116,10 @@ class CancelAsked(msgspec.Struct, frozen=True, array_like=True, tag="cancel aske
     """The cancellation of the run is requested."""
 
 
+class RetryAsked(msgspec.Struct, frozen=True, array_like=True, tag="retry asked"):
+    """The owner of the partition should execute the parked run again now."""
+
+
 class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
     """The run waits for other code, or is crash-looping. Takes effect if `epoch` is the current
     one.
@@ -127,34 +141,75 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     was_cancelled: bool = False
 
 
+class RunWaits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
+    """The run only waits, and its executor has removed it from memory. Takes effect if `epoch` is
+    the current one.
+
+    The owner of the partition takes the run when the log's time is `until` (None: no time), or at
+    a record for the run. `what` says for what the run waits.
+    """
+
+    epoch: _Epoch
+    until: float | None
+    what: str
+
+
+class RunForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):
+    """`run`, whose start is at seqnum `started_at`, is not open: this start was a repeated one.
+
+    It is a record of the partition only.
+    """
+
+    run: str
+    started_at: _SeqNum
+
+
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """`executor` is running. A process that reads this takes over no run of `executor` for
+    """`executor` is running. A process that reads this claims no partition of `executor` for
     `lease_s` seconds.
+
+    Attributes:
+        takes: whether it has a driver, so that it claims its share of the partitions.
+        is_busy: whether it has open runs. Executors without stop when no executor has any.
+        count: number of partitions of the flow; the first record of the flow fixes it.
+        owns: the partitions that it owns as of the records below `end`, one bit each.
     """
 
     executor: str
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=LEASE_S_MAX)]
-
-
-class ExecutorDead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
-    """`new_owner` takes over the runs of `executor`, whose lease had ended as of the records below
-    `end`.
-
-    Takes effect if no record about `executor` is between `end` and this record.
-    """
-
-    executor: str
-    new_owner: str
+    takes: bool
+    is_busy: bool
+    count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
+    owns: bytes
     end: _SeqNum
 
 
-class ExecutorLeft(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """The executor has stopped. `is_idle`: no runs remain to be taken over. An executor writes
-    `is_idle` about itself only if no append that assigns it a run is in flight.
+class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
+    """`executor` claims partitions, having read the records below `end`.
+
+    Takes effect for a partition that has no owner, and for one whose owner has no record at `end`
+    or later before this one.
     """
 
     executor: str
-    is_idle: bool
+    partitions: _Partitions
+    end: _SeqNum
+
+
+class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
+    """The owner of these partitions executes none of their runs any more. They may have open
+    runs.
+    """
+
+    executor: str
+    partitions: _Partitions
+
+
+class ExecutorLeft(msgspec.Struct, frozen=True, array_like=True, tag="left"):
+    """The executor has stopped and owns no partition. Those in `busy` may have open runs."""
+
+    executor: str
+    busy: _Partitions
 
 
 RunRecord: TypeAlias = (
@@ -164,13 +219,17 @@ RunRecord: TypeAlias = (
     | Signalled
     | ChildEnded
     | CancelAsked
+    | RetryAsked
     | RunParked
     | RunFinished
+    | RunWaits
 )
-ExecutorRecord: TypeAlias = Heartbeat | ExecutorDead | ExecutorLeft
-FlowRecord: TypeAlias = RunRecord | ExecutorRecord
+PartitionRecord: TypeAlias = RunRecord | RunForgotten
+ExecutorRecord: TypeAlias = Heartbeat | Claimed | Released | ExecutorLeft
+FlowRecord: TypeAlias = PartitionRecord | ExecutorRecord
 
 _decode_run = msgspec.msgpack.Decoder(RunRecord).decode
+_decode_partition = msgspec.msgpack.Decoder(PartitionRecord).decode
 _decode_executor = msgspec.msgpack.Decoder(ExecutorRecord).decode
 
 
@@ -187,9 +246,25 @@ def run_tag(run: str) -> str:
     return _RUN_PREFIX + run
 
 
-def executor_tag(executor: str) -> str:
-    """Return the tag of the records that assign runs to an executor, or end an assignment."""
-    return _EXECUTOR_PREFIX + executor
+def partition_of(run: str, partitions: int) -> int:
+    """Return the partition of a run, from 0. A child lies in the partition of its parent.
+
+    Args:
+        run: id of the run.
+        partitions: number of partitions of the flow.
+    """
+    root = run.split("/", 1)[0].split("@", 1)[0]
+    return xxh3_64_intdigest(root.encode()) % partitions
+
+
+def partition_tag(partition: int) -> str:
+    """Return the tag of the records that begin, end or wake runs of a partition."""
+    return f"{_PARTITION_PREFIX}{partition}"
+
+
+def ended_tag(partition: int) -> str:
+    """Return the tag of the ends of the runs of a partition."""
+    return f"{_ENDED_PREFIX}{partition}"
 
 
 def run_in(tags: tuple[str | int, ...]) -> str | None:
@@ -209,13 +284,30 @@ def run_record(data: bytes) -> RunRecord | None:
     """Return the record of a run; None if the data is not of BokiFlow.
 
     Raises:
-        FlowVersionError: a later version wrote the record.
+        FlowVersionError: another version wrote the record.
     """
+    _refuse_format_1(data)
     record: RunRecord | None = _FORMAT.decoded(data, _decode_run)
+    return record
+
+
+def partition_record(data: bytes) -> PartitionRecord | None:
+    """Return a record of a partition. None and errors are as in `run_record`."""
+    _refuse_format_1(data)
+    record: PartitionRecord | None = _FORMAT.decoded(data, _decode_partition)
     return record
 
 
 def executor_record(data: bytes) -> ExecutorRecord | None:
     """Return the record of an executor. None and errors are as in `run_record`."""
+    _refuse_format_1(data)
     record: ExecutorRecord | None = _FORMAT.decoded(data, _decode_executor)
     return record
+
+
+def _refuse_format_1(data: bytes) -> None:
+    if data[:3] == _MAGIC + b"\x01":
+        raise FlowVersionError(
+            "A record of BokiFlow has format 1; this program reads format 2 only. Let the runs end "
+            "with the earlier version, then use another log: Flow(log=...)."
+        )

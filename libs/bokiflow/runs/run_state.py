@@ -13,11 +13,13 @@ from typing import assert_never
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
+    RetryAsked,
     RunFinished,
     RunParked,
     RunRecord,
     RunStarted,
     RunTaken,
+    RunWaits,
     Signalled,
     StepDecided,
 )
@@ -35,8 +37,8 @@ class Run:
         started: the first record of the run; None: there is no such run.
         started_at: seqnum of that record. Valid once `started` is set.
         began: `ordered_at` of that record, seconds since 1970.
-        epoch: the current epoch; 0 before the start.
-        executor: name of the executor in this epoch.
+        epoch: the current epoch; 0 before the first executor has it.
+        executor: name of the executor in this epoch; empty in epoch 0.
         taken_at: seqnum of the record that assigned the run to `executor`.
         crashes: how many executors in a row crashed right after they got the run and decided
             nothing.
@@ -46,15 +48,18 @@ class Run:
         cancel_asked: whether a cancellation was requested.
         parked: the record that parked the run; None unless it is parked.
         parked_at: `ordered_at` of that record, seconds since 1970.
-        is_cancelled_while_parked: whether a cancellation was requested while the run was parked,
+        was_parked: whether the run was parked, and nothing was decided since.
+        is_cancelled_while_parked: whether a cancellation was requested after the run was parked,
             and nothing was decided since. Such a run ends even if no code matches it.
+        waits: the record that says that the run only waits; None if an executor has taken it since.
         finished: the record that ended the run, once it has ended.
+        ended_at: seqnum of that record. Valid once `finished` is set.
     """
 
     __slots__ = (
-        "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "epoch", "executor",
-        "finished", "is_cancelled_while_parked", "parked", "parked_at", "places", "signals",
-        "started", "started_at", "state", "steps", "taken_at",
+        "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "ended_at", "epoch",
+        "executor", "finished", "is_cancelled_while_parked", "parked", "parked_at", "places",
+        "signals", "started", "started_at", "state", "steps", "taken_at", "waits", "was_parked",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -75,8 +80,11 @@ class Run:
         self.cancel_asked = False
         self.parked: RunParked | None = None
         self.parked_at = 0.0
+        self.was_parked = False
         self.is_cancelled_while_parked = False
+        self.waits: RunWaits | None = None
         self.finished: RunFinished | None = None
+        self.ended_at: SeqNum = 0
 
     def apply(self, seqnum: SeqNum, ordered_at: float, record: RunRecord | None) -> bool:
         """Apply the record at `seqnum`; tell whether it takes effect."""
@@ -94,7 +102,7 @@ class Run:
         )
         assert self.finished is None or state not in {State.RUNNING, State.PARKED}
         assert self.started is not None, "a run begins with its start"
-        assert self.epoch >= 1, "a run that has begun has an executor"
+        assert (self.epoch >= 1) == bool(self.executor), "each epoch has an executor"
         assert self.started_at <= self.taken_at <= seqnum, "the start gives the first executor"
         assert len(self.places) == len(self.steps), "each decision has a place"
         return True
@@ -105,42 +113,46 @@ class Run:
             case RunStarted(executor=executor):
                 assert self.started is None, "a run starts once"
                 self.started, self.started_at, self.began = record, seqnum, self.clock
-                self.epoch, self.executor, self.taken_at = 1, executor, seqnum
+                self.epoch, self.executor, self.taken_at = int(bool(executor)), executor, seqnum
             case Signalled(key=key):
                 if key not in self._signal_keys:
                     self._signal_keys.add(key)
                     self.signals.append((seqnum, record))
-            case ChildEnded():
+            case ChildEnded() | RetryAsked():
                 pass
             case CancelAsked():
                 self.cancel_asked = True
-                self.is_cancelled_while_parked = (
-                    self.is_cancelled_while_parked or self.parked is not None
-                )
-            case RunTaken() | StepDecided() | RunParked() | RunFinished():
+                self.is_cancelled_while_parked = self.is_cancelled_while_parked or self.was_parked
+            case RunTaken() | StepDecided() | RunWaits() | RunParked() | RunFinished():
                 return self._executor_effect(seqnum, record)
             case unreachable:
                 assert_never(unreachable)
         return True
 
     def _executor_effect(
-        self, seqnum: SeqNum, record: RunTaken | StepDecided | RunParked | RunFinished
+        self,
+        seqnum: SeqNum,
+        record: RunTaken | StepDecided | RunWaits | RunParked | RunFinished,
     ) -> bool:
         match record:
             case RunTaken(epoch, executor, crashes):
                 assert epoch == self.epoch + 1, "epochs grow one by one"
                 self.epoch, self.executor, self.parked = epoch, executor, None
-                self.taken_at, self.crashes = seqnum, crashes
+                self.taken_at, self.crashes, self.waits = seqnum, crashes, None
             case StepDecided(number=number):
                 if number in self.steps:
                     return False
                 self.steps[number], self.places[number] = record, seqnum
-                self.is_cancelled_while_parked, self.crashes = False, 0
+                self.was_parked = self.is_cancelled_while_parked = False
+                self.crashes = 0
+            case RunWaits():
+                self.waits, self.crashes = record, 0
             case RunParked():
-                self.parked, self.parked_at = record, self.clock
+                self.parked, self.parked_at, self.was_parked = record, self.clock, True
             case RunFinished():
                 assert self.finished is None, "a run ends once"
-                self.finished, self.parked = record, None
+                self.finished, self.ended_at = record, seqnum
+                self.parked = self.waits = None
             case unreachable:
                 assert_never(unreachable)
         return True

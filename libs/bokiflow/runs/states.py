@@ -14,11 +14,13 @@ from typing import Final, assert_never
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
+    RetryAsked,
     RunFinished,
     RunParked,
     RunRecord,
     RunStarted,
     RunTaken,
+    RunWaits,
     Signalled,
     StepDecided,
 )
@@ -43,6 +45,8 @@ class RunEvent(enum.StrEnum):
     SIGNALLED = "signalled"
     CHILD_ENDED = "child ended"
     CANCEL_ASKED = "cancel asked"
+    RETRY_ASKED = "retry asked"
+    WAITS = "waits"
     PARKED = "parked"
     RETURNED = "returned"
     FAILED = "failed"
@@ -59,6 +63,7 @@ class Epoch(enum.Enum):
 EPOCHS: Final[Mapping[RunEvent, Epoch]] = {
     RunEvent.TAKEN: Epoch.NEXT,
     RunEvent.DECIDED: Epoch.CURRENT,
+    RunEvent.WAITS: Epoch.CURRENT,
     RunEvent.PARKED: Epoch.CURRENT,
     RunEvent.RETURNED: Epoch.CURRENT,
     RunEvent.FAILED: Epoch.CURRENT,
@@ -75,11 +80,13 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (State.RUNNING, RunEvent.SIGNALLED): State.RUNNING,
     (State.RUNNING, RunEvent.CHILD_ENDED): State.RUNNING,
     (State.RUNNING, RunEvent.CANCEL_ASKED): State.RUNNING,
+    (State.RUNNING, RunEvent.WAITS): State.RUNNING,
     (State.RUNNING, RunEvent.PARKED): State.PARKED,
     (State.RUNNING, RunEvent.RETURNED): State.DONE,
     (State.RUNNING, RunEvent.FAILED): State.FAILED,
     (State.RUNNING, RunEvent.CANCELLED): State.CANCELLED,
     (State.PARKED, RunEvent.TAKEN): State.RUNNING,
+    (State.PARKED, RunEvent.RETRY_ASKED): State.PARKED,
     # These appends were in flight when the same executor parked the run.
     (State.PARKED, RunEvent.DECIDED): State.PARKED,
     (State.PARKED, RunEvent.PARKED): State.PARKED,
@@ -93,7 +100,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
 """The next state. State None: the run has not begun."""
 
 
-def event_of(record: RunRecord) -> RunEvent:  # noqa: PLR0911 - one for each kind of record
+def event_of(record: RunRecord) -> RunEvent:  # noqa: C901, PLR0911 - one for each kind of record
     """Return the event that a record reports."""
     match record:
         case RunStarted():
@@ -108,6 +115,10 @@ def event_of(record: RunRecord) -> RunEvent:  # noqa: PLR0911 - one for each kin
             return RunEvent.CHILD_ENDED
         case CancelAsked():
             return RunEvent.CANCEL_ASKED
+        case RetryAsked():
+            return RunEvent.RETRY_ASKED
+        case RunWaits():
+            return RunEvent.WAITS
         case RunParked():
             return RunEvent.PARKED
         case RunFinished(was_cancelled=True):
@@ -128,7 +139,7 @@ def next_state(state: State | None, record: RunRecord, epoch: int) -> State | No
     """
     event = event_of(record)
     match record:
-        case RunTaken() | StepDecided() | RunParked() | RunFinished():
+        case RunTaken() | StepDecided() | RunWaits() | RunParked() | RunFinished():
             due = epoch + (EPOCHS[event] is Epoch.NEXT)
             return TRANSITIONS.get((state, event)) if record.epoch == due else None
         case _:

@@ -47,6 +47,11 @@ async def pause(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
+async def tick(seconds: float) -> None:
+    """Return after `seconds`, for periodic background work."""
+    await asyncio.sleep(seconds)
+
+
 def start_task(asked: Coroutine[Any, Any, _ValueT]) -> asyncio.Task[_ValueT]:
     """Start a task that can be cancelled on its own."""
     return asyncio.create_task(asked)

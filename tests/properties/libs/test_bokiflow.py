@@ -42,6 +42,9 @@ class NeverSure:
     def is_sure(self) -> bool:
         return False
 
+    def has_ended(self) -> bool:
+        return False
+
 
 @dataclass
 class World:

@@ -8,21 +8,27 @@ from hypothesis import strategies as st
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
-    ExecutorDead,
+    Claimed,
     ExecutorLeft,
     ExecutorRecord,
     Heartbeat,
     Origin,
     RecordedFailure,
+    Released,
+    RetryAsked,
     RunFinished,
+    RunForgotten,
     RunParked,
     RunRecord,
     RunStarted,
     RunTaken,
+    RunWaits,
     Signalled,
     StepDecided,
     encode,
     executor_record,
+    partition_of,
+    partition_record,
     run_record,
 )
 
@@ -37,20 +43,41 @@ run_records = st.one_of(
     st.builds(Signalled, texts, st.binary(), texts),
     st.builds(ChildEnded, texts),
     st.builds(CancelAsked),
+    st.builds(RetryAsked),
     st.builds(RunParked, epochs, texts, texts),
+    st.builds(RunWaits, epochs, st.none() | st.floats(0, 1e12), texts),
     st.builds(RunFinished, epochs, st.binary(), failures, st.booleans()),
 )
+seqnums = st.integers(0, 2**63 - 1)
+partitions = st.lists(st.integers(0, 1023), max_size=70).map(tuple)
 executor_records = st.one_of(
-    st.builds(Heartbeat, texts, st.floats(0.001, 3600.0)),
-    st.builds(ExecutorDead, texts, texts, st.integers(0, 2**63 - 1)),
-    st.builds(ExecutorLeft, texts, st.booleans()),
-)
+    st.builds(
+        Heartbeat, texts, st.floats(0.001, 3600.0), st.booleans(), st.booleans(),
+        st.integers(1, 1024), st.binary(max_size=128), seqnums,
+    ),
+    st.builds(Claimed, texts, partitions, seqnums),
+    st.builds(Released, texts, partitions),
+    st.builds(ExecutorLeft, texts, partitions),
+)  # fmt: skip
 
 
 @given(run_records)
 def test_records_of_runs_read_back_as_they_were(record: RunRecord) -> None:
     assert run_record(encode(record)) == record
     assert executor_record(encode(record)) is None
+
+
+@given(st.builds(RunForgotten, texts, seqnums))
+def test_records_of_partitions_read_back_as_they_were(record: RunForgotten) -> None:
+    assert partition_record(encode(record)) == record
+    assert run_record(encode(record)) is None
+
+
+@given(texts, st.integers(1, 1024), st.lists(st.integers(1, 99), max_size=3))
+def test_a_child_lies_in_the_partition_of_its_parent(run: str, count: int, path: list[int]) -> None:
+    child = f"{run}@7/" + "/".join(map(str, path))
+    assert partition_of(child, count) == partition_of(run, count)
+    assert 0 <= partition_of(run, count) < count
 
 
 @given(executor_records)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from bokiflow import Flow
 from bokiflow.flow import RETENTION_S
 from bokiflow.runs.run_log import Logs
-from tests.support.flow_executions import FLOW_LOG
 
 
 class ShopProcess:
@@ -22,7 +21,7 @@ class ShopProcess:
 
     @property
     def name(self) -> str:
-        return self.flow.runner.lease.name
+        return self.flow.runner.member.name
 
     @asynccontextmanager
     async def driven(self) -> AsyncIterator[None]:
@@ -35,15 +34,20 @@ class ShopProcess:
 
     async def stop(self) -> None:
         """Leave, and tell the others."""
-        await self.flow.runner.stop(self.logs.log(FLOW_LOG))
+        await self.flow.runner.stop()
 
     def kill(self) -> None:
         """End at once, and say nothing."""
-        runner = self.flow.runner
-        for task in (
-            runner._beating,
-            runner._tidying,
-            *(one.task for one in runner.running.values()),
-        ):
-            if task is not None:
-                task.cancel()
+        kill(self.flow)
+
+
+def kill(flow: Flow) -> None:
+    """End everything at once, and say nothing."""
+    for partition in flow.runner.owned.values():
+        partition.is_owned = False
+    for task in flow.runner.tasks():
+        task.cancel()
+    flow.runner.member.leave = _nothing  # type: ignore[method-assign, assignment]
+
+
+async def _nothing(*_: object) -> None: ...

@@ -6,35 +6,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
 
-from bokiflow import Flow, Startable, State, Workflow
+from bokiflow import Startable, Workflow
 from bokiflow.runs import waiting
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
-    EXECUTORS_TAG,
-    ExecutorDead,
+    PARTITIONS,
     RunFinished,
-    RunParked,
     RunRecord,
+    RunStarted,
     RunTaken,
     StepDecided,
-    encode,
-    executor_tag,
+    partition_of,
     run_record,
     run_tag,
 )
-from bokiflow.takeover.crash_loops import CRASHES_PARKED
-from bokiflow.takeover.dead_executors import read_orphaned_runs
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError, OutcomeUnknownError
-from indilog.base.ids import SeqNum
-from indilog.base.log import After, Entry, Log, Session
+from indilog.base.log import Entry
 from indilog.testing import MemoryLogs
-from indilog.testing.memory_log import MemoryLog
 from tests.support.flow_executions import FLOW_LOG
 from tests.support.hooked_log import HookedLogs, Read
 from tests.unit.bokiflow.processes import ShopProcess
@@ -106,12 +98,6 @@ class Process(ShopProcess):
     _two.__name__ = "two"
 
 
-async def assign(logs: MemoryLogs, run: str, executor: str, crashes: int = 0) -> None:
-    """Append a record that assigns a started run to an executor, in the next epoch."""
-    taken = RunTaken(2, executor, crashes)
-    await logs.log(FLOW_LOG).append(encode(taken), tags=[run_tag(run), executor_tag(executor)])
-
-
 async def test_a_start_that_fails_after_its_append_continues_in_this_process() -> None:
     logs = BrokenLogs()
     process = Process(logs)
@@ -120,14 +106,12 @@ async def test_a_start_that_fails_after_its_append_continues_in_this_process() -
     with pytest.raises(OutcomeUnknownError, match="the platform begins"):
         await process.two.start(id="r")
     assert await process.two.handle("r").result(10) == "12"
-    assert (await process.two.handle("r").status()).epoch == 1, "it was not executed before"
     await process.stop()
 
 
 async def test_a_start_that_fails_after_its_append_may_be_repeated() -> None:
     logs = BrokenLogs()
     process = Process(logs)
-    process.flow.runner.lease_s = 3600.0  # no process looks for it meanwhile
     await (await process.two.start(id="before")).result(10)
     logs.reads_fail = 1
     with pytest.raises(OutcomeUnknownError, match="the platform begins"):
@@ -170,7 +154,7 @@ async def test_an_interrupted_execution_is_followed_by_one_in_a_new_epoch(
         handle = await process.two.start(id="r")
         assert await handle.result(10) == "12"
     status = await handle.status()
-    assert (status.epoch, status.executor) == (2, process.flow.runner.lease.name)
+    assert (status.epoch, status.executor) == (2, process.flow.runner.member.name)
     await process.stop()
 
 
@@ -204,112 +188,65 @@ async def test_an_abandoned_append_has_no_effect_once_the_run_continues(
     await process.stop()
 
 
-@pytest.mark.parametrize(
-    ("crashes", "why"), [(CRASHES_PARKED, "ended right after"), (0, "has no workflow")]
-)
-async def test_a_run_assigned_without_notice_is_parked_like_one_taken_over(
-    crashes: int, why: str
-) -> None:
+async def test_a_start_in_flight_when_its_process_dies_begins_a_run() -> None:
+    """It is ordered after another process has claimed the partition and read its runs."""
+    logs = BrokenLogs()
+    dead, other = Process(logs), Process(logs)
+    await (await dead.two.start(id="r")).result(10)
+    await logs.log(FLOW_LOG).trim(logs.position, tag=run_tag("r"))
+    logs.is_held = lambda record: isinstance(record, RunStarted)
+    starting = asyncio.create_task(dead.two.start(id="r"))
+    while not logs.held:  # noqa: ASYNC110 - no event announces it
+        await asyncio.sleep(0)
+    starting.cancel()
+    dead.kill()
+    async with other.driven():
+        while len(other.flow.runner.owned) < PARTITIONS:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.01)
+        await MemoryLogs.log(logs, FLOW_LOG).append(logs.held[0].data, tags=logs.held[0].tags)
+        assert await other.two.handle("r").result(10) == "12"
+
+
+async def test_a_start_whose_caller_is_cancelled_begins_a_run_if_it_is_durable() -> None:
+    logs = BrokenLogs()
+    process = Process(logs)
+    await process.flow.runner.join(logs, range(PARTITIONS))
+    logs.is_held = lambda record: isinstance(record, RunStarted)
+    starting = asyncio.create_task(process.two.start(id="r"))
+    while not logs.held:  # noqa: ASYNC110 - no event announces it
+        await asyncio.sleep(0)
+    starting.cancel()
+    await MemoryLogs.log(logs, FLOW_LOG).append(logs.held[0].data, tags=logs.held[0].tags)
+    assert await process.two.handle("r").result(10) == "12"
+    await process.stop()
+
+
+async def test_a_start_in_a_partition_of_another_process_runs_there() -> None:
     logs = MemoryLogs()
-    dead, process = Process(logs), Process(logs)
-    await (await process.two.start()).result(10)
-    await dead.two.start(id="r")
-    await dead.stop()
+    owner, other = Process(logs), Process(logs)
+    async with owner.driven():
+        await (await owner.two.start()).result(10)  # it owns all partitions
+        handle = await other.two.start(id="r")
+        assert await handle.result(10) == "12"
+        assert (owner.first, other.first) == (2, 0)
+        assert (await handle.status()).epoch == 1
+        handle = await other.two.start()
+        assert await handle.result(10) == "12"
+        forked = await other.flow.fork("r", "second")
+        assert await forked.result(10) == "12"
+        assert other.first == 0
+
+
+async def test_a_repeated_start_of_an_ended_run_leaves_nothing_open() -> None:
+    logs = MemoryLogs()
+    process = Process(logs)
+    await (await process.two.start(id="r")).result(10)
+    assert await (await process.two.start(id="r")).result(10) == "12"
     runner = process.flow.runner
-    if not crashes:
-        del runner.definitions["two"]
-    with suppress(Stopped):
-        async with runner.assigning(logs, "r") as lease:
-            await assign(logs, "r", lease.name, crashes)
-            raise Stopped("the platform is away")
-    handle = process.two.handle("r")
+    (partition,) = [p for p in runner.owned.values() if p.number == partition_of("r", PARTITIONS)]
     async with asyncio.timeout(10):
-        while (status := await handle.status()).state is not State.PARKED:
-            await logs.log(FLOW_LOG).read_next(run_tag("r"), logs.position, wait=0.1)
-    assert status.problem is not None
-    assert why in status.problem
+        while partition.state.runs or not partition.is_loaded or runner.taking.has_work:
+            await asyncio.sleep(0.01)
+            await partition.catch_up(logs.log(FLOW_LOG))
     assert process.first == 1
-    await process.stop()
-
-
-async def test_a_heartbeat_after_the_choice_of_a_new_owner_renews_no_lease(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(waiting, "passed_now", lambda: now[0])
-    logs = MemoryLogs(clock=lambda: now[0])
-    flow = Flow("shop", lease=5)
-    runner, log = flow.runner, logs.log(FLOW_LOG)
-    lease = runner.current_lease()
-    await runner.append_with_heartbeat(log, lease, [])
-    assert lease.is_sure()
-
-    class Late(MemoryLog):
-        async def append_batch(
-            self, entries: Sequence[Entry], *, after: After | None = None
-        ) -> list[SeqNum]:
-            now[0] = 1005.01
-            await super().append(
-                encode(ExecutorDead(lease.name, "new_owner", 1)), tags=[EXECUTORS_TAG]
-            )
-            now[0] = 1005.12
-            return await super().append_batch(entries, after=after)
-
-    now[0] = 1004.5
-    assert runner.current_lease() is lease
-    late: Log = Late(FLOW_LOG, logs=logs, session=Session())
-    await runner.append_with_heartbeat(
-        late, lease, [Entry(encode(RunParked(1, "v", "")), (run_tag("r"),))]
-    )
-    assert runner.executors.has_new_owner(lease.name)
-    assert not lease.is_sure()
-
-
-async def test_a_takeover_in_progress_is_not_trimmed() -> None:
-    logs = MemoryLogs()
-    process, log = Process(logs), logs.log(FLOW_LOG)
-    runner = process.flow.runner
-    await (await process.two.start()).result(10)
-    async with runner.assigning(logs, "r") as lease:
-        await assign(logs, "r", lease.name)
-        await (await process.two.start()).result(10)
-        gate = asyncio.Event()
-
-        async def waits(wf: Workflow) -> str:
-            return str(await wf.step(gate.wait))
-
-        process.two.definition.body = waits
-        running = await process.two.start()
-        runner._beats_since_trim = 1000
-        await runner.look(log)
-        await runner._trim(log)
-        left = await log.read_range(executor_tag(lease.name))
-        assert any(isinstance(run_record(r.data), RunTaken) for r in left)
-        gate.set()
-        await running.result(10)
-    await process.stop()
-
-
-async def test_a_run_interrupted_without_a_record_is_kept_for_the_new_owner() -> None:
-    logs = MemoryLogs()
-    process, log = Process(logs), logs.log(FLOW_LOG)
-    runner = process.flow.runner
-    never = asyncio.Event()
-
-    async def stops_itself(wf: Workflow) -> str:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        return str(await wf.step(never.wait))
-
-    await (await process.two.start(id="before")).result(10)
-    process.two.definition.body = stops_itself
-    await process.two.start(id="r")
-    while "r" in runner.running:
-        await asyncio.wait(runner._tasks())
-    runner._beats_since_trim = 1000
-    await runner._renew(log)
-    await runner._trim(log)
-    name = runner.lease.name
-    assert (await read_orphaned_runs(log, name)).runs == ["r"]
     await process.stop()

@@ -31,7 +31,7 @@ from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.records import (
-    EXECUTORS_TAG,
+    INBOX_TAG,
     CancelAsked,
     RunFinished,
     StepDecided,
@@ -61,6 +61,9 @@ class Sure:
 
     def is_sure(self) -> bool:
         return True
+
+    def has_ended(self) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -384,9 +387,9 @@ async def test_a_run_that_is_not_there_or_has_ended_cannot_be_cancelled(
         await handle.cancel()
     # one that was asked for an earlier run of the id, and is read late
     early = encode(CancelAsked())
-    await logs.log("shop/flow").append(early, tags=[run_tag("w"), EXECUTORS_TAG])
+    await logs.log("shop/flow").append(early, tags=[run_tag("w"), INBOX_TAG])
     await wait.start(id="w")
-    await flow.runner.look(logs.log("shop/flow"))
+    await flow.runner.look(logs)
     await handle.signal("go", 7)
     assert await handle.result(5) == 7
     with pytest.raises(RunEndedError):

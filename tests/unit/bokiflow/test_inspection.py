@@ -17,7 +17,6 @@ from indilog import (
     Context,
     InvalidArgumentsError,
     NotFoundError,
-    NotReadyError,
     WrongStateError,
 )
 from indilog.client import Client
@@ -444,15 +443,27 @@ async def test_a_parked_run_is_retried_at_once(shop: Shop) -> None:
         await asyncio.sleep(0)
     with pytest.raises(WrongStateError, match="Run 'a' is running, so it is not retried"):
         await run.retry()
-    await shop.flow.runner.stop(shop.logs.log("shop/flow"))
+    await shop.flow.runner.stop()
     driving = asyncio.create_task(flow.drive(shop.logs))
     async with asyncio.timeout(20):
         while (await run.show()).run.state != "parked":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        with pytest.raises(NotReadyError, match="no driver runs here; try again"):
-            await run.retry()
         healed = True
         await Client(shop.logs).run(app, "a").retry()
         assert await flow.handle("order", "a").result() == 7, "what was decided"
     driving.cancel()
     await asyncio.gather(driving, return_exceptions=True)
+
+
+async def test_a_run_that_is_not_in_memory_shows_for_what_it_waits(shop: Shop) -> None:
+    await shop.order.start(7, id="a")
+    run = shop.client.run(shop.app, "a")
+    while not (await run.show()).steps:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    shop.now += 30
+    execution = shop.flow.runner.running["a"].execution
+    await execution.note_waits(shop.now + 60, "signal 'paid'")
+    elsewhere = App("shop")
+    Flow(elsewhere)
+    (wait,) = (await Client(shop.logs).run(elsewhere, "a").show()).waits
+    assert (wait.what, wait.since, wait.until) == ("signal 'paid'", shop.now, shop.now + 60)

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from bokiflow import Startable, Workflow
+from bokiflow import Startable, State, Workflow
+from bokiflow.ownership.partition import OwnedPartition
+from bokiflow.ownership.partition_state import Phase
 from bokiflow.runs import waiting
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
-    PARKED_TAG,
+    INBOX_TAG,
+    PARTITIONS,
     RUNS_TAG,
+    Claimed,
     Heartbeat,
     RunFinished,
     RunParked,
@@ -20,13 +24,13 @@ from bokiflow.runs.records import (
     RunStarted,
     RunTaken,
     encode,
-    executor_tag,
+    partition_of,
+    partition_tag,
     run_record,
     run_tag,
 )
-from bokiflow.takeover import dead_executors
-from bokiflow.takeover.dead_executors import read_orphaned_runs
-from bokiflow.takeover.open_runs import find_executors_of_open_runs
+from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.log import Entry, Log
 from indilog.testing import MemoryLogs
@@ -37,25 +41,18 @@ from tests.unit.bokiflow.processes import ShopProcess
 pytestmark = pytest.mark.asyncio
 
 LEASE_S = 0.3
+THERE = partition_tag(partition_of("r", PARTITIONS))
 START = Entry(
-    encode(RunStarted("waits", b"{}", "dead", "version")),
-    (run_tag("r"), RUNS_TAG, executor_tag("dead")),
+    encode(RunStarted("waits", b"{}", "dead", "version")), (run_tag("r"), RUNS_TAG, THERE)
 )
-LIVES = Entry(encode(Heartbeat("dead", LEASE_S)), (EXECUTORS_TAG,))
-FINISHED = Entry(encode(RunFinished(1, b'"old"')), (run_tag("r"), executor_tag("dead"), RUNS_TAG))
-PARKED = Entry(
-    encode(RunParked(1, "version", "for a test")), (run_tag("r"), executor_tag("dead"), PARKED_TAG)
-)
+LIVES = Entry(encode(Heartbeat("dead", LEASE_S, False, True, PARTITIONS, b"", 0)), (EXECUTORS_TAG,))
+OWNS = Entry(encode(Claimed("dead", (partition_of("r", PARTITIONS),), 0)), (EXECUTORS_TAG,))
+FINISHED = Entry(encode(RunFinished(1, b'"old"')), (run_tag("r"), THERE))
+PARKED = Entry(encode(RunParked(1, "version", "for a test")), (run_tag("r"), THERE))
 
 
 def taken(epoch: int, executor: str = "dead") -> Entry:
-    tags = (run_tag("r"), executor_tag(executor), executor_tag("dead"))
-    return Entry(encode(RunTaken(epoch, executor)), tags)
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_executors, "AGE_S_MIN", 0.05)
+    return Entry(encode(RunTaken(epoch, executor)), (run_tag("r"), THERE))
 
 
 class Process(ShopProcess):
@@ -136,21 +133,6 @@ async def test_a_late_end_of_a_replaced_execution_hides_no_run(
         assert await new_owner.long.handle("r").result(10) == "done"
 
 
-async def test_a_search_of_all_runs_finds_one_whose_superseded_end_came_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    logs = NoEnd()
-    log, first, new_owner = logs.log(FLOW_LOG), Process(logs), Process(logs)
-    await gives_up_an_end_that_comes_late(monkeypatch, logs, first)
-    assert await find_executors_of_open_runs(log) == {first.name}
-    first.kill()
-    async with new_owner.driven():
-        assert await new_owner.long.handle("r").result(10) == "done"
-    logs.reads = 0
-    assert await find_executors_of_open_runs(log) == set()
-    assert logs.reads <= 2, "runs that ended are not read, though others took them over"
-
-
 LATE = pytest.mark.parametrize(
     "late",
     [
@@ -173,24 +155,20 @@ LATE = pytest.mark.parametrize(
 
 
 @LATE
-async def test_records_without_effect_take_no_run_from_its_executor(late: list[Entry]) -> None:
+async def test_records_without_effect_hide_no_run(late: list[Entry]) -> None:
+    """The open runs of the partition are those whose own records say so."""
     log = MemoryLogs().log(FLOW_LOG)
     await log.append_batch([START, *late])
-    assert (await read_orphaned_runs(log, "dead")).runs == ["r"]
-
-
-async def test_a_record_that_ends_an_epoch_takes_the_run_from_its_executor() -> None:
-    log = MemoryLogs().log(FLOW_LOG)
-    for end in ([FINISHED], [PARKED], [taken(2, "other")]):
-        for start in ([START], [START, START], [START, FINISHED, START]):
-            await log.append_batch([*start, *end])
-            assert (await read_orphaned_runs(log, "dead")).runs == []
-
-
-async def test_other_records_neither_assign_runs_nor_end_assignments() -> None:
-    log = MemoryLogs().log(FLOW_LOG)
-    await log.append_batch([START, Entry(b"whatever", (run_tag("r"), executor_tag("dead")))])
-    assert (await read_orphaned_runs(log, "dead")).runs == ["r"]
+    partition = OwnedPartition(partition_of("r", PARTITIONS), 0)
+    await partition.catch_up(log)
+    run = await read_run(log, "r", Run())
+    known = partition.state.runs.get("r")
+    if run.finished is not None:
+        assert known is None or known.started_at != run.started_at
+    else:
+        assert known is not None
+        assert (known.epoch, known.started_at) == (run.epoch, run.started_at)
+        assert (known.phase == Phase.PARKED) == (run.state is State.PARKED)
 
 
 class Race(HookedLogs):
@@ -207,7 +185,7 @@ class Race(HookedLogs):
 
 async def test_an_epoch_that_a_dead_executor_begins_before_its_new_owner_is_taken() -> None:
     logs = Race()
-    await MemoryLogs.log(logs, FLOW_LOG).append_batch([LIVES, START])
+    await MemoryLogs.log(logs, FLOW_LOG).append_batch([LIVES, OWNS, START])
     new_owner = Process(logs)
     async with new_owner.driven():
         await new_owner.goes_on()
@@ -218,42 +196,46 @@ async def records(log: Log, run: str) -> list[RunRecord]:
     return [record for record in found if record is not None]
 
 
-async def test_a_parked_run_is_not_taken_for_a_late_copy_of_its_start() -> None:
+async def test_a_parked_run_is_not_executed_because_of_a_late_copy_of_its_start() -> None:
     """A parked run waits for other code, or for the time of its next attempt."""
     logs = MemoryLogs()
-    log, new_owner = logs.log(FLOW_LOG), Process(logs)
-    async with new_owner.driven():
-        await log.read_next(EXECUTORS_TAG, 0, wait=0.01)  # those parked before it are tried
-        await log.append_batch([LIVES, START, PARKED, START])
-        while "dead" not in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - no event announces it
-            await asyncio.sleep(0.01)
-        while "dead" in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - no event announces it
+    log, owner = logs.log(FLOW_LOG), Process(logs)
+    runner = owner.flow.runner
+    await runner.join(logs, range(PARTITIONS))
+    while not all(partition.is_loaded for partition in runner.owned.values()):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await log.append_batch([START, PARKED])
+    copy = await log.append(START.data, tags=[*START.tags, INBOX_TAG])
+    async with asyncio.timeout(10):
+        while (runner._inbox_end or 0) <= copy or runner.taking.has_work:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)
     assert not [record for record in await records(log, "r") if isinstance(record, RunTaken)]
+    await owner.stop()
 
 
-async def test_an_execution_whose_lease_has_ended_begins_no_epoch_under_its_name(
+async def test_an_execution_whose_lease_has_ended_begins_no_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others may have taken the run; that epoch would come in between."""
     logs, pause = NoEnd(), waiting.pause
     process = Process(logs)
-    lease = process.flow.runner.lease
+    lease = process.flow.runner.member.lease
+    over = asyncio.Event()
 
     async def briefly(pause_s: float) -> None:
         if pause_s == 1.0:  # between two executions
-            lease._lease_s = 0.0
+            lease.lease_s = 0.0
+            over.set()
         await pause(min(pause_s, 0.01))
 
     with monkeypatch.context() as patched:
         patched.setattr(waiting, "pause", briefly)
         await process.long.start(id="r")
-        task, beating = process.flow.runner.running["r"].task, process.flow.runner._beating
-        assert task is not None
-        assert beating is not None
-        beating.cancel()  # it would see it, too
-        await asyncio.wait([task], timeout=5)
+        for name in ("beat", "watch"):  # these would see it, too
+            process.flow.runner._background[name].cancel()
+        await asyncio.wait_for(over.wait(), 5)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
     log = MemoryLogs.log(logs, FLOW_LOG)
     assert not [record for record in await records(log, "r") if isinstance(record, RunTaken)]
-    assert process.name != lease.name
     process.kill()

@@ -9,6 +9,7 @@ import pytest
 
 from bokiflow import Flow, Handle, Startable, State, Workflow
 from bokiflow.runs import waiting
+from bokiflow.runs.records import PARTITIONS
 from bokiflow.runs.run_log import PATIENCE_TRIES
 from indilog.base.errors import (
     AppendOutcomeUnknownError,
@@ -71,6 +72,7 @@ class Shop:
         self.wait: Startable[str] = self.flow.workflow(wait)
 
     async def begin(self) -> None:
+        await self.flow.runner.join(self.logs, range(PARTITIONS))
         await self.wait.start("no", id="done")
         await self.wait.start("yes", id="waits")
         await self.handle("done").result(10)
@@ -129,7 +131,7 @@ async def test_a_start_refused_for_a_full_disk_keeps_no_executor_busy(logs: Fail
     for _ in range(3):
         with pytest.raises(DiskFullError):
             await shop.wait.start("no")
-    assert not shop.flow.runner._is_busy
+    assert not shop.flow.runner._has_work()
 
 
 @pytest.mark.parametrize("name", APPENDING)

@@ -15,6 +15,7 @@ from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.log import Entry
 from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLogs
+from tests.unit.bokiflow.processes import kill
 
 pytestmark = pytest.mark.asyncio
 
@@ -49,9 +50,7 @@ async def test_a_run_of_a_reused_id_is_taken_over_when_its_process_dies(logs: Me
     await forgotten(logs, "r")
     await here.start(False, id="r")
     await begun.wait()
-    for task in (dying.runner._beating, *(r.task for r in dying.runner.running.values())):
-        assert task is not None
-        task.cancel()
+    kill(dying)
     driving = asyncio.create_task(other.drive(logs))
     assert await there.handle("r").result(10) == "other"
     driving.cancel()

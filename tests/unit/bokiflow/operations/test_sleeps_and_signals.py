@@ -235,9 +235,9 @@ async def test_a_short_outage_of_the_log_fails_no_run(
 
 @pytest.mark.asyncio
 async def test_runs_that_only_wait_leave_room_for_others(logs: MemoryLogs) -> None:
-    flow, room = Flow("shop", executions=2), asyncio.Event()
+    flow = Flow("shop", executions=2)
     flow.attach(logs)
-    flow.runner.on_room.append(room.set)
+    room = flow.runner.room_changed
 
     @flow.workflow
     async def wait(wf: Workflow) -> list[object]:

@@ -11,11 +11,13 @@ from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
     RecordedFailure,
+    RetryAsked,
     RunFinished,
     RunParked,
     RunRecord,
     RunStarted,
     RunTaken,
+    RunWaits,
     Signalled,
     StepDecided,
 )
@@ -40,6 +42,8 @@ RECORDS: dict[RunEvent, RunRecord] = {
     RunEvent.SIGNALLED: Signalled("paid", b"1", "k"),
     RunEvent.CHILD_ENDED: ChildEnded("c"),
     RunEvent.CANCEL_ASKED: CancelAsked(),
+    RunEvent.RETRY_ASKED: RetryAsked(),
+    RunEvent.WAITS: RunWaits(1, None, "signal 'go'"),
     RunEvent.PARKED: RunParked(1, "v1", "again"),
     RunEvent.RETURNED: RunFinished(1, b"2"),
     RunEvent.FAILED: RunFinished(1, b"", FAILURE),
@@ -52,6 +56,10 @@ MOVES = {
     RunEvent.FAILED: State.FAILED,
     RunEvent.CANCELLED: State.CANCELLED,
 }
+
+
+ONLY_IN_ONE_STATE = {RunEvent.WAITS, RunEvent.RETRY_ASKED}
+"""A running run waits, a parked one is retried."""
 
 
 def run_in(state: State | None) -> Run:
@@ -67,6 +75,8 @@ def expected(state: State | None, event: RunEvent) -> State | None:
     if state is None:
         return State.RUNNING if event is RunEvent.STARTED else None
     if state not in {State.RUNNING, State.PARKED} or event is RunEvent.STARTED:
+        return None
+    if (event is RunEvent.WAITS) == (state is State.PARKED) and event in ONLY_IN_ONE_STATE:
         return None
     return MOVES.get(event, state)
 

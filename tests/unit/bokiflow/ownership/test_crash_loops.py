@@ -8,20 +8,13 @@ from contextlib import suppress
 
 import pytest
 
-from bokiflow import Flow, RunCancelledError, State, Workflow, driver
-from bokiflow.runs.records import (
-    EXECUTORS_TAG,
-    ExecutorDead,
-    Heartbeat,
-    RunStarted,
-    RunTaken,
-    encode,
-    run_tag,
-)
+from bokiflow import Flow, RunCancelledError, State, Workflow, taking
+from bokiflow.ownership import crash_loops
+from bokiflow.ownership.owners import Owners
+from bokiflow.runs.records import RunStarted, RunTaken, encode, run_tag
 from bokiflow.runs.run_state import Run
-from bokiflow.takeover import crash_loops
-from bokiflow.takeover.executors import Executors
 from indilog.testing import MemoryLogs
+from tests.unit.bokiflow.processes import kill
 
 pytestmark = pytest.mark.asyncio
 
@@ -32,7 +25,7 @@ LEASE_S = 0.2
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crash-looping runs are taken soon; parked ones stay parked, unless a test says otherwise."""
     monkeypatch.setattr(crash_loops, "_PAUSE_S_MAX", 0.01)
-    monkeypatch.setattr(driver, "retry_s", after(600.0))
+    monkeypatch.setattr(taking, "retry_s", after(600.0))
 
 
 def after(seconds: float) -> Callable[[Run], float]:
@@ -73,11 +66,9 @@ class Process:
 
     def die(self) -> None:
         """End everything at once, and say nothing."""
-        runner = self.flow.runner
-        runner.stop = _nothing  # type: ignore[method-assign]
-        for task in (*(r.task for r in runner.running.values()), runner._beating, self.driver):
-            if task is not None:
-                task.cancel()
+        kill(self.flow)
+        if self.driver is not None:
+            self.driver.cancel()
         self.is_dead.set()
 
     async def stop(self) -> None:
@@ -85,9 +76,6 @@ class Process:
         self.driver.cancel()
         with suppress(asyncio.CancelledError):
             await self.driver
-
-
-async def _nothing(log: object) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -138,7 +126,6 @@ async def with_poison(logs: MemoryLogs, kind: str) -> Process:
 async def test_a_run_that_crashes_its_processes_is_parked_and_other_runs_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bokiflow.runner.retry_s", after(600.0))  # not tried again meanwhile
     logs = MemoryLogs()
     first = Process(logs)
     for number in range(20):
@@ -166,7 +153,7 @@ async def test_a_crash_looping_run_continues_once_it_no_longer_crashes(
     logs = MemoryLogs()
     parked = await with_poison(logs, "ends")
     await parked.stop()
-    monkeypatch.setattr(driver, "retry_s", after(0.01))
+    monkeypatch.setattr(taking, "retry_s", after(0.01))
     last = Process(logs, ends=False)  # its code is deployed again, its machine has more memory
     last.drive()
     assert await last.work.handle("poison").result(10) == "well"
@@ -232,12 +219,12 @@ def run_given(executor: str, seqnum: int, crashes: int) -> Run:
 
 
 async def test_only_an_end_without_a_later_heartbeat_is_counted() -> None:
-    executors = Executors()
-    executors.apply(4, 1.0, Heartbeat("b", 5.0))
-    run = run_given("b", 5, 3)
-    assert crash_loops.crashes_of(run, executors) == 4
-    executors.apply(6, 2.0, Heartbeat("b", 5.0))
-    assert crash_loops.crashes_of(run, executors) == 0
+    owners, run = Owners(), run_given("b", 5, 3)
+    assert crash_loops.crashes_of(run, owners) == 3, "its executor is not known to be dead"
+    owners.dead["b"] = 4
+    assert crash_loops.crashes_of(run, owners) == 4
+    owners.dead["b"] = 6
+    assert crash_loops.crashes_of(run, owners) == 0
 
 
 async def test_groups_shrink_and_pauses_grow() -> None:
@@ -249,17 +236,3 @@ async def test_groups_shrink_and_pauses_grow() -> None:
 async def test_pauses_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crash_loops, "_PAUSE_S_MAX", 600.0)
     assert [crash_loops.pause_s(c) for c in (2, 3, 5, 11, 12, 10_000)] == [1, 2, 8, 512, 600, 600]
-
-
-async def test_a_newcomer_knows_the_new_owners_after_a_trim() -> None:
-    logs = MemoryLogs()
-    log = logs.log("shop/flow")
-    for record in (Heartbeat("a", 0.1), Heartbeat("b", 3600.0), Heartbeat("new_owner", 3600.0)):
-        await log.append(encode(record), tags=[EXECUTORS_TAG])
-    await log.append(encode(ExecutorDead("a", "new_owner", 3)), tags=[EXECUTORS_TAG])
-    process = Process(logs)
-    await process.flow.runner.look(log)
-    await log.trim(process.flow.runner.executors.needed_from, tag=EXECUTORS_TAG)
-    newcomer = Process(logs)
-    await newcomer.flow.runner.look(log)
-    assert newcomer.flow.runner.executors.left_to("new_owner") == ["a"]

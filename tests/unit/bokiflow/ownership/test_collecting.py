@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from bokiflow import Flow, FlowSettingsError, UnknownRunError, Workflow
-from bokiflow.runs.records import RUNS_TAG, run_tag
-from bokiflow.takeover.cleaning import Cleaner
+from bokiflow.collecting import Collector
+from bokiflow.runs.records import PARTITIONS, RUNS_TAG, run_tag
 from indilog.base.errors import TrimmedError
 from indilog.testing import MemoryLogs
 
@@ -32,7 +32,8 @@ class Shop:
         self.gate = asyncio.Event()
         self.quick = self.flow.workflow(self._quick)
         self.slow = self.flow.workflow(self._slow)
-        self.cleaner = Cleaner(RETENTION_S)
+        self.flow.runner.retention_s = RETENTION_S
+        self.collector = Collector(self.flow.runner, RETENTION_S)
 
     async def _quick(self, wf: Workflow, number: int) -> int:
         return number
@@ -40,11 +41,16 @@ class Shop:
     async def _slow(self, wf: Workflow) -> None:
         await wf.step(self.gate.wait)
 
+    async def own_all(self) -> None:
+        """Own all partitions, so that this process collects all runs."""
+        await self.flow.runner.join(self.logs, range(PARTITIONS))
+
     async def ended(self, run: str, number: int = 0) -> None:
+        await self.own_all()
         assert await (await self.quick.start(number, id=run)).result(5) == number
 
     async def clean(self) -> int:
-        return await self.cleaner.clean(self.log, self.now)
+        return await self.collector.collect(self.log, self.now)
 
     async def listed(self) -> list[str]:
         return [run.id for run in await self.flow.runs()]
@@ -70,6 +76,7 @@ async def test_a_run_that_ended_long_ago_is_trimmed(shop: Shop) -> None:
 
 
 async def test_a_running_run_is_kept_and_ended_ones_after_it_are_trimmed(shop: Shop) -> None:
+    await shop.own_all()
     handle = await shop.slow.start(id="slow")
     await shop.ended("quick")
     shop.now += RETENTION_S + 1
@@ -80,8 +87,28 @@ async def test_a_running_run_is_kept_and_ended_ones_after_it_are_trimmed(shop: S
     assert await shop.clean() == 0, "it has just ended"
     shop.now += RETENTION_S + 1
     assert await shop.clean() == 1
+    assert await shop.listed() == []
+
+
+async def test_a_run_that_is_open_for_long_does_not_pin_the_list_of_runs(shop: Shop) -> None:
+    """It is listed nevertheless, while it is open and after its end."""
+    await shop.own_all()
+    handle = await shop.slow.start(id="slow")
+    await shop.ended("quick")
+    shop.now += RETENTION_S + 1
+    await shop.ended("young")
+    assert await shop.clean() == 1
     with pytest.raises(TrimmedError):
         await shop.log.read_next(RUNS_TAG)
+    assert await shop.listed() == ["slow", "young"]
+    shop.gate.set()
+    await handle.result(5)
+    assert await shop.listed() == ["young", "slow"]
+    place = (await handle.status()).place
+    assert [run.id for run in await shop.flow.runs(bound=place + 1)] == ["young"]
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 2
+    assert await shop.listed() == []
 
 
 async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:
@@ -91,6 +118,7 @@ async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:
         await wf.step(shop.gate.wait)
         return result
 
+    await shop.own_all()
     handle = await parent.start(id="p")
     child = f"p@{(await handle.status()).place}/1"
     assert await shop.log.read_next(run_tag(child), wait=5) is not None
@@ -110,7 +138,8 @@ async def test_a_trimmed_id_can_be_used_again(shop: Shop) -> None:
     await shop.ended("again", 2)
     assert await shop.quick.handle("again").result(5) == 2
     assert await shop.listed() == ["again"]
-    assert await Cleaner(RETENTION_S).clean(shop.log, shop.now) == 0, "of the new one nothing goes"
+    collector = Collector(shop.flow.runner, RETENTION_S)
+    assert await collector.collect(shop.log, shop.now) == 0, "of the new one nothing goes"
 
 
 @pytest.mark.parametrize("ahead_s", [366 * 86_400.0, -366 * 86_400.0])
@@ -133,5 +162,5 @@ async def test_runs_are_trimmed_in_time_for_all_clocks_of_their_writers(
 async def test_a_retention_is_a_time(shop: Shop) -> None:
     with pytest.raises(FlowSettingsError, match="retention"):
         Flow("shop", retention=-1)
-    assert Cleaner(10).interval_s == 1
-    assert Cleaner(7 * 86_400).interval_s == 600
+    assert Collector(shop.flow.runner, 10).interval_s == 1
+    assert Collector(shop.flow.runner, 7 * 86_400).interval_s == 600

@@ -21,9 +21,9 @@ from typing import Final, TypeAlias
 
 import structlog
 
+from bokiflow.ownership.owners import Owners
 from bokiflow.runs import waiting
 from bokiflow.runs.run_state import Run
-from bokiflow.takeover.executors import Executors
 
 Take: TypeAlias = Callable[[str], Awaitable[asyncio.Task[None] | None]]
 """Takes over a run, and returns the task that executes it here, if there is one."""
@@ -35,14 +35,14 @@ _PAUSE_S_MAX: Final = 600.0
 _GROUP_MAX: Final = 16
 
 
-def crashes_of(run: Run, executors: Executors) -> int:
+def crashes_of(run: Run, owners: Owners) -> int:
     """Return how many executors in a row crashed soon after they got a run and decided nothing of
-    it. The run's last executor, which is dead, counts, too.
+    it. The run's last executor counts, too, if it is dead.
     """
-    known = executors.known.get(run.executor)
-    if run.parked is not None or known is None or known.has_left:
+    beat_at = owners.dead.get(run.executor)
+    if run.parked is not None or run.waits is not None or beat_at is None:
         return run.crashes
-    return run.crashes + 1 if known.seqnum < run.taken_at else 0
+    return run.crashes + 1 if beat_at < run.taken_at else 0
 
 
 def is_crash_looping(crashes: int) -> bool:
@@ -97,17 +97,23 @@ class Tasks:
         """Return the number of running tasks."""
         return len(self._tasks)
 
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return the running tasks."""
+        return list(self._tasks.values())
+
     def begin(self, name: str, taking: Callable[[], Awaitable[None]]) -> None:
         """Start a task, unless one with that name is running. `name` is the executor of the
         runs.
         """
-        if name in self._tasks:
+        running = self._tasks.get(name)
+        if running is not None and not running.done():
             return
         task = self._tasks[name] = asyncio.ensure_future(taking())
         task.add_done_callback(lambda ended: self._on_task_ended(name, ended))
 
     def _on_task_ended(self, name: str, task: asyncio.Task[None]) -> None:
-        del self._tasks[name]
+        if self._tasks.get(name) is task:
+            del self._tasks[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().error("runs are not taken over", executor=name, exc_info=error)
 

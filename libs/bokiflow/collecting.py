@@ -1,0 +1,187 @@
+"""Garbage-collects ended runs: trims their histories, and the lists that name them.
+
+A driver does this for the partitions that its process owns, and for its share of those without an
+owner. It reads the ends of runs that are older than the retention period; open runs are not read,
+however old they are. Floors only grow, so concurrent collections are safe.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from bokiflow.ownership.partition import OwnedPartition
+from bokiflow.runner import Runner
+from bokiflow.runs.records import (
+    RUNS_TAG,
+    RunStarted,
+    ended_tag,
+    run_in,
+    run_record,
+    run_tag,
+)
+from bokiflow.runs.run_log import is_transient, seqnum_after_loss
+from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
+from indilog.sdk import SeqNum
+
+_PAGE: Final = 500
+INTERVAL_S_MIN: Final = 1.0
+INTERVAL_S_MAX: Final = 600.0
+
+
+class Collector:
+    """Trims ended runs of one flow.
+
+    Args:
+        runner: executor of this process.
+        retention_s: seconds for which an ended run is kept after its last record.
+    """
+
+    def __init__(self, runner: Runner, retention_s: float) -> None:
+        self._runner = runner
+        self._retention_s = retention_s
+        self._cursors: dict[int, SeqNum] = {}
+        self._kept: dict[int, dict[str, SeqNum]] = {}
+        """Ended runs that a cursor has passed and that are still kept, by partition: children of
+        open runs, and runs with late records.
+        """
+        self._floors: dict[str, SeqNum] = {}
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two rounds (1 to 600)."""
+        return min(max(self._retention_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
+
+    async def collect(self, log: Log, now: float) -> int:
+        """Trim runs that ended more than the retention period before `now` (time of the log);
+        return how many.
+        """
+        before, collected = now - self._retention_s, 0
+        await self._runner.member.look_once(log)
+        mine = self._runner.member.collected()
+        for number in mine:
+            collected += await self._collect_partition(log, number, before)
+        if 0 in mine:
+            await self._trim_list(log, before)
+        return collected
+
+    async def _collect_partition(self, log: Log, number: int, before: float) -> int:
+        kept = self._kept.setdefault(number, {})
+        collected = await self._look_again(log, number, kept, before)
+        tag = ended_tag(number)
+        while page := await self._page(log, tag, self._cursors.get(number, 0)):
+            old = [record for record in page if record.ordered_at <= before]
+            if not old:
+                break
+            partition = await self._partition(log, number)
+            for record in old:
+                if (run := run_in(record.tags)) is not None:
+                    kept.setdefault(run, record.seqnum)
+                    collected += await self._look(log, run, partition, kept, before)
+                self._cursors[number] = record.seqnum + 1
+            if len(old) < len(page):
+                break
+        await self._trim(log, tag, min((*kept.values(), self._cursors.get(number, 0))))
+        return collected
+
+    async def _look_again(
+        self, log: Log, number: int, kept: dict[str, SeqNum], before: float
+    ) -> int:
+        if not kept:
+            return 0
+        partition = await self._partition(log, number)
+        return sum([await self._look(log, run, partition, kept, before) for run in list(kept)])
+
+    async def _partition(self, log: Log, number: int) -> OwnedPartition:
+        partition = self._runner.owned.get(number) or OwnedPartition(number, 0)
+        await partition.catch_up(log)
+        return partition
+
+    async def _look(
+        self,
+        log: Log,
+        run: str,
+        partition: OwnedPartition,
+        kept: dict[str, SeqNum],
+        before: float,
+    ) -> int:
+        """Trim a run if it may be forgotten; return how many runs were trimmed (0 or 1). A run that
+        cannot be read is kept.
+        """
+        try:
+            end = await _forgettable_end(log, run, partition, before)
+        except IndilogError as error:
+            if is_transient(error):
+                raise
+            structlog.get_logger().error("run cannot be read", run=run, reason=str(error))
+            return 0
+        if end is None:
+            return 0
+        del kept[run]
+        if end:
+            await log.trim(end, tag=run_tag(run))
+        return int(end > 0)
+
+    async def _trim_list(self, log: Log, before: float) -> None:
+        """Trim the list of starts by age. Runs that are open for longer are listed by their
+        partition, and after their end by the record of their end.
+        """
+        floor = self._floors.get(RUNS_TAG, 0)
+        while page := await self._page(log, RUNS_TAG, floor):
+            old = [record for record in page if record.ordered_at <= before]
+            if old:
+                floor = old[-1].seqnum + 1
+            if len(old) < len(page):
+                break
+        await self._trim(log, RUNS_TAG, floor)
+
+    async def _page(self, log: Log, tag: str, bound: SeqNum) -> list[Record]:
+        """Return the next page of a list, and skip lost records."""
+        while True:
+            try:
+                return await log.read_range(tag, bound, limit=_PAGE)
+            except TrimmedError as error:
+                bound = max(bound, error.first_seqnum)
+            except DataLossError as error:
+                bound = seqnum_after_loss(error, bound)
+
+    async def _trim(self, log: Log, tag: str, floor: SeqNum) -> None:
+        if floor > self._floors.get(tag, 0):
+            await log.trim(floor, tag=tag)
+            self._floors[tag] = floor
+
+
+async def _forgettable_end(
+    log: Log, run: str, partition: OwnedPartition, before: float
+) -> SeqNum | None:
+    """Return the seqnum after the last record of an ended run; None: the run must be kept; 0: it is
+    trimmed already.
+    """
+    if run in partition.state.runs:
+        return None
+    try:
+        last = await log.read_prev(run_tag(run))
+    except TrimmedError:
+        return 0
+    if last is None:
+        return 0
+    if last.ordered_at > before or await _has_open_parent(log, run, partition):
+        return None
+    return last.seqnum + 1
+
+
+async def _has_open_parent(log: Log, run: str, partition: OwnedPartition) -> bool:
+    """Tell whether the executor of an open run must still see the end of this child."""
+    if "/" not in run:
+        return False
+    bound: SeqNum = 0
+    while True:
+        try:
+            first = await log.read_next(run_tag(run), bound)
+        except TrimmedError as error:
+            bound = error.first_seqnum
+            continue
+        started = None if first is None else run_record(first.data)
+        parent = started.parent if isinstance(started, RunStarted) else None
+        return parent is not None and parent.run in partition.state.runs

@@ -1,0 +1,386 @@
+"""Keeps this process an executor while it has work: heartbeats, watchdog, and the flow's inbox.
+
+Three tasks run while it has work. One writes heartbeats. One is the watchdog: when the lease is
+nearly over, it cancels all executions, because another process may execute the runs soon. One waits
+for records of the inbox (`INBOX_TAG`), such as signals to runs, and hands each to its partition. If
+nothing is open in its partitions, the executor leaves, and an idle process writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Final
+
+import structlog
+
+from bokiflow.ownership.member import Member
+from bokiflow.ownership.partition import OwnedPartition, PartitionLease
+from bokiflow.runs import waiting
+from bokiflow.runs.public_call import CALL, Stopped
+from bokiflow.runs.records import INBOX_TAG, RunRecord, partition_of, run_in, run_record
+from bokiflow.runs.run_log import Logs, seqnum_after_loss
+from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
+from indilog.sdk import SeqNum
+
+BEATS: Final = 4
+"""Heartbeats per lease."""
+_LEAVES_AFTER: Final = 0.7
+"""Fraction of the lease after which an idle executor leaves; below `Lease`'s 0.8."""
+_WATCHES: Final = 8
+"""Smallest number of checks of the lease per lease."""
+_INBOX_WAIT_S: Final = 300.0
+_INBOX_PAGE: Final = 1000
+_INBOX_TRIM_BEATS: Final = 64
+_PROBLEM_S: Final = 1.0
+_TICK_S_MIN: Final = 0.001
+_SAVE_EVERY: Final = 256
+
+
+class Executor(ABC):
+    """A process that executes runs of a flow.
+
+    Args:
+        log_name: name of the log of the runs.
+        lease_s: seconds after this process's last heartbeat until others claim its partitions.
+        partitions: number of partitions, if this process is the first user of the flow.
+
+    Attributes:
+        member: its heartbeats, its lease, and the owners of all partitions.
+        owned: the partitions that it owns, by number.
+        woken: set when a driver should look at the owners.
+        wanted: partitions with records for the inbox that no executor here has handled, and the
+            seqnum of the last one.
+    """
+
+    def __init__(self, log_name: str, lease_s: float, partitions: int) -> None:
+        self.log_name = log_name
+        self.member = Member(lease_s, partitions)
+        self.owned: dict[int, OwnedPartition] = {}
+        self.wanted: dict[int, SeqNum] = {}
+        self.woken = asyncio.Event()
+        self.logs: Logs | None = None
+        self._log: Log | None = None
+        self._inbox_end: SeqNum | None = None
+        self._beats = 0
+        self._inbox_seen: SeqNum = 0
+        self._hops: dict[int, float] = {}
+        self._background: dict[str, asyncio.Task[None]] = {}
+
+    # --- implemented by the runner
+
+    @abstractmethod
+    def _has_work(self) -> bool:
+        """Tell whether this executor executes runs or is about to."""
+
+    @abstractmethod
+    def _stop_runs(self, partition: OwnedPartition | None = None) -> list[asyncio.Task[None]]:
+        """Cancel the executions of a partition, or all. Return their tasks."""
+
+    @abstractmethod
+    def _load(self, partition: OwnedPartition) -> None:
+        """Begin to execute the open runs of a partition."""
+
+    @abstractmethod
+    def _on_news(self, partition: OwnedPartition, run: str, record: RunRecord | None) -> None:
+        """Handle a record of the inbox for a run of an owned partition."""
+
+    @abstractmethod
+    async def _stop_taking(self) -> None:
+        """Stop to begin executions of open runs."""
+
+    @abstractmethod
+    def _uncertain(self) -> set[int]:
+        """Return the partitions that may have open runs which this process does not know."""
+
+    @abstractmethod
+    def _tidy(self) -> None:
+        """Do periodic work, after a heartbeat."""
+
+    # --- tasks
+
+    def own_log(self, logs: Logs) -> Log:
+        """Return the log of the runs. All reads and takeovers of this executor use one session, so
+        that each sees what the others have seen.
+        """
+        if self._log is None or self.logs is None:
+            self.logs, self._log = logs, logs.log(self.log_name)
+        return self._log
+
+    def begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run work in the background, unless work with this name is running."""
+        task = self._background.get(name)
+        if task is None or task.done():
+            task = self._background[name] = asyncio.create_task(_outlive_call(work))
+            task.add_done_callback(lambda ended: self._on_ended(name, ended))
+
+    def _on_ended(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._background.get(name) is task:
+            del self._background[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            structlog.get_logger().error("background work failed", work=name, exc_info=error)
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return all tasks of this executor."""
+        return list(self._background.values())
+
+    # --- joining
+
+    async def look(self, logs: Logs, own: SeqNum = -1) -> None:
+        """Read the records of executors, and begin or stop to own partitions accordingly."""
+        await self.member.look(self.own_log(logs), own)
+        self._adopt()
+
+    async def join(self, logs: Logs, claims: Collection[int] = ()) -> None:
+        """Be an executor with a sure lease, and claim partitions that have no live owner.
+
+        Raises:
+            Stopped: the log is unavailable, or slower than the lease.
+        """
+        log = self.own_log(logs)
+        if self._inbox_end is None:
+            await self.member.look_once(log)
+            # Records from here on are read; loading a partition reads those before its claim.
+            self._inbox_end = self.member.replica.end
+        await self.member.join(log, claims)
+        self._adopt()
+        self.begin("beat", self._beat)
+        self.begin("watch", self._watch)
+        self.listen()
+
+    def listen(self) -> None:
+        """Begin to read the inbox."""
+        self.begin("listen", self._listen)
+
+    def _adopt(self) -> None:
+        """Begin and stop to own partitions, as the records say."""
+        now_owned = self.member.owned()
+        for number, partition in list(self.owned.items()):
+            if now_owned.get(number) != partition.since:
+                partition.is_owned = False
+                del self.owned[number]
+                self._stop_runs(partition)
+        for number, since in now_owned.items():
+            if number not in self.owned:
+                self.owned[number] = OwnedPartition(number, since)
+        if self.member.lease.is_sure():
+            for partition in self.owned.values():
+                if not partition.is_loaded and partition.is_usable:
+                    self._load(partition)
+
+    def owns(self, partition: int) -> OwnedPartition | None:
+        """Return a partition if its runs may begin here."""
+        owned = self.owned.get(partition)
+        return owned if owned is not None and not self.lease_of(owned).has_ended() else None
+
+    def lease_of(self, partition: OwnedPartition) -> PartitionLease:
+        """Return the lease on the runs of a partition."""
+        return PartitionLease(self.member.lease, partition)
+
+    def hop(self, partition: int) -> None:
+        """Note that a run was started in a partition of another executor: claim the partition if
+        that executor leaves or dies soon.
+        """
+        self._hops[partition] = waiting.monotonic_now() + 2 * self.member.lease.lease_s
+
+    # --- heartbeats
+
+    async def _beat(self) -> None:
+        member, lease = self.member, self.member.lease
+        log = self._log
+        assert log is not None, "a member has a log"
+        said_at = waiting.monotonic_now()
+        while True:
+            pause_s = said_at + lease.lease_s / BEATS - waiting.monotonic_now()
+            await waiting.tick(max(0.0, pause_s))
+            said_at = waiting.monotonic_now()
+            try:
+                if await self._must_stay(log):
+                    await member.renew(log)
+                    await self._claim_hops()
+                    self._adopt()
+                elif lease.age_s >= _LEAVES_AFTER * lease.lease_s:
+                    await self._leave(log)
+                    return
+            except (IndilogError, Stopped) as error:
+                structlog.get_logger().warning("executor cannot renew its lease", reason=str(error))
+            else:
+                self.begin("tidy", self._tidy_all)
+
+    async def _must_stay(self, log: Log) -> bool:
+        """Tell whether this executor has open runs, or another one has and this one is a driver."""
+        self.member.is_busy = await self._is_busy(log)
+        return self.member.is_busy or (self.member.takes and self.member.are_others_busy())
+
+    async def _is_busy(self, log: Log) -> bool:
+        now = waiting.monotonic_now()
+        self._hops = {p: until for p, until in self._hops.items() if until > now}
+        if self._has_work() or self._hops:
+            return True
+        for partition in list(self.owned.values()):
+            if partition.unread:
+                await partition.catch_up(log)
+            if partition.state.active or not partition.is_loaded:
+                return True
+        return self._has_work()
+
+    async def _claim_hops(self) -> None:
+        claims = [p for p in self._hops if self.member.is_claimable(p)]
+        if claims and self._log is not None:
+            await self.member.join(self._log, claims)
+
+    async def _tidy_all(self) -> None:
+        """Do periodic work after a heartbeat. The next heartbeat does not wait for it."""
+        log = self._log
+        assert log is not None, "a member has a log"
+        try:
+            self._beats += 1
+            for partition in list(self.owned.values()):
+                if partition.unread >= _SAVE_EVERY:
+                    await partition.catch_up(log)
+                await partition.save_if_due(log)
+            if 0 in self.owned:
+                if self.member.replica.unsaved >= _SAVE_EVERY:
+                    await self.member.replica.save(log)
+                if self._beats % _INBOX_TRIM_BEATS == 0:
+                    await log.trim(self._inbox_seen, tag=INBOX_TAG)
+                    self._inbox_seen = self._inbox_end or 0
+            self._tidy()
+        except (IndilogError, Stopped) as error:
+            structlog.get_logger().warning("executor waits for the log", reason=str(error))
+
+    async def _watch(self) -> None:
+        """Stop all executions before the lease has ended for other processes."""
+        lease = self.member.lease
+        while True:
+            left_s, longest_s = lease.left_s, lease.lease_s / _WATCHES
+            if left_s <= 0:
+                for partition in self.owned.values():
+                    partition.is_loaded = False  # loaded again when the lease is renewed
+                if self._stop_runs():
+                    structlog.get_logger().warning(
+                        "executor stops its runs: no heartbeat was acknowledged in time"
+                    )
+            wait_s = min(left_s, longest_s) if left_s > 0 else longest_s
+            await waiting.tick(max(_TICK_S_MIN, wait_s))
+
+    # --- leaving
+
+    async def _leave(self, log: Log) -> None:
+        """Leave, because nothing is open here."""
+        uncertain = self._uncertain()
+        for partition in self.owned.values():
+            partition.is_owned = False
+        self.owned.clear()
+        if not self.member.takes:
+            self._end_task("listen")
+            self._inbox_end = None
+        self._end_task("watch")
+        await self.member.leave(log, uncertain)
+        self.woken.set()
+
+    def _end_task(self, name: str) -> None:
+        if (task := self._background.pop(name, None)) is not None:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Stop all runs and leave, so that other processes continue the runs at once."""
+        busy, running = self._uncertain(), list[asyncio.Task[None]]()
+        for partition in self.owned.values():
+            partition.is_owned = False
+            tasks = self._stop_runs(partition)
+            if tasks or partition.unread or partition.state.active or not partition.is_loaded:
+                busy.add(partition.number)
+            running += tasks
+        self.owned.clear()
+        await self._stop_taking()
+        tasks = self.tasks()
+        for task in tasks:
+            task.cancel()
+        await _ended([*running, *tasks])
+        self._inbox_end = None
+        if self._log is not None:
+            await self.member.leave(self._log, busy)
+
+    async def release(self, logs: Logs, numbers: Collection[int]) -> None:
+        """Give partitions to other executors, when the bodies of their runs have ended."""
+        partitions = [self.owned[number] for number in numbers if number in self.owned]
+        for partition in partitions:
+            partition.is_releasing = True
+        await self._wait_for_bodies(partitions)
+        gone = [partition.number for partition in partitions if partition.is_owned]
+        if gone:
+            await self.member.release(self.own_log(logs), gone)
+            self._adopt()
+
+    @abstractmethod
+    async def _wait_for_bodies(self, partitions: Collection[OwnedPartition]) -> None:
+        """Return when no run of these partitions executes; runs that only wait are stopped."""
+
+    # --- the inbox
+
+    async def _listen(self) -> None:
+        log = self._log
+        assert log is not None, "a member has a log"
+        if self._inbox_end is None:
+            self._inbox_end = await _tail(log)
+        while True:
+            try:
+                page = await log.read_range(
+                    INBOX_TAG, self._inbox_end, limit=_INBOX_PAGE, wait=_INBOX_WAIT_S
+                )
+            except TrimmedError as error:
+                self._inbox_end = max(self._inbox_end, error.first_seqnum)
+                self._reload()
+            except DataLossError as error:
+                self._inbox_end = seqnum_after_loss(error, self._inbox_end)
+                self._reload()
+            except IndilogError as error:
+                structlog.get_logger().warning("executor cannot read its inbox", reason=str(error))
+                await waiting.pause(_PROBLEM_S)
+            else:
+                for record in page:
+                    self._inbox_end = record.seqnum + 1
+                    self._on_inbox(record)
+
+    def _reload(self) -> None:
+        """Read all partitions again, because records of the inbox were missed."""
+        for partition in self.owned.values():
+            partition.is_loaded = False
+        self._adopt()
+        self.woken.set()
+
+    def _on_inbox(self, record: Record) -> None:
+        run = run_in(record.tags)
+        if run is None:
+            self.woken.set()  # a record of an executor
+            return
+        number = partition_of(run, self.member.count)
+        partition = self.owned.get(number)
+        if partition is None:
+            self.wanted[number] = record.seqnum
+            self.woken.set()
+            return
+        try:
+            self._on_news(partition, run, run_record(record.data))
+        except IndilogError as error:
+            structlog.get_logger().error("record cannot be read", run=run, reason=str(error))
+
+
+async def _outlive_call(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    CALL.set(None)  # the task outlives the call that began it
+    await work()
+
+
+async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _tail(log: Log) -> SeqNum:
+    while True:
+        try:
+            return await log.tail()
+        except IndilogError as error:
+            structlog.get_logger().warning("executor cannot read its inbox", reason=str(error))
+            await waiting.pause(_PROBLEM_S)

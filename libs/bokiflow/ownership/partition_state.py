@@ -1,0 +1,165 @@
+"""Derives which runs of a partition are open, from the records that begin, end and wake runs.
+
+The rules are those of `bokiflow.runs.run_state`, applied to the records without the steps. Steps do
+not change a run's state, so both agree. Ended runs are not kept.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from bokiflow.runs.errors import FlowVersionError
+from bokiflow.runs.records import (
+    VERSION,
+    CancelAsked,
+    ChildEnded,
+    RetryAsked,
+    RunFinished,
+    RunForgotten,
+    RunParked,
+    RunStarted,
+    RunTaken,
+    RunWaits,
+    Signalled,
+    partition_record,
+    partition_tag,
+    run_in,
+)
+from indilog import Record
+from indilog.replayed import State, SubStream
+from indilog.sdk import RecordFormat, SeqNum
+
+_FORMAT: Final = RecordFormat(b"\xb0P", VERSION, of="BokiFlow", error=FlowVersionError)
+
+
+class Phase(enum.IntEnum):
+    """What an open run does."""
+
+    RUNNING = 0
+    WAITING = 1
+    PARKED = 2
+
+
+class OpenRun(msgspec.Struct, array_like=True):
+    """A run that has begun and not ended.
+
+    Attributes:
+        workflow: name of its workflow.
+        started_at: seqnum of its start.
+        began: time of its start, seconds since 1970.
+        epoch: its current epoch.
+        phase: what it does.
+        until: time of the log at which a waiting run is due; None: no time.
+        what: for what a waiting run waits, or why a run is parked.
+        since: time of the record that began the phase, seconds since 1970.
+        crashes: how many executors in a row crashed right after they got the run.
+        is_woken: whether a record for the run came while it was waiting or parked.
+    """
+
+    workflow: str
+    started_at: SeqNum
+    began: float
+    epoch: int
+    phase: int = Phase.RUNNING
+    until: float | None = None
+    what: str = ""
+    since: float = 0.0
+    crashes: int = 0
+    is_woken: bool = False
+
+
+_WHAT_MAX: Final = 200
+_Snapshot = dict[str, OpenRun]
+
+
+class PartitionState(State[None]):
+    """The open runs of a partition, as of the records read so far.
+
+    Attributes:
+        runs: the open runs, by id, in the order of their starts.
+        active: number of those that are not parked.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[str, OpenRun] = {}
+        self.active = 0
+
+    @property
+    def size(self) -> int:
+        """See `State.size`."""
+        return len(self.runs)
+
+    def snapshot(self) -> dict[str, tuple[object, ...]]:
+        """See `State.snapshot`."""
+        return {id_: msgspec.structs.astuple(run) for id_, run in self.runs.items()}
+
+    @classmethod
+    def restore(cls, content: bytes) -> PartitionState:
+        """Return the state of an encoded snapshot."""
+        state = cls()
+        state.runs = msgspec.msgpack.decode(content, type=_Snapshot)
+        state.active = sum(run.phase != Phase.PARKED for run in state.runs.values())
+        return state
+
+    def apply(self, record: Record) -> None:
+        """Apply a record.
+
+        Raises:
+            FlowVersionError: another version wrote the record.
+        """
+        said = partition_record(record.data)
+        if isinstance(said, RunForgotten):
+            known = self.runs.get(said.run)
+            if known is not None and known.started_at == said.started_at:
+                self._end(said.run, known)
+            return
+        id_ = run_in(record.tags)
+        if said is None or id_ is None:
+            return
+        run = self.runs.get(id_)
+        if isinstance(said, RunStarted):
+            if run is None:
+                epoch = int(bool(said.executor))
+                at = record.ordered_at
+                self.runs[id_] = OpenRun(said.workflow, record.seqnum, at, epoch, since=at)
+                self.active += 1
+        elif run is not None:
+            self._apply_to(id_, run, said, record.ordered_at)
+
+    def _apply_to(self, id_: str, run: OpenRun, said: object, now: float) -> None:
+        match said:
+            case RunTaken(epoch, _, crashes) if epoch == run.epoch + 1:
+                run.epoch, run.crashes = epoch, crashes
+                self._enter(run, Phase.RUNNING, now)
+            case RunWaits(epoch, until, what) if epoch == run.epoch:
+                if run.phase == Phase.RUNNING:
+                    run.crashes = 0
+                    self._enter(run, Phase.WAITING, now, until, what)
+            case RunParked(epoch, _, reason) if epoch == run.epoch:
+                self._enter(run, Phase.PARKED, now, None, reason)
+            case RunFinished(epoch) if epoch == run.epoch:
+                self._end(id_, run)
+            case Signalled() | CancelAsked() | ChildEnded() | RetryAsked():
+                run.is_woken = run.is_woken or run.phase != Phase.RUNNING
+            case _:
+                pass  # it is of another epoch
+
+    def _enter(
+        self, run: OpenRun, phase: Phase, now: float, until: float | None = None, what: str = ""
+    ) -> None:
+        self.active += (phase != Phase.PARKED) - (run.phase != Phase.PARKED)
+        run.phase, run.until, run.what, run.since = phase, until, what[:_WHAT_MAX], now
+        run.is_woken = False
+
+    def _end(self, id_: str, run: OpenRun) -> None:
+        self.active -= run.phase != Phase.PARKED
+        del self.runs[id_]
+
+
+def partition_stream(partition: int) -> SubStream:
+    """Return the sub-stream of a partition."""
+    tag = partition_tag(partition)
+    return SubStream(tag, f"{tag}-state", _FORMAT, f"Partition {partition} of the flow")

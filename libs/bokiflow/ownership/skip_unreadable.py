@@ -1,0 +1,69 @@
+"""Skips what cannot be read, so that it does not delay the rest: lost records, and runs."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import structlog
+
+from bokiflow.runs.run_log import is_transient
+from indilog import DataLossError, IndilogError, Log, TrimmedError
+from indilog.replayed import Replica
+from indilog.sdk import SeqNum
+
+
+class SkipUnreadable:
+    """Context manager for the takeover of one run. An error that is not transient is logged, not
+    raised.
+
+    Attributes:
+        failed: whether there was an error that is not transient.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.failed = False
+        self._run = run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        self.failed = isinstance(error, IndilogError) and not is_transient(error)
+        if self.failed:
+            structlog.get_logger().error(
+                "run cannot be taken over", run=self._run, reason=str(error)
+            )
+        return self.failed
+
+
+async def catch_up_readable(
+    replica: Replica[Any, Any], log: Log, own: SeqNum = -1
+) -> DataLossError | None:
+    """Do the same as `Replica.catch_up`, and skip lost records. Return the last loss, if any.
+
+    Raises:
+        DataLossError: a checkpoint is lost, or the loss has no known end.
+        IndilogError: the other errors of `Replica.catch_up`.
+    """
+    skipped: DataLossError | None = None
+    while True:
+        try:
+            await replica.catch_up(log, own)
+        except DataLossError as error:
+            lost = await _lost_record(replica, log)
+            if lost is None or lost.next_seqnum is None or lost.next_seqnum <= replica.end:
+                raise
+            replica.end, skipped = lost.next_seqnum, error
+        else:
+            return skipped
+
+
+async def _lost_record(replica: Replica[Any, Any], log: Log) -> DataLossError | None:
+    """Return the loss at the place that the replica reads next; None: a checkpoint is lost."""
+    try:
+        await log.read_range(replica.stream.tag, replica.end, limit=1)
+    except DataLossError as lost:
+        return lost
+    except TrimmedError:
+        return None
+    return None

@@ -1,1 +1,0 @@
-"""Executors, their heartbeats, and the takeover of runs whose executor is dead."""

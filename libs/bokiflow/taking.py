@@ -1,0 +1,398 @@
+"""Takes over the open runs of the partitions that this process owns.
+
+When this process begins to own a partition, it reads which runs of it are open. It executes those
+that do not wait, as many at a time as it may execute. Runs that wait stay out of memory until their
+time has come or a record for them arrives. Crash-looping runs are taken in small groups
+(`bokiflow.ownership.crash_loops`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from bokiflow.definition import Definition
+from bokiflow.ownership.crash_loops import (
+    CRASHES_PARKED,
+    CrashLoops,
+    Tasks,
+    crashes_of,
+    is_crash_looping,
+    parked_reason,
+    retry_s,
+)
+from bokiflow.ownership.executor import BEATS
+from bokiflow.ownership.member import Member
+from bokiflow.ownership.partition import OwnedPartition, PartitionLease
+from bokiflow.ownership.partition_state import OpenRun, Phase
+from bokiflow.ownership.skip_unreadable import SkipUnreadable
+from bokiflow.running import LocalRun
+from bokiflow.runs import waiting
+from bokiflow.runs.execution import Execution
+from bokiflow.runs.log_time import log_clock
+from bokiflow.runs.public_call import Stopped
+from bokiflow.runs.records import RunForgotten, encode, partition_of, partition_tag
+from bokiflow.runs.run_log import Logs, append_with_retry, read_run
+from bokiflow.runs.run_state import Run
+from indilog import Entry, IndilogError, Log, TrimmedError
+from indilog.sdk import SeqNum
+
+_TAKEN_AT_ONCE: Final = 16
+_PROBLEM_S: Final = 1.0
+_WATCH_BEATS: Final = 2
+_LOOKS: Final = 64
+"""Heartbeats for which a start of unknown outcome is looked for."""
+_UNCERTAIN_MAX: Final = 1024
+"""Largest number of such starts. For further ones, only the partition is kept."""
+_FAILURES_MAX: Final = 6
+_TICK_S_MIN: Final = 0.001
+_TAKE: Final = "take"
+_TIMERS: Final = "timers"
+
+
+class RunExecutor(Protocol):
+    """The executor for which runs are taken over; `bokiflow.runner.Runner` is one."""
+
+    definitions: dict[str, Definition]
+    logs: Logs | None
+    member: Member
+    room_changed: asyncio.Event
+    running: dict[str, LocalRun]
+    wanted: dict[int, SeqNum]
+
+    @property
+    def room(self) -> int:
+        """How many more runs this process may execute."""
+
+    def own_log(self, logs: Logs) -> Log:
+        """Return the log of the runs, in the session of this executor."""
+
+    def owns(self, partition: int) -> OwnedPartition | None:
+        """Return a partition if its runs may begin here."""
+
+    def lease_of(self, partition: OwnedPartition) -> PartitionLease:
+        """Return the lease on the runs of a partition."""
+
+    def exclusive(self, run: str) -> AbstractAsyncContextManager[None]:
+        """Return a block with exclusive access to a run."""
+
+    def is_in_use(self, run: str) -> bool:
+        """Tell whether a task has exclusive access to the run, or waits for it."""
+
+    async def take_epoch(
+        self, log: Log, id_: str, run: Run, partition: OwnedPartition, crashes: int
+    ) -> bool:
+        """Begin a new epoch of a run; return whether the run is open and executed here."""
+
+    def execute(
+        self,
+        logs: Logs,
+        definition: Definition,
+        id: str,  # noqa: A002
+        run: Run,
+        partition: OwnedPartition,
+    ) -> LocalRun | None:
+        """Execute a run of an owned partition in a new task."""
+
+
+class Taking:
+    """Takes over runs of the partitions of one process.
+
+    Attributes:
+        uncertain: runs that this process may have started, and how often each is looked for.
+        lost_sight_of: partitions in which such a run may begin later.
+    """
+
+    def __init__(self, runner: RunExecutor) -> None:
+        self._runner = runner
+        self._due: dict[str, None] = {}
+        self._timers: list[tuple[float, str]] = []
+        self._timer_changed = asyncio.Event()
+        self._again: set[str] = set()
+        """Crash-looping parked runs whose pause has ended."""
+        self._retried: set[str] = set()
+        """Parked runs to retry with the current code."""
+        self._failures: dict[str, int] = {}
+        self._tasks = Tasks()
+        self._crash_loops = CrashLoops(runner.member.lease.lease_s * _WATCH_BEATS / BEATS)
+        self.uncertain: dict[str, int] = {}
+        self.lost_sight_of: set[int] = set()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether runs are being taken, or will be at a known time."""
+        has_tasks = len(self._tasks) > (_TIMERS in self._tasks)
+        return bool(has_tasks or self._due or self._timers or self.uncertain or self._crash_loops)
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return all tasks that take runs."""
+        return [*self._tasks.tasks(), *self._crash_loops.tasks()]
+
+    async def stop(self) -> None:
+        """Stop taking runs."""
+        self._due.clear()
+        self._timers.clear()
+        await self._tasks.stop()
+        await self._crash_loops.stop()
+
+    # --- what is due
+
+    def want(self, run: str) -> None:
+        """Execute a run of an owned partition if it is open."""
+        self._due[run] = None
+        self._tasks.begin(_TAKE, self._take_due)
+
+    def want_soon(self, run: str) -> None:
+        """Look for a run whose start has an unknown outcome, for some heartbeats."""
+        if len(self.uncertain) >= _UNCERTAIN_MAX:
+            self.lost_sight_of.add(partition_of(run, self._runner.member.count))
+        else:
+            self.uncertain[run] = _LOOKS
+
+    def want_later(self, run: str) -> None:
+        """Execute a run again after a pause, which grows with each call."""
+        failures = self._failures[run] = min(self._failures.pop(run, -1) + 1, _FAILURES_MAX)
+        if len(self._failures) > _UNCERTAIN_MAX:
+            del self._failures[next(iter(self._failures))]
+        self._at(2.0**failures * self._runner.member.lease.lease_s / BEATS, run)
+
+    def _at(self, in_s: float, run: str) -> None:
+        heapq.heappush(self._timers, (waiting.monotonic_now() + max(0.0, in_s), run))
+        self._timer_changed.set()
+        self._tasks.begin(_TIMERS, self._run_timers)
+
+    async def _run_timers(self) -> None:
+        while self._timers:
+            self._timer_changed.clear()
+            left_s = self._timers[0][0] - waiting.monotonic_now()
+            if left_s > 0:
+                try:
+                    async with asyncio.timeout(max(_TICK_S_MIN, left_s)):
+                        await self._timer_changed.wait()
+                except TimeoutError:
+                    pass
+                continue
+            _, run = heapq.heappop(self._timers)
+            open_run = self._open_run(run)
+            if open_run is not None and open_run.phase == Phase.PARKED:
+                self._begin_group(run)
+            else:
+                self.want(run)
+
+    def _open_run(self, run: str) -> OpenRun | None:
+        partition = self._partition(run)
+        return None if partition is None else partition.state.runs.get(run)
+
+    def _partition(self, run: str) -> OwnedPartition | None:
+        return self._runner.owns(partition_of(run, self._runner.member.count))
+
+    def tidy(self) -> None:
+        """Look for starts with an unknown outcome; after a heartbeat."""
+        for run, looks in list(self.uncertain.items()):
+            if looks <= 0:
+                del self.uncertain[run]
+                self.lost_sight_of.add(partition_of(run, self._runner.member.count))
+                continue
+            self.uncertain[run] = looks - 1
+            if self._partition(run) is not None and not self._runner.is_in_use(run):
+                self.want(run)
+
+    # --- partitions
+
+    def load(self, partition: OwnedPartition) -> None:
+        """Begin to execute the open runs of a partition."""
+        name = f"load {partition.number} {partition.since}"
+        self._tasks.begin(name, lambda: self._until_done(partial(self._load, partition)))
+
+    async def _load(self, partition: OwnedPartition) -> None:
+        runner = self._runner
+        if partition.is_loaded or not partition.is_owned or runner.logs is None:
+            return
+        log = runner.own_log(runner.logs)
+        await partition.catch_up(log, runner.wanted.pop(partition.number, -1))
+        partition.is_loaded = True
+        await log_clock(log).begin(log)
+        for id_, run in list(partition.state.runs.items()):
+            if id_ not in runner.running and not runner.is_in_use(id_):
+                self._schedule(log, id_, run)
+
+    def _schedule(self, log: Log, id_: str, run: OpenRun) -> None:
+        """Take a run now or later, as its phase says. Parked runs are retried with the current
+        code.
+        """
+        if run.phase == Phase.WAITING and not run.is_woken:
+            if run.until is not None:
+                self._at(run.until - log_clock(log).now(), id_)
+        else:
+            if run.phase == Phase.PARKED:
+                self._retried.add(id_)
+            self.want(id_)
+
+    async def _until_done(self, act: Callable[[], Awaitable[object]]) -> None:
+        """Run `act`, and retry it while the log is unavailable."""
+        while True:
+            try:
+                await act()
+            except (IndilogError, Stopped) as error:
+                structlog.get_logger().warning("executor waits for the log", reason=str(error))
+            else:
+                return
+            await waiting.pause(_PROBLEM_S)
+
+    # --- taking
+
+    async def _take_due(self) -> None:
+        runner, crash_looping = self._runner, dict[str, int]()
+        while self._due:
+            await self._room()
+            count = max(1, min(_TAKEN_AT_ONCE, runner.room))
+            some = list(self._due)[:count]
+            for id_ in some:
+                del self._due[id_]
+            await asyncio.gather(*(self._take_or_retry(id_, crash_looping) for id_ in some))
+        if crash_looping:
+            name = f"crash loops {waiting.new_name()}"
+            taking = partial(self._crash_loops.take, crash_looping, self._take_one)
+            self._crash_loops.begin(name, taking)
+
+    async def _room(self) -> None:
+        """Wait until this process may execute one more run."""
+        while self._runner.room <= 0:
+            self._runner.room_changed.clear()
+            await self._runner.room_changed.wait()
+
+    async def _take_or_retry(self, id_: str, crash_looping: dict[str, int] | None) -> None:
+        try:
+            await self._take(id_, crash_looping)
+        except (IndilogError, Stopped) as error:
+            structlog.get_logger().warning("executor waits for the log", reason=str(error))
+            self._at(_PROBLEM_S, id_)
+
+    async def _take_one(self, id_: str) -> asyncio.Task[None] | None:
+        """Take a crash-looping run, and return the task that executes it."""
+        await self._take_or_retry(id_, None)
+        running = self._runner.running.get(id_)
+        return None if running is None else running.task
+
+    def retry(self, run: str) -> None:
+        """Execute a parked run again now, also one that is crash-looping."""
+        self._retried.add(run)
+        self._again.add(run)
+        self.want(run)
+
+    def _begin_group(self, id_: str) -> None:
+        """Take a run that was parked as crash-looping, alone."""
+        self._again.add(id_)
+        taking = partial(self._crash_loops.take_group, [id_], self._take_one)
+        self._crash_loops.begin(id_, taking)
+
+    async def _take(self, id_: str, crash_looping: dict[str, int] | None) -> None:
+        """Take an open run and execute it. If `crash_looping` is given, only add a crash-looping
+        run to it, with its number of crashes.
+        """
+        partition, runner = self._partition(id_), self._runner
+        is_again, is_retried = id_ in self._again, id_ in self._retried
+        self._again.discard(id_)
+        self._retried.discard(id_)
+        if partition is None or id_ in runner.running or runner.logs is None:
+            return
+        log = runner.own_log(runner.logs)
+        async with runner.exclusive(id_):
+            if id_ in runner.running or not partition.is_usable:
+                return
+            with SkipUnreadable(id_) as skipping:
+                await self._take_readable(
+                    log, id_, partition, crash_looping, is_again=is_again, is_retried=is_retried
+                )
+            if skipping.failed:
+                self.want_later(id_)
+
+    async def _take_readable(
+        self,
+        log: Log,
+        id_: str,
+        partition: OwnedPartition,
+        crash_looping: dict[str, int] | None,
+        *,
+        is_again: bool,
+        is_retried: bool,
+    ) -> None:
+        try:
+            run = await read_run(log, id_, Run(), is_reused=True)
+        except TrimmedError:
+            run = Run()
+        if run.started is None or run.finished is not None:
+            return await self._forget(log, id_, run, partition)
+        self.uncertain.pop(id_, None)
+        if run.parked is not None and not is_again:
+            if self._is_paused(log, id_, run):
+                return None
+            if not (is_retried or run.is_cancelled_while_parked):
+                return None
+        crashes = crashes_of(run, self._runner.member.owners)
+        is_looping = is_crash_looping(crashes) and crashes < CRASHES_PARKED
+        if crash_looping is not None and is_looping and run.parked is None:
+            crash_looping[id_] = crashes
+            return None
+        return await self._take_run(log, id_, run, partition, crashes)
+
+    def _is_paused(self, log: Log, id_: str, run: Run) -> bool:
+        """Tell whether a run was parked as crash-looping; set its timer."""
+        if run.crashes < CRASHES_PARKED:
+            return False
+        waited_s = max(0.0, log_clock(log).now() - run.parked_at)
+        self._at(max(0.0, retry_s(run) - waited_s), id_)
+        return True
+
+    async def _forget(self, log: Log, id_: str, run: Run, partition: OwnedPartition) -> None:
+        """Remove a run from the partition's open runs if its start there was a repeated one."""
+        if run.finished is not None:
+            self.uncertain.pop(id_, None)
+        await partition.catch_up(log)
+        known = partition.state.runs.get(id_)
+        if known is None or (run.started is not None and run.started_at == known.started_at):
+            return
+        forgotten = Entry(
+            encode(RunForgotten(id_, known.started_at)), (partition_tag(partition.number),)
+        )
+        await append_with_retry(log, [forgotten])
+        partition.unread += 1
+
+    async def _take_run(
+        self, log: Log, id_: str, run: Run, partition: OwnedPartition, crashes: int
+    ) -> None:
+        runner, was_parked = self._runner, run.parked is not None
+        if not await runner.take_epoch(log, id_, run, partition, crashes):
+            if run.finished is None:
+                self._at(_PROBLEM_S, id_)  # an executor that had lost the partition took it
+            return
+        assert run.started is not None, "only a run that has begun is executed"
+        assert runner.logs is not None, "runs are taken with access to logs"
+        definition = runner.definitions.get(run.started.workflow)
+        lease = runner.lease_of(partition)
+        if definition is None:
+            reason = f"The deployed code has no workflow {run.started.workflow!r}."
+            await Execution(log, id_, run, lease, runner.member.count).park(reason)
+        elif crashes >= CRASHES_PARKED and not was_parked:
+            await self._park_crash_loop(Execution(log, id_, run, lease, runner.member.count))
+        else:
+            runner.execute(runner.logs, definition, id_, run, partition)
+
+    async def _park_crash_loop(self, execution: Execution) -> None:
+        """Park a crash-looping run. If it crashed a process after its cancellation, end it instead.
+
+        After its cancellation, a run is executed once more, alone, so that it can run its
+        compensations.
+        """
+        run = execution.run
+        structlog.get_logger().warning("run parked", run=execution.id, crashes=run.crashes)
+        is_cancelled = run.cancel_asked and run.crashes > CRASHES_PARKED
+        await execution.park(parked_reason(run.crashes), is_cancelled=is_cancelled)
+        if not is_cancelled:
+            self._at(retry_s(run), execution.id)
