@@ -34,6 +34,7 @@ from indilog.sdk import SeqNum, check_bound, current_context
 _ResultT = TypeVar("_ResultT")
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
 LEASE_S: Final = 5.0
+PASSIVE_AFTER_S: Final = 10.0
 RETENTION_S: Final = 7 * 86_400.0
 _LEASE_S_MIN: Final = 0.05
 
@@ -141,6 +142,8 @@ class Flow:
             further start is refused. A run that only waits (for a time, a signal, a child) counts
             as a sixteenth.
         retention: seconds for which an ended run is kept (0 or greater).
+        passive_after: seconds after which a run that only waits (for a time, a signal, a child) is
+            removed from memory (0 or greater). It is replayed when its wait may be over.
         partitions: number of partitions of the runs (1 to 1,024). The first process that uses the
             log fixes it; a later value is ignored.
 
@@ -158,6 +161,7 @@ class Flow:
         executions: int = EXECUTIONS_MAX,
         retention: float = RETENTION_S,
         partitions: int = PARTITIONS,
+        passive_after: float = PASSIVE_AFTER_S,
     ) -> None:
         if not _LEASE_S_MIN <= lease <= LEASE_S_MAX:
             raise FlowSettingsError(f"lease must be {_LEASE_S_MIN} to {LEASE_S_MAX:,.0f} seconds.")
@@ -168,6 +172,9 @@ class Flow:
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise FlowSettingsError(f"partitions must be 1 to {PARTITIONS_MAX:,}.")
         self._retention_s = retention
+        if not passive_after >= 0:
+            raise FlowSettingsError("passive_after must be a number of seconds, 0 or greater.")
+        self._passive_after_s = passive_after
         self._partitions = partitions
         self._app = app
         self._log_name = log
@@ -200,6 +207,7 @@ class Flow:
                 executions_max=self._executions_max,
                 partitions=self._partitions,
                 retention_s=self._retention_s,
+                passive_after_s=self._passive_after_s,
             )
         return self._runner
 

@@ -8,6 +8,7 @@ interrupted execution that are still in flight have no effect.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -89,6 +90,7 @@ class Runner(Executor):
         executions_max: largest number of runs that this process executes concurrently.
         partitions: number of partitions, if this process is the first user of the flow.
         retention_s: seconds for which an ended run is kept.
+        passive_after_s: seconds after which a run that only waits is removed from memory.
 
     Attributes:
         running: the runs that this process executes, by id.
@@ -104,12 +106,14 @@ class Runner(Executor):
         executions_max: int = EXECUTIONS_MAX,
         partitions: int = PARTITIONS,
         retention_s: float = 0.0,
+        passive_after_s: float = math.inf,
     ) -> None:
         super().__init__(log_name, lease_s, partitions)
         self.definitions = definitions
         self.running: dict[str, LocalRun] = {}
         self.executions_max = executions_max
         self.retention_s = retention_s
+        self.passive_after_s = passive_after_s
         self.taking = Taking(self)
         self._starting = 0
         self._resting = 0
@@ -208,7 +212,7 @@ class Runner(Executor):
         is_its = run.started_at == seqnum and run.epoch == 1
         if is_its and partition is not None and not self.lease_of(partition).has_ended():
             return self.execute(logs, definition, run_id, run, partition)
-        if run.finished is None and (partition is None or run.started_at != seqnum):
+        if run.finished is None:
             await self._leave_to_owner(logs, number, run_id)
         return None
 
@@ -360,6 +364,7 @@ class Runner(Executor):
         del self.running[id_]
         partition.unread += 1
         is_cancelled = not running.has_finished and self._is_cancelled(running.execution)
+        has_finished = running.has_finished
         running.end(None)
         self.room_changed.set()
         if not partition.is_usable:
@@ -371,7 +376,7 @@ class Runner(Executor):
             self.taking.want_later(id_)
             return
         else:
-            is_wanted = is_cancelled  # the run may be parked
+            is_wanted = is_cancelled or (running.is_passive and not has_finished)
         if not self.member.lease.is_sure():
             partition.is_loaded = False
         elif is_wanted:
@@ -392,7 +397,8 @@ class Runner(Executor):
             except ChangedWorkflowError:
                 raise
             except (Stopped, IndilogError) as error:
-                if running.partition.is_releasing:
+                if running.partition.is_releasing or running.is_passive:
+                    running.has_news = True
                     return None
                 structlog.get_logger().warning(
                     "run is retried", run=running.execution.id, reason=str(error)
@@ -463,7 +469,7 @@ class Runner(Executor):
                 self._notify_cancelled(running.execution)
         elif isinstance(record, RetryAsked):
             self.taking.retry(run)
-        elif not self.is_in_use(run) and partition.is_loaded:
+        elif not self.is_in_use(run):
             self.taking.want(run)
 
     def _is_cancelled(self, execution: Execution) -> bool:
@@ -499,6 +505,38 @@ class Runner(Executor):
 
     def _tidy(self) -> None:
         self.taking.tidy()
+        now = waiting.monotonic_now()
+        for id_, running in self.running.items():
+            if not running.may_be_passive:
+                running.waits_since = None
+            elif running.waits_since is None:
+                running.waits_since = now
+            elif now - running.waits_since >= self.passive_after_s:
+                self.begin(f"passive {id_}", partial(self._make_passive, running))
+
+    async def _make_passive(self, running: LocalRun) -> None:
+        """End an execution that only waits; the run is taken when its wait may be over."""
+        execution, task = running.execution, running.task
+        if not running.may_be_passive or task is None or task.done():
+            return
+        assert not running.is_passive, "a run is made passive once"
+        until = min((ends for ends, _, _ in execution.waits.values()), default=math.inf)
+        what = ", ".join(map(str, execution.asked.left()))
+        running.is_passive = execution.is_passive = True
+        running.has_news = False
+        end = execution.run.end
+        try:
+            await execution.note_waits(None if until == math.inf else until, what)
+            page = await execution.log.read_range(run_tag(execution.id), end)
+            running.has_news = running.has_news or len(page) > 1
+        except BaseException:
+            running.has_news = True  # it is taken again
+            raise
+        finally:
+            task.cancel()
+        await asyncio.wait([task])
+        if not running.has_news and not running.has_finished and until < math.inf:
+            self.taking.wake_at(execution.id, until - log_clock(execution.log).now())
 
     async def _wait_for_bodies(self, partitions: Collection[OwnedPartition]) -> None:
         while True:

@@ -19,6 +19,7 @@ class LocalRun:
         partition: its partition.
         ended: a future with the end of the run; None: the run continues in another process, is
             parked, or only waits.
+        waits_since: when it was first found to only wait (monotonic time).
         waits: number of its operations that wait for a record or a time.
         has_news: whether a record for the run came since it began here.
         was_stopped: whether this process stopped it, because the lease ended.
@@ -34,6 +35,7 @@ class LocalRun:
         self.ended: asyncio.Future[RunFinished | None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
         self.waits = 0
+        self.waits_since: float | None = None
         self.has_news = False
         self.was_stopped = False
         self.is_passive = False
@@ -47,6 +49,15 @@ class LocalRun:
     def only_waits(self) -> bool:
         """Whether all its operations in progress wait for a record or a time."""
         return 0 < self.waits == self.execution.performing
+
+    @property
+    def may_be_passive(self) -> bool:
+        """Whether nothing but its waits is in memory, so that it can continue by a replay."""
+        execution = self.execution
+        if not self.only_waits or execution.pins or execution.has_unflushed:
+            return False
+        # A task that the workflow began itself would not end with the execution.
+        return all(task is self.task for _, task, is_main in execution.waits.values() if is_main)
 
     def check_same_run(self, definition: Definition, arguments: bytes) -> None:
         """Call `bokiflow.definition.check_same_run` for a start with this run's id."""

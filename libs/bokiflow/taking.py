@@ -116,6 +116,8 @@ class Taking:
         self._timer_changed = asyncio.Event()
         self._again: set[str] = set()
         """Crash-looping parked runs whose pause has ended."""
+        self._paused: set[str] = set()
+        """Runs that were parked as crash-looping, and whose timer is set."""
         self._retried: set[str] = set()
         """Parked runs to retry with the current code."""
         self._failures: dict[str, int] = {}
@@ -162,6 +164,10 @@ class Taking:
             del self._failures[next(iter(self._failures))]
         self._at(2.0**failures * self._runner.member.lease.lease_s / BEATS, run)
 
+    def wake_at(self, run: str, in_s: float) -> None:
+        """Execute a run that waits, after so many seconds."""
+        self._at(in_s, run)
+
     def _at(self, in_s: float, run: str) -> None:
         heapq.heappush(self._timers, (waiting.monotonic_now() + max(0.0, in_s), run))
         self._timer_changed.set()
@@ -179,15 +185,11 @@ class Taking:
                     pass
                 continue
             _, run = heapq.heappop(self._timers)
-            open_run = self._open_run(run)
-            if open_run is not None and open_run.phase == Phase.PARKED:
+            if run in self._paused:
+                self._paused.discard(run)
                 self._begin_group(run)
             else:
                 self.want(run)
-
-    def _open_run(self, run: str) -> OpenRun | None:
-        partition = self._partition(run)
-        return None if partition is None else partition.state.runs.get(run)
 
     def _partition(self, run: str) -> OwnedPartition | None:
         return self._runner.owns(partition_of(run, self._runner.member.count))
@@ -347,6 +349,7 @@ class Taking:
         if run.crashes < CRASHES_PARKED:
             return False
         waited_s = max(0.0, log_clock(log).now() - run.parked_at)
+        self._paused.add(id_)
         self._at(max(0.0, retry_s(run) - waited_s), id_)
         return True
 
@@ -395,4 +398,5 @@ class Taking:
         is_cancelled = run.cancel_asked and run.crashes > CRASHES_PARKED
         await execution.park(parked_reason(run.crashes), is_cancelled=is_cancelled)
         if not is_cancelled:
+            self._paused.add(execution.id)
             self._at(retry_s(run), execution.id)

@@ -60,6 +60,8 @@ async def wait_for_record(
     """
     rests, clock = WAIT_COUNTER.get(), log_clock(execution.log)
     rests(1)
+    wait = object()
+    execution.waits[wait] = (ends, waiting.current_task(), execution.is_in_main_branch)
     try:
         has_looked = False
         while True:
@@ -74,6 +76,7 @@ async def wait_for_record(
             await _wait_for_record_at(execution, end, max(0.0, min(left_s, WAIT_S_MAX)))
             has_looked = True
     finally:
+        del execution.waits[wait]
         rests(-1)
 
 

@@ -106,11 +106,14 @@ class HeldByRun:
         assert self._renewing is None, "one task renews a lease"
         if waiting.has_loop() and not self._execution.is_check:
             self._renewing = asyncio.create_task(self._renew(is_new=is_new))
+            self._execution.pins += 1
 
     def stop_renewing(self) -> None:
         """Stop renewing the lease."""
         if self._renewing is not None:
             self._renewing.cancel()
+            self._renewing = None
+            self._execution.pins -= 1
 
     async def _renew(self, *, is_new: bool) -> None:
         if is_new:

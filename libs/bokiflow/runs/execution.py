@@ -176,6 +176,10 @@ class Execution:
         run: the run as of the records read so far; this execution's own decisions may be missing.
         log: log of the run.
         asked: the operations that the workflow requested.
+        is_passive: whether this execution ends because the run only waits; no body may begin.
+        waits: the waits in progress: the time of each end, its task, and whether it is in the main
+            branch.
+        pins: number of reasons to keep this execution although it only waits, such as a lock.
         is_check: whether nothing must be written or begun (`bokiflow.replay_check`).
     """
 
@@ -200,6 +204,9 @@ class Execution:
         self.partitions = partitions
         self.partition = partition_of(id, partitions)
         self.performing = 0
+        self.is_passive = False
+        self.waits: dict[object, tuple[float, object, bool]] = {}
+        self.pins = 0
         self._relisted_after_s = relisted_after_s
         self._lease = lease
         self._parent = run.started.parent
@@ -222,6 +229,11 @@ class Execution:
         """The branch whose code is running."""
         branch = BRANCH.get()
         return branch if branch is not None and branch.execution is self else self._main
+
+    @property
+    def is_in_main_branch(self) -> bool:
+        """Whether the code of the main branch is running."""
+        return self.branch is self._main
 
     def number(self) -> str:
         """Return the number of the next operation of this branch. Call it before the first await,
@@ -525,7 +537,7 @@ class Execution:
         Raises:
             Stopped: the lease has ended or nearly so, or the partition is being released.
         """
-        if self._lease.has_ended():
+        if self.is_passive or self._lease.has_ended():
             raise Stopped(f"Run {self.id!r} may have another executor.")
 
     async def note_waits(self, until: float | None, what: str) -> None:

@@ -98,6 +98,11 @@ async def run_within(asked: Coroutine[Any, Any, _ValueT], seconds: float, late: 
         raise TimeoutError(late) from error
 
 
+def current_task() -> object:
+    """Return the running task; None without an event loop."""
+    return asyncio.current_task() if has_loop() else None
+
+
 def has_loop() -> bool:
     """Tell whether an event loop is running, so that tasks can be started."""
     try:

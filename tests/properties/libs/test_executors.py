@@ -1,0 +1,329 @@
+"""The real executors, in simulated time, with processes that crash, are cut off from the log, or
+get late acknowledgements, and with clocks that differ by years.
+
+Bodies have effects that are not idempotent, and return random values. So a second body beside its
+successor shows, and so does a value that was used but not decided. The checks use only what the
+bodies and the log recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import Context, ContextVar, copy_context
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+import structlog
+
+from bokiflow import Flow, Startable, Workflow
+from bokiflow import runner as runner_module
+from bokiflow.ownership.executor import Executor
+from bokiflow.runs import waiting
+from bokiflow.runs.records import (
+    RUNS_TAG,
+    RunFinished,
+    RunRecord,
+    RunStarted,
+    StepDecided,
+    run_in,
+    run_record,
+)
+from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
+from indilog.base.errors import IndilogError, NotReadyError
+from indilog.base.log import Entry, Session
+from indilog.testing import MemoryLog, MemoryLogs
+from tests.support import leaping_loop
+from tests.support.hooked_log import HookedLog, Hooks, Read
+from tests.unit.bokiflow.processes import kill
+
+LEASE_S = 4.0
+YEAR_S = 366 * 86_400.0
+STEPS = 3
+HOSTILE_S = 60.0
+CALM_S = 600.0
+SEEDS = range(6)
+LOG = "shop/flow"
+AHEAD: ContextVar[float] = ContextVar("ahead", default=0.0)
+
+
+class Bodies:
+    """What the bodies of all processes did.
+
+    Attributes:
+        active: processes in which a body of a step is running, by run and step.
+        returned: the values that bodies returned.
+        given: the arguments that bodies got.
+        overlaps: the steps of which two bodies ran at once.
+    """
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.active: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+        self.returned: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+        self.given: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+        self.overlaps: list[tuple[str, int, list[str]]] = []
+
+    async def body(self, process: str, run: str, step: int, before: int) -> int:
+        key = (run, step)
+        self.given[key].add(before)
+        self.active[key].append(process)
+        if len(self.active[key]) > 1:
+            self.overlaps.append((*key, list(self.active[key])))
+        try:
+            await asyncio.sleep(self.dice.choice([0.0, 0.1, LEASE_S / 2, 2 * LEASE_S]))
+        finally:
+            self.active[key].remove(process)
+        value = self.dice.randrange(10**9)
+        self.returned[key].add(value)
+        return value
+
+
+class View(Hooks):
+    """The log as one process reaches it: slowly at times, and not at all while it is cut off."""
+
+    def __init__(self, logs: MemoryLogs, dice: random.Random) -> None:
+        self._logs = logs
+        self._dice = dice
+        self.is_cut = False
+        self.is_dead = False
+        self.late_s = 0.0
+        self.in_flight: list[asyncio.Task[None]] = []
+        self._never = asyncio.Event()
+
+    def log(self, name: str) -> MemoryLog:
+        return HookedLog(name, logs=self._logs, session=Session(), hooks=self)
+
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        await self._reach()
+        if self.late_s and self._dice.random() < 0.5:
+            try:
+                await asyncio.sleep(self._dice.uniform(0, self.late_s))  # ordered late
+            except asyncio.CancelledError:
+                # The append of a cancelled task, or of a dead process, is in flight.
+                loop = asyncio.get_running_loop()
+                self.in_flight.append(loop.create_task(self._land(entries)))
+                raise
+
+    async def _land(self, entries: Sequence[Entry]) -> None:
+        await asyncio.sleep(self._dice.uniform(0, self.late_s))
+        await self._logs.log(LOG).append_batch(entries)
+
+    async def after_append(self, entries: Sequence[Entry]) -> None:
+        if self.late_s and self._dice.random() < 0.5:
+            await asyncio.sleep(self._dice.uniform(0, self.late_s))  # acknowledged late
+
+    async def before_read(self, read: Read) -> None:
+        await self._reach()
+
+    async def _reach(self) -> None:
+        await asyncio.sleep(0.001)
+        if self.is_dead:
+            await self._never.wait()
+        if self.is_cut:
+            await asyncio.sleep(LEASE_S / 4)
+            raise NotReadyError("The log cannot be reached.")
+
+
+class Process:
+    """A process with the workflow `work` and a driver."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name = name
+        self.view = View(world.logs, world.dice)
+        self.flow = Flow("shop", lease=LEASE_S, partitions=8)
+        self.flow.attach(self.view)
+        self.context: Context = copy_context()
+        self.context.run(AHEAD.set, world.dice.choice([0.0, YEAR_S, -YEAR_S, 1.0]))
+
+        async def work(wf: Workflow) -> list[int]:
+            values = [0]
+            for step in range(STEPS):
+                body = world.bodies.body
+                values.append(
+                    await wf.step(body, self.name, wf.id, step, values[-1], retries=0, name="body")
+                )
+            return values[1:]
+
+        self.work: Startable[list[int]] = self.flow.workflow(work)
+        self.driver = asyncio.get_running_loop().create_task(
+            self.flow.drive(self.view), context=self.context
+        )
+
+    def kill(self) -> None:
+        self.view.is_dead = True
+        self.driver.cancel()
+        kill(self.flow)
+
+    async def start(self, run: str | None) -> None:
+        with suppress(IndilogError):
+            await self.work.start(id=run)
+
+
+class World:
+    """Processes that share only the log."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.logs = MemoryLogs(clock=lambda: asyncio.get_running_loop().time())
+        self.bodies = Bodies(self.dice)
+        self.processes: list[Process] = []
+        self.dead: list[Process] = []
+        self._names = 0
+
+    def add(self) -> None:
+        self._names += 1
+        self.processes.append(Process(f"p{self._names}", self))
+
+    async def live(self, events: Sequence[Callable[[Process], None]]) -> None:
+        """Let things happen for a while, then let all runs end."""
+        loop = asyncio.get_running_loop()
+        for _ in range(3):
+            self.add()
+        starting: list[asyncio.Task[None]] = []
+        number = 0
+        while loop.time() < HOSTILE_S:
+            await asyncio.sleep(self.dice.expovariate(1.0))
+            process = self.dice.choice(self.processes)
+            run = None if self.dice.random() < 0.5 else f"run-{number}"
+            number += 1
+            starting.append(loop.create_task(process.start(run), context=process.context))
+            if self.dice.random() < 0.5:
+                self.dice.choice(events)(self.dice.choice(self.processes))
+        for process in self.processes:
+            process.view.is_cut, process.view.late_s = False, 0.0
+        await asyncio.wait(starting, timeout=LEASE_S)
+        await self._end(loop.time() + CALM_S)
+
+    async def _end(self, deadline: float) -> None:
+        while asyncio.get_running_loop().time() < deadline:
+            if all(run.finished is not None for run in (await self.runs()).values()):
+                break
+            await asyncio.sleep(10.0)
+        for process in self.processes:
+            process.kill()
+
+    async def runs(self) -> dict[str, Run]:
+        """Return all runs whose start is in the log."""
+        log, found = self.logs.log(LOG), dict[str, Run]()
+        for seqnum in range(self.logs.position):
+            with suppress(IndilogError):  # it may be trimmed, or of the executors
+                record = await log.read(seqnum)
+                assert record is not None
+                run = run_in(record.tags)
+                if run is not None and isinstance(run_record(record.data), RunStarted):
+                    found[run] = Run()
+        for run, state in found.items():
+            await read_run(log, run, state)
+        return found
+
+    # --- what happens
+
+    def crash(self, process: Process) -> None:
+        if len(self.processes) > 1:
+            self.processes.remove(process)
+            self.dead.append(process)
+            process.kill()
+        self.add()
+
+    def cut(self, process: Process) -> None:
+        process.view.is_cut = not process.view.is_cut
+
+    def be_slow(self, process: Process) -> None:
+        process.view.late_s = self.dice.choice([0.0, LEASE_S / 8, 2 * LEASE_S, 8 * LEASE_S])
+
+
+async def check(world: World) -> None:
+    """Check what happened, from what bodies and records say."""
+    runs = await world.runs()
+    assert len(runs) > 10
+    assert not world.bodies.overlaps, "one body of a step at a time"
+    for name, run in runs.items():
+        assert run.finished is not None, f"{name} ends"
+        assert run.finished.failure is None, f"{name}: {run.finished.failure}"
+        result = msgspec.json.decode(run.finished.result, type=list[int])
+        decided = [msgspec.json.decode(step.result) for step in run.steps.values()]
+        assert result == decided, f"{name} ends with what was decided"
+        for step, value in enumerate(result):
+            assert value in world.bodies.returned[name, step], "a body returned it"
+            if step:
+                assert result[step - 1] in world.bodies.given[name, step]
+
+
+@contextmanager
+def simulated(dice: random.Random) -> Iterator[None]:
+    """Clocks of each process (the loop's, with an offset), and names that follow from the seed."""
+
+    def now() -> float:
+        return asyncio.get_running_loop().time() + AHEAD.get()
+
+    def new_name() -> str:
+        return f"{dice.getrandbits(80):020x}"
+
+    clocks: dict[str, Any] = {"monotonic_now": now, "seconds_now": now, "passed_now": now}
+    with mock.patch.multiple(waiting, new_name=new_name, **clocks):
+        yield
+
+
+def play(seed: int, *events: str) -> None:
+    async def main() -> None:
+        world = World(seed)
+        with simulated(random.Random(seed)):
+            await world.live([getattr(world, event) for event in events])
+            await check(world)
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    try:
+        leaping_loop.run(main())
+    finally:
+        structlog.reset_defaults()
+
+
+ALL = ("crash", "cut", "be_slow")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_body_of_a_step_runs_at_a_time_and_every_run_ends(seed: int) -> None:
+    play(seed, *ALL)
+
+
+# --- planted faults
+
+
+async def _nothing(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+def _any_epoch(self: Run, seqnum: int, time: float, record: RunRecord | None) -> bool:
+    if isinstance(record, StepDecided | RunFinished):
+        record = msgspec.structs.replace(record, epoch=max(self.epoch, 1))
+    return _applied(self, seqnum, time, record)
+
+
+_applied = Run.apply
+FAULTS: dict[str, Callable[[], Any]] = {
+    "no epochs": lambda: mock.patch.object(Run, "apply", _any_epoch),
+    "no watchdog": lambda: mock.patch.object(Executor, "_watch", _nothing),
+    "a start lost with its starter": lambda: mock.patch.multiple(
+        runner_module, partition_tag=lambda _: "elsewhere", INBOX_TAG=RUNS_TAG
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_caught(fault: str) -> None:
+    def caught(seed: int) -> bool:
+        try:
+            with FAULTS[fault]():
+                play(seed, *ALL)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(caught(seed) for seed in SEEDS)

@@ -1,0 +1,154 @@
+"""A run that only waits leaves the memory, and continues when its wait may be over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from bokiflow import RunCancelledError, Startable, Workflow
+from bokiflow.runs.records import RunWaits, run_record, run_tag
+from indilog.testing import MemoryLogs
+from tests.support import leaping_loop
+from tests.support.flow_executions import FLOW_LOG
+from tests.unit.bokiflow.processes import ShopProcess
+
+LEASE_S = 4.0
+DAY_S = 86_400.0
+
+
+class Process(ShopProcess):
+    """A process with a workflow that waits as a test says."""
+
+    def __init__(self, logs: MemoryLogs, body: Callable[[Workflow], Awaitable[Any]]) -> None:
+        super().__init__(logs, LEASE_S)
+        self.ran = 0
+
+        async def waits(wf: Workflow) -> Any:  # noqa: ANN401
+            await wf.step(self.count)
+            return await body(wf)
+
+        self.waits: Startable[Any] = self.flow.workflow(waits)
+
+    async def count(self) -> None:
+        self.ran += 1
+
+    @property
+    def is_passive(self) -> bool:
+        return not self.flow.runner.running and not self.flow.runner._starting
+
+
+def play(
+    body: Callable[[Workflow], Awaitable[Any]],
+    events: Callable[[Process, MemoryLogs], Awaitable[None]],
+) -> None:
+    async def main() -> None:
+        logs = MemoryLogs(clock=lambda: asyncio.get_running_loop().time())
+        process = Process(logs, body)
+        async with process.driven():
+            await process.waits.start(id="r")
+            assert not process.is_passive
+            await asyncio.sleep(60)
+            await events(process, logs)
+
+    leaping_loop.run(main())
+
+
+async def waits_of(logs: MemoryLogs) -> list[RunWaits]:
+    found = [run_record(r.data) for r in await logs.log(FLOW_LOG).read_range(run_tag("r"))]
+    return [record for record in found if isinstance(record, RunWaits)]
+
+
+def test_a_sleeping_run_is_replayed_when_its_time_has_come() -> None:
+    async def sleeps(wf: Workflow) -> float:
+        await wf.sleep(DAY_S)
+        return asyncio.get_running_loop().time()
+
+    async def events(process: Process, logs: MemoryLogs) -> None:
+        assert process.is_passive
+        (waits,) = await waits_of(logs)
+        assert waits.until == pytest.approx(DAY_S, abs=1)
+        assert "sleep" in waits.what
+        ended = await process.waits.handle("r").result(2 * DAY_S)
+        assert ended == pytest.approx(DAY_S, abs=LEASE_S)
+        assert process.ran == 1, "the step was replayed"
+        assert (await process.waits.handle("r").status()).epoch == 2
+
+    play(sleeps, events)
+
+
+@pytest.mark.parametrize("is_in_branches", [True, False])
+def test_a_signal_continues_a_passive_run(*, is_in_branches: bool) -> None:
+    async def asks(wf: Workflow) -> object:
+        if is_in_branches:
+            return await wf.gather(wf.signal("go"), wf.signal("go"))
+        return [await wf.signal("go"), await wf.signal("go")]
+
+    async def events(process: Process, logs: MemoryLogs) -> None:
+        for number in range(2):
+            assert process.is_passive
+            await process.waits.handle("r").signal("go", number)
+            await asyncio.sleep(60)
+        assert sorted(await process.waits.handle("r").result(60)) == [0, 1]
+
+    play(asks, events)
+
+
+def test_a_cancellation_ends_a_passive_run() -> None:
+    async def asks(wf: Workflow) -> object:
+        return await wf.signal("go")
+
+    async def events(process: Process, logs: MemoryLogs) -> None:
+        assert process.is_passive
+        await process.waits.handle("r").cancel()
+        with pytest.raises(RunCancelledError):
+            await process.waits.handle("r").result(60)
+
+    play(asks, events)
+
+
+def test_another_process_continues_a_passive_run_after_a_crash() -> None:
+    async def sleeps(wf: Workflow) -> str:
+        await wf.sleep(600)
+        return str(await wf.signal("go"))
+
+    async def events(process: Process, logs: MemoryLogs) -> None:
+        assert process.is_passive
+        process.kill()
+        other = Process(logs, sleeps)
+        async with other.driven():
+            await asyncio.sleep(60)
+            assert other.is_passive, "it waits there, too"
+            await other.waits.handle("r").signal("go", "on")
+            assert await other.waits.handle("r").result(1200) == "on"
+        assert other.ran == 0
+
+    play(sleeps, events)
+
+
+def test_a_run_that_holds_a_lock_stays_in_memory() -> None:
+    async def holds(wf: Workflow) -> object:
+        async with wf.lock("x", lease=20):
+            return await wf.signal("go")
+
+    async def events(process: Process, logs: MemoryLogs) -> None:
+        assert not process.is_passive
+        await process.waits.handle("r").signal("go", 1)
+        assert await process.waits.handle("r").result(60) == 1
+
+    play(holds, events)
+
+
+def test_a_run_with_tasks_of_its_own_stays_in_memory() -> None:
+    async def begins(wf: Workflow) -> object:
+        asking = asyncio.create_task(wf.signal("go"))
+        return await asking
+
+    async def events(process: Process, logs: MemoryLogs) -> None:
+        assert not process.is_passive
+        await process.waits.handle("r").signal("go", 1)
+        assert await process.waits.handle("r").result(60) == 1
+
+    play(begins, events)
