@@ -129,6 +129,8 @@ def up(
 
             cluster = processes_config(config, os.environ, overrides, shared=nodes)
             run_processes(cluster, _say_ready, supervisor_fd=supervisor_fd)
+        elif zones is not None:
+            stop("--zones needs --nodes: one process has no replicas to keep apart.")
         else:
             from indilog.runtime.cluster.assembly import run_embedded
 

@@ -42,6 +42,10 @@ class Platform:
         self.requests.append(("PUT", path, json))
         return self._answer()
 
+    def post(self, path: str, *, json: object = None) -> dict[str, Any]:
+        self.requests.append(("POST", path, json))
+        return self._answer()
+
     def delete(self, path: str) -> dict[str, Any]:
         self.requests.append(("DELETE", path, None))
         return self._answer()
@@ -115,3 +119,31 @@ def test_scale_without_a_number_changes_nothing(monkeypatch: pytest.MonkeyPatch)
     shown = run(monkeypatch, platform, "scale")
     assert (shown.exit_code, platform.requests) == (2, [])
     assert "--storage-nodes 4" in shown.stderr
+
+
+def test_rebalance_waits_until_no_shard_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = ["Shards are moved to other storage nodes: their records are copied."]
+    platform = Platform(moved, moved, [])
+    shown = run(monkeypatch, platform, "rebalance")
+    assert platform.requests[0] == ("POST", "/cluster/rebalance", None)
+    assert shown.stdout.splitlines() == [
+        *moved, "The replicas are spread evenly: `indilog cluster shards` shows them.",
+    ]  # fmt: skip
+
+
+def test_replace_asks_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = Platform([])
+    assert run(monkeypatch, platform, "replace", "node-1").exit_code == 0
+    assert platform.requests == [("POST", "/cluster/members/node-1/replace", None)]
+
+
+@pytest.mark.parametrize(("options", "cuts"), [((), 10), (("--cuts", "0"), 0)])
+def test_finalize_sends_the_grace_and_names_the_writers(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], cuts: int
+) -> None:
+    platform = Platform([])
+    shards = {"0": {"writer": ""}, "1": {"writer": "engine-0"}}
+    monkeypatch.setattr(platform, "get", {"/status": {"shards": shards}}.__getitem__)
+    shown = run(monkeypatch, platform, "finalize", "0", *options)
+    assert platform.requests == [("POST", "/cluster/shards/0/finalize", {"cuts": cuts})]
+    assert shown.stdout.splitlines() == ["Shard 0 is finalized. Of the shards, engine-0 writes 1."]

@@ -515,3 +515,10 @@ def test_recorded_calls_are_listed(platform: type[Platform]) -> None:
     assert run("invocation", "list").stdout == "There are no such calls.\n"
     platform({"invocations": [call], "next": None})
     assert json.loads(run("invocation", "list", "--json").stdout) == call
+
+
+def test_zones_of_one_process_are_refused(tmp_path: Path) -> None:
+    refused = run("up", "--data", str(tmp_path), "--port", "0", "--zones", "east,west")
+    assert refused.exit_code == 2
+    assert "--zones needs --nodes" in refused.stderr
+    assert not (tmp_path / "journal").exists()

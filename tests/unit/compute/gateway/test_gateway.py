@@ -417,6 +417,9 @@ async def test_a_platform_in_one_process_says_why_its_nodes_do_not_change(served
         await served.client.get("/cluster/members"),
         await served.client.put("/cluster/members", json={"storage_nodes": 3}),
         await served.client.delete("/cluster/members/storage-0"),
+        await served.client.post("/cluster/members/storage-0/replace"),
+        await served.client.post("/cluster/shards/0/finalize", json={"cuts": 0}),
+        await served.client.post("/cluster/rebalance"),
     ):
         status, sentence = problem(answer)
         assert status == 409
