@@ -186,6 +186,7 @@ async def test_the_checks_replay_commits_one_transaction_of_an_id(gateway: Gatew
         await store.transact(body, id="once")
     log = gateway.logs.log("social")
     first = await log.read(0)
+    assert first is not None
     await log.append(first.data, tags=first.tags)  # in flight when the first one was ordered
     await store.transact(body, id="twice")
     replay = await replayed(gateway.url, "social", lambda *_: None)
