@@ -16,8 +16,8 @@ from bokistore import Store, ViewCache
 from indilog.config import Config, node_config
 from indilog.remote_client import RemoteClient
 from indilog.testing import MemoryLog, MemoryLogs
-from tests.cluster.faults.queue_evidence import Replayed, Reported
-from tests.cluster.faults.test_kill_consumers import PUSHED, SAID, STORY
+from tests.cluster.queues.queue_evidence import Replayed, Reported
+from tests.cluster.queues.test_kill_consumers import PUSHED, SAID, STORY
 from tests.nemesis.judge import judged_disks, judged_log
 from tests.nemesis.load.flow_load import Orders
 from tests.nemesis.load.log_load import LOG, scanned

@@ -12,9 +12,9 @@ from bokiqueue import LeaseLostError, Queue
 from bokiqueue.replica import QueueReplica
 from indilog.base.errors import IndilogError
 from indilog.remote_client import RemoteClient
-from tests.cluster.faults.queue_consumer import keep_records
-from tests.cluster.faults.queue_evidence import Replayed, Reported, faults
-from tests.cluster.faults.test_kill_consumers import records_of
+from tests.cluster.queues.queue_consumer import keep_records
+from tests.cluster.queues.queue_evidence import Replayed, Reported, faults
+from tests.cluster.queues.test_kill_consumers import records_of
 from tests.nemesis.recording import Recorder
 
 LOG: Final = "work"

@@ -1,10 +1,11 @@
 """A process that consumes a queue without end and prints what happens to it, for
 tests that kill it.
 
-`python -m tests.cluster.faults.queue_consumer URL LOG QUEUE SHARDS`: each line is a word, the seqnum of
-the claim, the seqnum of the message, and the message. `got`: the message was delivered. `done`: its
-acknowledgement returned. `late`: its acknowledgement failed because the lease had ended. A delivery
-without a second line was not acknowledged when the process was killed, or only a moment before.
+`python -m tests.cluster.queues.queue_consumer URL LOG QUEUE SHARDS`: each line is a word, the
+seqnum of the claim, the seqnum of the message, and the message. `got`: the message was delivered.
+`done`: its acknowledgement returned. `late`: its acknowledgement failed because the lease had
+ended. A delivery without a second line was not acknowledged when the process was killed, or only a
+moment before.
 """
 
 from __future__ import annotations

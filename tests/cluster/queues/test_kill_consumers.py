@@ -20,8 +20,8 @@ import indilog
 from bokiqueue import Queue
 from bokiqueue.records import Acknowledge, CancelClaim, Claim, Command, PushMessage, encode
 from indilog.base.log import Log, Record
-from tests.cluster.faults.queue_evidence import Replayed, Reported, faults
 from tests.cluster.platform_process import ROOT, platform
+from tests.cluster.queues.queue_evidence import Replayed, Reported, faults
 
 SHARDS = 4
 CONSUMERS = 3
@@ -38,7 +38,7 @@ class Consumers:
     def __init__(self, url: str, chance: random.Random, group: asyncio.TaskGroup) -> None:
         self.reported: list[Reported] = []
         self.kills = 0
-        self._command = [sys.executable, "-m", "tests.cluster.faults.queue_consumer"]
+        self._command = [sys.executable, "-m", "tests.cluster.queues.queue_consumer"]
         self._command += [url, "work", "mail", str(SHARDS)]
         self._chance = chance
         self._group = group
