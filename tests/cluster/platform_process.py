@@ -92,6 +92,7 @@ def platform(
     """
 
     def limited() -> None:
+        accept_interrupts()
         if open_files_max is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_max, open_files_max))
 
@@ -127,6 +128,12 @@ def platform(
         if process.stdout is not None and not process.stdout.closed:
             process.communicate(timeout=30)
         ours.close()
+
+
+def accept_interrupts() -> None:
+    """Let a child process get SIGINT, also if it is ignored or blocked in this process."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _marked(mark: str) -> list[int]:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from indilog.cli.start import APPLICATIONS
+from tests.cluster.platform_process import accept_interrupts
 from tests.support.clients import token_headers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,7 @@ def started(data: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen
         ],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"JAVA_HOME": "/nowhere"},  # tests/spark has the query
+        preexec_fn=accept_interrupts,  # noqa: PLW1509 - it calls nothing that takes a lock
     )  # fmt: skip
     with process:
         try:

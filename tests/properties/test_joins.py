@@ -228,7 +228,9 @@ def test_unordered_records_of_a_finalized_shard_are_resent_exactly_once(
 
         async def read(client: Client) -> list[tuple[bytes, int]]:
             found: list[tuple[bytes, int]] = []
-            while records := await client.log(LOG).read_range(bound=len(found), limit=500):
+            while records := await client.log(LOG).read_range(
+                bound=len(found), limit=500, fresh=True
+            ):
                 found += [(record.data, record.seqnum) for record in records]
             return found
 

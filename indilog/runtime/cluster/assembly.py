@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import uvloop
 
-from indilog.apps.app import App
 from indilog.base.errors import ConfigError, IndilogError, NotReadyError
 from indilog.base.ids import Epoch, MetalogPosition, NodeId
 from indilog.base.running_platforms import RunningPlatform, registered, running_at
@@ -55,6 +54,7 @@ from indilog_storage.node import StorageNode
 if TYPE_CHECKING:  # imported only when a gateway runs, because other nodes do not need it
     from prometheus_client import CollectorRegistry
 
+    from indilog.apps.app import App
     from indilog_compute.gateway import PeerPort, Peers
     from indilog_compute.gateway.app import GatewayApp
     from indilog_compute.gateway.operation import ClusterMembers
