@@ -82,16 +82,23 @@ class Asker(Protocol):
 
 
 class RemoteLogs:
-    """A `LogSource` over a link."""
+    """A `LogSource` over a link.
 
-    def __init__(self, asker: Asker) -> None:
+    Args:
+        asker: asks the compute node.
+        scope: the scope of its logs (`Log.scope`); default: the asker. Links of one process to the
+            same platform may share one.
+    """
+
+    def __init__(self, asker: Asker, scope: object | None = None) -> None:
         self._asker = asker
+        self._scope = asker if scope is None else scope
 
     def log(self, name: str, session: Session) -> Log:
         """Return the log `name`, read and written within `session`. The log need not exist
         before.
         """
-        return RemoteLog(self._asker, name, session)
+        return RemoteLog(self._asker, name, session, self._scope)
 
 
 class RemoteLog(Log):
@@ -99,16 +106,17 @@ class RemoteLog(Log):
 
     _resume_s = 60.0
 
-    def __init__(self, asker: Asker, name: str, session: Session) -> None:
+    def __init__(self, asker: Asker, name: str, session: Session, scope: object) -> None:
         log_tag(name)  # refuses an invalid name
         self.name = name
+        self._scope = scope
         self._asker = asker
         self._session = session
 
     @property
     def scope(self) -> object:
-        """The link; all its logs belong to one platform (`Log.scope`)."""
-        return self._asker
+        """See `RemoteLogs` and `Log.scope`."""
+        return self._scope
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
         """Append a record and return its seqnum (`Log.append`)."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -57,7 +57,6 @@ class Cluster(RemoteClient):
         super().__init__("http://in-this-process")
         self._logs = logs
         self._functions = functions
-        self._before: list[tuple[object, dict[str, Any]]] = []
         self.ctx = Context(
             logs, LinkCaller(self, 0), session=self.session, invocation_id="test", function="test"
         )
@@ -84,10 +83,6 @@ class Cluster(RemoteClient):
         The functions and services of an `App` run as they are in this process, so a test can
         replace what they use. Those of a file are imported from a copy of its text.
 
-        When the cluster ends, each object whose method is a service of the `App` (such as a
-        `bokiflow.Flow`) gets back the attributes that it had before. So the next cluster can deploy
-        the same `App`.
-
         Raises:
             DeployError: the code does not import, or the application has no functions.
             ValueError: `name` was given for an `App`, which has a name.
@@ -96,11 +91,6 @@ class Cluster(RemoteClient):
             return await super().deploy(what, name=name, owner=owner)
         if name is not None:
             raise ValueError("An App is deployed under its own name; leave name out.")
-        known = {id(kept) for kept, _ in self._before}
-        for service in what.services.values():
-            its = getattr(service.body, "__self__", None)
-            if its is not None and id(its) not in known:
-                self._before.append((its, dict(vars(its))))
         return await super().deploy(self._functions.sources_of(what), owner=owner)
 
     async def skip(
@@ -135,12 +125,6 @@ class Cluster(RemoteClient):
         operate = partial(self._operate, app)
         runs = [Run(operate, self.log, app, info.id, info) for info in found.runs]
         return RunList(runs, None if found.next is None else cursor_of(found.next), {})
-
-    def restore(self) -> None:
-        """Give objects whose methods were services the attributes that they had before."""
-        for kept, attributes in self._before:
-            vars(kept).clear()
-            vars(kept).update(attributes)
 
     async def _connect(self) -> Connection:
         connection = _InMemory(self._functions)
@@ -199,4 +183,3 @@ async def cluster(config: Config | None = None) -> AsyncIterator[Cluster]:
                 finally:
                     made.ctx.end()
                     await made.close()
-    made.restore()

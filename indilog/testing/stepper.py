@@ -9,6 +9,7 @@ choices.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextvars import copy_context
 from typing import Any, TypeAlias, TypeVar
 
 from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag
@@ -138,13 +139,15 @@ class SteppedLog(Log):
 
 
 def run_stepped(executions: Sequence[Coroutine[Any, Any, _T]], choose: Choose) -> list[_T]:
-    """Run all executions step by step until they end, and return their results in order.
+    """Run all executions step by step until they end, and return their results in order. Each runs
+    in its own context, as a task does.
 
     Raises:
         Exception: the error of an execution; the other executions are closed.
     """
     results: dict[int, _T] = {}
     running = dict(enumerate(executions))
+    contexts = [copy_context() for _ in executions]
     waits_for: dict[int, Event] = {}
     try:
         while running:
@@ -153,7 +156,7 @@ def run_stepped(executions: Sequence[Coroutine[Any, Any, _T]], choose: Choose) -
             number = choose(ready)
             waits_for.pop(number, None)
             try:
-                paused_by = running[number].send(None)
+                paused_by = contexts[number].run(running[number].send, None)
             except StopIteration as end:
                 results[number] = end.value
                 del running[number]
@@ -161,8 +164,8 @@ def run_stepped(executions: Sequence[Coroutine[Any, Any, _T]], choose: Choose) -
                 if isinstance(paused_by, Event):
                     waits_for[number] = paused_by
     finally:
-        for execution in running.values():
-            execution.close()
+        for number, execution in running.items():
+            contexts[number].run(execution.close)
     return [results[number] for number in range(len(executions))]
 
 

@@ -79,8 +79,9 @@ class Startable(Generic[_ResultT_co]):
         definition, logs = self.definition, self._flow.logs()
         text = self.arguments_text(arguments, named)
         with public_call():
-            run, _ = await self._flow.runner.start(logs, definition, text, id)
-        return Handle(self._flow.runner, definition, run, logs)
+            runner = self._flow.runner_of(logs)
+            run, _ = await runner.start(logs, definition, text, id)
+        return Handle(runner, definition, run, logs)
 
     def __call__(self, *_: object, **__: object) -> Never:
         """Refuse a direct call of the workflow.
@@ -149,6 +150,7 @@ class Flow:
 
     Attributes:
         log_name: name of the log of the runs.
+        definitions: the workflows, by name.
         runner: executes runs in this process.
     """
 
@@ -178,12 +180,11 @@ class Flow:
         self._partitions = partitions
         self._app = app
         self._log_name = log
-        self._definitions: dict[str, Definition] = {}
+        self.definitions: dict[str, Definition] = {}
         self._lease_s = lease
         self._executions_max = executions
         self._runner: Runner | None = None
         self._attached: Logs | None = None
-        self._partitions_read: dict[int, OwnedPartition] = {}
         if isinstance(app, App):
             app.add_service(self.drive, name=f"flow-{len(app.services) + 1}")
             add_run_operations(app, self)
@@ -198,11 +199,21 @@ class Flow:
 
     @property
     def runner(self) -> Runner:
-        """The executor of runs in this process."""
-        if self._runner is None:
+        """The executor of runs in this process, for the platform of `logs()`."""
+        return self.runner_of(self.logs())
+
+    def runner_of(self, logs: Logs) -> Runner:
+        """Return the executor of runs in this process for a platform.
+
+        The flow keeps one. Its leases, partitions and cancellations are those of one platform, so
+        for another platform (as in tests, each with its own logs) it begins a new one.
+        """
+        scope = logs.log(self.log_name).scope
+        if self._runner is None or self._runner.scope is not scope:
             self._runner = Runner(
                 self.log_name,
-                self._definitions,
+                self.definitions,
+                scope,
                 lease_s=self._lease_s,
                 executions_max=self._executions_max,
                 partitions=self._partitions,
@@ -221,9 +232,9 @@ class Flow:
                 or the flow has a workflow of this name.
         """
         definition = Definition(body.__name__, body)
-        if definition.name in self._definitions:
+        if definition.name in self.definitions:
             raise FlowSettingsError(f"There are two workflows {definition.name!r}; rename one.")
-        self._definitions[definition.name] = definition
+        self.definitions[definition.name] = definition
         return Startable(self, definition)
 
     async def drive(self, logs: Logs) -> None:
@@ -232,7 +243,7 @@ class Flow:
         Each worker of a deployed application runs this by itself. Any other program that starts
         workflows must run it in a task.
         """
-        await Driver(self.runner, retention_s=self._retention_s).drive(logs)
+        await Driver(self.runner_of(logs), retention_s=self._retention_s).drive(logs)
 
     def attach(self, logs: Logs) -> None:
         """Set the source of logs for calls outside of functions: a client, or `MemoryLogs`."""
@@ -298,11 +309,11 @@ class Flow:
 
     async def _open_before(self, place: SeqNum) -> list[tuple[SeqNum, str]]:
         """Return place and id of the open runs that began before `place`."""
-        log, member = self.logs().log(self.log_name), self.runner.member
-        await member.look_once(log)
+        log, runner = self.logs().log(self.log_name), self.runner
+        await runner.member.look_once(log)
         found: list[tuple[SeqNum, str]] = []
-        for number in range(len(member.owners.owners)):
-            partition = self._partitions_read.setdefault(number, OwnedPartition(number, 0))
+        for number in range(len(runner.member.owners.owners)):
+            partition = runner.partitions_read.setdefault(number, OwnedPartition(number, 0))
             await partition.catch_up(log)
             runs = partition.state.runs.items()
             found += [(run.started_at, id_) for id_, run in runs if run.started_at < place]
@@ -326,7 +337,7 @@ class Flow:
         log = logs.log(self.log_name)
         for state in (State.RUNNING, State.PARKED):
             for status in await self.runs(state=state, limit=limit):
-                definition = self._definitions.get(status.workflow)
+                definition = self.definitions.get(status.workflow)
                 if definition is None:
                     reason = f"The code has no workflow {status.workflow!r}."
                     found.append(ReplayMismatch(status.id, status.workflow, reason))
@@ -354,6 +365,7 @@ class Flow:
             OverloadedError: this process executes too many runs.
         """
         logs = self.logs()
+        runner = self.runner_of(logs)
         run = await read_run(logs.log(self.log_name), id, Run(), is_reused=True)
         if run.started is None:
             raise unknown(id, self.log_name)
@@ -361,14 +373,14 @@ class Flow:
         definition = self._definition(run.started.workflow)
         origin = Origin(id, number)
         with public_call():
-            new = await self.runner.fork(logs, definition, run.started.arguments, origin, decided)
-        return Handle(self.runner, definition, new, logs)
+            new = await runner.fork(logs, definition, run.started.arguments, origin, decided)
+        return Handle(runner, definition, new, logs)
 
     def _definition(self, workflow: str) -> Definition:
-        definition = self._definitions.get(workflow)
+        definition = self.definitions.get(workflow)
         if definition is None:
             raise FlowSettingsError(f"There is no workflow {workflow!r} here.")
         return definition
 
     def __repr__(self) -> str:
-        return f"Flow({self.log_name!r}, workflows={sorted(self._definitions)})"
+        return f"Flow({self.log_name!r}, workflows={sorted(self.definitions)})"

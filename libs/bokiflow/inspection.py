@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from bokiflow.definition import Definition
 from bokiflow.handle import Handle, status_of
 from bokiflow.operations.progress import EVENT, status_value_in
 from bokiflow.operations.signals import SIGNAL, value_of
@@ -42,7 +43,7 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
 )
-from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_log import Logs, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from bokiflow.runs.unawaited_operations import GATHER
@@ -76,8 +77,11 @@ class InspectedFlow(Protocol):
         """The name of the log of its runs."""
 
     @property
-    def runner(self) -> Runner:
-        """The executor of runs in this process."""
+    def definitions(self) -> dict[str, Definition]:
+        """The workflows, by name."""
+
+    def runner_of(self, logs: Logs) -> Runner:
+        """Return the executor of runs in this process."""
 
     async def fork(self, id: str, step: str) -> Handle[Any]:  # noqa: A002
         """Start a new run from a step of another one."""
@@ -174,7 +178,7 @@ class RunOperations:
             steps: largest number of decided operations (0 to 1,000).
         """
         found = await self._find(ctx, id, log, steps=min(max(steps, 0), runs.STEPS_SHOWN_MAX))
-        return found.details(self._waits(found))
+        return found.details(self._waits(ctx, found))
 
     async def events(
         self,
@@ -327,7 +331,7 @@ class RunOperations:
     def _flow_of(self, found: _Found) -> InspectedFlow:
         """Return the flow with the code of a run; if there is none, a flow of the same log."""
         of_log = [flow for flow in self.flows if flow.log_name == found.log]
-        return next((f for f in of_log if found.workflow in f.runner.definitions), of_log[0])
+        return next((f for f in of_log if found.workflow in f.definitions), of_log[0])
 
     async def _mismatch(self, ctx: Context, info: runs.RunInfo) -> str | None:
         """Return why the code of this process does not continue a run; None: it does."""
@@ -335,7 +339,7 @@ class RunOperations:
         log = ctx.log(info.log)
         if not await _read(log, found) or found.run.finished is not None:
             return None
-        definition = self._flow_of(found).runner.definitions.get(info.workflow)
+        definition = self._flow_of(found).definitions.get(info.workflow)
         if definition is None:
             return f"The code has no workflow {info.workflow!r}."
         mismatch = await find_mismatch(definition, log, ctx, info.id, found.run)
@@ -343,7 +347,7 @@ class RunOperations:
 
     async def _handle(self, ctx: Context, id: str, log: str) -> Handle[Any]:  # noqa: A002
         found = await self._find(ctx, id, log)
-        runner = self._flow_of(found).runner
+        runner = self._flow_of(found).runner_of(ctx)
         definition = runner.definitions.get(found.workflow)
         if definition is None:  # the code of the workflow is gone; another one serves as well
             definition = next(iter(runner.definitions.values()), None)
@@ -351,7 +355,7 @@ class RunOperations:
             raise WrongStateError(f"App {self._app.name} has no code of workflow {found.workflow}.")
         return Handle(runner, definition, id, ctx)
 
-    def _waits(self, found: _Found) -> tuple[runs.RunWait, ...]:
+    def _waits(self, ctx: Context, found: _Found) -> tuple[runs.RunWait, ...]:
         """Return the operations that have begun and not ended: all, if this process executes the
         run; else what the log says, which is for what a run waits that is not in memory, and
         timers.
@@ -359,7 +363,7 @@ class RunOperations:
         if found.run.state is not State.RUNNING:
             return ()
         timers = found.timers()
-        running = self._flow_of(found).runner.running.get(found.id)
+        running = self._flow_of(found).runner_of(ctx).running.get(found.id)
         if running is None and (waits := found.run.waits) is not None:
             return (runs.RunWait(what=waits.what, since=found.waits_since, until=waits.until),)
         if running is None:

@@ -85,6 +85,7 @@ class Runner(Executor):
     Args:
         log_name: name of the log of the runs.
         definitions: the workflows, by name.
+        scope: the platform whose runs are executed (`Log.scope`).
         lease_s: seconds after this process's last heartbeat until other processes take over its
             runs.
         executions_max: largest number of runs that this process executes concurrently.
@@ -95,12 +96,14 @@ class Runner(Executor):
     Attributes:
         running: the runs that this process executes, by id.
         taking: takes over open runs of the partitions that this process owns.
+        partitions_read: the partitions as last read for a list of all runs, by number.
     """
 
     def __init__(
         self,
         log_name: str,
         definitions: dict[str, Definition],
+        scope: object,
         *,
         lease_s: float,
         executions_max: int = EXECUTIONS_MAX,
@@ -110,11 +113,13 @@ class Runner(Executor):
     ) -> None:
         super().__init__(log_name, lease_s, partitions)
         self.definitions = definitions
+        self.scope = scope
         self.running: dict[str, LocalRun] = {}
         self.executions_max = executions_max
         self.retention_s = retention_s
         self.passive_after_s = passive_after_s
         self.taking = Taking(self)
+        self.partitions_read: dict[int, OwnedPartition] = {}
         self._starting = 0
         self._resting = 0
         self._exclusive: dict[str, _Exclusive] = {}

@@ -305,7 +305,8 @@ def _check_condition(document: Document | None, write: Conditional, name: str) -
             holds = _same(None if there is Absent.ABSENT else there, expected)
         case DecrementIf(by=by, at_least=at_least):
             old = 0 if there is Absent.ABSENT else there
-            holds = not isinstance(old, int | float) or old - by >= at_least
+            fits = bool(write.path) and isinstance(old, int | float)  # no object is a number
+            holds = not fits or old - by >= at_least
         case AppendIf(value=value, absent=absent, limit=limit):
             items = there if isinstance(there, list) else []
             holds = not (absent and _contains(items, value))

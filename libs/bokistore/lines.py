@@ -233,9 +233,7 @@ class Contender:
 
 
 _AROUND: Final[ContextVar[Contender | None]] = ContextVar("around", default=None)
-"""The transaction whose body runs. Under a stepper, all coroutines share one context; then it may
-be one that has ended, or another one, which is harmless.
-"""
+"""The transaction whose body runs."""
 
 
 async def _set_within(event: Event, seconds: float) -> bool:

@@ -129,7 +129,7 @@ async def run(world: World, history: Sequence[tuple[float, float, Any]]) -> obje
 
 
 async def collecting(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
-    runner = Runner("flow", {}, lease_s=5.0, partitions=1)
+    runner = Runner("flow", {}, world.logs, lease_s=5.0, partitions=1)
     log, collector, forgotten = world.logs.log("flow"), Collector(runner, 50.0), []
     idle = flow.Heartbeat("a", 3.0, False, False, 1, b"", 0)
     await log.append(flow.encode(idle), tags=[flow.EXECUTORS_TAG])

@@ -118,11 +118,16 @@ class InProcessWorker:
 class InProcessWorkers:
     """Starts workers in this process.
 
+    Args:
+        scope: the platform; the logs of its functions and of its other callers in this process
+            share it (`Log.scope`).
+
     Attributes:
         given: the applications that a test gives as objects.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scope: object) -> None:
+        self._scope = scope
         self.given = GivenApps()
         self._runners: list[WorkerRunner] = []
 
@@ -157,7 +162,11 @@ class InProcessWorkers:
             os.close(memory)
         os.makedirs(directory, mode=0o700)  # noqa: PTH103 - as short as a call of the system
         runner = WorkerRunner(
-            directory, threads_max=threads_max, claims=worker_claims, load=self.given.load
+            directory,
+            threads_max=threads_max,
+            claims=worker_claims,
+            load=self.given.load,
+            scope=self._scope,
         )
         self._runners.append(runner)
         worker = InProcessWorker(index, claims, runner)

@@ -87,6 +87,7 @@ class WorkerRunner:
         claims: shows the compute node which calls have begun.
         around_import: context manager around each import of deployed code.
         load: imports deployed sources, like `indilog_compute.workers.loader.load`.
+        scope: the scope of its logs (`RemoteLogs`).
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class WorkerRunner:
         claims: WorkerClaims,
         around_import: Callable[[], AbstractContextManager[None]] = nullcontext,
         load: LoadSources = load,
+        scope: object | None = None,
     ) -> None:
+        self._scope = scope
         self._load_sources = load
         self._around_import = around_import
         self._directory = directory
@@ -132,7 +135,7 @@ class WorkerRunner:
             case Welcome():
                 self._link = link
                 self._asker = LimitedLink(link, message.limits)
-                self._logs = RemoteLogs(self._asker)
+                self._logs = RemoteLogs(self._asker, self._scope)
             case _:
                 raise NotReadyError(f"A worker is not asked {type(message).__name__}.")
 

@@ -418,7 +418,8 @@ async def functions_in_process(platform: Platform) -> AsyncIterator[FunctionsInP
     from indilog_compute.workers.host import FunctionHost
     from indilog_compute.workers.in_process import InProcessWorkers, client_link
 
-    workers, logs = InProcessWorkers(), platform.logs
+    logs = platform.logs
+    workers = InProcessWorkers(logs)
     node = node_config(platform.config.node, workers=1, workers_max=0)
     config = dataclasses.replace(platform.config, node=node)
     host = FunctionHost(config, logs, node_name=logs.node, start_worker=workers.start)

@@ -528,3 +528,29 @@ async def test_a_sync_body_runs_in_a_thread_also_as_a_partial(flow: Flow) -> Non
         ]
 
     assert await (await bodies.start()).result(5) == [False, False, False, True]
+
+
+async def test_a_flow_with_another_platform_knows_nothing_of_the_one_before() -> None:
+    flow = Flow("shop")
+
+    @flow.workflow
+    async def wait_for_go(wf: Workflow) -> str:
+        go: str = await wf.signal("go")
+        return go
+
+    for cancelled_first in (True, False):  # the second run begins at a lower seqnum
+        logs = MemoryLogs()
+        flow.attach(logs)
+        if cancelled_first:
+            for number in range(50):
+                await logs.log("other").append(b"%d" % number)
+        handle = await wait_for_go.start(id="a")
+        if cancelled_first:
+            await handle.cancel()
+            with pytest.raises(RunCancelledError):
+                await handle.result(20)
+        else:
+            await handle.signal("go", "went")
+            assert await handle.result(20) == "went"
+        assert [status.id for status in await flow.runs()] == ["a"]
+        await flow.runner.stop()

@@ -157,13 +157,13 @@ async def test_runs_are_listed_and_shown_as_by_a_client() -> None:
             await c.runs()
 
 
-async def test_the_attributes_of_a_flow_are_restored_when_the_cluster_ends() -> None:
-    before = dict(vars(flow))
-    async with cluster() as c:
-        await c.deploy(app)
-        await (await order.start("tea")).result(timeout=30)
-        assert vars(flow) != before
-    assert vars(flow) == before
+async def test_a_flow_begins_anew_in_each_cluster() -> None:
+    for _ in range(2):
+        async with cluster() as c:
+            await c.deploy(app)
+            assert await flow.runs() == []
+            await (await order.start("tea", id="same")).result(timeout=30)
+            assert [run.id for run in await flow.runs()] == ["same"]
 
 
 APP_WITH_HELPER = """
