@@ -34,11 +34,12 @@ from indilog.base.log import (
 from indilog.base.retention import Retention, checked_retention
 from indilog.config import ClusterConfig
 from indilog.link.access import reach
+from indilog_compute.gateway.problems import STATUSES
 from indilog_compute.gateway.rpc import indilog_v1_pb2 as pb
 from indilog_compute.gateway.rpc.messages import retention_from, tag_to, tags_from
-from indilog_compute.gateway.rpc.status import CODES, PROBLEM
+from indilog_compute.gateway.rpc.status import PROBLEM
 
-_KINDS = {kind.__name__: kind for kind in CODES}
+_KINDS = {kind.__name__: kind for kind in STATUSES}
 _WAIT_S_MAX = 300.0
 Message: TypeAlias = Any
 """A message of the interface, or its class."""

@@ -23,6 +23,7 @@ from indilog.base.errors import (
     NotFoundError,
     NotReadyError,
     OutcomeUnknownError,
+    OverloadedError,
     QuorumUnavailableError,
     SealedError,
     TooLargeError,
@@ -36,31 +37,39 @@ from indilog.link.link_messages import LinkLostError
 
 MEDIA_TYPE: Final = "application/problem+json"
 
-_STATUS: Final[dict[type[Exception], HTTPStatus]] = {
-    UnauthorizedError: HTTPStatus.UNAUTHORIZED,
-    UnknownFunctionError: HTTPStatus.NOT_FOUND,
-    InvalidArgumentsError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    DeployError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    AppNameTakenError: HTTPStatus.CONFLICT,
-    ConflictError: HTTPStatus.CONFLICT,
-    ConfigError: HTTPStatus.CONFLICT,
-    ConditionFailedError: HTTPStatus.PRECONDITION_FAILED,
-    InvocationCancelledError: HTTPStatus.CONFLICT,
-    NotFoundError: HTTPStatus.NOT_FOUND,
-    WrongStateError: HTTPStatus.CONFLICT,
-    InvalidTagError: HTTPStatus.BAD_REQUEST,
-    ValueError: HTTPStatus.BAD_REQUEST,
-    TypeError: HTTPStatus.BAD_REQUEST,
-    TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    TrimmedError: HTTPStatus.GONE,
-    DiskFullError: HTTPStatus.INSUFFICIENT_STORAGE,
-    NotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    LinkLostError: HTTPStatus.SERVICE_UNAVAILABLE,
-    QuorumUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    SealedError: HTTPStatus.SERVICE_UNAVAILABLE,
-    OutcomeUnknownError: HTTPStatus.GATEWAY_TIMEOUT,
-    WorkerCrashedError: HTTPStatus.INTERNAL_SERVER_ERROR,
+STATUSES: Final[dict[type[Exception], tuple[HTTPStatus, str]]] = {
+    UnauthorizedError: (HTTPStatus.UNAUTHORIZED, "UNAUTHENTICATED"),
+    UnknownFunctionError: (HTTPStatus.NOT_FOUND, "NOT_FOUND"),
+    NotFoundError: (HTTPStatus.NOT_FOUND, "NOT_FOUND"),
+    InvalidArgumentsError: (HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_ARGUMENT"),
+    InvalidTagError: (HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT"),
+    ValueError: (HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT"),
+    TypeError: (HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT"),
+    TooLargeError: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "INVALID_ARGUMENT"),
+    DeployError: (HTTPStatus.UNPROCESSABLE_ENTITY, "FAILED_PRECONDITION"),
+    ConfigError: (HTTPStatus.CONFLICT, "FAILED_PRECONDITION"),
+    ConditionFailedError: (HTTPStatus.PRECONDITION_FAILED, "FAILED_PRECONDITION"),
+    WrongStateError: (HTTPStatus.CONFLICT, "FAILED_PRECONDITION"),
+    AppNameTakenError: (HTTPStatus.CONFLICT, "ALREADY_EXISTS"),
+    ConflictError: (HTTPStatus.CONFLICT, "ABORTED"),
+    InvocationCancelledError: (HTTPStatus.CONFLICT, "CANCELLED"),
+    TrimmedError: (HTTPStatus.GONE, "OUT_OF_RANGE"),
+    DataLossError: (HTTPStatus.INTERNAL_SERVER_ERROR, "DATA_LOSS"),
+    DiskFullError: (HTTPStatus.INSUFFICIENT_STORAGE, "RESOURCE_EXHAUSTED"),
+    OverloadedError: (HTTPStatus.SERVICE_UNAVAILABLE, "RESOURCE_EXHAUSTED"),
+    NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "UNAVAILABLE"),
+    LinkLostError: (HTTPStatus.SERVICE_UNAVAILABLE, "UNAVAILABLE"),
+    QuorumUnavailableError: (HTTPStatus.SERVICE_UNAVAILABLE, "UNAVAILABLE"),
+    SealedError: (HTTPStatus.SERVICE_UNAVAILABLE, "UNAVAILABLE"),
+    OutcomeUnknownError: (HTTPStatus.GATEWAY_TIMEOUT, "DEADLINE_EXCEEDED"),
+    WorkerCrashedError: (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL"),
+    FunctionFailedError: (HTTPStatus.INTERNAL_SERVER_ERROR, "UNKNOWN"),
 }
+"""The HTTP status and the gRPC code of each error; a subclass without an entry has those of its
+base.
+"""
+_INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL")
+_TEMPORARY: Final = (HTTPStatus.SERVICE_UNAVAILABLE, "UNAVAILABLE")
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,9 +97,16 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     last_seqnum: int | None = None
 
 
+def statuses_of(error: Exception) -> tuple[HTTPStatus, str]:
+    """Return the HTTP status and the name of the gRPC code of an error."""
+    if isinstance(error, FunctionFailedError) and error.temporary:
+        return _TEMPORARY
+    return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), _INTERNAL)
+
+
 def problem_of(error: Exception) -> Problem:
     """Return the problem that describes `error` to an HTTP caller."""
-    status = _status(error)
+    status, _ = statuses_of(error)
     return Problem(
         title=type(error).__name__,
         status=int(status),
@@ -116,15 +132,6 @@ def _next_seqnum(error: Exception) -> int | None:
     if isinstance(error, TrimmedError):
         return error.first_seqnum
     return error.next_seqnum if isinstance(error, DataLossError) else None
-
-
-def _status(error: Exception) -> HTTPStatus:
-    if isinstance(error, FunctionFailedError) and error.temporary:
-        return HTTPStatus.SERVICE_UNAVAILABLE
-    return next(
-        (_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS),
-        HTTPStatus.INTERNAL_SERVER_ERROR,
-    )
 
 
 def problem(status: HTTPStatus, detail: str) -> Problem:

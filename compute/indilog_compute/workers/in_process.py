@@ -22,11 +22,10 @@ from indilog.link.link import Link
 from indilog.link.link import Serve as ServeLink
 from indilog.link.link_messages import LINK_VERSION, Greeting, Limits, Question, Welcome
 from indilog.link.link_pair import link_pair
-from indilog.link.worker_messages import ServicesChanged, ThreadsLeft
 from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
 from indilog_compute.workers.host import FunctionHost
 from indilog_compute.workers.loader import LoadedDeployment, check_app, load
-from indilog_compute.workers.process import STOP_S, OutputLimits, Serve, Worker
+from indilog_compute.workers.process import STOP_S, OutputLimits, Serve, Worker, handle_message
 from indilog_compute.workers.runner import WorkerRunner
 
 _LOADED: Final = itertools.count(1)
@@ -172,13 +171,7 @@ class InProcessWorkers:
         worker = InProcessWorker(index, claims, runner)
 
         def served(_link: Link, call: int, message: Question | Greeting) -> None:
-            if isinstance(message, ServicesChanged):
-                worker.services = message.services
-            elif isinstance(message, ThreadsLeft):
-                worker.threads_left = message.count
-                on_threads_left(worker)
-            else:
-                serve(worker, call, message)
+            handle_message(worker, call, message, serve, on_threads_left)
 
         def lost(_link: Link) -> None:
             worker.replace()

@@ -122,6 +122,24 @@ Serve: TypeAlias = Callable[[Worker, int, Question | Greeting], None]
 """Answers a question of a worker."""
 
 
+def handle_message(
+    worker: Worker,
+    call: int,
+    message: Question | Greeting,
+    serve: Serve,
+    on_threads_left: Callable[[Worker], None],
+) -> None:
+    """Note what a worker reports of itself; `serve` answers its other messages."""
+    match message:
+        case ServicesChanged():
+            worker.services = message.services
+        case ThreadsLeft():
+            worker.threads_left = message.count
+            on_threads_left(worker)
+        case _:
+            serve(worker, call, message)
+
+
 class StartWorker(Protocol):
     """Starts a worker, with a private `directory`."""
 
@@ -335,13 +353,8 @@ async def start(
         if isinstance(message, Ready):
             assert message.version == LINK_VERSION, "a worker runs the same code"
             ready.set()
-        elif isinstance(message, ServicesChanged):
-            worker.services = message.services
-        elif isinstance(message, ThreadsLeft):
-            worker.threads_left = message.count
-            on_threads_left(worker)
         else:
-            serve(worker, call, message)
+            handle_message(worker, call, message, serve, on_threads_left)
 
     def lost(_link: Link) -> None:
         worker.lost()
