@@ -21,21 +21,25 @@ import msgspec
 import pytest
 import structlog
 
-from bokiflow import Flow, Startable, Workflow
+from bokiflow import Flow, RunEndedError, Startable, UnknownRunError, Workflow
 from bokiflow import runner as runner_module
 from bokiflow.ownership.executor import Executor
+from bokiflow.ownership.partition import OwnedPartition
+from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.records import (
     RUNS_TAG,
     RunFinished,
     RunRecord,
     RunStarted,
+    RunWaits,
     StepDecided,
     run_in,
     run_record,
 )
 from bokiflow.runs.run_log import read_run
 from bokiflow.runs.run_state import Run
+from bokiflow.taking import Taking
 from indilog.base.errors import IndilogError, NotReadyError
 from indilog.base.log import Entry, Session
 from indilog.testing import MemoryLog, MemoryLogs
@@ -44,6 +48,7 @@ from tests.support.hooked_log import HookedLog, Hooks, Read
 from tests.unit.bokiflow.processes import kill
 
 LEASE_S = 4.0
+PASSIVE_AFTER_S = 1.0
 YEAR_S = 366 * 86_400.0
 STEPS = 3
 HOSTILE_S = 60.0
@@ -85,12 +90,21 @@ class Bodies:
         return value
 
 
+class ProcessLog(HookedLog):
+    """A log that shares nothing with other processes, such as an estimate of its time."""
+
+    @property
+    def scope(self) -> Any:  # noqa: ANN401 - narrower in the base
+        return self._hooks
+
+
 class View(Hooks):
     """The log as one process reaches it: slowly at times, and not at all while it is cut off."""
 
-    def __init__(self, logs: MemoryLogs, dice: random.Random) -> None:
-        self._logs = logs
-        self._dice = dice
+    def __init__(self, world: World) -> None:
+        self._logs = world.logs
+        self._dice = world.dice
+        self._passive = world.passive
         self.is_cut = False
         self.is_dead = False
         self.late_s = 0.0
@@ -98,9 +112,12 @@ class View(Hooks):
         self._never = asyncio.Event()
 
     def log(self, name: str) -> MemoryLog:
-        return HookedLog(name, logs=self._logs, session=Session(), hooks=self)
+        return ProcessLog(name, logs=self._logs, session=Session(), hooks=self)
 
     async def before_append(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if isinstance(run_record(entry.data), RunWaits):
+                self._passive[run_in(tuple(entry.tags)) or ""].set()
         await self._reach()
         if self.late_s and self._dice.random() < 0.5:
             try:
@@ -132,12 +149,12 @@ class View(Hooks):
 
 
 class Process:
-    """A process with the workflow `work` and a driver."""
+    """A process with the workflows `work` and `rest`, and a driver."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name = name
-        self.view = View(world.logs, world.dice)
-        self.flow = Flow("shop", lease=LEASE_S, partitions=8)
+        self.view = View(world)
+        self.flow = Flow("shop", lease=LEASE_S, partitions=8, passive_after=PASSIVE_AFTER_S)
         self.flow.attach(self.view)
         self.context: Context = copy_context()
         self.context.run(AHEAD.set, world.dice.choice([0.0, YEAR_S, -YEAR_S, 1.0]))
@@ -151,7 +168,14 @@ class Process:
                 )
             return values[1:]
 
+        async def rest(wf: Workflow, first_s: float, then_s: float) -> str:
+            await wf.sleep(first_s)
+            said: str = await wf.signal("go")
+            await wf.sleep(then_s)
+            return said
+
         self.work: Startable[list[int]] = self.flow.workflow(work)
+        self.rest: Startable[str] = self.flow.workflow(rest)
         self.driver = asyncio.get_running_loop().create_task(
             self.flow.drive(self.view), context=self.context
         )
@@ -165,16 +189,24 @@ class Process:
         with suppress(IndilogError):
             await self.work.start(id=run)
 
+    async def start_to_rest(self, run: str, first_s: float, then_s: float) -> None:
+        with suppress(IndilogError):
+            await self.rest.start(first_s, then_s, id=run)
+
 
 class World:
     """Processes that share only the log."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, rests: bool) -> None:
+        self.rests = rests
         self.dice = random.Random(seed)
         self.logs = MemoryLogs(clock=lambda: asyncio.get_running_loop().time())
         self.bodies = Bodies(self.dice)
         self.processes: list[Process] = []
         self.dead: list[Process] = []
+        self.signalled: set[str] = set()
+        self.passive: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """Set when a run is about to be removed from memory."""
         self._names = 0
 
     def add(self) -> None:
@@ -194,12 +226,37 @@ class World:
             run = None if self.dice.random() < 0.5 else f"run-{number}"
             number += 1
             starting.append(loop.create_task(process.start(run), context=process.context))
+            if self.rests and self.dice.random() < 0.5:
+                starting.append(loop.create_task(self._rest(f"rest-{number}")))
             if self.dice.random() < 0.5:
                 self.dice.choice(events)(self.dice.choice(self.processes))
         for process in self.processes:
             process.view.is_cut, process.view.late_s = False, 0.0
         await asyncio.wait(starting, timeout=LEASE_S)
         await self._end(loop.time() + CALM_S)
+
+    async def _rest(self, run: str) -> None:
+        """Start a run that waits most of the time, and signal it until that is acknowledged."""
+        dice, loop = self.dice, asyncio.get_running_loop()
+        waits = dice.choice([0.0, 2.0, 9.0]), dice.choice([0.0, 9.0, 40.0])
+        process = dice.choice(self.processes)
+        start = loop.create_task(process.start_to_rest(run, *waits), context=process.context)
+        await asyncio.wait({start}, timeout=4 * LEASE_S)  # the process may have crashed
+        while run not in self.signalled and loop.time() < HOSTILE_S + CALM_S / 2:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(dice.choice([0.0, 5.0, 20.0])):
+                    await self.passive[run].wait()
+            self.passive[run].clear()
+            process = dice.choice(self.processes)
+            signal = process.flow.handle("rest", run).signal("go", run, key="go")
+            task = loop.create_task(signal, context=process.context)
+            try:
+                await asyncio.wait_for(task, 2 * LEASE_S)
+                self.signalled.add(run)
+            except RunEndedError:  # an earlier signal arrived, although nothing said so
+                return
+            except (IndilogError, UnknownRunError, TimeoutError):
+                await asyncio.sleep(LEASE_S / 4)
 
     async def _end(self, deadline: float) -> None:
         while asyncio.get_running_loop().time() < deadline:
@@ -243,10 +300,14 @@ async def check(world: World) -> None:
     """Check what happened, from what bodies and records say."""
     runs = await world.runs()
     assert len(runs) > 10
+    assert bool(world.signalled) is world.rests, "some of those that rest were signalled"
     assert not world.bodies.overlaps, "one body of a step at a time"
     for name, run in runs.items():
         assert run.finished is not None, f"{name} ends"
         assert run.finished.failure is None, f"{name}: {run.finished.failure}"
+        if name.startswith("rest-"):
+            assert msgspec.json.decode(run.finished.result) == name, "the signal arrived"
+            continue
         result = msgspec.json.decode(run.finished.result, type=list[int])
         decided = [msgspec.json.decode(step.result) for step in run.steps.values()]
         assert result == decided, f"{name} ends with what was decided"
@@ -271,9 +332,9 @@ def simulated(dice: random.Random) -> Iterator[None]:
         yield
 
 
-def play(seed: int, *events: str) -> None:
+def play(seed: int, *events: str, rests: bool) -> None:
     async def main() -> None:
-        world = World(seed)
+        world = World(seed, rests=rests)
         with simulated(random.Random(seed)):
             await world.live([getattr(world, event) for event in events])
             await check(world)
@@ -288,9 +349,11 @@ def play(seed: int, *events: str) -> None:
 ALL = ("crash", "cut", "be_slow")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_one_body_of_a_step_runs_at_a_time_and_every_run_ends(seed: int) -> None:
-    play(seed, *ALL)
+@pytest.mark.parametrize(
+    ("seed", "rests"), [*((seed, False) for seed in SEEDS), *((seed, True) for seed in range(3))]
+)
+def test_one_body_of_a_step_runs_at_a_time_and_every_run_ends(seed: int, *, rests: bool) -> None:
+    play(seed, *ALL, rests=rests)
 
 
 # --- planted faults
@@ -306,7 +369,15 @@ def _any_epoch(self: Run, seqnum: int, time: float, record: RunRecord | None) ->
     return _applied(self, seqnum, time, record)
 
 
+def _only_of_running(
+    self: Runner, partition: OwnedPartition, run: str, record: RunRecord | None
+) -> None:
+    if run in self.running or isinstance(record, RunStarted):
+        _noted(self, partition, run, record)
+
+
 _applied = Run.apply
+_noted = Runner._on_news
 FAULTS: dict[str, Callable[[], Any]] = {
     "no epochs": lambda: mock.patch.object(Run, "apply", _any_epoch),
     "no watchdog": lambda: mock.patch.object(Executor, "_watch", _nothing),
@@ -314,14 +385,22 @@ FAULTS: dict[str, Callable[[], Any]] = {
         runner_module, partition_tag=lambda _: "elsewhere", INBOX_TAG=RUNS_TAG
     ),
 }
+FAULTS_OF_PASSIVE_RUNS: dict[str, Callable[[], Any]] = {
+    "a passive run is not woken by its timer": lambda: mock.patch.object(
+        Taking, "wake_at", return_value=None
+    ),
+    "a passive run is not woken by its signal": lambda: mock.patch.object(
+        Runner, "_on_news", _only_of_running
+    ),
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *FAULTS_OF_PASSIVE_RUNS])
 def test_planted_faults_are_caught(fault: str) -> None:
     def caught(seed: int) -> bool:
         try:
-            with FAULTS[fault]():
-                play(seed, *ALL)
+            with (FAULTS | FAULTS_OF_PASSIVE_RUNS)[fault]():
+                play(seed, *ALL, rests=fault in FAULTS_OF_PASSIVE_RUNS)
         except AssertionError:
             return True
         return False
