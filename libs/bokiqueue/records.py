@@ -19,7 +19,7 @@ import msgspec
 from bokiqueue.errors import QueueSettingsError, QueueVersionError
 from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 
-VERSION: Final = 2
+VERSION: Final = 3
 FORMAT: Final = RecordFormat(b"\xb0Q", VERSION, of="BokiQueue", error=QueueVersionError)
 SHARDS_MAX: Final = 1024
 PRIORITY_MAX: Final = 9
@@ -87,10 +87,9 @@ class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="acknowledge
     messages: tuple[_SeqNum, ...]
 
 
-class Requeue(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
+class Requeue(msgspec.Struct, frozen=True, array_like=True, tag="requeue"):
     """Make the named messages ready again after `delay_s` seconds, if the claim holds them.
 
-    The tag is part of the record format, so it does not change with the name of the class.
     `is_no_try`: no consumer got the messages, so this delivery is no try.
     """
 

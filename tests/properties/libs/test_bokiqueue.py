@@ -183,7 +183,7 @@ class Person:
             if what == "acknowledge":
                 command = Acknowledge(claim, messages)
                 await delivery.acknowledge()
-            elif what == "give back":
+            elif what == "requeue":
                 command = Requeue(claim, messages, options[0])
                 await delivery.requeue(delay=options[0])
             else:
@@ -207,7 +207,7 @@ actions = st.one_of(
     st.tuples(st.just("take"), seconds),
     st.tuples(st.just("take"), seconds),
     st.tuples(st.just("acknowledge")),
-    st.tuples(st.just("give back"), st.sampled_from([0.0, 1.0])),
+    st.tuples(st.just("requeue"), st.sampled_from([0.0, 1.0])),
     st.tuples(st.just("extend"), seconds),
     st.tuples(st.just("pass"), seconds),
 )  # fmt: skip
