@@ -67,15 +67,16 @@ class UnfinishedOperationError(FlowError):
 
 
 class ChangedWorkflowError(FlowError):
-    """The code does not match the decided steps, because their sequence has changed.
+    """An execution of the code does not match the decided steps: the code has changed, or it is not
+    deterministic.
 
     The run is parked and keeps its steps. It continues when matching code is deployed.
 
     Attributes:
         run: the run's id.
-        number: number of the step at which code and log differ.
+        number: number of the step at which execution and log differ.
         decided: the step in the log; None if there is none.
-        found: the step in the code; None: the code ends before.
+        found: the step that this execution called; None: it ended before.
     """
 
     def __init__(
@@ -87,13 +88,14 @@ class ChangedWorkflowError(FlowError):
         raised: BaseException | None = None,
     ) -> None:
         if raised is not None:
-            does = f"ends before it with {type(raised).__name__}: {raised!s:.300}"
+            did = f"ended before it with {type(raised).__name__}: {raised!s:.300}"
         else:
-            does = "ends before it" if found is None else f"does {found!r} there"
+            did = "ended before it" if found is None else f"called {found!r} there"
         super().__init__(
             f"Run {run!r} does not match the code: step {number} was decided as {decided!r}, "
-            f"the code {does.rstrip('.')}. "
-            "Deploy code that does the same steps first, or let old runs end."
+            f"but this execution {did.rstrip('.')}. "
+            "Deploy code that does the same steps first, or let old runs end. "
+            "If the code has not changed, it is not deterministic."
         )
         self.run = run
         self.number = number

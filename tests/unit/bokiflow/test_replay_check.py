@@ -97,11 +97,17 @@ async def test_code_that_continues_the_run_is_accepted(body: Body) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (inserted, "step 1 was decided as 'step price', the code does 'step check' there"),
-        (renamed_in_branch, "step 3.2.1 was decided as 'step b', the code does 'step c' there"),
-        (less_in_branch, "step 3.2.1 was decided as 'step b', the code ends before it"),
-        (shortened, "step 2 was decided as 'lock shelf', the code ends before it"),
-        (failing, "the code ends before it with ValueError: wrong"),
+        (
+            inserted,
+            "step 1 was decided as 'step price', but this execution called 'step check' there",
+        ),
+        (
+            renamed_in_branch,
+            "step 3.2.1 was decided as 'step b', but this execution called 'step c' there",
+        ),
+        (less_in_branch, "step 3.2.1 was decided as 'step b', but this execution ended before it"),
+        (shortened, "step 2 was decided as 'lock shelf', but this execution ended before it"),
+        (failing, "but this execution ended before it with ValueError: wrong"),
         (with_arguments, "item"),
     ],
 )
