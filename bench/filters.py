@@ -1,9 +1,9 @@
-"""The latency of reads by tag as the number of tags grows: `read_next` on a log with 10^3 and one
-with 10^5 tags, and JetStream's direct get by subject (WORKLOADS 7).
+"""The latency of reads by tag as the number of tags grows (WORKLOADS 7). It compares `read_next`
+with JetStream's direct get by subject, with 10^3 and 10^5 tags.
 
 Both logs have the same number of small records, spread evenly over the tags. Each read asks for the
-next record with a tag from a place between two records with that tag, so the answer does not follow
-from the place alone. No read begins before the first record with its tag: such reads always go to
+next record with a tag from a place between two records with that tag. So the answer does not follow
+from the place alone. No read begins before the first record with its tag. Such reads always go to
 the index tier, because the local index cannot know that no earlier record exists.
 
 Three sides: IndiLog (its local index knows the tags), IndiLog without a local index (the index tier

@@ -107,8 +107,8 @@ async def compare(asked: argparse.Namespace) -> tuple[Found, dict[str, str]]:
 def row_of(
     side: str, operation: str, found: Mapping[Cell, Rounds], callers: Sequence[int]
 ) -> list[str]:
-    """Return a side's medians for an operation, and their ratios to the base in the same rounds:
-    the latency of one caller, and the throughput of many.
+    """Return a side's medians for an operation, and their ratios to the base in the same rounds.
+    They are the latency of one caller, and the throughput of many.
     """
     row = []
     for count in callers:

@@ -3,7 +3,7 @@ deliveries.
 
 Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
 shards as consumers, or `--shards`. Then the producers stop and the consumers empty the queue. The
-check uses the messages that consumers received: each message must be acknowledged exactly once, and
+check uses the messages that consumers received. Each message must be acknowledged exactly once, and
 the first deliveries of each shard must be in the order of its pushes. Records a message are those
 of the log, with pushes, claims, acknowledgements and checkpoints. Before that, round trips are
 measured: one push, pop and acknowledgement after the other, by 1 and 64 callers.

@@ -1,12 +1,12 @@
 """Checks that memory, index entries and disk usage do not grow under retention and trims (T7).
 
-A platform embedded in this process serves a mixed load at a fixed rate. It has a log under
-retention whose records have new tags only, a log that is trimmed as a whole, and tags that are
-trimmed one by one. It also has a queue whose messages are acknowledged, and objects that are
-changed and collected. Every figure of every part is sampled each second. After a warm-up, in which
-caches fill, a straight line is fitted through the samples of each figure. A slope counts as a trend
-if both halves of the run have slopes of the same sign, and if it adds more than `--noise` of the
-mean during the run.
+A platform embedded in this process serves a mixed load at a fixed rate. One log is under retention,
+and its records have new tags only. Another is trimmed as a whole, and some tags are trimmed one by
+one. It also has a queue whose messages are acknowledged, and objects that are changed and
+collected. Every figure of every part is sampled each second. After a warm-up, in which caches fill,
+a straight line is fitted through the samples of each figure. A slope counts as a trend if both
+halves of the run have slopes of the same sign. It must also add more than `--noise` of the mean
+during the run.
 
     python -m bench.soak [--seconds 600] [--warm-up 150] [--rate 400] [--noise 0.05] [--all]
                          [--tracemalloc]

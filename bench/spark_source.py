@@ -1,5 +1,6 @@
-"""Measures rows and bytes per second of three readers: the Spark data source over a data directory,
-one Python process that reads its segments, and Spark over Parquet files of the same data.
+"""Measures rows and bytes per second of three readers of the same data. They are the Spark data
+source over a data directory, one Python process that reads its segments, and Spark over Parquet
+files.
 
     python -m bench.spark_source [--records 1000000] [--record-bytes 100 1024] [--rounds 3]
                                  [--master local[2]]

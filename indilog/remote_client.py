@@ -391,7 +391,7 @@ class RemoteClient(Runs[str]):
         """Remove an application; return what was deployed.
 
         When this returns, the compute node that answers sends no new call to it, and its services
-        and schedules have ended there; the other nodes follow. Running calls finish. A recorded
+        and schedules have ended there. The other nodes follow. Running calls finish. A recorded
         invocation that has not begun fails when it is due, unless the application is deployed again
         by then. The logs stay, and another deployment continues with them.
 

@@ -174,9 +174,9 @@ class ScalogLog:
         """Return the record at `seqnum` of this log, which `shard` stores; None: it proves that
         there is no such record (`readRecord`).
 
-        The compute node that writes the shard is asked, because it may have the record in memory;
-        if no client is connected to it, any one is asked. So a wrong shard costs time only. The
-        read sees every record that was acknowledged before it was called.
+        The compute node that writes the shard is asked, because it may have the record in memory.
+        If no client is connected to it, any other one is asked. So a wrong shard costs time only.
+        The read sees every record that was acknowledged before it was called.
 
         Raises:
             TrimmedError, DataLossError and others: as `Log.read`.

@@ -1,8 +1,8 @@
 """A hook of mkdocs: pages of the site that are kept outside `docs/`.
 
 README.md, CONTRIBUTING.md, SECURITY.md and CHANGELOG.md stand in the root folder, where people and
-code hosts look for them. The site shows them too, with their links turned: `docs/API.md` is
-`API.md` there, and what is no page of the site leads to the file in the repository.
+code hosts look for them. The site shows them too, with other links. `docs/API.md` is `API.md`
+there, and what is no page of the site leads to the file in the repository.
 """
 
 from __future__ import annotations

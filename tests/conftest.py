@@ -3,9 +3,9 @@
 `--all` also runs the tests marked `repeated`: they repeat others with another process, layout or
 seed. `HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
 `./test` uses) always tries the same ones, `nightly` tries many. `--seeds N` gives the tests marked
-`heavy` more seeds than their own moderate number, `--messages N` those of queues more messages,
-`--transactions N` that of serializability more transactions, `--runs N` that of workflows more
-runs.
+`heavy` more seeds than their own moderate number. `--messages N` gives those of queues more
+messages, and `--runs N` that of workflows more runs. `--transactions N` gives that of
+serializability more transactions.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ def read_in(node: ast.AST) -> Iterator[str]:
 
 
 def read_before_awaiting(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and name of attributes that are read, kept while something is awaited, and used
-    then, all in one expression; also of those that `+=` changes so.
+    """Yield line and name of attributes that one expression reads, keeps while it awaits something,
+    and then uses. `+=` reads its target in the same way.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.AugAssign) and awaits(node.value):

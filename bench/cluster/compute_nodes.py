@@ -1,6 +1,6 @@
 """Measures processor time per append, by role, with 1, 2 and 4 compute nodes (thesis 7.2.4).
 
-Every compute node is a process of its own and appends at the same fixed rate, so more compute nodes
+Every compute node is a process of its own and appends at the same fixed rate. So more compute nodes
 mean more appends, not longer waits. Two cores cannot show growing throughput, but the cost of an
 append shows what would limit it. Each record has the tag of the log and `--tags` further
 tags: new ones, or ones from a pool of `--pool` tags of its compute node.

@@ -1,7 +1,7 @@
-"""Measures writes and watches of metadata stores: the embedded one in its own process and served to
-another process, one ZooKeeper server, and an ensemble of three.
+"""Measures writes and watches of metadata stores. These are the embedded one (in its own process,
+and served to another), one ZooKeeper server, and an ensemble of three.
 
-A write is a compare-and-set of a key of the caller's own, durable when it returns: each store syncs
+A write is a compare-and-set of a key of the caller's own, durable when it returns. Each store syncs
 it to disk, the ensemble on two servers. The latency of a watch is the time from the start of a
 write until another client has its value. All servers run on this machine.
 

@@ -1,5 +1,5 @@
-"""Measures BokiStore when all callers change one object: `--callers` callers at once, each with one
-object of its own, all with the same one, and all with the same one from `--processes` processes.
+"""Measures BokiStore when all of `--callers` callers change one object at once. It compares an
+object for each caller, the same one for all, and the same one from `--processes` processes.
 
 Each caller takes one piece of a stock by a transaction that reads and writes it. Sides: a step of a
 workflow (`wf.transact`), a transaction (`Store.transact`), and an operation with a condition

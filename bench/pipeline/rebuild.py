@@ -3,8 +3,8 @@
 
 A platform first appends the records, with `durability = "memory"`, because this part is not
 measured. Each record has the tag of its log and `--tags-each` tags of `--tags`. Then each side runs
-in a process of its own, interleaved. The sides read the image of the directory, all columns as
-Arrow batches, or seqnum and data; or they rebuild all snapshots, in one process or in a Spark
+in a process of its own, interleaved. Some sides read: the image of the directory, all columns as
+Arrow batches, or seqnum and data. The others rebuild all snapshots, in one process or in a Spark
 session. One side is a Spark session that runs an empty task. The medians of the rounds are shown.
 
 CPU seconds are those of the work, without imports. Those of Spark are of the process and its

@@ -1,6 +1,6 @@
-"""IndiLog as a side of comparisons, in four ways: embedded in the client process; the client
-process as a compute node of a cluster; the client process as one of three processes with all roles;
-a client over the network (`indilog.connect`).
+"""IndiLog as a side of comparisons, in four ways. It is embedded in the client process, or used
+over the network (`indilog.connect`). Or the client process is a compute node of a cluster, or one
+of three processes with all roles.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ async def compute_node(address: dict[str, Any], client: int, callers: int) -> As
 
 @asynccontextmanager
 async def one_of_three(address: dict[str, Any], client: int, callers: int) -> AsyncIterator[Peer]:
-    """Be a process of the cluster at `address`, with a node of each kind: the last one, whose
-    sequencer is not the primary, or the one before.
+    """Be a process of the cluster at `address`, with a node of each kind. It is the last process,
+    whose sequencer is not the primary, or the one before.
     """
     async with platforms.joined_as(f"node-{2 - client}", address["metadata"]) as log:
         yield IndiLog(client, log)

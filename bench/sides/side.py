@@ -1,8 +1,8 @@
 """The interface of a side in a comparison of logs: append with a tag, read by tag, and both
 alternately (WORKLOADS 2).
 
-A side is opened in a client process of its own (`bench.sides.client`), for a number of callers that
-call in closed loops as tasks of one uvloop.
+A side is opened in a client process of its own (`bench.sides.client`). Its callers call in closed
+loops as tasks of one uvloop.
 """
 
 from __future__ import annotations

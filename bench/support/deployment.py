@@ -1,5 +1,5 @@
-"""A platform with one application, for benchmarks over HTTP: a process of its own, as `indilog up`
-starts it, on a free port and with a temporary directory.
+"""A platform with one application, for benchmarks over HTTP. It is a process as `indilog up` starts
+it, on a free port and with a temporary directory.
 """
 
 from __future__ import annotations

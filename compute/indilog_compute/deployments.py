@@ -8,7 +8,7 @@ frees the name for any owner.
 A record summarises its application's earlier records, so they are trimmed when it is read
 (`collect`). A start therefore reads one record of each deployed application, and one of each of the
 `UNDEPLOYED_KEPT` applications that were undeployed last. When two nodes deploy at once, the later
-record does not summarise the earlier one; then nothing of that application is trimmed before its
+record does not summarise the earlier one. Then nothing of that application is trimmed before its
 next deployment.
 """
 
@@ -87,9 +87,9 @@ class Placed(NamedTuple):
     """A deployment and its place in the log.
 
     Attributes:
-        since: for each schedule, the time of the earliest deployment since which every deployment,
-            up to this one, has that schedule (log's time, seconds since 1970). Schedules that
-            differ only in `catch_up` count as the same.
+        since: for each schedule, the time of a deployment (log's time, seconds since 1970). It is
+            the earliest one from which on all deployments, up to this one, have that schedule.
+            Schedules that differ only in `catch_up` count as the same.
         time: when the deployment was made, by the wall clock of its writer, seconds since 1970.
         is_whole: whether this record alone, without those before it, gives the same result.
     """

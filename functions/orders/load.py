@@ -176,10 +176,10 @@ class Orders:
         taken = sum(book.taken(order) for order in self.placed)
         return (
             f"of {len(self.placed):,} orders of this run "
-            f"{', '.join(f'{ends[end]:,} were {end}' for end in _ENDS)}; "
-            f"the payment service holds {taken / 100:,.2f}, which is the total of the paid ones, "
-            f"although {book.failed:,} requests failed and {book.repeated:,} were repeated; "
-            f"the stock equals what the paid orders took; {sum(book.mails.values()):,} mails were "
+            f"{', '.join(f'{ends[end]:,} were {end}' for end in _ENDS)}. "
+            f"The payment service holds {taken / 100:,.2f}, which is the total of the paid ones, "
+            f"although {book.failed:,} requests failed and {book.repeated:,} were repeated. "
+            f"The stock equals what the paid orders took. {sum(book.mails.values()):,} mails were "
             "sent, none twice."
         )
 

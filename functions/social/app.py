@@ -1,9 +1,9 @@
 """The functions of the social network: register, login, profile, timeline, post, follow, and two
 bulk functions (load, objects).
 
-The state consists of BokiStore objects in the log `social`: `account:{user}` (name and password),
-`user:{user}` (followed people, followers, number of posts), `post:{id}`, `timeline:{user}` and
-`timeline` (the newest posts for one person, and for all).
+The state consists of BokiStore objects in the log `social`. `account:{user}` has name and password,
+`user:{user}` followed people, followers and number of posts. There is a `post:{id}` for each post.
+`timeline:{user}` and `timeline` have the newest posts for one person, and for all.
 """
 
 from __future__ import annotations

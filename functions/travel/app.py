@@ -5,10 +5,10 @@ the room back. A hotel and an airline are two companies, which share no transact
 the order, a child workflow that runs in the background. The log decides each operation once. So a
 reservation takes one room and one seat and leads to one order, even if workers crash meanwhile.
 
-The state consists of BokiStore objects in the log `travel`: `map` (places, prices and ratings of
-hotels), `hotel:{id}`, `rooms:{hotel}` and `seats:{flight}` (`capacity` and `left`), `user:{name}`,
-`reservation:{id}`, `order:{id}`, and `orders:{user}`. The runs of workflows are in the log
-`travel/flow`.
+The state consists of BokiStore objects in the log `travel`. `map` has places, prices and ratings of
+hotels; `rooms:{hotel}` and `seats:{flight}` have `capacity` and `left`. The others are
+`hotel:{id}`, `user:{name}`, `reservation:{id}`, `order:{id}` and `orders:{user}`. The runs of
+workflows are in the log `travel/flow`.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ def run_demo(
     """Run a demo as a command: print its table, then exit with a code.
 
     Raises:
-        typer.Exit: with code 1 if the check found a fault; with code 2, and a sentence on standard
+        typer.Exit: with code 1 if the check found a fault. With code 2, and a sentence on standard
             error, if the platform refuses or fails a necessary request.
     """
     console = Console()

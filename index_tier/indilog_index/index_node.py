@@ -537,7 +537,7 @@ class IndexNode:
     def _rebuild_for_lookups(self, now: Instant) -> list[Effect]:
         """Rebuild if a waiting lookup names an entry that replaced one of the applied entries.
 
-        While the log is idle, storage cannot show the replacement: the newest metalog may end
+        While the log is idle, storage cannot show the replacement. The newest metalog may end
         before our last position, so storage has no index data of it.
         """
         for lookup in self._waiting.unconfirmed():

@@ -405,7 +405,7 @@ class IndexStore:
     def _search_base(self, search: Search) -> ReadRows | None:
         """Search the part of the snapshot that is not in memory.
 
-        All matches of a row group are taken, also those that memory has now: memory may have
+        All matches of a row group are taken, also those that memory has now. Memory may have
         dropped them when the search resumes after a wait.
         """
         base, directory = self._base, self._directory

@@ -64,7 +64,7 @@ class WaitingLookups:
         """Remove and return the lookups that can be answered.
 
         A lookup can be answered if it asks only about positions below `position`, and `known`
-        returns that the entries and trims that it names are known.
+        returns True: the entries and trims that it names are known.
         """
         while self._by_position and self._by_position[0][0] <= position:
             _, origin, request = self._by_position.pop(0)

@@ -1,9 +1,9 @@
 """Identifiers of nodes, shards and records, and the hashing of tags.
 
 Identifiers are plain integers and strings at run time, so they need no extra space in columns and
-messages. A user's tag (text or integer) is hashed to 64 bits together with the name of its log, so
+messages. A user's tag (text or integer) is hashed to 64 bits together with the name of its log. So
 no log shows another log's records (PITFALLS 6). A record also carries the tag's text, which readers
-check, so after a hash collision a read continues its search and never returns a wrong record.
+check. So after a hash collision a read continues its search and never returns a wrong record.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Log(abc.ABC):
     """A named log: records in one total order, found by tag.
 
     **Session.** All calls through one `Log`, and through the client or context that created it,
-    form a session. A session reads its own writes and never goes back in time: a read sees at least
+    form a session. A session reads its own writes and never goes back in time. A read sees at least
     every record that an earlier call of the session returned.
 
     A read with `fresh=True` is linearizable over all sessions: it sees every record whose append
@@ -189,9 +189,9 @@ class Log(abc.ABC):
     seqnum raises `TrimmedError`.
 
     **Loss.** If the answer of a read is, or may be, a record that no replica has any more, the read
-    raises `DataLossError`; continue at its `next_seqnum`. A record whose tags are lost, too, may
-    have belonged to any log and tag. So every read that would skip this record raises, unless the
-    floor is above it. A lost record is never reported as absent.
+    raises `DataLossError`. Continue at the error's `next_seqnum`. A record whose tags are lost,
+    too, may have belonged to any log and tag. So every read that would skip this record raises,
+    unless the floor is above it. A lost record is never reported as absent.
 
     Every call may raise `NotReadyError` or `QuorumUnavailableError` (both retryable) when the
     platform cannot serve.
@@ -339,8 +339,8 @@ class Log(abc.ABC):
     async def set_retention(
         self, *, age_s: float | None = None, size_bytes: int | None = None
     ) -> None:
-        """Set which records of this log the platform trims: records ordered more than `age_s`
-        seconds ago, and records older than the newest `size_bytes` bytes (data and names).
+        """Set which records of this log the platform trims. These are records ordered more than
+        `age_s` seconds ago, and records older than the newest `size_bytes` bytes (data and names).
 
         The call replaces the whole policy. None means no bound, so without arguments all records
         are kept. When this returns, the policy is as durable as an append, and every later

@@ -1,8 +1,7 @@
 """Limits repeated log lines: the first lines of a kind are written, further lines are counted.
 
-A kind is an event of one logger at one level; the fields do not matter. So a client that causes a
-line with each request, or a fault that logs in each iteration, neither fills the disk nor hides
-other lines.
+A kind is an event of one logger at one level; the fields do not matter. A client may cause a line
+with each request, or a fault in each iteration. Neither fills the disk nor hides other lines.
 """
 
 from __future__ import annotations

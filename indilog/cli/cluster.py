@@ -1,6 +1,6 @@
-"""The commands `indilog cluster`: `init` and `key` make the keys of nodes; `status`, `nodes`,
-`shards` and `views` show a running cluster; `scale`, `drain`, `replace`,
-`finalize` and `rebalance` change it.
+"""The commands `indilog cluster`. `init` and `key` make the keys of nodes. `status`, `nodes`,
+`shards` and `views` show a running cluster; `scale`, `drain`, `replace`, `finalize` and `rebalance`
+change it.
 """
 
 from __future__ import annotations

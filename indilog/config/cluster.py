@@ -57,7 +57,7 @@ class ClusterConfig(Group):
     """Compute nodes."""
     shared_processes: int = 0
     """Processes over which the nodes of a new cluster are spread, so that each has a node of each
-    kind; 0: each node has a process of its own. `indilog up --nodes` sets it.
+    kind. 0: each node has a process of its own. `indilog up --nodes` sets it.
     """
     durability: Literal["fsync", "memory"] = "fsync"
     """`fsync`: acknowledged records survive a crash of the process and of the machine. `memory`:

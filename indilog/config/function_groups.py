@@ -94,7 +94,7 @@ class GatewayConfig(Group):
             lacks = "without a token" if not self.auth else "without TLS"
             raise ConfigError(
                 f"The gateway does not listen on {self.host} {lacks}, because others could reach "
-                "it there; give --tls-cert and --tls-key and leave out --no-auth, or listen on "
+                "it there. Give --tls-cert and --tls-key and omit --no-auth, or listen on "
                 "127.0.0.1."
             )
 

@@ -119,7 +119,7 @@ class MessagesConfig(Group):
         if self.node_keys is None and not is_loopback(self.node_host):
             raise ConfigError(
                 f"Nodes do not listen on {self.node_host} without keys, because every machine that "
-                "reaches it could read and append; make keys with `indilog cluster init` and set "
+                "reaches it could read and append. Make keys with `indilog cluster init` and set "
                 "node_keys, or listen on 127.0.0.1."
             )
         if self.node_keys is not None and self.transport == "zmq":

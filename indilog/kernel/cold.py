@@ -1,5 +1,5 @@
-"""Records on cold storage, as storage nodes know them: objects, the note of an object, and what a
-node asks of its cold store (decision 0039; content of an object: `indilog.kernel.cold_objects`).
+"""Records on cold storage, as storage nodes know them (decision 0039): objects, their notes, and
+what a node asks of its cold store. `indilog.kernel.cold_objects` defines the content of an object.
 
 An object holds all records of a range of localids of one shard. A note in the journal names the
 object. From then on, the node needs no batch of these records on its own disk.
@@ -181,8 +181,8 @@ class ColdBatchRead(NamedTuple):
 
 
 class ColdTags(NamedTuple):
-    """The tags of consecutive records: the seqnums (u64 each), the number of tags of each record
-    (u8), and the tags (u64 each, that of the log first).
+    """The tags of consecutive records: the seqnums (u64), the number of tags of each record (u8),
+    and the tags (u64, that of the log first).
     """
 
     seqnums: bytes

@@ -182,7 +182,7 @@ class Trimmed:
     def page(self, after: FloorCursor, count: int) -> tuple[tuple[Floor, ...], bool]:
         """Return the first `count` floors after a cursor, and whether no others follow.
 
-        Floors of logs come last: if a trim between two pages drops a tag's floor, the log's floor
+        Floors of logs come last. If a trim between two pages drops a tag's floor, the log's floor
         that covers it is in a later page. So all pages together have every floor that was there at
         the first page.
         """

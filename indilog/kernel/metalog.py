@@ -156,7 +156,7 @@ REPLICAS_MAX: Final = 16
 _ENTRY_BYTES: Final = 64
 _FLOOR_BYTES: Final = 29
 _COUNT_BYTES: Final = 12
-"""Largest encoded size of an entry, of a floor in it, and of a shard's count or writer in it: an
+"""Largest encoded size of an entry, of a floor in it, and of a shard's count or writer in it. An
 integer takes at most nine bytes, a shard three.
 """
 _NAME_BYTES: Final = NODE_NAME_MAX + 2

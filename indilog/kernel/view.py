@@ -274,15 +274,15 @@ def view_with(
     finalize: Collection[ShardId] = (),
     rebalanced: int = 0,
 ) -> View:
-    """Return the view that an entry at `position` installs after `view`, so that it has `members`;
-    `view` itself if nothing changes yet, or if `view` was installed for newer members.
+    """Return the view that an entry at `position` installs after `view`, so that it has `members`.
+    It is `view` itself if nothing changes yet, or if `view` was installed for newer members.
 
-    A new compute node gets a shard without writer, or a new one, on the storage nodes with the
-    fewest shards, in different zones where possible. The shard of a compute node that leaves keeps
-    its records, and gets no further ones from that node. A shard that is finalized gets no further
-    records, and its compute node gets a new shard. The slots of tags of that node go to the
-    compute nodes with the fewest slots; all other slots stay. A storage node leaves when it keeps
-    no shard. New index shards get positions after the entry.
+    A new compute node gets a shard without writer, or a new one. A new shard is on the storage
+    nodes with the fewest shards, in different zones where possible. The shard of a compute node
+    that leaves keeps its records, and gets no further ones from that node. A shard that is
+    finalized gets no further records, and its compute node gets a new shard. The slots of tags of
+    that node go to the compute nodes with the fewest slots; all other slots stay. A storage node
+    leaves when it keeps no shard. New index shards get positions after the entry.
 
     Args:
         view: the newest view.
@@ -355,7 +355,7 @@ def _has_same_nodes(view: View, following: View) -> bool:
 
 
 def _homes_with(homes: tuple[NodeId, ...], engines: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
-    """Return the compute node of each slot: the slots of nodes that leave go to those with the
+    """Return the compute node of each slot. The slots of nodes that leave go to those with the
     fewest slots, and among these to the first.
     """
     slots = dict.fromkeys(engines, 0)

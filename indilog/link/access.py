@@ -7,9 +7,9 @@ A token is sent only to its own platform. The first of these sources is used:
 3. the token file of this user's platform that runs on this machine and listens at that URL
    (`indilog.base.running_platforms`).
 
-For such a platform, `http://localhost:PORT` is replaced by the literal address on which it listens,
-because another user may listen on the same port of another loopback address. No token is sent to
-another machine over plain HTTP.
+For such a platform, `http://localhost:PORT` is replaced by the literal address on which it listens.
+Another user may listen on the same port of another loopback address. No token is sent to another
+machine over plain HTTP.
 """
 
 from __future__ import annotations

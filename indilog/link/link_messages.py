@@ -1,5 +1,5 @@
-"""The messages on a link: questions of workers and clients to a compute node, questions of the node
-to a worker, and the answers (ARCHITECTURE 8.1, docs/decisions/0003).
+"""The messages on a link (ARCHITECTURE 8.1, docs/decisions/0003): questions of workers and clients
+to a compute node, questions to a worker, and the answers.
 
 A link is a stream: each message arrives once and in order, or the link is closed. So `Lost:` says
 what the asker gets when the link closes, and `Repeated:` is mostly "never". The asker numbers its

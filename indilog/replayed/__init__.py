@@ -1,15 +1,15 @@
 """Replayed state machines: a sub-stream of a log as state, on any process, from any start.
 
 For authors of libraries. A library writes commands as records with one tag, and derives its state
-from them with a pure function of the record (Boki SOSP 2021, section 5; Tango SOSP 2013, section
-3). `State` is that function; `Replica` keeps one process's copy of the state: it reads new records,
-returns the outcomes of its own appends, starts from checkpoints, writes them, and trims the records
-that they replace.
+from them with a pure function. The sources are Boki (SOSP 2021, section 5) and Tango (SOSP 2013,
+section 3). `State` is that function; `Replica` keeps one process's copy of the state. It reads new
+records and returns the outcomes of its own appends. It starts from checkpoints, writes them, and
+trims the records that they replace.
 
 - Time is `Record.ordered_at`. A state that used a clock, or `Record.time`, would differ between
   processes.
-- A checkpoint is a cache of what the log says, never the only source: it covers records that were
-  applied before it was written, and records are trimmed only when two checkpoints cover them.
+- A checkpoint is a cache of what the log says, never the only source. It covers records that were
+  applied before it was written. Records are trimmed only when two checkpoints cover them.
 - `ReplicaCache` shares one replica among all callers of a process.
 - `retry_transient` is the retry policy for errors that may pass.
 """

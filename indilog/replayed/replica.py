@@ -43,8 +43,8 @@ _StateT = TypeVar("_StateT", bound="State[Any]")
 class State(abc.ABC, Generic[_OutcomeT]):
     """A state that is derived from the records of one sub-stream, in log order.
 
-    All processes derive the same state, so `apply` may depend on nothing but the records: no clock
-    (time is `record.ordered_at`), no randomness, no configuration of the process.
+    All processes derive the same state, so `apply` may depend on nothing but the records. It uses
+    no clock (time is `record.ordered_at`), no randomness, and no configuration of the process.
     """
 
     @abc.abstractmethod

@@ -8,11 +8,11 @@ may be ahead of its disk, but no other process notices (ARCHITECTURE 2). Only me
 nothing (`Message.promises`) are sent before or during a sync. If a sync or a role fails, the shell
 ends; neither is retried.
 
-If other processes run the rest of the cluster, the roles of this process may not rely on data that
-only its disk may still lose (decision 0050). Otherwise an entry on another disk could rest on a
-batch that this disk loses. So what a role that persists promises to another role of the process is
-also delivered after the sync. The roles that do not persist then know nothing that is not synced,
-so their answers and messages leave at once.
+If other processes run the rest of the cluster, roles of this process may not rely on its unsynced
+data (decision 0050). Otherwise an entry on another disk could rest on a batch that this disk loses.
+So what a role that persists promises to another role of the process is also delivered after the
+sync. The roles that do not persist then know nothing that is not synced, so their answers and
+messages leave at once.
 
 Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), otherwise in a
 thread. During a sync in the thread the loop continues; each output is sent after the sync that

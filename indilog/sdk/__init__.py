@@ -16,7 +16,7 @@ for libraries are here:
 - **What people see**: `indilog.sdk.runs` has the values of the operations `runs.*`, by which the
   platform shows and steers workflow runs (`indilog.App.add_operation`).
 - **Functions**: `Signature`, `ResultType`, `arguments_text` and `plain_value` convert arguments and
-  results of typed Python functions; `function_of` and `current_context` find the application's
+  results of typed Python functions. `function_of` and `current_context` find the application's
   function and the context of the running call.
 """
 

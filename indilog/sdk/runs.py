@@ -158,8 +158,9 @@ class RunsCheck(msgspec.Struct, frozen=True):
 
 
 class RunEvent(msgspec.Struct, frozen=True):
-    """An event of a run: `kind` is `published`, with what the workflow published as `data`; or
-    `state`, with the new `state` of the run and its `problem`. `time`: when it was ordered.
+    """An event of a run. With the `kind` `published`, `data` is what the workflow published. With
+    the `kind` `state`, `state` and `problem` are the new ones of the run. `time`: when it was
+    ordered.
     """
 
     seqnum: int

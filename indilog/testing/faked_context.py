@@ -203,7 +203,7 @@ def context(
     It becomes the current context of the running task, so libraries find it.
 
     A fake is a function of the arguments (sync or async), a value to return, or a decorated
-    function of an app, which then runs on the same logs. A fake that raises an `IndilogError` plays
+    function of an app. The latter runs on the same logs. A fake that raises an `IndilogError` plays
     the platform: the caller gets that error. After any other exception the caller gets
     `FunctionFailedError`, as on the platform. `send` runs nothing; it appends to `sent`.
 

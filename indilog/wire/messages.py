@@ -3,8 +3,8 @@ repeated.
 
 Messages among sequencers are in `indilog.wire.sequencer_messages`, about tags in
 `indilog.wire.tag_messages`, about times and places of records in
-`indilog.wire.order_lookup_messages`, about old metalog entries in `indilog.wire.base_messages`,
-about conditional appends in `indilog.wire.conditional_messages`.
+`indilog.wire.order_lookup_messages`. Those about old metalog entries are in
+`indilog.wire.base_messages`, about conditional appends in `indilog.wire.conditional_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning`. The line `Lost:` says what
 happens if the message is lost, and `Repeated:` why a repetition is harmless; *absolute* refers to
@@ -104,7 +104,7 @@ class ShardStoredWanted(WireMessage, frozen=True):
 
 
 class ShardStored(WireMessage, frozen=True):
-    """storage → engine: the gap-free prefix of a shard at this replica; sent for a refused or known
+    """storage → engine: the gap-free prefix of a shard at this replica. Sent for a refused or known
     batch, on request, and after a start of the storage node.
 
     `epoch` is the newest writer that the replica knows from the metalog; 0: none. An older writer
@@ -214,8 +214,8 @@ class TailIs(WireMessage, frozen=True):
 
 class TermIs(WireMessage, frozen=True):
     """sequencer → engine, storage: the newest term that the sender knows, and its primary. Sent by
-    a new primary, by a primary that lacks a report, and by a sequencer that is no primary and got a
-    message for one.
+    a new primary, by a primary that lacks a report, and by any other sequencer that got a message
+    for a primary.
 
     Lost: the receiver learns the term from the metadata store, or after it has resent its message.
     Repeated: absolute.
@@ -418,8 +418,8 @@ class ReadRecords(WireMessage, frozen=True):
     """engine, index, aggregator → storage: asks for the records at these seqnums of a shard;
     storage answers `origin`.
 
-    Storage waits until it has applied the metalog up to them, `trims` trims, and an entry of
-    incarnation `epoch` of the primary or of a later one.
+    Storage waits until it has applied the metalog up to them, `trims` trims, and an entry of the
+    primary's incarnation `epoch` or a later one.
     Lost: the engine asks another replica after its deadline.
     Repeated: answered again.
     """

@@ -205,7 +205,7 @@ class Flow:
     def runner_of(self, logs: Logs) -> Runner:
         """Return the executor of runs in this process for a platform.
 
-        The flow keeps one. Its leases, partitions and cancellations are those of one platform, so
+        The flow keeps one. Its leases, partitions and cancellations are those of one platform. So
         for another platform (as in tests, each with its own logs) it begins a new one.
         """
         scope = logs.log(self.log_name).scope

@@ -98,8 +98,8 @@ def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
     if step not in run.steps and not named:
         there = [f"{number} {record.name}" for number, record in run.steps.items()]
         raise FlowSettingsError(
-            f"The run has no decided step {step!r}; it has, in the order in which they were "
-            f"decided, {', '.join(there)}; if several have the same name, it means the first one."
+            f"The run has no decided step {step!r}. It has, in the order in which they were "
+            f"decided: {', '.join(there)}. If several have the same name, it means the first one."
             if there
             else f"The run has no decided step {step!r}; it has none."
         )

@@ -274,8 +274,8 @@ class RunOperations:
         name: str = "",
         log: str = "",
     ) -> Any:  # noqa: ANN401 - any JSON value
-        """Return a value of a run: the result of its last step with a name or number; without a
-        name, what the workflow has set last as its status.
+        """Return a value of a run: the result of its last step with a name or number. Without a
+        name, return what the workflow has set last as its status.
         """
         found = await self._find(ctx, id, log)
         if not name:
@@ -356,9 +356,9 @@ class RunOperations:
         return Handle(runner, definition, id, ctx)
 
     def _waits(self, ctx: Context, found: _Found) -> tuple[runs.RunWait, ...]:
-        """Return the operations that have begun and not ended: all, if this process executes the
-        run; else what the log says, which is for what a run waits that is not in memory, and
-        timers.
+        """Return the operations that have begun and not ended. If this process executes the run,
+        these are all of them. Otherwise they are those in the log: timers, and what a run waits for
+        that is not in memory.
         """
         if found.run.state is not State.RUNNING:
             return ()

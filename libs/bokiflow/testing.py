@@ -147,8 +147,8 @@ async def changed(
     logs: MemoryLogs | None = None,
     **named: Any,  # noqa: ANN401
 ) -> _ResultT:
-    """Return the result of a run that is begun with old code, and continued with new code when
-    `after` operations are decided, as by a deployment. Timers end at once.
+    """Return the result of a run that begins with old code. It continues with new code when `after`
+    operations are decided, as by a deployment. Timers end at once.
 
     Args:
         old: the flow and the workflow with which the run begins.

@@ -28,8 +28,8 @@ class QueueTrimmedError(QueueError):
 
     def __init__(self, name: str, first_seqnum: int) -> None:
         super().__init__(
-            f"The log of queue {name!r} was trimmed as a whole below seqnum {first_seqnum} (a "
-            "retention policy, or trim() without a tag), so the contents of the queue are unknown; "
-            "keep queues in a log that is not trimmed."
+            f"The log of queue {name!r} was trimmed as a whole below seqnum {first_seqnum} (by "
+            "retention, or trim() without a tag), so the queue's contents are unknown. "
+            "Keep queues in a log that is not trimmed."
         )
         self.first_seqnum = first_seqnum

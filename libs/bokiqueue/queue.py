@@ -297,8 +297,8 @@ class Queue:
     async def peek(self, limit: int = 10, *, dead: bool = False) -> list[PeekedMessage]:
         """Return messages without taking them; they may be gone when this returns.
 
-        The messages of each shard are in the order of their delivery, then those under a lease or
-        delay, by its end; the shards are one after the other.
+        The shards come one after the other. The messages of each shard are in the order of their
+        delivery, then those under a lease or delay, by its end.
 
         Args:
             limit: largest number of messages.

@@ -1,7 +1,7 @@
 """A process's cache of object values and decisions about transactions. With it, an operation on a
 hot object costs one read.
 
-The cache is derived from the log and never becomes stale: a view names the record up to which it
+The cache is derived from the log and never becomes stale. A view names the record up to which it
 was replayed, and decisions do not change. Its numbers of objects, bytes and decisions are bounded.
 Views of the least recently used objects, and the oldest decisions, are evicted first.
 """

@@ -48,8 +48,8 @@ CHECKPOINT_EVERY_SMALL: Final = 16
 """The same for objects of at most `SMALL_BYTES` of JSON; their checkpoints are cheap."""
 SMALL_BYTES: Final = 512
 LARGE_BYTES: Final = 1024 * 1024
-"""An object of n times as many bytes has a checkpoint after n times as many records, so that
-checkpoints cost as many bytes per record.
+"""An object of n times as many bytes has a checkpoint after n times as many records. So checkpoints
+cost as many bytes per record.
 """
 _OVERDUE: Final = 4
 """A read that replayed more records than this many intervals appends a checkpoint."""
@@ -133,7 +133,7 @@ class ObjectCheckpoints:
         Usually the checkpoint follows soon after that record. If a collection wrote it, it may be
         much later.
 
-        The checkpoint was appended before the trim, but a session may see the trim first: floors
+        The checkpoint was appended before the trim, but a session may see the trim first. Floors
         reach the index early, and reads are answered as of the session's position. So this advances
         the session to the tail and reads again before it returns that the object was deleted.
 

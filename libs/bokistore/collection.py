@@ -308,7 +308,7 @@ class Collection:
         For an object that is no longer written, two records are enough. For other objects, it must
         free more records than their writers leave between two checkpoints.
 
-        Writers append no checkpoints in two cases: they do not know the value of the object
+        Writers append no checkpoints in two cases. They do not know the value of the object
         (`multi_put`, blind writes of transactions, indexes of tags), or each write replaces the
         object.
         """

@@ -10,7 +10,7 @@ A transaction's id is validated like an object that the transaction read and wro
 transaction began, its process checked that no record with this id has committed below its horizon.
 So of all records with one id only the first valid one commits.
 
-The records that decide may be trimmed. The decision is then in other records: an object's
+The records that decide may be trimmed. The decision is then in other records. An object's
 checkpoint has the object's version, and the record of a collection has the decisions about trimmed
 transactions.
 """

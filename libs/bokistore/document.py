@@ -256,7 +256,7 @@ def value_at(document: Document | None, steps: Steps) -> Json | Absent:
 
 def result_of(document: Document | None, write: Write) -> Json:
     """Return the result of a write for its caller: the previous value at its path, or for a `Pop`
-    the removed element; None if there was none. The result shares nothing with the document.
+    the removed element. None: there was none. The result shares nothing with the document.
     """
     there = value_at(document, write.path)
     if isinstance(write, Pop):

@@ -6,8 +6,9 @@ A record's data is JSON:
 - `writes`: a list of writes for each object (`bokistore.document`);
 - `reads` and `horizon`, in a transaction that read objects: the names of these objects, and the
   seqnum below which the transaction saw all records;
-- `ids` and `horizon`, in a transaction with an id: the result by id; `held`: those of the ids that
-  are known until they are released; `released`: ids of earlier transactions that are released.
+- `ids` and `horizon`, in a transaction with an id: `ids` has the result by id. `held`: those of the
+  ids that are known until they are released. `released`: ids of earlier transactions that are
+  released.
 
 The record has a tag for each written object, and one for each id and released id. So an object's
 sub-stream is its whole history (thesis 2.3.3). The tag of an object is `store:` and its name. Ids
@@ -21,9 +22,9 @@ names the first of them. The record of a garbage collection has the field `colle
 transactions in a part of the log that did not take effect (`bokistore.collection`).
 
 Aux data is JSON, too: `committed` is the decision about the command, and `views` has object views.
-A view has an object's version (seqnum of the last committed write, or null), its value after the
-record (or null), and the number of records since a checkpoint. Aux data is a cache derived from the
-log; data of any other form is ignored.
+A view has an object's version (seqnum of the last committed write, or null) and its value after the
+record (or null). It also has the number of records since a checkpoint. Aux data is a cache derived
+from the log; data of any other form is ignored.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class Store:
     ) -> Obj | _TypedT | None:
         """Return a snapshot of an object. The snapshot is false if the object does not exist.
 
-        With `type` (a dataclass, a pydantic model, a TypedDict, a msgspec Struct), return the
-        object as a value of that type, or None if it does not exist.
+        With `type`, return the object as a value of that type, or None if it does not exist. The
+        type is a dataclass, a pydantic model, a TypedDict, or a msgspec Struct.
 
         Raises:
             ObjectTypeError: the object does not fit the type.
@@ -262,8 +262,8 @@ class Store:
         """Subtract `by` from the number at `path` if at least `at_least` is left; return the new
         number. None: not enough was there, and nothing was changed.
 
-        The order of the log decides, so concurrent callers need no transaction and no retries:
-        while there is enough for n callers, n of them succeed. A missing value counts as 0.
+        The order of the log decides, so concurrent callers need no transaction and no retries.
+        While there is enough for n callers, n of them succeed. A missing value counts as 0.
 
         Raises:
             MismatchError: the value is not a number.

@@ -167,8 +167,8 @@ class Transaction:
             ) from error
 
     def can_add(self, member: Transaction, names_max: int) -> bool:
-        """Tell whether a transaction that ran on top of this one can be added: it has no blind
-        writes, whose effect the next member could not see, and no id of another member.
+        """Tell whether a transaction that ran on top of this one can be added. It must have no id
+        of another member, and no blind writes, whose effect the next member could not see.
         """
         names = {name for name, listed in member._writes.items() if listed}
         total = {name for name, listed in self._writes.items() if listed} | names

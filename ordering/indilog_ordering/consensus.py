@@ -13,8 +13,8 @@ than half of the *configuration*: the sequencers of the newest view in a copy, c
    primary's. An entry that differs replaces the one at its position and all after it. So if two
    copies have entries of one term at one position, they are equal up to it (Raft 5.3).
 3. **Seal.** A new primary sends `Seal` to all. When a majority has answered, it begins a second
-   round, and waits until a majority of those nodes, in the same incarnations, has answered in it.
-   So there was an instant at which a majority, the *electors*, had all promised the term. It adopts
+   round. It waits until a majority of those nodes, in the same incarnations, has answered in it. So
+   there was an instant at which a majority, the *electors*, had all promised the term. It adopts
    the greatest copy of the electors, by last term and length, and its own if that is greater. If
    that copy has another configuration, it repeats this with a majority of that one.
 4. **Commit.** An entry is committed when a majority durably has it and also an entry of the
@@ -30,20 +30,20 @@ than half of the *configuration*: the sequencers of the newest view in a copy, c
    committed then is linearizable (Raft 8, ReadIndex).
 7. **Changes.** An entry adds or removes at most one sequencer, so majorities before and after it
    share a node. It is proposed only after two entries are committed: one of the primary's own term,
-   and that of the newest view (Raft 4.1, and its correction of 2015; decision 0053). A node outside
-   the configuration gets entries before it joins, and counts in no majority.
+   and that of the newest view. The source is Raft 4.1 with its correction of 2015 (decision 0053).
+   A node outside the configuration gets entries before it joins, and counts in no majority.
 
-*Leader completeness*: an entry e that was committed in term u is in what every primary of a term
-v > u adopts. Let E be the majority that had e, and V the electors of v; some X is in both. If X did
-not lose its disk between its two answers, Raft's argument (5.4.3) holds: X answered for e first,
-because it refused u afterwards, so its copy ends at e or later. By induction over the terms between
+*Leader completeness*: an entry e that was committed in term u is in what every primary of a term v
+> u adopts. Let E be the majority that had e, and V the electors of v; some X is in both. If X did
+not lose its disk between its two answers, Raft's argument (5.4.3) holds. X answered for e first,
+because it refused u afterwards; so its copy ends at e or later. By induction over the terms between
 u and v the greatest copy of V has e. Losses remain. Take a learner W that a primary of term t
-restored; Q is the majority without W that answered in the round of 5b, after the loss.
+restored. Q is the majority without W that answered in the round of 5b, after the loss.
 
 - *W has every e that it acknowledged before the loss.* u < t: the electors of t and E share a node,
-  W before its loss or another one, so e was adopted by t, and W has it by 5a. u = t: the primary
-  had heard of the new incarnation, so acknowledgements of e by W came earlier, and 5a includes e.
-  u > t: the electors of u had promised u before e was proposed, so before the loss. Some Y in Q was
+  W before its loss or another one. So e was adopted by t, and W has it by 5a. u = t: the primary
+  had heard of the new incarnation, so acknowledgements of e by W came earlier, and 5a includes e. u
+  > t: the electors of u had promised u before e was proposed, so before the loss. Some Y in Q was
   one of them, and would have refused the round of t < u.
 - *W keeps its promise.* If W was an elector of v, all electors had promised v at one instant, and
   W lost its disk after that. Some Y in Q was one of them, and answered in term t, so t >= v. If Y
@@ -60,7 +60,7 @@ fence and no round, and its disk cannot be restored from others.
 "Share a node" holds also if the configurations differ. By 7 and 3, two primaries have the same
 configuration, or neighbouring ones. Otherwise the electors of the later primary include a node that
 has the fence which the earlier one committed before its change. Then the later primary adopts that
-change. This is Raft's argument (dissertation 4.1) for the owner of the adopted copy: its electors
+change. This is Raft's argument (dissertation 4.1) for the owner of the adopted copy. Its electors
 are a majority of the configuration in that copy, and no copy of theirs is greater.
 
 What is assumed: a sync is durable, and lost frames are noticed (decisions 0009, 0022). Sequencers

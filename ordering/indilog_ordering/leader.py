@@ -314,8 +314,8 @@ class Leader:
             first, *others = sorted(lost)
             raise DataLossError(
                 f"The order of the log is damaged on the disk of {first}, and on that of "
-                f"{' and '.join(others)} too, so no node knows whether an acknowledged record "
-                "would be missing; restore the whole data directory from a copy."
+                f"{' and '.join(others)} too. So no node knows whether an acknowledged record "
+                "would be missing. Restore the whole data directory from a copy."
             )
 
     def _sealed_by(self, end: int) -> bool:

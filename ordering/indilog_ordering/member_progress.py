@@ -27,8 +27,8 @@ class MemberProgress:
         sent: how many entries were sent; `stored <= sent`.
         probed: whether it is not known up to which position its copy equals the primary's.
         probe_at: the position that the next probe compares; None: the end of the primary's copy.
-        learner_until: (entries, round): it becomes a voter when it has these entries and this round
-            is confirmed; None: it is no learner, or not known to be one.
+        learner_until: (entries, round). It becomes a voter when it has these entries and this round
+            is confirmed. None: it is no learner, or not known to be one.
         base_sent: whether the base of the primary is in flight to it.
         round_sent: the newest round that was sent to it.
         resend: when to resend what it has not answered.

@@ -608,5 +608,5 @@ def check_new(epoch: Epoch, before: Epoch) -> None:
     if epoch <= before:
         raise DataDirectoryError(
             f"The metadata file is older than the journals: it gave epoch {epoch}, the metalog was "
-            f"written under {before}; put back the newest one, or choose another directory."
+            f"written under {before}. Restore the newest one, or choose another directory."
         )

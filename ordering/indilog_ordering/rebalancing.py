@@ -19,8 +19,8 @@ from indilog.kernel.zones import zones_of
 class Rebalancing:
     """One rebalancing.
 
-    A move either spreads a shard over more zones, or takes a shard from a node to one that has at
-    least two shards fewer, without fewer zones. So there are finitely many moves.
+    A move either spreads a shard over more zones, or moves it to a node with at least two shards
+    fewer, without fewer zones. So there are finitely many moves.
 
     Attributes:
         number: see `Members.rebalance`.

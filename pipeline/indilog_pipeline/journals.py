@@ -170,7 +170,7 @@ def _complete_all(nodes: Sequence[StorageNode], sequencers: Sequence[Sequencer])
     if any(node.ordering.position >= length for node in nodes):
         return committed
     raise DataDirectoryError(
-        "No storage node of the data directory has the whole order of the log; restore its "
+        "No storage node of the data directory has the whole order of the log. Restore its "
         "directory from a copy, or start the platform, which fetches what is missing."
     )
 

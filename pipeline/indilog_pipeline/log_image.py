@@ -52,8 +52,9 @@ class BatchPlaces(NamedTuple):
         positions, ordered_us: the metalog entry that ordered it, and that entry's time (µs since
             1970).
         files, offsets, lengths: where its replicas are, with a row for each batch and a column for
-            each replica: an index of `LogImage.files` (`NO_FILE`: the replica lacks the batch), the
-            offset in that file (in a `ColdFile` the first localid), and the most bytes it takes.
+            each replica. `files` has an index of `LogImage.files` (`NO_FILE`: the replica lacks the
+            batch). `offsets` has the offset in that file (in a `ColdFile` the first localid),
+            `lengths` the most bytes it takes.
     """
 
     seqnums: NDArray[np.int64]

@@ -20,8 +20,8 @@ from indilog.roles.role import AskCold, Effect, Ignore, Location, ReadFrame, Sen
 from indilog.wire.messages import Message
 
 FIRST_COLD_SEGMENT: Final = 1 << 31
-"""In the places of batches on cold storage, the segment is this plus the number of the object, and
-the offset is the first localid of the batch.
+"""In the places of batches on cold storage, the segment is this plus the number of the object. The
+offset is the first localid of the batch.
 """
 
 
@@ -107,8 +107,8 @@ class BatchTask(abc.ABC):
 class BatchReads:
     """Serves batches to tasks.
 
-    Tasks that need a batch from cold storage wait in a queue of their own while `cold_max`
-    such reads are in progress, so other tasks do not wait for them.
+    Tasks that need a batch from cold storage wait in a queue of their own while `cold_max` such
+    reads are in progress. So other tasks do not wait for them.
 
     Args:
         bytes_max: bytes in the cache.

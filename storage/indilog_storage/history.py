@@ -65,8 +65,8 @@ class HistoryFetch:
         return self._others_at(self.base)
 
     def _others_at(self, base: Base | None) -> tuple[NodeId, ...]:
-        """Return the other storage nodes: those of the base's view if it is newer than the
-        view of the applied entries, otherwise those of the latter.
+        """Return the other storage nodes: those of the newer one of two views, that of the base and
+        that of the applied entries.
         """
         view = self._placement.view
         if base is not None and base.view is not None and base.view.number > view.number:
@@ -211,7 +211,7 @@ class HistoryFetch:
     def _loss(self, base: Base) -> DataLossError:
         return DataLossError(
             f"The order of the first {base.tail:,} records is damaged on the disk of {self._node}, "
-            "and no other storage node has it; restore the data directory of a storage node from "
+            "and no other storage node has it. Restore the data directory of a storage node from "
             "a copy."
         )
 

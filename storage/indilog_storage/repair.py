@@ -6,10 +6,10 @@ does not slow down the others. Only ordered records are requested and sent: all 
 same. A received batch is persisted as a `REPAIRED` frame and then fills its hole, so repair
 continues after a restart.
 
-Replicas are asked in rotation. Those that did not answer the last request are asked last, because a
-moved shard is copied while one of its replicas is lost (decision 0048). If no replica has a batch,
-it is requested again after a pause that doubles up to `repair_retry_s_max`. Another replica may
-have repaired itself by then, and such requests are cheap.
+Replicas are asked in rotation. Those that did not answer the last request are asked last. A moved
+shard is copied while one of its replicas is lost (decision 0048). If no replica has a batch, it is
+requested again after a pause that doubles up to `repair_retry_s_max`. Another replica may have
+repaired itself by then, and such requests are cheap.
 
 A replica that lost a requested batch reports this if its disk shows the loss
 (`Batches.lacking_to`). If all other replicas have reported it, or there are no others, the records

@@ -1,8 +1,9 @@
-"""One shard as one replica keeps it: its writers, the places of its batches, and the seqnums of its
-records (ARCHITECTURE 3, 8 and thesis 5.5.1).
+"""One shard as one replica keeps it (ARCHITECTURE 3, 8 and thesis 5.5.1): writers, places of
+batches, and seqnums of records.
 
-A shard has three prefixes of localids, each at most as long as the one before: `written` (accepted
-and given to the journal), `stored` (durable), `ordered` (given seqnums by the metalog). The stored
+A shard has three prefixes of localids, each at most as long as the one before. `written` is
+accepted and passed to the journal, `stored` is durable, and `ordered` has seqnums from the metalog.
+The stored
 prefix may have *holes*: records that a damaged or wiped disk lost. Records in a hole are unknown
 here, never absent; `indilog_storage.repair` fetches them from another replica.
 
@@ -227,8 +228,8 @@ class Shard:
     def lose(self, damage: DamagedBatch) -> bool:
         """Make a hole of the lost part of a damaged batch; False: the loss is already known.
 
-        The only replica of a shard keeps two kinds of damaged batches: those in which only the data
-        of some records is damaged, and those that may be readable later.
+        The only replica of a shard keeps two kinds of damaged batches. In one, only the data of
+        some records is damaged; the other may be readable later.
         """
         if self.alone and not damage.readable:
             return False

@@ -1,5 +1,5 @@
-"""The permissions of callers of a running platform: with its token, by its Unix socket, in a
-browser's session, over TLS, and without any of these.
+"""The permissions of callers of a running platform. They come with its token, by its Unix socket,
+in a browser's session, over TLS, or without any of these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operations of workflows other than steps, while their workers are killed at random.
 
-The evidence is in a store and a log: each transaction once, each child once, each cancelled run
-compensated once, and never two holders of a lock at a time.
+The evidence is in a store and a log: each transaction, child and compensation of a cancelled run
+once, never two holders of a lock.
 """
 
 from __future__ import annotations

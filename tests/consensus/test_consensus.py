@@ -1,9 +1,9 @@
 """The consensus core keeps its guarantees in all states near some situations, and in random walks
-far from them; planted bugs show that the checks can fail.
+far from them. Planted bugs show that the checks can fail.
 
-The claims are those of `indilog_ordering.consensus`: one entry is committed at a position, it is on
-the disks of a majority, every later primary adopts it, copies match (Raft 5.3), and no tail is
-below an entry that was committed before it was asked for.
+The claims are those of `indilog_ordering.consensus`. One entry is committed at a position, it is on
+the disks of a majority, and every later primary adopts it. Copies match (Raft 5.3). No tail is
+below an entry that was committed before the tail was asked for.
 """
 
 from __future__ import annotations

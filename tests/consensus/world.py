@@ -539,8 +539,9 @@ def _sequencers_in(entry: bytes) -> tuple[NodeId, ...] | None:
 
 
 def configurations(state: State) -> set[tuple[int, ...]]:
-    """Return the newest configuration of each copy, and those with which a node may have started: a
-    primary that lost its copy ends with an error if too few nodes of that one have their disks.
+    """Return the newest configuration of each copy, and those with which a node may have started. A
+    primary that lost its copy ends with an error if too few nodes of that configuration have their
+    disks.
     """
     copies = [tuple(map(encoded, entries_of(node.disk))) for node in state.nodes]
     committed = tuple(kept.entry for kept in state.committed)

@@ -1,4 +1,4 @@
-"""What every kind of log guarantees about retention policies: the newest one applies, trims do not
+"""What every kind of log guarantees about retention policies. The newest one applies, trims do not
 change it, and an invalid one is refused in a sentence.
 """
 

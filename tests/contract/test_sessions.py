@@ -1,5 +1,5 @@
-"""The guarantees of every kind of log to concurrent sessions (PITFALLS A1): after each operation a
-session sees the operation's effect or result, despite concurrent writes of other sessions.
+"""The guarantees of every kind of log to concurrent sessions (PITFALLS A1). After each operation a
+session sees its effect or result, despite concurrent writes of other sessions.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What every kind of log guarantees about trim (PITFALLS A22): whole or per tag, never a silent
-no-op, and a trimmed record is never reported as absent.
+"""What every kind of log guarantees about trim (PITFALLS A22). A trim is whole or per tag, never a
+silent no-op, and a trimmed record is never reported as absent.
 """
 
 from __future__ import annotations

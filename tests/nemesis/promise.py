@@ -125,8 +125,8 @@ TOPOLOGIES: Final[Mapping[str, Topology]] = {
         small_disk="node-1",
     ),
 }
-"""A process for each node, with a supervisor; or `indilog node` on three machines with all roles
-and on two with a compute node only, and an ensemble of ZooKeeper.
+"""Either a process for each node, with a supervisor. Or `indilog node` on three machines with all
+roles and on two with a compute node only, and an ensemble of ZooKeeper.
 """
 
 

@@ -64,8 +64,8 @@ def suffix_of(*cuts: dict[int, int], cuts_max: int = 100) -> Suffix:
 def figure_5_2() -> TagCache:
     """The Tag Cache of figure 5.2a.
 
-    The figure gives seqnum 7 to shard 1 under tag 1 and to shard 0 under tag 2, and two shards to
-    the only record of tag 3; a record is on one shard, so here 7 is on shard 1 and 5 on shard 2.
+    The figure gives seqnum 7 to shard 1 under tag 1 and to shard 0 under tag 2. It gives two shards
+    to the only record of tag 3. A record is on one shard, so here 7 is on shard 1 and 5 on shard 2.
     """
     tags = {3: [TAG_2], 4: [TAG_1], 5: [TAG_3], 6: [TAG_1], 7: [TAG_1, TAG_2], 8: [TAG_2]}
     tags |= {9: [TAG_1], 10: [TAG_1], 11: [TAG_2]}

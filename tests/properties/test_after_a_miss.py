@@ -1,5 +1,5 @@
-"""The cost of a lookup after a miss of the local index (decision 0011): sequential trips, messages
-and bytes between real roles, with and without the record in the record cache.
+"""The cost of a lookup after a miss of the local index (decision 0011). It counts sequential trips,
+messages and bytes between real roles, with and without the record in the record cache.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The base that replaces old metalog entries is bounded over the life of the log, and a sequencer
-that lacks any entries recovers with it (decision 0030).
+"""The base that replaces old metalog entries is bounded over the life of the log (decision 0030). A
+sequencer that lacks any entries recovers with it.
 
 Each entry that leaves the primary is kept here, so a base is compared with the sum of the published
 entries below it.

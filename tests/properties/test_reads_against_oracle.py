@@ -1,7 +1,8 @@
 """A17, A19 and A20 at the level of roles: reads through all tiers against a brute-force oracle.
 
-For all cache sizes, numbers of index shards and message orders, a read returns exactly the result
-of a scan of the log below the position it reflects. That position is the session's or a later one.
+A read returns exactly the result of a scan of the log below the position it reflects. This holds
+for all cache sizes, numbers of index shards and message orders. That position is the session's or a
+later one.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Elle, VLDB 2020, lists of unique values).
 The evidence is what clients saw. Every write adds a unique value to an object's list. So a list
 that was read shows the writes before the read, and the final list shows the order of all writes.
 From this follow the dependencies between transactions. One read the other's write (wr), overwrote
-it (ww), or read a value that the other overwrote (rw); or one ended before the other began (rt). A
+it (ww), or read a value that the other overwrote (rw). Or one ended before the other began (rt). A
 cycle means that the transactions have no serial order.
 
 The checker does not use logs, seqnums or the store.

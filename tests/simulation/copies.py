@@ -39,7 +39,7 @@ class CopiesNotes:
         self._seen: _Seen | None = None
         self._lost: dict[tuple[NodeId, Epoch], dict[ShardId, list[_Range]]] = {}
         """The holes that each incarnation of a storage node found at its start in records that no
-        entry has ordered, without those that it repaired since.
+        entry has ordered. Holes that it repaired since are left out.
         """
 
     def note(self, cluster: SimulatedCluster) -> None:

@@ -137,8 +137,8 @@ class Evidence(NamedTuple):
 
     Attributes:
         operations: the history, in the order of invocation.
-        records: what the log holds or has held, by seqnum: as storage nodes show it after the run,
-            as it was acknowledged, as it was read.
+        records: what the log holds or has held, by seqnum. The sources are storage nodes after the
+            run, acknowledgements, and reads.
         unknown: what a replica does not show, of the shards that it keeps.
         shown: the seqnums that storage nodes show after the run.
         tails: the log's tail after each metalog position, from the entries that were published.

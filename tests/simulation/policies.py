@@ -1,10 +1,10 @@
 """How high retention policies may raise the floor of a log until an instant.
 
 By age: a record may be trimmed if its stamp is older than the limit. The log's time is never ahead
-of the simulated time, so the checker compares stamps with the simulated time. A stamp may lag: a
-primary that starts with a wrong clock counts no time, and a later one with a right clock counts all
-of it (decision 0025). By size: the newest records up to the limit (bytes of data and names) stay,
-and the last record always.
+of the simulated time, so the checker compares stamps with the simulated time. A stamp may lag
+(decision 0025). A primary that starts with a wrong clock counts no time, and a later one with a
+right clock counts all of it. By size: the newest records up to the limit (bytes of data and names)
+stay, and the last record always.
 """
 
 from __future__ import annotations

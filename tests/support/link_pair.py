@@ -1,4 +1,4 @@
-"""Two links connected to each other in one process, for tests: bytes travel by iterations of the
+"""Two links connected to each other in one process, for tests. Bytes travel by iterations of the
 event loop, like over a socket, but without one.
 """
 

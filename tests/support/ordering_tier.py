@@ -1,7 +1,7 @@
 """Three sequencers under loss, repetition, reordering and restarts, with a model of the true state.
 
-The model uses evidence that the sequencers do not share: the records that replicas physically have,
-the frames on each disk, and the messages that left the primary. Writers take over shards as
+The model uses evidence that the sequencers do not share. It is the records that replicas physically
+have, the frames on each disk, and the messages that left the primary. Writers take over shards as
 decision 0047 describes (`ShardWanted`, then an entry `NewWriters`). Replicas then drop unordered
 records of earlier writers, so a prefix may shrink.
 

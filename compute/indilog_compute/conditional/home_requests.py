@@ -5,7 +5,7 @@ The sender first asks for the home's incarnation, and addresses the request to i
 request that arrives after a restart of the home is not executed. The home remembers the newest
 requests of each sender, so a repeated copy is not executed either.
 
-When a home leaves the cluster, appends that were not sent to it, or that it refused, are sent to
+A home may leave the cluster. Appends that were not sent to it, or that it refused, are then sent to
 the next home of their tags. The outcome of other appends is unknown unless the old home answers.
 """
 
@@ -42,8 +42,8 @@ _REQUESTS_KEPT: Final = 4096
 
 
 def home_of(homes: Sequence[NodeId], tag: TagHash) -> NodeId:
-    """Return the home of a tag: the compute node of its slot (`View.conditional_homes`), which is
-    the slot with the greatest hash of slot and tag (rendezvous).
+    """Return the home of a tag: the compute node of its slot (`View.conditional_homes`). Its slot
+    is the one with the greatest hash of slot and tag (rendezvous).
     """
     slots = range(len(homes))
     return homes[max(slots, key=lambda slot: xxh3_64_intdigest(b"engine-%d" % slot, tag))]
@@ -192,8 +192,8 @@ class HomeRequests:
         return [Moved(request.append, request.waiter) for request in moved]
 
     def on_answer(self, sender: NodeId, message: ConditionalAnswer, now: Instant) -> list[Effect]:
-        """Answer the caller, unless the home has refused the append because it has lost its shard:
-        then ask again for a home, which `follow` may change.
+        """Answer the caller. If the home has refused the append because it has lost its shard, ask
+        for a home again instead, which `follow` may change.
         """
         request = self._requests.get(message.request)
         if request is None:

@@ -59,9 +59,9 @@ _BODIES: Final[Mapping[str, tuple[bytes, ...]]] = {
 """Allowed content types besides JSON, by the first part of the path."""
 
 UNAUTHORIZED: Final = (
-    "This needs the platform's token as `Authorization: Bearer TOKEN`: `indilog token` prints it, "
-    "it is in the file `token` of the platform's data directory, and a browser gets a session by "
-    "`indilog open`."
+    "This needs the platform's token as `Authorization: Bearer TOKEN`. `indilog token` prints it; "
+    "it is in the file `token` of the platform's data directory. `indilog open` gives a browser a "
+    "session."
 )
 
 

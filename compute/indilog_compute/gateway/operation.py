@@ -141,8 +141,8 @@ def snapshots_router(request_snapshots: Callable[[], MetalogPosition]) -> APIRou
 
 class ClusterMembers(Protocol):
     """Shows and changes the nodes of a cluster. Each method returns its state: `wanted` and
-    `installed` nodes, the number of the installed `view`, whether it is `reached`, and what is
-    still `missing`, in sentences.
+    `installed` nodes, and the number of the installed `view`. `reached` says whether they agree;
+    `missing` has sentences about what is not done yet.
 
     Raises:
         ConfigError: the cluster cannot be changed so; nothing was changed.

@@ -17,7 +17,7 @@ _INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 @functools.cache
 def page_headers(page: str) -> tuple[tuple[bytes, bytes], ...]:
     """Return the security headers of one of our pages. With them a browser runs only the page's own
-    script, loads nothing from other servers, and refuses to show the page in a frame of another
+    script and loads nothing from other servers. It refuses to show the page in a frame of another
     origin.
     """
     allowed = {"script": "script-src", "style": "style-src"}

@@ -81,8 +81,8 @@ class Admission:
         if self._limits.is_full(counted, application):
             raise OverloadedError(
                 f"{counted[application]:,} recorded invocations of app {application} wait or run, "
-                "which is all that one application may have (app_invocations_open_share_max of "
-                "invocations_open_max); try again later, or cancel some: "
+                "the most that one application may have (app_invocations_open_share_max of "
+                "invocations_open_max). Try again later, or cancel some: "
                 "`indilog invocation cancel`."
             )
         self._admitted[application] += 1

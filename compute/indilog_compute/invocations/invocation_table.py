@@ -439,7 +439,7 @@ class InvocationTable:
         self, node: str, later_s: float, is_full: Callable[[str], bool] = lambda _: False
     ) -> float | None:
         """Return the earliest time of the log at which `node` may claim an invocation that it may
-        not claim yet; None if no such invocation waits. Applications at their limit do not count.
+        not claim yet. None: no such invocation waits. Applications at their limit do not count.
         """
         times = [
             self._next_of(queue, node, later_s)

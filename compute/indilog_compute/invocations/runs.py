@@ -229,7 +229,7 @@ def _cannot_be_kept(function: str, error: TooLargeError) -> FunctionFailedError:
     """Return the failure of a call whose result is too large for a record."""
     return FunctionFailedError(
         f"{function} ran, and its effects remain, but its result is too large: the record has "
-        f"{error.size:,} bytes, the limit is {error.limit:,}; store large results in a log and "
+        f"{error.size:,} bytes, the limit is {error.limit:,}. Store large results in a log and "
         "return their seqnums.",
         kind=TooLargeError.__name__,
     )

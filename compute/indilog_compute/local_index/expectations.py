@@ -14,7 +14,7 @@ then it answers lookups. A tag without any record is proven to have none.
 
 A lookup that misses because its tag has no row makes the tag *wanted*: its next record, by any
 writer, begins a row. The next record of an expected tag, or of a tag with a known first record,
-also begins one; otherwise the row would later lack that record.
+also begins one. Otherwise the row would later lack that record.
 """
 
 from __future__ import annotations

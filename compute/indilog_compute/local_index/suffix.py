@@ -1,8 +1,8 @@
 """The Suffix: which shard holds each of the newest records of the whole log (thesis 5.1.1).
 
 The Suffix is a chain with one member per cut. A member's key is the highest seqnum of the cut. For
-each productive shard of the cut, the member keeps two numbers of 2 bytes: the distance of the
-shard's upper bound to the key, and the shard id. All members lie one after the other in flat
+each productive shard of the cut, the member keeps two numbers of 2 bytes. They are the distance of
+the shard's upper bound to the key, and the shard id. All members lie one after the other in flat
 arrays:
 
     keys       [  6,        9,           ... ]    highest seqnum of each member
@@ -10,8 +10,8 @@ arrays:
     distances  [  0, 3,     0, 1, 2,     ... ]    key - upper bound, ascending
     shards     [  1, 0,     2, 1, 0,     ... ]    the shard of each distance: the last one first
 
-If the upper bounds of a cut differ by more than fits into 2 bytes, the cut becomes several members:
-a member is any run of consecutive upper bounds. A shard may have any number of records in a cut,
+If the upper bounds of a cut differ by more than fits into 2 bytes, the cut becomes several members.
+A member is any run of consecutive upper bounds. A shard may have any number of records in a cut,
 because only upper bounds are stored.
 
 The Suffix is bounded by the number of members and in bytes. The oldest member is evicted by moving

@@ -2,7 +2,7 @@
 
 A replica that is slow for a moment (a sync, a long page, a pause) would delay its readers. So a
 read that takes longer than 99 of 100 recent ones is sent to another replica, too; the first answer
-wins. Hedges are bounded to a share of all reads: if all replicas are slow, more messages make them
+wins. Hedges are bounded to a share of all reads. If all replicas are slow, more messages make them
 slower (Dean and Barroso 2013, "The tail at scale").
 """
 

@@ -2,7 +2,7 @@
 
 The floor of a log applies to all its tags; a single tag may have a higher one.
 
-A read by a tag needs no floor of the tag: the Tag Cache drops trimmed records, and the index tier
+A read by a tag needs no floor of the tag. The tag cache drops trimmed records, and the index tier
 knows all floors of tags. But a record may have been trimmed in all its tags since it was cached.
 Reads of a whole log must skip such a record, so the engine also keeps floors of tags.
 

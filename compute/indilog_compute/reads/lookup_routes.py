@@ -1,5 +1,5 @@
 """Which nodes of the index tier a lookup is sent to: one replica of every index shard, and the node
-that merges their answers (thesis 5.2: "on a per-request basis and in round-robin fashion").
+that merges their answers. Thesis 5.2: "on a per-request basis and in round-robin fashion".
 
 A lookup that times out shows that one of its nodes failed, but not which one. So all of its nodes
 count as silent for a pause (`indilog_compute.reads.silent_nodes`). Then each is tried again, at

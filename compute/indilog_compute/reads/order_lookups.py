@@ -1,5 +1,5 @@
-"""Lookups of old records by the metalog: the first seqnum that was ordered at a time or later
-(`Log.find_time`, decision 0012), and the places of records.
+"""Lookups of old records by the metalog: the places of records, and the first seqnum ordered at a
+time or later (`Log.find_time`, decision 0012).
 
 Storage nodes have all entries. Each entry has the time of the primary's clock, which never goes
 back along the metalog. So a seqnum that a storage node finds is final. Places of records never

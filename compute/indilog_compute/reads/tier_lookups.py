@@ -1,5 +1,5 @@
-"""Lookups that a compute node sends to the index tier for its readers, and the use of their answers
-for later reads (thesis 5.4, 5.4.2 and 10).
+"""Lookups that a compute node sends to the index tier for its readers. Their answers are used for
+later reads (thesis 5.4, 5.4.2 and 10).
 
 *The record cache after a miss.* A lookup that misses the local index may be about a record that the
 record cache holds. If that is the record at the bound, its names show whether it has the tag, and
@@ -8,8 +8,8 @@ record, or first send the record's seqnum to this node. Sending the seqnum first
 delays if the record is cached here, and 5 if it is not; sending the record takes 4. So this node
 asks for the seqnum first while more than half of the recent matches were cached.
 
-*Answers that stay true* are kept by the local index: the shard of the record, and, if no append can
-change that, that the record is the next or the previous one.
+*Answers that stay true* are kept by the local index. These are the shard of the record, and that
+the record is the next or previous one if no append can change this.
 """
 
 from __future__ import annotations

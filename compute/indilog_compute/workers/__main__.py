@@ -1,9 +1,9 @@
 """A worker process: `python -m indilog_compute.workers --fd N --directory DIR --threads N`.
 
 Only `FunctionHost` starts it. The process lowers its limit of open files to the one that the
-platform was started with, because functions must not use the node's raised limit. The process ends
-when its link closes or its parent dies. The end of its standard input shows the parent's death,
-even while a function blocks the event loop.
+platform was started with. Functions must not use the node's raised limit. The process ends when its
+link closes or its parent dies. The end of its standard input shows the parent's death, even while a
+function blocks the event loop.
 """
 
 from __future__ import annotations

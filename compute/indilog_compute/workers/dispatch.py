@@ -2,7 +2,7 @@
 
 A call goes to the worker with the fewest running calls. If no slot is free, the call waits. Waiting
 applications are served round robin; the calls of one application start in their order. A call made
-by a running call (a nested call) never waits: its caller holds a slot until the nested call has
+by a running call (a nested call) never waits. Its caller holds a slot until the nested call has
 ended, so waiting could deadlock. Nested calls need no slot and have a separate limit. A suspended
 worker gets no new calls.
 
@@ -303,8 +303,8 @@ class Dispatcher(Generic[WorkerT, CallT]):
             self._shares.pending, self._calls_max, pending - own, is_shared=True
         ):
             raise OverloadedError(
-                f"{own:,} calls of app {call.application} run or wait on this node, which is all "
-                "that one application may have while others are deployed "
+                f"{own:,} calls of app {call.application} run or wait on this node, the most "
+                "that one of several applications may have "
                 "(app_pending_share_max of calls_pending_max); try again later."
             )
 

@@ -1,5 +1,5 @@
-"""Runs workers inside this process, for tests: functions run on the test's event loop, so that
-breakpoints work and a test can replace what functions use (docs/guides/testing.md).
+"""Runs workers inside this process, for tests (docs/guides/testing.md). Functions run on the test's
+event loop, so breakpoints work and a test can replace what functions use.
 
 A worker here is the same `WorkerRunner` as in a worker process. Its link is a pair of links in
 memory, which carries the same bytes as a socket. It is ended by cancelling its calls, so a call

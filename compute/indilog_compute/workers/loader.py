@@ -82,8 +82,8 @@ def load(
     file remains.
 
     Raises:
-        DeployError: a path leaves the deployment, the code does not import (with file and line), it
-            defines no application or several, or a function's type hints are unusable.
+        DeployError: a path leaves the deployment, or the code does not import (with file and line).
+            Or the code defines no application or several, or type hints of a function are unusable.
     """
     package = f"{PACKAGE}{deployment}"
     home = directory / package

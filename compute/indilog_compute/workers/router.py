@@ -4,9 +4,9 @@
 call has exactly one outcome. Its slot becomes free when the worker answers or is lost. A call that
 timed out is cancelled in its worker, and holds its slot until the worker has answered.
 
-A call that its worker has not begun is moved to another worker (`claims`) if its worker crashes, or
-if the worker's event loop is blocked (`liveness_probe`). A call that was begun may have had
-effects, so it is never run again automatically.
+A call that its worker has not begun is moved to another worker (`claims`). This happens if the
+worker crashes, or if its event loop is blocked (`liveness_probe`). A call that was begun may have
+had effects, so it is never run again automatically.
 """
 
 from __future__ import annotations

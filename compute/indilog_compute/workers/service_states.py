@@ -12,8 +12,9 @@ from indilog_compute.workers.process import Worker
 def service_states(
     workers: Iterable[Worker], apps: Iterable[DeployedApp]
 ) -> dict[str, dict[str, Any]]:
-    """Return the state of each `app.service`: in how many workers it runs, waits for a restart, or
-    has ended; the number of its failures; and its problem in one of the workers.
+    """Return the state of each `app.service`. It has the number of workers in which the service
+    runs, waits for a restart, or has ended. It also has the number of its failures, and its problem
+    in one of the workers.
     """
     names = {app.number: app.record for app in apps}
     states: dict[str, dict[str, Any]] = {

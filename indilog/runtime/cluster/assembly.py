@@ -247,7 +247,7 @@ async def wait_for_metalog(shell: NodeShell) -> None:
 
 
 def rank_of(logs: LocalLogs) -> int:
-    """Return the index of a compute node among those of the newest view that it knows, from 0; a
+    """Return the index of a compute node among those of the newest view that it knows, from 0. A
     node that has left comes after all of them.
     """
     engines = logs.engine.placement.view.engines

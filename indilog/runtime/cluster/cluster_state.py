@@ -44,7 +44,8 @@ RUN_KEY = "run"
 
 Arrangement: TypeAlias = Literal["embedded", "processes", "machines"]
 """Whether all nodes share one process and one journal, or there are several processes
-(`Processes`): on one machine with a supervisor, or each on a machine of its own.
+(`Processes`). Several processes run on one machine with a supervisor, or each on a machine of its
+own.
 """
 
 

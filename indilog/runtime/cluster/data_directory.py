@@ -82,8 +82,7 @@ async def journal_lost(store: MetadataStore, name: str, journal: Journal) -> boo
     """Return whether the journal `name` existed at an earlier start and is empty now.
 
     The store records each journal at its first start. A lost journal counts as lost until it has
-    frames, either from a restored copy, or written by a node that can continue without its old
-    frames.
+    frames. They come from a restored copy, or from a node that can continue without its old frames.
     """
     key = f"journal/{name}"
     known = await store.get(key)

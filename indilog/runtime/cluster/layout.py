@@ -1,14 +1,14 @@
 """Creates the layout of a cluster at the first start; later starts may add storage nodes and change
 its index tier (ARCHITECTURE 11).
 
-The first layout of shards and replicas is fixed, because they hold the records; metalog entries
+The first layout of shards and replicas is fixed, because they hold the records. Metalog entries
 move shards (decision 0048), also to storage nodes that were added. The index tier can be derived
-from the records. So a start with another configuration may add and retire index shards,
-with a new view and a new era of the index schedule (thesis 5.6.3).
+from the records. So a start with another configuration may add and retire index shards. This needs
+a new view and a new era of the index schedule (thesis 5.6.3).
 
 Nodes also join and leave while the cluster runs (decision 0049). So the stored view may differ from
-the configuration. A start therefore compares the configuration with what it said at the last start
-(the key `configured`): only what changed since then is applied to the view.
+the configuration. A start therefore compares the configuration with that of the last start (the key
+`configured`). Only what changed since then is applied to the view.
 """
 
 from __future__ import annotations

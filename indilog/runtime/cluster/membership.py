@@ -379,7 +379,7 @@ def check_can_change(view: View) -> None:
     """
     if len(view.sequencers) == 1:
         raise ConfigError(
-            "This cluster has one sequencer, so its nodes cannot change while it runs: set "
+            "This cluster has one sequencer, so its nodes cannot change while it runs. Set "
             "storage_nodes and index_shards for the next start, or create a cluster with "
             "sequencers = 3."
         )

@@ -1,5 +1,5 @@
-"""Runs a process of a cluster: finds the cluster through the metadata store, and runs the nodes of
-the process until it must stop (ARCHITECTURE 5, "Cluster").
+"""Runs a process of a cluster (ARCHITECTURE 5, "Cluster"). It finds the cluster through the
+metadata store, and runs the nodes of the process until it must stop.
 
 The supervisor starts `python -m indilog.node --name storage-0 --metadata
 unix:///tmp/indilog-x/metadata`. The name is that of the process: of its one node, or of a process

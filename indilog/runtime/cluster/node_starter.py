@@ -154,7 +154,7 @@ class NodeStarter:
     commands.
 
     A lost fork server is replaced at the next start of a node. A fork server that does not answer
-    in time is killed; a child that it had already forked ends when its connection to the supervisor
+    in time is killed. A child that it had already forked ends when its connection to the supervisor
     closes.
     """
 

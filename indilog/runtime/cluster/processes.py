@@ -118,7 +118,8 @@ def with_processes(
     members: Members, view: View, processes: Processes, count: int
 ) -> tuple[Members, Processes]:
     """Return `members` in `count` shared processes. A new one gets a storage node, a compute node,
-    and a sequencer that may take the place of another one; those with the greatest numbers leave.
+    and a sequencer that may take the place of another one. The processes with the greatest numbers
+    leave.
 
     Args:
         members: the nodes that the cluster is to have so far.

@@ -2,7 +2,7 @@
 
 The first process is the supervisor. It serves the metadata store to the others, unless that is
 ZooKeeper. It starts the processes of the nodes of the view, and of each node that joins
-(`indilog.runtime.cluster.scaling`): a process for each node, or fewer processes that nodes share
+(`indilog.runtime.cluster.scaling`). Each node has a process, or nodes share fewer processes
 (`indilog.runtime.cluster.processes`). A process that dies, or hangs for `hang_s`, is restarted. No
 records pass through the supervisor. If it is killed, the other processes continue to serve as far
 as they can without it. The next supervisor adopts them if its settings are the same; otherwise it

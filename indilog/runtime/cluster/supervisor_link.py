@@ -1,9 +1,9 @@
 """The node's end of the connection to its supervisor. A new supervisor may replace the old one.
 
 A supervisor starts a node with one end of a socket pair. The node sends lines over it: `up` when
-its roles run, `ready DETAIL` when it serves, `failed SENTENCE` if it cannot start, and `drained`
-when its gateway has ended and its roles still run. After it is ready, its event loop sends
-`heartbeat`. A supervisor that gets no heartbeat for `hang_s` seconds kills the node.
+its roles run, `ready DETAIL` when it serves, and `failed SENTENCE` if it cannot start. It sends
+`drained` when its gateway has ended and its roles still run. After it is ready, its event loop
+sends `heartbeat`. A supervisor that gets no heartbeat for `hang_s` seconds kills the node.
 
 A ready node outlives its supervisor and continues to serve. It listens at a Unix socket in the
 run's directory. The next supervisor connects there and adopts the node: it gets `ready DETAIL` and

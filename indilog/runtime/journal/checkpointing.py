@@ -1,12 +1,11 @@
 """Decides when a process writes a checkpoint of its roles, and writes it (docs/decisions/0028).
 
-A checkpoint is due when a segment is full, or when so many frames were written since the last
-checkpoint that replaying them would take long. A large checkpoint is written less often, so that it
-has at most twice as many bytes as were appended since the last one. The state is copied between two
-iterations of the event loop, when the roles have been notified of all written frames. A
-`CHECKPOINT` frame marks the checkpoint's place in the journal. A thread encodes and writes the copy
-when all frames before that mark are durable. So after a power loss no checkpoint is ahead of its
-journal.
+A checkpoint is due when a segment is full, or when replaying the frames written since the last
+checkpoint would take long. A large checkpoint is written less often, so that it has at most twice
+as many bytes as were appended since the last one. The state is copied between two iterations of the
+event loop, when the roles have been notified of all written frames. A `CHECKPOINT` frame marks the
+checkpoint's place in the journal. A thread encodes and writes the copy when all frames before that
+mark are durable. So after a power loss no checkpoint is ahead of its journal.
 
 A clean stop writes a checkpoint, too, so that the next start replays nothing.
 """
@@ -35,8 +34,8 @@ log = structlog.get_logger(__name__)
 
 
 class _Taken(NamedTuple):
-    """A checkpoint that was copied and not written: its place, its encoders, and the mark of the
-    journal that must be reached before it is written.
+    """A checkpoint that was copied and not written: its place, its encoders, and a mark of the
+    journal. The journal must reach the mark before the checkpoint is written.
     """
 
     place: Place

@@ -2,8 +2,8 @@
 
 The file `FORMAT` has one line: a name, a version, and the CRC32C of both in hexadecimal. If the CRC
 does not match, the line is damaged. A damaged line is rewritten in two cases. Either it differs in
-one bit from the line of this release, or the segments hold frames of this release (each frame has
-its own version).
+one bit from the line of this release, or the segments hold frames of this release. Each frame has
+its own version.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 A role knows a batch by the location where it was first written. That location stays the batch's
 *name*, also after a restart. `MovedFrames` finds the current location of a moved batch, so roles
 need not track rewrites. It needs 16 bytes of memory for each moved batch. A rewritten file ends
-with `MOVED` frames, which hold the names of its batches. The layout of their payload: version u8,
-three zero bytes, count n u32, then n names u64 (segment << 32 | offset), ascending, and the n
-offsets in this file u64.
+with `MOVED` frames, which hold the names of its batches. Their payload is: version u8, three zero
+bytes, count n u32, n names u64 (segment << 32 | offset), ascending, n offsets in this file u64.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The metadata store in one file on one machine, for one process at a time (ARCHITECTURE 11).
 
-`service` lets other processes use the store. Versions are revisions of the whole store: each write
-gets the next one, so a key that was deleted and created again has a greater version. Sessions and
-their keys are in the file too. Opening the store renews every session for its full `ttl_s`, because
-no heartbeat could reach the closed store.
+`service` lets other processes use the store. Versions are revisions of the whole store, and each
+write gets the next one. So a key that was deleted and created again has a greater version. Sessions
+and their keys are in the file too. Opening the store renews every session for its full `ttl_s`,
+because no heartbeat could reach the closed store.
 
 File: magic "ILMD", version u8, CRC32C u32 of all other bytes, body (msgpack). One flipped bit is
 corrected by trying all bits; two valid files of this size differ in at least four bits. Each change

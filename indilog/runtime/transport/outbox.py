@@ -36,8 +36,8 @@ class Outbox:
         waiting: the nodes of this process whose messages wait for the sync.
         early: whether those of their messages that promise nothing are sent before it. They may not
             if roles pass each other what is not synced yet. Otherwise a metalog entry could be sent
-            that is based on the report of a storage node in the same process, whose records may
-            still be lost.
+            that is based on the report of a storage node in this process. The records of that
+            report may still be lost.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Keys with which the processes of a platform authenticate each other (decision 0044).
 
-A directory has three files: `cluster.pem`, the certificate of the cluster's authority; `node.pem`,
-the certificate that the authority gave to this node; and `node.key`, its private key. `indilog
-cluster init` makes them. With these keys, a connection uses TLS 1.3 with mutual authentication:
-*both* sides show a certificate of the authority. A peer without one is refused in the handshake,
-before any of its messages is read.
+A directory has three files. `cluster.pem` is the certificate of the cluster's authority, and
+`node.pem` the one that it gave to this node. `node.key` is the node's private key.
+`indilog cluster init` makes them. With these keys, a connection uses TLS 1.3 with mutual
+authentication: *both* sides show a certificate of the authority. A peer without one is refused in
+the handshake, before any of its messages is read.
 
 All certificates of the authority are equivalent, because a node does not check a peer's name.
 `cluster.pem` may have several authorities, so that nodes can get new keys one after the other.
@@ -51,7 +51,7 @@ def keys_for(address: StreamAddress, config: NodeConfig) -> PeerKeys | None:
     if not is_loopback(address.host):
         raise ConfigError(
             f"Nodes do not exchange messages at {address.name} without keys, because every machine "
-            "that reaches it could read and append; make keys with `indilog cluster init` and set "
+            "that reaches it could read and append. Make keys with `indilog cluster init` and set "
             "node_keys, or use a loopback address."
         )
     return None

@@ -2,7 +2,7 @@
 5, 6).
 
 A transport carries opaque frames (encoded `Envelope`s) to nodes. It may lose, delay and repeat
-frames, as a network may, and does not report that to the sender; the roles resend messages that
+frames, as a network may, and does not report that to the sender. The roles resend messages that
 must arrive. It never changes a frame, never blocks, and holds a bounded number of bytes for each
 peer.
 

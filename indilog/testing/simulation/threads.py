@@ -2,8 +2,7 @@
 scheduler waits.
 
 A thread yields (`sleep`) where the real one would wait for the disk. So the event loop of its
-process runs between the begin and the end of a sync, as on a real machine, and a seed replays the
-run.
+process runs between the begin and the end of a sync, as on a real machine. A seed replays the run.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class RunLock:
         if any(h.is_held(self._execution, self._log, self._name) for h in _AROUND.get()):
             words = (
                 f"Lock {self._name!r} is held by an enclosing block, so this block would wait for "
-                "its own run; remove the inner block, or give its lock another name."
+                "its own run. Remove the inner block, or give its lock another name."
             )
             return OperationOutcome(b"", RecordedFailure(NestedLockError.__name__, words))
 

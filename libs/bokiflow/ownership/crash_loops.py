@@ -2,8 +2,8 @@
 
 A step that calls `os._exit`, or uses all memory, ends its worker. It would also end the next worker
 that takes over the run, and so interrupt all other runs there. So a takeover counts how many
-executors in a row crashed after they got the run, before they sent a heartbeat or decided a step of
-it.
+executors in a row got the run, and crashed before their next heartbeat and before a step was
+decided.
 
 After the second crash the run counts as crash-looping, and so do the runs that were taken over
 together with it. Such runs are taken over in small groups after growing pauses, and finally one at

@@ -2,7 +2,7 @@
 
 While it has work, it writes a heartbeat each quarter of its lease, and reads the records of all
 executors up to that heartbeat. Until 0.8 of the lease have passed since that heartbeat was sent, no
-other process can own its partitions, so it need not read to be sure. Later it must have stopped.
+other process can own its partitions. So it need not read to be sure. Later it must have stopped.
 """
 
 from __future__ import annotations

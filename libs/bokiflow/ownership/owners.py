@@ -9,7 +9,7 @@ sent the heartbeat, so it considers its lease ended first. A claim says up to wh
 author has read. It takes effect for a partition of another executor only if that executor has no
 record since. So its effect follows from the records alone, and every process agrees.
 
-**Lost records** are skipped. Each heartbeat lists the partitions of its executor, so processes that
+**Lost records** are skipped. Each heartbeat lists the partitions of its executor. So processes that
 have lost a claim or a release learn of it by the next heartbeat of the owner. Until then they claim
 nothing: all leases count anew from the loss. A record of a later version is refused, because its
 rules may differ.

@@ -122,7 +122,7 @@ class LockLostError(FlowError):
 
     def __init__(self, name: str, token: int) -> None:
         super().__init__(
-            f"The lease on lock {name!r} (token {token}) ended before the lock was released; use a "
+            f"The lease on lock {name!r} (token {token}) ended before the lock was released. Use a "
             "longer lease, and let the guarded resource refuse tokens smaller than the largest "
             "it has seen."
         )

@@ -4,7 +4,7 @@ their outcomes.
 All operations (steps, timers, signals, locks, children) get their outcome from `Execution.decide`.
 That method awaits only the log, so tests can interleave executions call by call.
 
-An outcome is durable before the next operation begins, with one exception: the last outcome of the
+An outcome is durable before the next operation begins, with one exception. The last outcome of the
 workflow's own coroutine is not appended until that coroutine continues. If the coroutine then ends,
 the outcome and the end are one append. If it begins an operation or awaits, the outcome is appended
 first.
@@ -148,7 +148,7 @@ def _too_large(error: TooLargeError) -> RecordedFailure:
     return RecordedFailure(
         TooLargeError.__name__,
         f"It ran, and its effects remain, but its result is too large: the record has "
-        f"{error.size:,} bytes, the limit is {error.limit:,}; store large results in a log and "
+        f"{error.size:,} bytes, the limit is {error.limit:,}. Store large results in a log and "
         "return their seqnums.",
     )
 

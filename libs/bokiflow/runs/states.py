@@ -2,7 +2,7 @@
 
 A run's state (`bokiflow.runs.run_state`) looks each record up in this table. The diagram in
 docs/libs/bokiflow.md is generated from it. A record has no effect if the table has no entry for its
-event in the run's state, such as a second start, or any record after the end.
+event in the run's state. Examples are a second start, and any record after the end.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _refuse_damage(chunk: Chunk) -> None:
         seqnum = int(chunk.batches.seqnums[min(damaged)])
         raise DataLossError(
             f"The records from seqnum {seqnum} on are damaged in every replica, so there can be no "
-            "whole backup; trim them, or restore the data directory from an older backup."
+            "whole backup. Trim them, or restore the data directory from an older backup."
         )
 
 
@@ -231,7 +231,7 @@ def _refuse_loss(image: LogImage, tail: SeqNum) -> None:
         start, end = lost[0].tolist()
         raise DataLossError(
             f"The records with seqnums {start} to {end - 1} are lost, so there can be no whole "
-            "backup; if a replica is being repaired, wait for it, or trim them."
+            "backup. If a replica is being repaired, wait for it, or trim them."
         )
 
 

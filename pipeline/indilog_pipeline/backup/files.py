@@ -96,8 +96,8 @@ class StoredBatch(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The content of the file `order`: the stamp of each entry; a row of entry, shard and number of
-    records for each span; a row of entry, shard and epoch for each new writer.
+    """The content of the file `order`. It has the stamp of each entry. Each span is a row of entry,
+    shard and number of records; each new writer is a row of entry, shard and epoch.
     """
 
     times: NDArray[np.uint64]

@@ -94,7 +94,7 @@ def rebuild_index(
     directory = directory.absolute()  # executors of a cluster have other working directories
     if sharding is not None and has_copied_layout(directory):
         raise ConfigError(
-            f"ZooKeeper has the layout of {directory}, so this command cannot change it: rebuild "
+            f"ZooKeeper has the layout of {directory}, so this command cannot change it. Rebuild "
             "without another number of index shards, and set index_shards for the next start."
         )
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""One flipped bit in a segment of an embedded platform, in many trials: every read by tag or of a
+"""One flipped bit in a segment of an embedded platform, in many trials. Every read by tag or of a
 whole log returns each record or raises `DataLossError`, also after two restarts.
 """
 

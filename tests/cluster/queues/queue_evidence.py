@@ -116,7 +116,7 @@ def faults(
 ) -> list[str]:
     """Yield contradictions in words; `pushed`: seqnum and number of each push that returned.
 
-    The guarantees: every message is acknowledged exactly once, none is lost or invented, and each
+    The guarantees: every message is acknowledged exactly once, and none is lost or invented. Each
     consumer got what a replay gives it, which is the first message in line.
     """
     return [

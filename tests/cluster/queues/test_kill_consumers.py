@@ -1,5 +1,5 @@
-"""Consumers of a queue are killed (-9) at random: each message is acknowledged exactly once, first
-in, first out in its shard, and none is lost (docs/libs/bokiqueue.md).
+"""Consumers of a queue are killed (-9) at random (docs/libs/bokiqueue.md). Each message is
+acknowledged exactly once, first in, first out in its shard, and none is lost.
 
 `--messages 100000` moves more messages than the default of a few thousand.
 """

@@ -1,5 +1,5 @@
-"""The first compute node of a running cluster leaves: its tags get another home, which checks the
-conditions of appends, and retention policies are enforced by another node.
+"""The first compute node of a running cluster leaves. Its tags get another home, which checks the
+conditions of appends, and another node enforces retention policies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cluster of processes with a node of each kind: it outlives any one of three, grows and shrinks,
+"""A cluster of processes with a node of each kind. It outlives any one of three, grows and shrinks,
 and its data directory can be read.
 """
 

@@ -1,9 +1,9 @@
 """BokiStore against a simple model: for all concurrent sessions and all contents of caches, all
 replicas agree with a plain replay of the log.
 
-The model shares no code with the library: it reads the records' JSON with the standard library,
-walks the log from its beginning, decides each transaction by looking at everything before it, and
-copies instead of changing in place.
+The model shares no code with the library. It reads the records' JSON with the standard library, and
+walks the log from its beginning. It decides each transaction by looking at everything before it,
+and copies instead of changing in place.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The real executors, in simulated time, with processes that crash, are cut off from the log, or
-get late acknowledgements, and with clocks that differ by years.
+"""The real executors, in simulated time, with clocks that differ by years. Processes crash, are cut
+off from the log, or get late acknowledgements.
 
 Bodies have effects that are not idempotent, and return random values. So a second body beside its
 successor shows, and so does a value that was used but not decided. The checks use only what the

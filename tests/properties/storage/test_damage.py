@@ -1,5 +1,5 @@
-"""A5: with any damage in its files a replica starts, serves intact records, is repaired from the
-other replica, and never returns a record that was not written.
+"""A5: with any damage in its files a replica starts, serves intact records, and is repaired from
+the other replica. It never returns a record that was not written.
 
 The journal is the real one; the other replica, which is intact, is a storage node over frames in
 memory. The expected records come from the appends alone.

@@ -1,5 +1,5 @@
 """Claims about an index node that has index data of metalog entries that were replaced (decision
-0031): it detects this, rebuilds its index, and answers nothing from replaced entries.
+0031). It detects this, rebuilds its index, and answers nothing from replaced entries.
 """
 
 from __future__ import annotations

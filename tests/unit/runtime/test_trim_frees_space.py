@@ -1,5 +1,5 @@
 """A trim of 90 % of a log frees most of its disk space and of the index tier's memory (PITFALLS 7,
-A22), also for processes that start after the trim.
+A22). This also holds for processes that start after the trim.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A trim frees disk space for all batch sizes: small batches, for which punching holes frees
-nothing, and partly live ones (PITFALLS 7, A22, decision 0016).
+"""A trim frees disk space for all batch sizes (PITFALLS 7, A22, decision 0016). Punching holes
+frees nothing for small batches, and others are partly live.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Offers:
-    """Takes an offered call only if it can start at once here, and if this node runs the deployment
-    of the offering node or a newer one.
+    """Takes an offered call only if it can start at once here. The deployment of this node must be
+    that of the offering node or a newer one.
     """
 
     def __init__(self, host: FunctionHost) -> None:
