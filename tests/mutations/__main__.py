@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from scripts.changed_tests import PATHS, tests_of
-from tests.mutations.sites import ROOT, Site, sample
+from tests.mutations.sites import FOLDERS, ROOT, Site, sample
 
 _ORACLE: Final = "tests/properties/test_reads_against_oracle.py"
 _FUNCTIONS: Final = (
@@ -46,6 +46,10 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     "indilog/wire": (
         "tests/unit/wire", "tests/unit/ordering", "tests/unit/storage", "tests/unit/index_tier",
         "tests/scenarios", "tests/unit/compute/test_*.py",
+    ),
+    "indilog/replayed": (
+        "tests/unit/replayed", "tests/properties/replayed", "tests/unit/bokiqueue",
+        "tests/unit/bokistore",
     ),
     "ordering": (
         "tests/unit/ordering", "tests/scenarios", "tests/properties/test_*metalog*.py",
@@ -101,12 +105,15 @@ def main() -> int:
     parser = argparse.ArgumentParser("tests.mutations", description=__doc__.split(":")[0])
     parser.add_argument("--seed", type=int, default=1, help="chooses the mutations")
     parser.add_argument("--count", type=int, default=100, help="how many")
+    parser.add_argument("--under", nargs="+", default=FOLDERS, help="folders to draw from")
     parser.add_argument("--only", default="", help="of them those whose FILE:LINE contains this")
     parser.add_argument("--list", action="store_true", help="show them and run no test")
     parser.add_argument("--narrow", action="store_true", help="leave out the widest tests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies of the tree")
     given = parser.parse_args()
-    chosen = [site for site in sample(given.seed, given.count) if given.only in _place(site)]
+    chosen = [
+        site for site in sample(given.seed, given.count, given.under) if given.only in _place(site)
+    ]
     if given.list:
         _say(*(_told(site) for site in chosen))
         return 0
@@ -118,7 +125,7 @@ def main() -> int:
 
         def tried(site: Site) -> bool:
             tree = trees.get()
-            by = _noticed_by(tree, site, planned[site])
+            by = noticed_by(tree, site, planned[site])
             trees.put(tree)
             _say(f"{'noticed ' if by else 'SURVIVED'} {_told(site)}  {by or ''}")
             return by is not None
@@ -161,23 +168,34 @@ def _copied(tree: Path) -> Path:
         if (ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tree / name)
+    if (ROOT / ".venv").exists():
+        (tree / ".venv").symlink_to(ROOT / ".venv")  # scripts of the project run its Python
     return tree
 
 
-def _noticed_by(tree: Path, site: Site, planned: Sequence[Sequence[str]]) -> str | None:
-    """Return what noticed a mutation; None: it survived."""
+def noticed_by(tree: Path, site: Site, planned: Sequence[Sequence[str]]) -> str | None:
+    """Return what noticed a mutation; None: it survived.
+
+    Raises:
+        RuntimeError: that test also fails without the mutation, so it noticed nothing.
+    """
     path = tree / site.file
     source = path.read_bytes()
     path.write_bytes(site.mutated(source))
+    by = None
     try:
         for step in planned:
             Path(cache_from_source(str(path))).unlink(missing_ok=True)
             if (by := _failed(tree, step)) is not None:
-                return by
+                break
     finally:
         path.write_bytes(source)
         Path(cache_from_source(str(path))).unlink(missing_ok=True)
-    return None
+    if by is not None and by.startswith("FAILED "):
+        test = by.removeprefix("FAILED ").partition("[")[0]
+        if _failed(tree, [*_PYTEST, test]) is not None:
+            raise RuntimeError(f"{test} fails without a mutation, too.")
+    return by
 
 
 def _failed(tree: Path, arguments: Sequence[str]) -> str | None:

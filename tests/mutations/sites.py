@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDERS: Final = (
-    "indilog/kernel", "indilog/wire", "ordering", "storage", "index_tier", "compute", "libs",
+    "indilog/kernel", "indilog/wire", "indilog/replayed", "ordering", "storage", "index_tier",
+    "compute", "libs",
 )  # fmt: skip
 """What is mutated."""
 
@@ -63,14 +64,14 @@ class Site(NamedTuple):
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def sample(seed: int, count: int) -> list[Site]:
-    """Return `count` mutations of the project, chosen by the seed, by file and line.
+def sample(seed: int, count: int, folders: Sequence[str] = FOLDERS) -> list[Site]:
+    """Return `count` mutations of these folders, chosen by the seed, by file and line.
 
     Edits elsewhere leave a chosen mutation chosen: those with the least hashes are.
     """
     found = (
         site
-        for folder in FOLDERS
+        for folder in folders
         for path in sorted((ROOT / folder).rglob("*.py"))
         for site in sites(str(path.relative_to(ROOT)), path.read_bytes())
     )

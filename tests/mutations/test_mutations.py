@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.mutations.__main__ import steps
+from tests.mutations.__main__ import noticed_by, steps
 from tests.mutations.sites import FOLDERS, ROOT, Site, sample, sites
 
 ALL = 1 << 20
@@ -86,3 +88,27 @@ def test_every_mutated_file_has_tests_that_exist(found: list[Site]) -> None:
     for site in {site.file: site for site in found}.values():
         for step in steps(site, is_narrow=True):
             assert [name for name in step if name.startswith("tests/")]
+
+
+@pytest.mark.parametrize(
+    ("claim", "by"), [("f() == 1", "FAILED test_a.py::test_f"), ("f() > 0", None)]
+)
+def test_a_mutation_is_noticed_if_a_test_fails_because_of_it(
+    tmp_path: Path, claim: str, by: str | None
+) -> None:
+    assert noticed_by(tmp_path, *tried(tmp_path, claim)) == by
+    assert (tmp_path / "a.py").read_text() == "def f():\n    return 1\n"
+
+
+def test_a_test_that_fails_anyway_notices_nothing(tmp_path: Path) -> None:
+    """Else all mutations of a module count as noticed while one of its tests is broken."""
+    with pytest.raises(RuntimeError, match="test_f fails without a mutation"):
+        noticed_by(tmp_path, *tried(tmp_path, "f() == 7"))
+
+
+def tried(tree: Path, claim: str) -> tuple[Site, list[tuple[str, ...]]]:
+    """Write a module and its test to `tree`; return a mutation of the module, and that test."""
+    (tree / "a.py").write_text("def f():\n    return 1\n")
+    (tree / "test_a.py").write_text(f"from a import f\n\ndef test_f():\n    assert {claim}\n")
+    (site,) = sites("a.py", (tree / "a.py").read_bytes())
+    return site, [("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_a.py")]
