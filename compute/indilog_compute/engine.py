@@ -5,7 +5,8 @@ Suffix, and resolves appends with it. It applies type-S data (index data) to its
 are answered from the local index and the record cache, or by the index tier and storage (`Reads`).
 
 Callers in this process use direct methods, which put work into the open batch or answer at once.
-The caller then wakes the shell, which calls `handle`; outcomes are `Appended` and `Answer` effects.
+The caller then wakes the shell, which calls `handle`. Outcomes are `AnswerAppends` and `Answer`
+effects.
 There are two positions. `position` counts the metalog entries that are applied: they say which
 records exist, and where. `tag_position` counts those whose index data is applied, too: reads by tag
 reflect them. An engine starts at the primary's committed position, and has no index of the log
@@ -200,7 +201,7 @@ class Engine:
         return self._replay.tail
 
     def append(self, data: bytes, columns: TagColumns, waiter: object) -> bool:
-        """Put a record into the open batch; the waiter gets `Appended` with its seqnum.
+        """Put a record into the open batch; the waiter gets `AnswerAppends` with its seqnum.
 
         Return whether the shell must call this role. False: an earlier append has already asked for
         the call.

@@ -43,7 +43,7 @@ from indilog.kernel.records import (
     BatchBuilder,
     record_bytes,
 )
-from indilog.roles.role import Answer, Appended, Effect, Ignore, Send
+from indilog.roles.role import Answer, AnswerAppends, Effect, Ignore, Send
 from indilog.wire.messages import (
     AppendBatch,
     Message,
@@ -566,4 +566,4 @@ def _answers(batch: _Batch, error: IndilogError) -> list[Effect]:
 
 def acknowledgements(batches: Sequence[OrderedBatch], position: MetalogPosition) -> list[Effect]:
     """Return the acknowledgements of ordered batches, with the seqnums of their records."""
-    return [Appended(b.waiters, b.first_seqnum, position) for b in batches]
+    return [AnswerAppends(b.waiters, b.first_seqnum, position) for b in batches]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from indilog.cli import cluster_scale, show
-from indilog.cli.cluster_health import Cluster, Shard
+from indilog.cli.cluster_health import Cluster, ShardHealth
 from indilog.cli.gateway import DEFAULT, FAILURE, Gateway, Url, explain_mistakes
 
 cluster = typer.Typer(
@@ -172,7 +172,7 @@ def _overview(found: Cluster) -> Mapping[str, str]:
     }
 
 
-def _states(shards: Iterable[Shard]) -> dict[str, int]:
+def _states(shards: Iterable[ShardHealth]) -> dict[str, int]:
     states = [shard.state for shard in shards]
     return {state: states.count(state) for state in ("complete", "copying", "lost")}
 
@@ -184,7 +184,7 @@ def _count_up(found: Cluster, nodes: list[str], missing: str = "silent") -> str:
     return f"{text}; {missing}: {_names(others)}" if others else text
 
 
-def _row(shard: Shard) -> tuple[object, ...]:
+def _row(shard: ShardHealth) -> tuple[object, ...]:
     missing = [f"{node} {count:,}" for node, count in shard.missing.items()]
     return (
         shard.shard,

@@ -31,7 +31,7 @@ class Node(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardHealth:
     """The replicas of one shard, and what they still lack."""
 
     shard: int
@@ -127,12 +127,12 @@ class Cluster:
         return [node for node in self.storage_nodes if node not in used]
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[ShardHealth]:
         """All shards, ascending."""
         found = self._status["shards"]
         return [self._shard(name, found[name]) for name in sorted(found, key=int)]
 
-    def _shard(self, name: str, found: Mapping[str, Any]) -> Shard:
+    def _shard(self, name: str, found: Mapping[str, Any]) -> ShardHealth:
         counting = found["counting"]
         further = [node for node in found["replicas"] if node not in counting]
         missing = {
@@ -141,7 +141,7 @@ class Cluster:
             if (count := self._figures.get(node, {}).get("missing_by_shard", {}).get(name))
         }
         lost = [node for node in counting if node in self.lost]
-        return Shard(
+        return ShardHealth(
             shard=int(name),
             writer=found["writer"],
             state="lost" if lost else "copying" if further or missing else "complete",

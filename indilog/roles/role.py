@@ -241,7 +241,7 @@ it.
 """
 
 
-class Appended(NamedTuple):
+class AnswerAppends(NamedTuple):
     """Answer the callers in `waiters`: their records got the seqnums `first`, `first + 1`, ...
     (each caller gets its `Ordered`); the entry before `position` ordered them.
 
@@ -299,7 +299,7 @@ Effect: TypeAlias = (
     | ReadFrame
     | AskSnapshots
     | AskCold
-    | Appended
+    | AnswerAppends
     | Answer
     | Discard
     | ReclaimableBytes

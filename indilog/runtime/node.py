@@ -52,7 +52,7 @@ from indilog.kernel.index_snapshot import SnapshotAnswer
 from indilog.kernel.view import Members, View, Views
 from indilog.roles.role import (
     Answer,
-    Appended,
+    AnswerAppends,
     AskCold,
     AskSnapshots,
     ColdAnswered,
@@ -170,9 +170,9 @@ class NodeShell:
         self._promised: list[tuple[NodeId, Send]] = []
         """Promises to roles of this process, with their senders, that wait for a sync."""
         self._outbox = self._outbox_to(transport)
-        self._held: list[Appended | Answer] = []
+        self._held: list[AnswerAppends | Answer] = []
         """Answers that wait for a sync."""
-        self._answers: list[Appended | Answer] = []
+        self._answers: list[AnswerAppends | Answer] = []
         """Answers that wait for the end of the iteration only."""
         self._deadlines: dict[NodeId, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -419,7 +419,7 @@ class NodeShell:
             held = self._held if node in waiting else self._answers
             for effect in roles[node].handle(inbox.pop(node), now):
                 # The commonest effects come first, not in `_perform`, to save a call for each.
-                if type(effect) is Appended:
+                if type(effect) is AnswerAppends:
                     held.append(effect)
                 elif type(effect) is Send and (to := effect.to) in roles:
                     if node in promising and effect.message.promises:
@@ -483,7 +483,7 @@ class NodeShell:
             case Send(to, message):
                 assert to not in self.roles, "messages within the process are passed by reference"
                 self._outbox.put(node, to, message)
-            case Appended() | Answer():
+            case AnswerAppends() | Answer():
                 (self._held if node in self._waiting else self._answers).append(effect)
             case Persist():
                 self._persist(node, effect)
@@ -618,10 +618,10 @@ class NodeShell:
             received = Received(sender, sent.message, self._epoch)
             box.setdefault(sent.to, []).append(received)
 
-    def _release_answers(self, held: list[Appended | Answer]) -> None:
+    def _release_answers(self, held: list[AnswerAppends | Answer]) -> None:
         """Resolve futures, except those that their callers have cancelled."""
         for effect in held:
-            if isinstance(effect, Appended):
+            if isinstance(effect, AnswerAppends):
                 self.metrics.appended += len(effect.waiters)
                 resolve_ordered(effect)
             else:
@@ -678,7 +678,7 @@ class NodeShell:
             f"The platform stopped; the record may or may not be in the log: {reason}"
         )
         for effect in (*self._answers, *self._held):
-            if isinstance(effect, Appended):
+            if isinstance(effect, AnswerAppends):
                 resolve_each(effect.waiters, unknown)
             else:  # an unknown outcome must not be reported as "nothing was done"
                 failed = isinstance(effect.outcome, BaseException)

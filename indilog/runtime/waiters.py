@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from indilog.roles.role import Appended
+from indilog.roles.role import AnswerAppends
 
 
 def resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
@@ -15,7 +15,7 @@ def resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
             waiter.set_result(None)
 
 
-def resolve_ordered(appended: Appended) -> None:
+def resolve_ordered(appended: AnswerAppends) -> None:
     """Give the callers of appends their seqnums, except those that were cancelled."""
     position = appended.position
     for seqnum, waiter in enumerate(appended.waiters, appended.first):

@@ -14,7 +14,6 @@ from indilog_compute.invocations.checkpoint import checkpoint_parts, newest_chec
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.records import (
     STREAMS,
-    Accepted,
     Checkpointed,
     Claimed,
     DeclaredDead,
@@ -22,6 +21,7 @@ from indilog_compute.invocations.records import (
     Event,
     ExecutorHeartbeat,
     Freed,
+    InvocationAccepted,
 )
 
 LIMITS = TableLimits(50.0, 4, 4, 10_000, 1.0, 4.0)
@@ -30,9 +30,9 @@ IDS = st.sampled_from([f"i{n}" for n in range(6)])
 
 
 @st.composite
-def accepted(draw: st.DrawFn) -> Accepted:
+def accepted(draw: st.DrawFn) -> InvocationAccepted:
     is_scheduled = draw(st.booleans())
-    return Accepted(
+    return InvocationAccepted(
         id=draw(IDS),
         executor=draw(EXECUTORS),
         function="app.f",
@@ -71,7 +71,7 @@ class Model:
         for place, event in enumerate(history):
             getattr(self, "_" + type(event).__name__.lower())(place, event)
 
-    def _accepted(self, place: int, event: Accepted) -> None:
+    def _invocationaccepted(self, place: int, event: InvocationAccepted) -> None:
         if event.schedule:
             if event.after != self._last:
                 return

@@ -42,11 +42,11 @@ from indilog.testing import MemoryLogs
 from indilog_compute.deployments import APPS_LOG, Deployment, DeploymentLog
 from indilog_compute.invocations.records import (
     INVOCATIONS_LOG,
-    Accepted,
     Claimed,
     DeclaredDead,
     Ended,
     ExecutorHeartbeat,
+    InvocationAccepted,
 )
 from indilog_compute.invocations.records import encode as invocation_encoded
 from indilog_compute.invocations.service import InvocationService
@@ -233,7 +233,7 @@ LOCK = st.one_of(
 )
 INVOCATIONS = st.one_of(
     st.builds(
-        Accepted,
+        InvocationAccepted,
         id=IDS,
         executor=EXECUTORS,
         function=st.just("app.f"),
@@ -274,7 +274,7 @@ KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
         invocations,
         INVOCATIONS,
         [
-            Accepted(
+            InvocationAccepted(
                 id="i", executor="a#1", function="app.f", arguments=b"{}", position=0,
                 stream=STREAM, delay_s=600.0,
             ),

@@ -21,7 +21,7 @@ from indilog.kernel.records import HEADER_BYTES
 from indilog.kernel.view import View
 from indilog.roles.role import (
     Answer,
-    Appended,
+    AnswerAppends,
     AskCold,
     AskSnapshots,
     ColdAnswered,
@@ -303,7 +303,7 @@ class PrintedCluster:
                 frame = node.frames[location.offset]
                 rest = bytes(len(frame.payload) - HEADER_BYTES)
                 frame.kind, frame.payload = FrameKind.GONE, frame.payload[:HEADER_BYTES] + rest
-            case Appended() | Answer() | ReclaimableBytes() | Ignore():
+            case AnswerAppends() | Answer() | ReclaimableBytes() | Ignore():
                 pass  # printed
             case unreachable:
                 assert_never(unreachable)
@@ -336,7 +336,7 @@ class PrintedCluster:
             case ReclaimableBytes(bytes_by_segment):
                 reclaimable = sum(bytes_by_segment.values())
                 return [f"  reclaimable bytes: {reclaimable}"] if reclaimable else []
-            case Appended(waiters, first):
+            case AnswerAppends(waiters, first):
                 seqnums = enumerate(waiters, first)
                 return [f"  {w} succeeds: seqnum {n}" for n, w in seqnums if w is not None]
             case Answer(waiter, outcome):

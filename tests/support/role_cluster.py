@@ -31,7 +31,7 @@ from indilog.kernel.metalog import encode_entry
 from indilog.kernel.view import View
 from indilog.roles.role import (
     Answer,
-    Appended,
+    AnswerAppends,
     AskCold,
     AskSnapshots,
     ColdAnswered,
@@ -338,7 +338,7 @@ class RoleCluster:
                 self._events[node].append(Persisted(token, location))
             case ReadFrame(location, token):
                 self._events[node].append(FrameRead(token, self._frames[node][location.offset][1]))
-            case Appended():
+            case AnswerAppends():
                 self._on_appended(effect)
             case Answer(waiter, outcome):
                 assert isinstance(waiter, Waiter)
@@ -354,7 +354,7 @@ class RoleCluster:
             case unreachable:
                 assert_never(unreachable)
 
-    def _on_appended(self, effect: Appended) -> None:
+    def _on_appended(self, effect: AnswerAppends) -> None:
         for seqnum, waiter in enumerate(effect.waiters, effect.first):
             if isinstance(waiter, Waiter):
                 waiter.seqnum = seqnum

@@ -18,7 +18,7 @@ from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, TagHash
 from indilog.config import NodeConfig
 from indilog.kernel.placement import Placement
 from indilog.link.link_messages import failed
-from indilog.roles.role import Answer, Appended, Effect, Ignore, Received, Send
+from indilog.roles.role import Answer, AnswerAppends, Effect, Ignore, Received, Send
 from indilog.wire.conditional_messages import (
     ConditionalAnswer,
     ConditionalAppend,
@@ -193,8 +193,8 @@ class ConditionalAppends:
         self._requests.check_invariants()
 
 
-def _answer_of(request: int, outcome: Appended | Answered | Exception) -> ConditionalAnswer:
-    if isinstance(outcome, Appended):
+def _answer_of(request: int, outcome: AnswerAppends | Answered | Exception) -> ConditionalAnswer:
+    if isinstance(outcome, AnswerAppends):
         return ConditionalAnswer(request, outcome.position, outcome.first)
     error: object = outcome
     position: MetalogPosition = 0

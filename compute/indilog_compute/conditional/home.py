@@ -42,7 +42,7 @@ from indilog.base.ids import (
 )
 from indilog.base.log import After, Record
 from indilog.config import NodeConfig
-from indilog.roles.role import Answer, Appended, Effect
+from indilog.roles.role import Answer, AnswerAppends, Effect
 from indilog.wire.messages import Direction
 from indilog_compute.reads.operation import Answered, Operation
 from indilog_compute.reads.reads import Reads
@@ -78,7 +78,7 @@ class Result(NamedTuple):
     """The outcome of an append that came from another compute node."""
 
     to: Requested
-    outcome: Appended | Answered | Exception
+    outcome: AnswerAppends | Answered | Exception
 
 
 class AppendStage(enum.Enum):
@@ -228,7 +228,7 @@ class Home:
         for effect in effects:
             if type(effect) is Answer and type(effect.waiter) is Check:
                 outcomes += self._on_answer(effect.waiter, effect.outcome, reads, writer)
-            elif type(effect) is Appended and len(self._waiting) < self._pending:
+            elif type(effect) is AnswerAppends and len(self._waiting) < self._pending:
                 outcomes += self._on_appended(effect)
             else:
                 outcomes.append(effect)
@@ -244,7 +244,7 @@ class Home:
         if isinstance(outcome, Exception):  # of the read, or of the append
             return [self._end(check, outcome)]
         assert check.stage is AppendStage.CHECKING, (
-            "an append is answered by `Appended`, or an error"
+            "an append is answered by `AnswerAppends`, or an error"
         )
         assert isinstance(outcome, Answered)
         return self._on_last(check, outcome, reads, writer)
@@ -280,13 +280,13 @@ class Home:
         del self._waiting[check]
         return []
 
-    def _on_appended(self, effect: Appended) -> list[Outcome]:
+    def _on_appended(self, effect: AnswerAppends) -> list[Outcome]:
         """Return the acknowledgement for callers of this node, and the results for other nodes."""
         waiters, results = list(effect.waiters), list[Outcome]()
         for place, waiter in enumerate(waiters):
             if type(waiter) is not Check:
                 continue
-            done = Appended([None], effect.first + place, effect.position)
+            done = AnswerAppends([None], effect.first + place, effect.position)
             if isinstance(waiter.origin, Requested):
                 waiters[place] = None
                 results.append(self._end(waiter, done))
@@ -309,7 +309,7 @@ class Home:
         self._pending -= 1
         self._pending_bytes -= check.append.size_bytes
 
-    def _end(self, check: Check, outcome: Appended | Answered | Exception) -> Outcome:
+    def _end(self, check: Check, outcome: AnswerAppends | Answered | Exception) -> Outcome:
         self._forget(check)
         if isinstance(check.origin, Requested):
             return Result(check.origin, outcome)

@@ -27,7 +27,7 @@ from indilog.base.ids import Epoch, Instant, NodeId, TagHash
 from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.link.link_messages import Failed, error_from
-from indilog.roles.role import Answer, Appended, Effect, Ignore, Send
+from indilog.roles.role import Answer, AnswerAppends, Effect, Ignore, Send
 from indilog.wire.conditional_messages import (
     ConditionalAnswer,
     ConditionalAppend,
@@ -209,7 +209,7 @@ class HomeRequests:
             return []
         self._forget(request)
         if not message.kind:
-            return [Appended([request.waiter], message.first, message.position)]
+            return [AnswerAppends([request.waiter], message.first, message.position)]
         error = error_from(Failed(message.kind, message.message, message.attributes))
         if message.position:
             return [Answer(request.waiter, Answered(error, message.position))]

@@ -36,8 +36,8 @@ from indilog_compute.gateway.invoke import OPERATIONS_PREFIX, PREFIX, InvokeEndp
 from indilog_compute.gateway.login import login_router
 from indilog_compute.gateway.openapi import describe
 from indilog_compute.gateway.operation import (
-    ClusterMembers,
     HostCollector,
+    MembershipService,
     OneProcess,
     members_router,
     operation_router,
@@ -172,7 +172,7 @@ def create_gateway(
     registry: CollectorRegistry | None = None,
     *,
     request_snapshots: Callable[[], MetalogPosition] | None = None,
-    members: ClusterMembers | None = None,
+    members: MembershipService | None = None,
     peers: Peers | None = None,
 ) -> GatewayApp:
     """Return the gateway's ASGI application.

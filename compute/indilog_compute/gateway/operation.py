@@ -139,7 +139,7 @@ def snapshots_router(request_snapshots: Callable[[], MetalogPosition]) -> APIRou
     return router
 
 
-class ClusterMembers(Protocol):
+class MembershipService(Protocol):
     """Shows and changes the nodes of a cluster. Each method returns its state: `wanted` and
     `installed` nodes, and the number of the installed `view`. `reached` says whether they agree;
     `missing` has sentences about what is not done yet.
@@ -168,7 +168,7 @@ class ClusterMembers(Protocol):
         """Let other nodes take the place of a process that is gone permanently."""
 
 
-class CountsIn(pydantic.BaseModel):
+class ScaleIn(pydantic.BaseModel):
     """How many nodes the cluster is to have; a number that is left out stays as it is."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -229,7 +229,7 @@ def _body_of(model: type[pydantic.BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def members_router(members: ClusterMembers) -> APIRouter:
+def members_router(members: MembershipService) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["operation"], dependencies=[Depends(check_query)])
 
@@ -240,7 +240,7 @@ def members_router(members: ClusterMembers) -> APIRouter:
         """
         return await members.state()
 
-    @router.put("/cluster/members", openapi_extra=_body_of(CountsIn))
+    @router.put("/cluster/members", openapi_extra=_body_of(ScaleIn))
     async def scale(request: Request) -> dict[str, Any]:
         """Change how many nodes the running cluster is to have. Numbers that are left out stay.
 
@@ -248,7 +248,7 @@ def members_router(members: ClusterMembers) -> APIRouter:
         numbers leave first. Repeating the request is harmless.
         """
         body = await body_of(request, _BODY_BYTES_MAX)
-        given = parse_json(CountsIn, body, not_done="Nothing was changed")
+        given = parse_json(ScaleIn, body, not_done="Nothing was changed")
         return await members.scale(given.model_dump())
 
     @router.delete("/cluster/members/{node}")

@@ -21,7 +21,7 @@ class RecordedInvocation(msgspec.Struct, array_like=True, eq=False):
     """One invocation.
 
     Attributes:
-        seqnum: seqnum of its `Accepted` record, which has the arguments.
+        seqnum: seqnum of its `InvocationAccepted` record, which has the arguments.
         due: time before which no executor claims it; seconds since 1970 by the log's time.
         node: the compute node whose executors may claim it first.
         size: bytes of its arguments and result.

@@ -26,7 +26,6 @@ from indilog_compute.invocations.checkpoint import (
 )
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
-    Accepted,
     Checkpointed,
     Claimed,
     DeclaredDead,
@@ -34,6 +33,7 @@ from indilog_compute.invocations.records import (
     Event,
     ExecutorHeartbeat,
     Freed,
+    InvocationAccepted,
     application_of,
     digest_of,
 )
@@ -165,7 +165,7 @@ class InvocationTable:
         match event:
             case None:
                 pass
-            case Accepted():
+            case InvocationAccepted():
                 self._accept(seqnum, event)
             case Claimed(executor, ids):
                 self._claim(seqnum, executor, ids)
@@ -184,7 +184,7 @@ class InvocationTable:
             case unreachable:
                 assert_never(unreachable)
 
-    def _accept(self, seqnum: SeqNum, event: Accepted) -> None:
+    def _accept(self, seqnum: SeqNum, event: InvocationAccepted) -> None:
         stream = event.stream
         self._grown.add(stream)
         self._note_record(event.executor, seqnum)

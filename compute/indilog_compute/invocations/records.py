@@ -40,7 +40,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     attributes: dict[str, Any]
 
 
-class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_only=True):
+class InvocationAccepted(
+    msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_only=True
+):
     """Accepts an invocation.
 
     If `delay_s` is 0, `executor` runs the invocation at once. Otherwise it is due `delay_s` seconds
@@ -133,7 +135,7 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
 
 
 Event: TypeAlias = (
-    Accepted | Claimed | Freed | Ended | ExecutorHeartbeat | DeclaredDead | Checkpointed
+    InvocationAccepted | Claimed | Freed | Ended | ExecutorHeartbeat | DeclaredDead | Checkpointed
 )
 
 

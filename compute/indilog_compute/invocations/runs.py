@@ -25,11 +25,11 @@ from indilog.link.link_messages import Failed, Returned, error_from, failed
 from indilog.sdk.outcomes import own_append_missing
 from indilog_compute.invocations.checkpoint import RecordedInvocation
 from indilog_compute.invocations.records import (
-    Accepted,
     Ended,
     Event,
     Failure,
     Freed,
+    InvocationAccepted,
     decode,
     encode,
 )
@@ -147,8 +147,8 @@ class Runs(Generic[CallT]):
             too_large = failed(_cannot_be_kept(invocation.function, error), outcome.position)
             await self._record(_ended(executor, invocation.id, too_large), invocation)
 
-    async def _read_accepted(self, invocation: RecordedInvocation) -> Accepted:
-        """Return the invocation's `Accepted` record; retry until the log can be read."""
+    async def _read_accepted(self, invocation: RecordedInvocation) -> InvocationAccepted:
+        """Return the invocation's `InvocationAccepted` record; retry until the log can be read."""
         pause_s = _PAUSE_S_MIN
         while True:
             try:
@@ -162,12 +162,12 @@ class Runs(Generic[CallT]):
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 continue
             accepted = decode(record.data)
-            assert isinstance(accepted, Accepted), (
-                "the invocation table has this seqnum from an `Accepted` record"
+            assert isinstance(accepted, InvocationAccepted), (
+                "the invocation table has this seqnum from an `InvocationAccepted` record"
             )
             return accepted
 
-    async def _run_until_begun(self, accepted: Accepted) -> Returned | Failed:
+    async def _run_until_begun(self, accepted: InvocationAccepted) -> Returned | Failed:
         """Call the function, retrying until it has begun; return its outcome."""
         pause_s = _PAUSE_S_MIN
         while True:
@@ -184,7 +184,7 @@ class Runs(Generic[CallT]):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
-    async def _call(self, accepted: Accepted) -> Returned | Failed:
+    async def _call(self, accepted: InvocationAccepted) -> Returned | Failed:
         call = self._start(
             accepted.function,
             accepted.arguments,

@@ -27,7 +27,7 @@ from indilog.base.deployed import ScheduleSpec
 from indilog.config import NodeConfig
 from indilog_compute.invocations.admission import OpenLimits
 from indilog_compute.invocations.invocation_table import InvocationTable
-from indilog_compute.invocations.records import Accepted, application_of, schedule_tag
+from indilog_compute.invocations.records import InvocationAccepted, application_of, schedule_tag
 
 _NOT_UNDERSTOOD: Final = (ValueError, CronSimError)
 """Raised for an unknown time zone, or a schedule recorded by another version."""
@@ -160,9 +160,9 @@ class Schedules:
         behind_s = self.rank() * self._lease_s
         return min((t + behind_s for t in times if t is not None), default=None)
 
-    def due(self, table: InvocationTable, executor: str, now: float) -> list[Accepted]:
+    def due(self, table: InvocationTable, executor: str, now: float) -> list[InvocationAccepted]:
         """Return the invocations to accept now, except those of applications at their limit."""
-        accepted: list[Accepted] = []
+        accepted: list[InvocationAccepted] = []
         open_ = table.open_by_application.copy()
         behind_s = self.rank() * self._lease_s
         for watched in self._watched.values():
@@ -203,9 +203,11 @@ class Schedules:
         return times
 
 
-def _accepted(scheduled: DeployedSchedule, executor: str, at: float, after: float) -> Accepted:
+def _accepted(
+    scheduled: DeployedSchedule, executor: str, at: float, after: float
+) -> InvocationAccepted:
     digest = hashlib.blake2b(scheduled.name.encode(), digest_size=8).hexdigest()
-    return Accepted(
+    return InvocationAccepted(
         id=f"{digest}-{int(at):x}",
         executor=executor,
         function=scheduled.function,

@@ -50,11 +50,11 @@ from indilog_compute.invocations.keys import check_key, known_with
 from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
 from indilog_compute.invocations.records import (
     INVOCATIONS_LOG,
-    Accepted,
     Checkpointed,
     Claimed,
     Ended,
     Failure,
+    InvocationAccepted,
     application_of,
     decode,
     encode,
@@ -173,7 +173,7 @@ class InvocationService:
         if (known := self.known(function, arguments, key)) is not None:
             return known
         self._check_followed()
-        event = Accepted(
+        event = InvocationAccepted(
             id=secrets.token_hex(12),
             executor=self._executor.name,
             function=function,
@@ -220,7 +220,7 @@ class InvocationService:
         await self._read_up_to_now()
         return known_with(self._table, function, arguments, key)
 
-    async def _append_accepted(self, event: Accepted) -> SeqNum:
+    async def _append_accepted(self, event: InvocationAccepted) -> SeqNum:
         application = application_of(event.function)
         self._admission.admit(application, self._table.open_by_application)
         try:

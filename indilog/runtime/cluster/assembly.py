@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # imported only when a gateway runs, because other nodes do n
     from indilog.apps.app import App
     from indilog_compute.gateway import PeerPort, Peers
     from indilog_compute.gateway.app import GatewayApp
-    from indilog_compute.gateway.operation import ClusterMembers
+    from indilog_compute.gateway.operation import MembershipService
     from indilog_compute.workers.host import FunctionHost
 
 READY_TIMEOUT_S: Final = 60.0
@@ -289,7 +289,7 @@ async def calls_served(
     port: GatewayPort,
     *,
     board: StatusBoard,
-    members: ClusterMembers,
+    members: MembershipService,
     peers: Peers | None = None,
     peer_port: PeerPort | None = None,
 ) -> AsyncIterator[str]:
@@ -339,7 +339,7 @@ async def gateway_running(
     peers: Peers | None = None,
     peer_port: PeerPort | None = None,
     port_is: str = "",
-    members: ClusterMembers | None = None,
+    members: MembershipService | None = None,
 ) -> AsyncIterator[str]:
     """Run the functions and the gateway of one compute node while the block runs; yield the
     gateway's URL.

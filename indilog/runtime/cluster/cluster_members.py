@@ -29,7 +29,7 @@ from indilog.runtime.cluster.cluster_state import (
     run_of,
 )
 from indilog.runtime.cluster.membership import (
-    Counts,
+    NodeCounts,
     in_zones,
     same_members,
     scaled,
@@ -158,11 +158,11 @@ class ClusterMembers:
             ConfigError: the cluster cannot have these numbers; nothing was changed.
         """
         try:
-            given = msgspec.convert(counts, Counts)
+            given = msgspec.convert(counts, NodeCounts)
         except msgspec.ValidationError as error:
             raise ConfigError(f"Nothing was changed: {error}.") from error
         if (count := given.nodes) is not None:
-            if given != Counts(nodes=count):
+            if given != NodeCounts(nodes=count):
                 raise ConfigError(
                     "Nothing was changed: give the number of nodes, or those of single kinds."
                 )

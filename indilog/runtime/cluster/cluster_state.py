@@ -53,7 +53,7 @@ Setting: TypeAlias = str | int | float | bool | None
 """A value as `config_from` takes it; None is left out."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class RunSettings(msgspec.Struct, frozen=True):
     """The settings of one run, valid while one of its processes runs.
 
     Attributes:
@@ -174,9 +174,9 @@ async def publish_run(
     addresses: dict[NodeId, str],
     directory: Path,
     members: Members | None = None,
-) -> Run | None:
+) -> RunSettings | None:
     """Publish the settings of this run, and return those of the previous run, if any."""
-    run = msgspec.json.encode(Run(addresses, str(directory), settings_of(config), members))
+    run = msgspec.json.encode(RunSettings(addresses, str(directory), settings_of(config), members))
     while True:
         before = await store.get(RUN_KEY)
         version = before.version if before else 0
@@ -184,7 +184,9 @@ async def publish_run(
             return decode_run(before.value) if before else None
 
 
-async def change_run(store: MetadataStore, change: Callable[[Run], Run]) -> Run:
+async def change_run(
+    store: MetadataStore, change: Callable[[RunSettings], RunSettings]
+) -> RunSettings:
     """Replace the record of this run by what `change` returns for it; return the new record."""
     while True:
         before = await store.get(RUN_KEY)
@@ -200,7 +202,7 @@ async def change_run(store: MetadataStore, change: Callable[[Run], Run]) -> Run:
             return changed
 
 
-async def run_of(store: MetadataStore) -> Run | None:
+async def run_of(store: MetadataStore) -> RunSettings | None:
     """Return the settings of the last run; None: no settings are published, or another release
     published them.
     """
@@ -208,10 +210,10 @@ async def run_of(store: MetadataStore) -> Run | None:
     return decode_run(found.value) if found is not None else None
 
 
-def decode_run(value: bytes) -> Run | None:
+def decode_run(value: bytes) -> RunSettings | None:
     """Return the settings of a run; None: another release published them, in another form."""
     try:
-        return msgspec.json.decode(value, type=Run)
+        return msgspec.json.decode(value, type=RunSettings)
     except msgspec.DecodeError:
         return None
 

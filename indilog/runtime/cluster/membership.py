@@ -24,7 +24,7 @@ Kind: TypeAlias = Literal["sequencer", "storage", "index", "aggregator", "engine
 _KINDS: Final[tuple[Kind, ...]] = ("sequencer", "storage", "index", "aggregator", "engine")
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many nodes a cluster is to have; None: as many as now.
 
     `nodes` counts the processes that nodes share (`indilog.runtime.cluster.processes`).
@@ -90,7 +90,7 @@ def leaving_engines(view: View, members: Members) -> frozenset[NodeId]:
     return frozenset(view.engines) - frozenset(members.engines)
 
 
-def scaled(members: Members, view: View, counts: Counts, config: Config) -> Members:
+def scaled(members: Members, view: View, counts: NodeCounts, config: Config) -> Members:
     """Return `members` with other numbers of nodes. The nodes with the greatest numbers leave.
 
     Args:

@@ -30,7 +30,7 @@ from indilog.base.errors import IndilogError
 from indilog.base.ids import NodeId
 from indilog.kernel.view import Members, View
 from indilog.runtime.cluster.cluster_members import Wanted, wanted_in
-from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY, Run, change_run
+from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY, RunSettings, change_run
 from indilog.runtime.cluster.following import RETRY_S
 from indilog.runtime.cluster.membership import kind_of, leaving_engines, needed
 from indilog.runtime.cluster.metadata_opening import OpenedMetadata
@@ -200,8 +200,8 @@ class Scaling:
             )
         return awaited
 
-    def _with_addresses_of(self, nodes: Collection[NodeId]) -> Callable[[Run], Run]:
-        def change(run: Run) -> Run:
+    def _with_addresses_of(self, nodes: Collection[NodeId]) -> Callable[[RunSettings], RunSettings]:
+        def change(run: RunSettings) -> RunSettings:
             addresses = self._addresses(nodes, run.addresses)
             return msgspec.structs.replace(run, addresses=addresses)
 

@@ -35,7 +35,7 @@ from indilog.config import Config, NodeConfig, config_from, node_config
 from indilog.kernel.view import NODES_MAX, View
 from indilog.runtime.cluster.cluster_members import want_zones, wanted_in
 from indilog.runtime.cluster.cluster_state import (
-    Run,
+    RunSettings,
     claim_arrangement,
     publish_run,
     run_of,
@@ -209,7 +209,9 @@ class Supervisor:
         await self.ready()
         _log.info("cluster ready", processes=len(self.processes))
 
-    async def _take_over_run(self, store: MetadataStore, run: Run | None) -> Run | None:
+    async def _take_over_run(
+        self, store: MetadataStore, run: RunSettings | None
+    ) -> RunSettings | None:
         """If processes of the last run are alive, continue that run, and return it; if they have
         other settings, stop them.
 
@@ -396,7 +398,7 @@ async def stop_in_order(processes: Mapping[str, SupervisedProcess], layout: Proc
         await asyncio.gather(*(processes[name].stop() for name in wave & processes.keys()))
 
 
-async def _stop_processes(run: Run, names: Iterable[str], config: NodeConfig) -> int:
+async def _stop_processes(run: RunSettings, names: Iterable[str], config: NodeConfig) -> int:
     """Stop processes of a run that have no supervisor; return the number of stopped processes.
 
     Compute nodes come first, so that they still reach the others while they finish. A shared

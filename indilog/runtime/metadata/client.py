@@ -97,7 +97,7 @@ class MetadataClient(SessionKeeper):
     ) -> Deleted | Conflict:
         """See `SessionKeeper.remove`."""
         check_key(key, b"", self._config)
-        request = messages.Delete(next(self._numbers), key, expected_version, session)
+        request = messages.DeleteKey(next(self._numbers), key, expected_version, session)
         reply = await self._ask(request, messages.Removed)
         return Conflict(reply.version) if reply.version else Deleted()
 
@@ -174,7 +174,7 @@ class MetadataClient(SessionKeeper):
 
     async def heartbeat(self, name: str) -> bool:
         """See `SessionKeeper.heartbeat`."""
-        request = messages.Heartbeat(next(self._numbers), name)
+        request = messages.SessionHeartbeat(next(self._numbers), name)
         return (await self._ask(request, messages.SessionState)).is_alive
 
     async def close_session(self, name: str) -> None:

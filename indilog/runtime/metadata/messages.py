@@ -33,7 +33,7 @@ class CompareAndSet(_Request, frozen=True):
     """Whether a new key vanishes with the session."""
 
 
-class Delete(_Request, frozen=True):
+class DeleteKey(_Request, frozen=True, tag="Delete"):
     """client → server: delete `key` if its version is `expected_version`."""
 
     key: str
@@ -76,7 +76,7 @@ class OpenSession(_Request, frozen=True):
     ttl_s: float
 
 
-class Heartbeat(_Request, frozen=True):
+class SessionHeartbeat(_Request, frozen=True, tag="Heartbeat"):
     """client → server: the owner of the session is running."""
 
     session: str
@@ -91,13 +91,13 @@ class CloseSession(_Request, frozen=True):
 Request: TypeAlias = (
     Get
     | CompareAndSet
-    | Delete
+    | DeleteKey
     | ListPage
     | NextSequence
     | Watch
     | WatchDirectory
     | OpenSession
-    | Heartbeat
+    | SessionHeartbeat
     | CloseSession
 )
 

@@ -21,9 +21,8 @@ from indilog.runtime.metadata.messages import (
     CloseSession,
     CompareAndSet,
     Decided,
-    Delete,
+    DeleteKey,
     Get,
-    Heartbeat,
     ListPage,
     NextSequence,
     OpenSession,
@@ -33,6 +32,7 @@ from indilog.runtime.metadata.messages import (
     Reply,
     Request,
     Sequence,
+    SessionHeartbeat,
     SessionState,
     Unchanged,
     Value,
@@ -53,7 +53,7 @@ from indilog.runtime.metadata.store import (
 _ITEM_BYTES: Final = 32
 """Bytes of one item of a list, besides its key and its value."""
 
-_AtOnce: TypeAlias = Get | CompareAndSet | Delete | ListPage | NextSequence
+_AtOnce: TypeAlias = Get | CompareAndSet | DeleteKey | ListPage | NextSequence
 
 _log = structlog.get_logger(__name__)
 
@@ -115,11 +115,11 @@ class MetadataServer:
 
     async def _reply_to(self, request: Request) -> Reply:
         match request:
-            case Get() | ListPage() | CompareAndSet() | Delete() | NextSequence():
+            case Get() | ListPage() | CompareAndSet() | DeleteKey() | NextSequence():
                 return await self._done(request)
             case Watch() | WatchDirectory():
                 return await self._wait_for_change(request)
-            case OpenSession() | Heartbeat() | CloseSession():
+            case OpenSession() | SessionHeartbeat() | CloseSession():
                 return await self._session_of(request)
             case unreachable:
                 assert_never(unreachable)
@@ -136,7 +136,7 @@ class MetadataServer:
                 write = Write(key, value, expected_version, is_ephemeral)
                 outcome = await store.write(write, session=session, writer=writer)
                 return Decided(number, isinstance(outcome, Written), outcome.version)
-            case Delete(key=key, expected_version=expected, session=session):
+            case DeleteKey(key=key, expected_version=expected, session=session):
                 deleted = await store.remove(key, expected, session=session)
                 return Removed(number, 0 if isinstance(deleted, Deleted) else deleted.version)
             case NextSequence(key=key):
@@ -155,12 +155,12 @@ class MetadataServer:
             items[key] = (found.value, found.version)
         return Page(number, items, listing.revision, is_last=True)
 
-    async def _session_of(self, request: OpenSession | Heartbeat | CloseSession) -> Reply:
+    async def _session_of(self, request: OpenSession | SessionHeartbeat | CloseSession) -> Reply:
         alive = True
         match request:
             case OpenSession(session=name, ttl_s=ttl_s):
                 await self._store.open_session(name, ttl_s)
-            case Heartbeat(session=name):
+            case SessionHeartbeat(session=name):
                 alive = await self._store.heartbeat(name)
             case CloseSession(session=name):
                 await self._store.close_session(name)

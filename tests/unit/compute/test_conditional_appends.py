@@ -19,7 +19,7 @@ from indilog.base.log import After
 from indilog.config import node_config
 from indilog.kernel.metalog import NewView, NewWriters
 from indilog.kernel.view import NO_WRITER, ShardPlacement, View
-from indilog.roles.role import Answer, Appended, Effect, Received, Send
+from indilog.roles.role import Answer, AnswerAppends, Effect, Received, Send
 from indilog.wire.conditional_messages import (
     ConditionalAnswer,
     ConditionalAppend,
@@ -89,7 +89,9 @@ def test_the_condition_is_checked_against_the_tail_of_the_primary() -> None:
     effects = driver.turn()
     assert (len(sends(effects, TailWanted)), batches(effects)) == (1, 0)
     assert batches(checked(driver, effects)) == 1
-    assert [e for e in driver.order(1) if isinstance(e, Appended)] == [Appended(["mine"], 0, 1)]
+    assert [e for e in driver.order(1) if isinstance(e, AnswerAppends)] == [
+        AnswerAppends(["mine"], 0, 1)
+    ]
 
 
 def test_the_next_condition_on_a_tag_is_checked_when_the_append_before_it_is_ordered() -> None:
@@ -231,7 +233,7 @@ def test_an_append_is_addressed_to_the_incarnation_of_its_home() -> None:
     assert not asking.found(incarnation=8), "the first answer counts"
     assert messages(asking.turn(1.0)) == [sent]
     done = asking.answer(ConditionalAnswer(1, 5, 40))
-    assert done == [Appended(["mine"], 40, 5)]
+    assert done == [AnswerAppends(["mine"], 40, 5)]
     assert not asking.answer(ConditionalAnswer(1, 5, 40))
 
 
@@ -291,7 +293,7 @@ def test_an_append_that_was_sent_to_a_home_that_leaves_may_be_answered_for_a_whi
         asking.found()
         assert follow(asking, THIRD) == []
         if answered_in_time:
-            assert asking.answer(ConditionalAnswer(1, 5, 40)) == [Appended(["mine"], 40, 5)]
+            assert asking.answer(ConditionalAnswer(1, 5, 40)) == [AnswerAppends(["mine"], 40, 5)]
             continue
         outcomes = answered(asking.turn(node_config().messages.resend_s_max))
         assert isinstance(outcomes["mine"], AppendOutcomeUnknownError)
@@ -406,7 +408,9 @@ def test_appends_of_this_node_are_executed_here_when_their_home_has_left() -> No
     assert messages(driver.turn()) == [HomeWanted(JOIN + 1)]
     effects = apply(driver, moved_view(placement.view, ENGINE, ENGINE))
     assert batches(checked(driver, effects)) == 1
-    assert [e for e in driver.order(1) if isinstance(e, Appended)] == [Appended(["mine"], 0, 2)]
+    assert [e for e in driver.order(1) if isinstance(e, AnswerAppends)] == [
+        AnswerAppends(["mine"], 0, 2)
+    ]
 
 
 def test_a_home_that_leaves_refuses_what_it_has_not_appended() -> None:

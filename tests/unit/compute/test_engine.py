@@ -20,7 +20,7 @@ from indilog.config import Config
 from indilog.kernel.metalog import Floor, NewRecords
 from indilog.kernel.records import RecordBatch
 from indilog.kernel.view import FIRST_VIEW, view_of
-from indilog.roles.role import Answer, Appended, Effect, Ignore, Started
+from indilog.roles.role import Answer, AnswerAppends, Effect, Ignore, Started
 from indilog.wire.messages import (
     AppendBatch,
     Direction,
@@ -66,7 +66,7 @@ def test_an_appended_record_is_acknowledged_with_its_seqnum_and_read_from_memory
     sent = sends(driver.turn(), AppendBatch)
     assert [to for to, _ in sent] == [A, B]
     effects = driver.order(1)
-    assert [e for e in effects if isinstance(e, Appended)] == [Appended(["waiter"], 0, 1)]
+    assert [e for e in effects if isinstance(e, AnswerAppends)] == [AnswerAppends(["waiter"], 0, 1)]
     record = driver.read(0, position=1)
     assert isinstance(record, Record)
     assert (record.seqnum, record.data) == (0, b"one")

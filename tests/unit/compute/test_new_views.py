@@ -14,7 +14,7 @@ from indilog.kernel.metalog import NO_INCARNATION, Base, NewRecords, NewView, Ne
 from indilog.kernel.placement import Placement
 from indilog.kernel.records import RecordBatch
 from indilog.kernel.view import NO_WRITER, ShardPlacement, View, view_of, view_with
-from indilog.roles.role import Appended, Effect, Received, Started
+from indilog.roles.role import AnswerAppends, Effect, Received, Started
 from indilog.wire.base_messages import MetalogBase
 from indilog.wire.messages import (
     AppendBatch,
@@ -149,7 +149,9 @@ def test_a_node_whose_shard_is_finalized_continues_on_the_new_one() -> None:
     driver.engine.append(b"two", carrying(LOG, TAG), "two")
     cut = NewRecords(driver.position, ViewNumber(2), Epoch(1), {NEW_SHARD: 1})
     driver.position += 1
-    (done,) = [e for e in driver.hear(PRIMARY, entries_message((cut,))) if isinstance(e, Appended)]
+    (done,) = [
+        e for e in driver.hear(PRIMARY, entries_message((cut,))) if isinstance(e, AnswerAppends)
+    ]
     assert (done.waiters, done.first) == (["one"], driver.tail)
 
 

@@ -7,7 +7,7 @@ import msgspec
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.base.ids import Epoch, ViewNumber
 from indilog.kernel.metalog import Base, NewRecords
-from indilog.roles.role import Appended, Effect, Ignore, Received, Send
+from indilog.roles.role import AnswerAppends, Effect, Ignore, Received, Send
 from indilog.wire.base_messages import MetalogBase
 from indilog.wire.messages import (
     AppendBatch,
@@ -103,7 +103,7 @@ def test_an_append_that_was_ordered_while_joining_again_has_an_unknown_outcome()
     assert list(outcome) == ["first"]
     assert isinstance(outcome["first"], AppendOutcomeUnknownError)
     effects = from_primary(driver, entries_message([of(2, 2, 1)]), 2)
-    (done,) = [e for e in effects if isinstance(e, Appended)]
+    (done,) = [e for e in effects if isinstance(e, AnswerAppends)]
     assert (done.waiters, done.first) == (["second"], 6)
 
 

@@ -13,7 +13,7 @@ from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
     Answer,
-    Appended,
+    AnswerAppends,
     Effect,
     Event,
     FrameKind,
@@ -54,7 +54,7 @@ async def test_answers_and_messages_leave_after_the_sync_of_earlier_writes() -> 
             A: Scripted(
                 {
                     Started: lambda _: [PERSIST],
-                    Persisted: lambda _: [Appended([answered], 5, 1), *messages],
+                    Persisted: lambda _: [AnswerAppends([answered], 5, 1), *messages],
                 }
             )
         }
@@ -161,7 +161,7 @@ async def test_a_failed_sync_ends_the_shell_and_nothing_leaves() -> None:
                 {
                     Started: lambda _: [PERSIST],
                     Persisted: lambda _: [
-                        Appended([None, appended], 5, 1),
+                        AnswerAppends([None, appended], 5, 1),
                         Answer(read, 7),
                         message,
                     ],
@@ -435,7 +435,7 @@ async def test_a_sync_that_fails_after_the_shell_failed_fails_its_callers() -> N
     host = with_held_sync(
         {
             Started: lambda _: [PERSIST],
-            Persisted: lambda _: [Appended([answered], 5, 1)],
+            Persisted: lambda _: [AnswerAppends([answered], 5, 1)],
             Received: broken,
         }
     )

@@ -1,9 +1,9 @@
 """How nodes join and leave a cluster on several machines (decision 0057).
 
 No supervisor starts and stops processes, so each process changes its own part of the members that
-the primary is to install (`Run.members`). A process that joins adds its nodes when they run. A
-process that leaves removes its nodes when its gateway has ended. For a process that is gone, the
-gateway that was asked to drain it does so.
+the primary is to install (`RunSettings.members`). A process that joins adds its nodes when they
+run. A process that leaves removes its nodes when its gateway has ended. For a process that is gone,
+the gateway that was asked to drain it does so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from indilog.base.errors import ConfigError, IndilogError
 from indilog.base.ids import NodeId
 from indilog.kernel.view import Members, View
 from indilog.runtime.cluster.cluster_members import ClusterMembers, Wanted, want_zones, wanted_in
-from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY, Run, change_run
+from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY, RunSettings, change_run
 from indilog.runtime.cluster.following import RETRY_S
 from indilog.runtime.cluster.machines.status_keys import StatusKeys
 from indilog.runtime.cluster.membership import (
@@ -218,8 +218,12 @@ async def remove_silent(store: MetadataStore, board: StatusKeys) -> None:
 
 
 def _installing(
-    run: Run, wanted: Wanted, *, joined: Collection[NodeId] = (), left: Collection[NodeId] = ()
-) -> Run:
+    run: RunSettings,
+    wanted: Wanted,
+    *,
+    joined: Collection[NodeId] = (),
+    left: Collection[NodeId] = (),
+) -> RunSettings:
     """Return the record of the run with other members for the primary to install."""
     base = wanted.view.members if run.members is None else run.members
     changed = with_nodes(without_nodes(base, left), joined)

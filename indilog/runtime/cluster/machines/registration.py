@@ -27,7 +27,7 @@ from indilog.runtime.cluster.cluster_state import (
     RUN_KEY,
     VIEW_KEY,
     NodeStart,
-    Run,
+    RunSettings,
     change_run,
     claim_arrangement,
     decode_run,
@@ -101,7 +101,7 @@ async def _lay_out(store: MetadataStore, config: Config) -> None:
         except NotReadyError:  # another machine does the same
             await asyncio.sleep(RETRY_S)
             continue
-        run = Run({}, "", {"cluster": settings}, first_zones=None)
+        run = RunSettings({}, "", {"cluster": settings}, first_zones=None)
         await store.compare_and_set(RUN_KEY, msgspec.json.encode(run), expected_version=0)
     run_found = decode_run(found.value)
     if run_found is None:
@@ -184,7 +184,9 @@ def _address_of(config: Config) -> str:
     return f"{_SCHEMES[messages.transport]}://{host}:{messages.node_port}"
 
 
-def _with_address(run: Run, nodes: Collection[NodeId], address: str, zone: str) -> Run:
+def _with_address(
+    run: RunSettings, nodes: Collection[NodeId], address: str, zone: str
+) -> RunSettings:
     addresses = run.addresses | dict.fromkeys(nodes, address)
     zones = {node: at for node, at in run.zones.items() if node not in nodes}
     zones |= dict.fromkeys(nodes, zone) if zone else {}
@@ -208,7 +210,7 @@ async def _place_by_zones(store: MetadataStore, config: Config) -> None:
         await store.compare_and_set(VIEW_KEY, placed, expected_version=found.version)
 
 
-def _with_first_zones(run: Run) -> Run:
+def _with_first_zones(run: RunSettings) -> RunSettings:
     if run.first_zones is not None:
         return run
     return msgspec.structs.replace(run, first_zones=run.zones)

@@ -24,13 +24,13 @@ from indilog_compute.invocations.executor import (
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
-    Accepted,
     Claimed,
     DeclaredDead,
     Ended,
     Event,
     ExecutorHeartbeat,
     Freed,
+    InvocationAccepted,
     stream_of,
 )
 from indilog_compute.invocations.scheduling import Schedules
@@ -63,7 +63,7 @@ class Nodes:
     def accept(
         self, now: float, id_: str, due: float = 0.0, executor: str = A, app: str = "app"
     ) -> None:
-        self.record(now, Accepted(
+        self.record(now, InvocationAccepted(
             id=id_, executor=executor, function=f"{app}.f", arguments=b"{}", position=0,
             stream=stream_of(due - now if due else 0.0), delay_s=due - now if due else 0.0,
         ))  # fmt: skip

@@ -16,7 +16,6 @@ from indilog_compute.invocations.invocation_table import InvocationTable, TableL
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     STREAMS,
-    Accepted,
     Checkpointed,
     Claimed,
     DeclaredDead,
@@ -25,6 +24,7 @@ from indilog_compute.invocations.records import (
     ExecutorHeartbeat,
     Failure,
     Freed,
+    InvocationAccepted,
     InvocationsVersionError,
     decode,
     digest_of,
@@ -68,7 +68,7 @@ class Story:
         due: float = 0,
     ) -> int:
         stream = stream_of(due - self.time if due else 0.0)
-        return self(Accepted(
+        return self(InvocationAccepted(
             id=id_, executor=executor, function="app.f", arguments=arguments, position=0,
             stream=stream, key=key, delay_s=due - self.time if due else 0.0,
         ))  # fmt: skip
@@ -256,7 +256,7 @@ def test_a_fold_that_begins_with_a_checkpoint_agrees_with_one_that_read_everythi
     assert late.agrees(data[0])
     more: list[Event] = [
         data[0],
-        Accepted(id="dup", executor=B, function="app.f", arguments=b"{}", position=0,
+        InvocationAccepted(id="dup", executor=B, function="app.f", arguments=b"{}", position=0,
                  stream=STREAMS[0], key="k"),
         Claimed(A, ("later",)),
         Ended(B, "runs", 0, b"2"),
@@ -381,8 +381,9 @@ def test_a_large_checkpoint_is_cut_and_put_together() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        Accepted(id="i", executor=A, function="a.f", arguments=b"{}", position=3, stream="s",
-                 delay_s=5.5, depth=2, key="k", schedule="s", at=60.0, after=5.0),
+        InvocationAccepted(id="i", executor=A, function="a.f", arguments=b"{}", position=3,
+                           stream="s", delay_s=5.5, depth=2, key="k", schedule="s", at=60.0,
+                           after=5.0),
         Claimed(A, ("i", "j")),
         Freed(A, "i", is_lost=True),
         Ended(A, "i", 7, None, Failure("ValueError", "No.", {"size": 3})),
@@ -417,7 +418,7 @@ def test_one_application_uses_at_most_its_share_of_kept_outcomes() -> None:
     table = InvocationTable(limits)
     seqnum = 0
     for n, function in enumerate(["quiet.f", *["loud.f"] * 8]):
-        accepted = Accepted(
+        accepted = InvocationAccepted(
             id=f"i{n}", executor="x#1", function=function, arguments=b"{}", position=0,
             stream=stream_of(0, "k"), key=f"k{n}",
         )  # fmt: skip
@@ -433,7 +434,7 @@ def test_one_application_uses_at_most_its_share_of_kept_outcomes() -> None:
 def test_open_invocations_are_counted_by_application() -> None:
     table = InvocationTable(LIMITS)
     for n, function in enumerate(["a.f", "a.g", "b.f"]):
-        accepted = Accepted(
+        accepted = InvocationAccepted(
             id=f"i{n}", executor="x#1", function=function, arguments=b"{}", position=0,
             stream=stream_of(0),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from indilog.base.deployed import CatchUp, ScheduleSpec
 from indilog.config import node_config
 from indilog_compute.invocations.checkpoint import NewestCheckpoint
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
-from indilog_compute.invocations.records import Accepted, Ended
+from indilog_compute.invocations.records import Ended, InvocationAccepted
 from indilog_compute.invocations.scheduling import DeployedSchedule, Schedules
 
 MINUTE = 60.0
@@ -92,7 +92,7 @@ def test_a_late_record_of_an_old_due_time_runs_nothing() -> None:
     clockwork.turn(clockwork.first, at(1))
     clockwork.turn(clockwork.first, at(2))
     clockwork.end_all(at(3))
-    clockwork.table.apply(99, at(1e6), Accepted(
+    clockwork.table.apply(99, at(1e6), InvocationAccepted(
         id="late", executor="a#1", function=old.function, arguments=b"{}", position=0,
         stream=old.stream, schedule=old.schedule, at=old.at,
     ))  # fmt: skip

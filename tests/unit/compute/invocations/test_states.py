@@ -7,7 +7,14 @@ import itertools
 import pytest
 
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
-from indilog_compute.invocations.records import Accepted, Claimed, DeclaredDead, Ended, Event, Freed
+from indilog_compute.invocations.records import (
+    Claimed,
+    DeclaredDead,
+    Ended,
+    Event,
+    Freed,
+    InvocationAccepted,
+)
 from indilog_compute.invocations.states import TRANSITIONS, Change, InvocationState, state_of
 
 RUNS, OTHER = "a#1", "b#1"
@@ -47,7 +54,7 @@ class Story:
         event: Event | None
         if change in (Change.ACCEPTED, Change.DELAYED):
             delay_s = 0.0 if change is Change.ACCEPTED else 5.0
-            event = Accepted(
+            event = InvocationAccepted(
                 id="i", executor=RUNS, function="app.f", arguments=b"", position=0, stream="s",
                 delay_s=delay_s,
             )  # fmt: skip

@@ -13,7 +13,7 @@ from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.metalog import NO_INCARNATION
 from indilog.kernel.view import Members, View, view_of, view_with
 from indilog.runtime.cluster.membership import (
-    Counts,
+    NodeCounts,
     kind_of,
     missing,
     needed,
@@ -34,7 +34,7 @@ def nodes(*names: str) -> tuple[NodeId, ...]:
 
 
 def change(members: Members = VIEW.members, view: View = VIEW, **counts: int) -> Members:
-    return scaled(members, view, Counts(**counts), CONFIG)
+    return scaled(members, view, NodeCounts(**counts), CONFIG)
 
 
 def installed(members: Members, view: View = VIEW) -> View:
@@ -64,21 +64,21 @@ def test_added_nodes_get_the_smallest_free_numbers() -> None:
     )
     with_gap = without(grown, VIEW, NodeId("engine-2"))
     with_gap = without(with_gap, VIEW, NodeId("storage-1"))
-    again = scaled(with_gap, VIEW, Counts(compute_nodes=4, storage_nodes=4), CONFIG)
+    again = scaled(with_gap, VIEW, NodeCounts(compute_nodes=4, storage_nodes=4), CONFIG)
     assert set(again.engines) == set(grown.engines)
     assert set(again.storage_nodes) == set(grown.storage_nodes)
 
 
 def test_nodes_with_the_greatest_numbers_leave_first() -> None:
     grown = change(compute_nodes=12, storage_nodes=11)
-    shrunk = scaled(grown, VIEW, Counts(compute_nodes=1, storage_nodes=2), CONFIG)
+    shrunk = scaled(grown, VIEW, NodeCounts(compute_nodes=1, storage_nodes=2), CONFIG)
     assert shrunk.engines == nodes("engine-0")
     assert shrunk.storage_nodes == nodes("storage-0", "storage-1")
 
 
 def test_every_change_has_a_greater_version_than_the_view_and_the_members() -> None:
     grown = change(storage_nodes=4)
-    later = scaled(grown, VIEW, Counts(storage_nodes=5), CONFIG)
+    later = scaled(grown, VIEW, NodeCounts(storage_nodes=5), CONFIG)
     drained = without(later, VIEW, NodeId("storage-4"))
     assert VIEW.members_version < grown.version < later.version < drained.version
     view = installed(drained)
@@ -102,20 +102,20 @@ def test_numbers_that_no_cluster_can_have_are_refused(
     counts: dict[str, int], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        scaled(VIEW.members, VIEW, Counts(**counts), CONFIG)
+        scaled(VIEW.members, VIEW, NodeCounts(**counts), CONFIG)
 
 
 def test_a_gateway_port_above_the_last_one_is_refused() -> None:
     config = Config(node=node_config(port=65_534))
-    assert len(scaled(VIEW.members, VIEW, Counts(compute_nodes=2), config).engines) == 2
+    assert len(scaled(VIEW.members, VIEW, NodeCounts(compute_nodes=2), config).engines) == 2
     with pytest.raises(ConfigError, match="65,536 is above 65,535"):
-        scaled(VIEW.members, VIEW, Counts(compute_nodes=3), config)
+        scaled(VIEW.members, VIEW, NodeCounts(compute_nodes=3), config)
 
 
 def test_there_are_no_aggregators_where_index_nodes_merge() -> None:
     config = Config(cluster=ClusterConfig(aggregation="master-slave", aggregators=0))
     with pytest.raises(ConfigError, match="there are no aggregators"):
-        scaled(VIEW.members, VIEW, Counts(aggregators=2), config)
+        scaled(VIEW.members, VIEW, NodeCounts(aggregators=2), config)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_as_many_storage_nodes_as_replicas_stay() -> None:
 def test_a_cluster_with_one_sequencer_is_not_changed() -> None:
     alone = view_of(storage_nodes=2)
     with pytest.raises(ConfigError, match="one sequencer"):
-        scaled(alone.members, alone, Counts(storage_nodes=3), CONFIG)
+        scaled(alone.members, alone, NodeCounts(storage_nodes=3), CONFIG)
     with pytest.raises(ConfigError, match="one sequencer"):
         without(alone.members, alone, NodeId("storage-1"))
 

@@ -12,7 +12,7 @@ from indilog.base.ids import NodeId
 from indilog.config import NodeConfig
 from indilog.kernel.metalog import NO_INCARNATION
 from indilog.kernel.view import Members, View, view_of, view_with
-from indilog.runtime.cluster.membership import Counts, scaled
+from indilog.runtime.cluster.membership import NodeCounts, scaled
 from indilog.runtime.cluster.processes import (
     Processes,
     check_leave_together,
@@ -87,7 +87,7 @@ def test_a_new_process_gets_a_storage_node_and_a_compute_node() -> None:
 
 
 def test_a_new_process_takes_no_name_that_a_node_has_or_had() -> None:
-    members = scaled(VIEW.members, VIEW, Counts(storage_nodes=4), processes_config())
+    members = scaled(VIEW.members, VIEW, NodeCounts(storage_nodes=4), processes_config())
     view = installed(members)
     members, processes = with_processes(members, view, SHARED, 4)
     assert processes.nodes_of("node-3", members.nodes) == names("storage-4", "engine-3")
