@@ -292,10 +292,12 @@ def test_an_append_that_was_sent_to_a_home_that_leaves_may_be_answered_for_a_whi
         asking.turn()
         asking.found()
         assert follow(asking, THIRD) == []
+        pause = node_config().messages.resend_s_max / 2
+        assert answered(asking.turn(pause)) == {}
         if answered_in_time:
             assert asking.answer(ConditionalAnswer(1, 5, 40)) == [AnswerAppends(["mine"], 40, 5)]
             continue
-        outcomes = answered(asking.turn(node_config().messages.resend_s_max))
+        outcomes = answered(asking.turn(pause))
         assert isinstance(outcomes["mine"], AppendOutcomeUnknownError)
 
 
