@@ -51,6 +51,18 @@ def test_the_delay_follows_the_99th_percentile_of_recent_reads() -> None:
     assert hedging.delay_s == 0.001, "never at once"
 
 
+def test_the_delay_is_estimated_once_in_32_reads() -> None:
+    """An estimate sorts the last 512 reads, which would be much for each of them."""
+    hedging = hedges()
+    for _ in range(100):
+        hedging.note_duration(0.004)
+    for _ in range(31):
+        hedging.note_duration(0.5)
+    assert hedging.delay_s == 0.004
+    hedging.note_duration(0.5)
+    assert hedging.delay_s == 0.5
+
+
 def test_an_attempt_is_hedged_once_when_it_takes_longer_than_the_delay() -> None:
     hedging = hedges()
     hedging.note_sent(1, after(0.0))
