@@ -410,7 +410,8 @@ class Store:
 
         Raises:
             ConflictError: the transaction conflicted more than `retries` times.
-            AppendOutcomeUnknownError: with `id` only after `retries` attempts; repeat the call.
+            AppendOutcomeUnknownError: with `id` only after `retries` further attempts; repeat the
+                call.
             InvalidObjectError: with `id`: the id or the result is invalid. Nothing was changed.
         """
         contender = Contender(self._cache.lines, self.log.name)
