@@ -132,7 +132,7 @@ def views(*, as_json: AsJson = False, url: Url = DEFAULT) -> None:
 
 
 def _cluster(url: str) -> Cluster:
-    return Cluster(Gateway(url).get("/status"))
+    return Cluster(Gateway(url).get_with("layout", "/status"))
 
 
 def _summary(found: Cluster) -> dict[str, Any]:

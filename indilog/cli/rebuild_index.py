@@ -159,7 +159,7 @@ def _request_snapshots(data: Path, url: str) -> None:
             position = found if position is None else position
             asked_at = time.monotonic()
         assert position is not None, "it was asked for"
-        missing = _without_snapshot(view, gateway.get("/status")["nodes"], position)
+        missing = _without_snapshot(view, gateway.get_with("nodes", "/status")["nodes"], position)
         if not missing:
             return
         if time.monotonic() >= deadline:

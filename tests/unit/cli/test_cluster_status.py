@@ -75,9 +75,8 @@ class Platform:
 def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     made = Platform()
     paths = {"/status": made.status}
-    monkeypatch.setattr(
-        "indilog.cli.cluster.Gateway", lambda _url: SimpleNamespace(get=paths.__getitem__)
-    )
+    gateway = SimpleNamespace(get_with=lambda _field, path: paths[path])
+    monkeypatch.setattr("indilog.cli.cluster.Gateway", lambda _url: gateway)
     return made
 
 

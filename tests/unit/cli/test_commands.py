@@ -215,7 +215,16 @@ def test_a_server_that_is_no_platform_is_reported(platform: type[Platform]) -> N
 
 
 @pytest.mark.parametrize(
-    "command", [("status",), ("status", "--json"), ("apps",), ("log", "tail", "x")]
+    "command",
+    [
+        ("status",),
+        ("status", "--json"),
+        ("apps",),
+        ("log", "tail", "x"),
+        ("cluster", "status"),
+        ("cluster", "nodes"),
+        ("cluster", "shards"),
+    ],
 )
 def test_the_json_of_another_server_is_not_shown_as_an_answer(
     platform: type[Platform], command: tuple[str, ...]
