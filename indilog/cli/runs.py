@@ -264,7 +264,7 @@ def _age_s(option: str, text: str | None) -> float | None:
 # --- output
 
 _COLUMNS: Final = ("app", "run", "workflow", "state", "began", "steps", "problem")
-_WAIT_COLUMNS: Final = ("operation", "since", "until", "failed", "error")
+_WAIT_COLUMNS: Final = ("operation", "since", "until", "failed", "next attempt", "error")
 _STEP_COLUMNS: Final = ("number", "step", "kind", "decided", "attempts", "took", "result")
 
 
@@ -307,8 +307,14 @@ def _print_run(found: Mapping[str, Any]) -> None:
 
 
 def _wait(wait: Mapping[str, Any]) -> list[object]:
-    times = [printed.utc(wait["since"]), printed.utc(wait["until"])]
-    return [_plain(wait["what"]), *times, wait["attempts"], _plain(wait["error"] or "")]
+    return [
+        _plain(wait["what"]),
+        printed.utc(wait["since"]),
+        printed.utc(wait["until"]),
+        wait["attempts"],
+        printed.utc(wait.get("next_attempt")),
+        _plain(wait["error"] or ""),
+    ]
 
 
 def _step(step: Mapping[str, Any]) -> list[object]:

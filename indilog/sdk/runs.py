@@ -104,7 +104,8 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
     """An operation of a run that has not ended.
 
     `since`: when it began, as far as is known. `until`: when its time is up. `attempts`: failed
-    attempts so far, the last one with `error`.
+    attempts so far, the last one with `error`. `next_attempt`: when the next one begins; None: an
+    attempt is in progress, or the operation has no attempts.
     """
 
     what: str
@@ -112,6 +113,7 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
     attempts: int = 0
     error: str | None = None
+    next_attempt: float | None = None
 
 
 class RunDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -33,6 +33,7 @@ from bokiflow.runs.errors import (
 )
 from bokiflow.runs.records import (
     RUNS_TAG,
+    OperationNoted,
     Origin,
     RecordedFailure,
     RunRecord,
@@ -46,7 +47,7 @@ from bokiflow.runs.records import (
 from bokiflow.runs.run_log import Logs, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
-from bokiflow.runs.unawaited_operations import GATHER
+from bokiflow.runs.unawaited_operations import GATHER, what_is_done
 from indilog import (
     App,
     Context,
@@ -315,6 +316,7 @@ class RunOperations:
                 events = None if events_after is None else _Events(events_after)
                 found = _Found(id, self._app.name, one.name, steps, events)
                 if log in {"", one.name} and await _read(one, found):
+                    found.now = await one.now()
                     all_found.append(found)
         if not all_found:
             raise NotFoundError(
@@ -357,8 +359,8 @@ class RunOperations:
 
     def _waits(self, ctx: Context, found: _Found) -> tuple[runs.RunWait, ...]:
         """Return the operations that have begun and not ended. If this process executes the run,
-        these are all of them. Otherwise they are those in the log: timers, and what a run waits for
-        that is not in memory.
+        these are all of them. Otherwise they are those in the log: timers, operations that take
+        long, and what a run waits for that is not in memory.
         """
         if found.run.state is not State.RUNNING:
             return ()
@@ -367,14 +369,22 @@ class RunOperations:
         if running is None and (waits := found.run.waits) is not None:
             return (runs.RunWait(what=waits.what, since=found.waits_since, until=waits.until),)
         if running is None:
-            return tuple(
-                runs.RunWait(what=f"operation {number}", until=until)
-                for number, until in timers.items()
-            )
+            noted = {number: what_is_done(note) for number, note in found.run.noted.items()}
+            named = {number: f"operation {number}" for number in timers} | noted
+            notes: Mapping[str, OperationNoted] = found.run.noted
+        else:
+            named = {
+                operation.number: str(operation)
+                for operation in running.execution.asked.left()
+                if operation.kind != GATHER
+            }
+            begun = running.execution.in_progress
+            notes = {number: one.note for number, one in begun.items()}
+            named |= {n: what_is_done(note) for n, note in notes.items() if n not in named}
         return tuple(
-            runs.RunWait(what=str(operation), until=timers.get(operation.number))
-            for operation in running.execution.asked.left()
-            if operation.number not in found.run.steps and operation.kind != GATHER
+            _wait(what, timers.get(number), notes.get(number), found.now)
+            for number, what in named.items()
+            if number not in found.run.steps
         )
 
 
@@ -450,7 +460,8 @@ class _Found:
     Attributes:
         steps: its last decided operations, each with the time of its decision.
         events: collects its events; None: they are not needed.
-        changed: when its last record that took effect was ordered; seconds since 1970.
+        now: time of the log when it was read; seconds since 1970.
+        changed: when its last record that took effect was ordered, other than a note.
         waits_since: when the record `Run.waits` was ordered, if there is one.
     """
 
@@ -468,7 +479,7 @@ class _Found:
         self.run = Run()
         self.steps: deque[tuple[float, StepDecided]] = deque(maxlen=steps)
         self.events = events
-        self.changed = self.waits_since = 0.0
+        self.now = self.changed = self.waits_since = 0.0
 
     @property
     def started(self) -> RunStarted:
@@ -495,7 +506,8 @@ class _Found:
         known, before = run_record(record.data), self.run.state
         if not self.run.apply(record.seqnum, record.ordered_at, known) or known is None:
             return
-        self.changed = self.run.clock
+        if not isinstance(known, OperationNoted):
+            self.changed = self.run.clock
         if isinstance(known, RunWaits):
             self.waits_since = self.run.clock
         if self.events is not None:
@@ -563,8 +575,25 @@ def _step(at: float, step: StepDecided) -> runs.RunStep:
         name=step.name,
         kind=step.kind,
         decided=at,
+        attempts=step.attempts or None,
+        duration_s=None if step.duration_ms is None else step.duration_ms / 1000,
         result=_shown(_result(step)),
         error=_error(step.failure),
+    )
+
+
+def _wait(what: str, until: float | None, note: OperationNoted | None, now: float) -> runs.RunWait:
+    """Return an operation that has not ended, with what is noted about it."""
+    if note is None:
+        return runs.RunWait(what=what, until=until)
+    is_due = note.next_at is not None and note.next_at > now
+    return runs.RunWait(
+        what=what,
+        since=note.since,
+        until=until,
+        attempts=note.failed,
+        error=note.error,
+        next_attempt=note.next_at if is_due else None,
     )
 
 

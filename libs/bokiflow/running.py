@@ -48,7 +48,7 @@ class LocalRun:
     @property
     def only_waits(self) -> bool:
         """Whether all its operations in progress wait for a record or a time."""
-        return 0 < self.waits == self.execution.performing
+        return 0 < self.waits == len(self.execution.in_progress)
 
     @property
     def may_be_passive(self) -> bool:

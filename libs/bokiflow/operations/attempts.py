@@ -126,10 +126,12 @@ class Attempts:
         retry, attempt = self._policy.retry, 1
         started = waiting.monotonic_now()
         given = self._arguments()
+        begun = self._execution.in_progress[self._number]
         set_before = KEY.set(self._execution.key(self._number))
         try:
             while True:
                 self._execution.check_lease()
+                begun.begin_attempt(attempt)
                 try:
                     value = await self._attempt(given)
                 except Exception as error:  # noqa: BLE001 - each error is an outcome
@@ -140,6 +142,7 @@ class Attempts:
                 passed_s = waiting.monotonic_now() - started
                 if self._is_final(attempt, passed_s + pause_s):
                     return OperationOutcome(b"", failure_from(self.last_error))
+                begun.fail_attempt(f"{type(self.last_error).__name__}: {self.last_error}", pause_s)
                 self._log_attempt(attempt, pause_s)
                 await run_unless_cancelled(self._execution, waiting.pause(pause_s))
                 attempt += 1

@@ -127,10 +127,14 @@ async def decide_waiting(
     name: str,
     kind: str,
     produce: Callable[[], Awaitable[OperationOutcome]],
+    *,
+    is_wait: bool = True,
 ) -> StepDecided:
     """Do the same as `Execution.decide` for an operation that waits. If a cancellation is requested
     meanwhile, the cancellation is decided instead.
     """
     while True:
         with suppress(Woken):
-            return await execution.decide(number, name, kind, produce, may_wait=True)
+            return await execution.decide(
+                number, name, kind, produce, may_wait=True, is_wait=is_wait
+            )

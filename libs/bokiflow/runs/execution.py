@@ -19,6 +19,8 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
+from msgspec.structs import replace
+
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import (
     Cancelled,
@@ -28,12 +30,18 @@ from bokiflow.runs.errors import (
 )
 from bokiflow.runs.flush_before_await import FlushBeforeAwait
 from bokiflow.runs.log_time import log_clock
+from bokiflow.runs.operation_notes import (
+    NOTED_AFTER_S,
+    WAIT_NOTED_AFTER_S,
+    OperationInProgress,
+)
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     INBOX_TAG,
     PARTITIONS,
     RUNS_TAG,
     ChildEnded,
+    OperationNoted,
     RecordedFailure,
     RunFinished,
     RunParked,
@@ -176,6 +184,7 @@ class Execution:
         run: the run as of the records read so far; this execution's own decisions may be missing.
         log: log of the run.
         asked: the operations that the workflow requested.
+        in_progress: the operations that this execution performs, by number.
         is_passive: whether this execution ends because the run only waits; no body may begin.
         waits: the waits in progress: the time of each end, its task, and whether it is in the main
             branch.
@@ -203,7 +212,7 @@ class Execution:
         self._tag = run_tag(id)
         self.partitions = partitions
         self.partition = partition_of(id, partitions)
-        self.performing = 0
+        self.in_progress: dict[str, OperationInProgress] = {}
         self.is_passive = False
         self.waits: dict[object, tuple[float, object, bool]] = {}
         self.pins = 0
@@ -289,6 +298,7 @@ class Execution:
         *,
         may_wait: bool = False,
         is_cancellable: bool = True,
+        is_wait: bool = False,
     ) -> StepDecided:
         """Return the decided outcome of an operation. If none is decided yet, run `produce` and let
         the log decide.
@@ -296,7 +306,7 @@ class Execution:
         All earlier outcomes are durable when `produce` begins. Until an outcome is decided,
         `produce` may run again in another execution. When this returns, the outcome is durable; for
         `may_wait`, see the module's docstring. If a cancellation is requested, the cancellation is
-        decided instead, once in each branch.
+        decided instead, once in each branch. `is_wait`: the operation waits for a record or a time.
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
@@ -316,18 +326,38 @@ class Execution:
             )
             return await self._record(StepDecided(self.epoch, number, name, CANCEL, b"", failure))
         self.check_lease()
-        self.performing += 1
+        begun = self._begin_operation(number, name, kind, is_wait=is_wait)
         try:
             outcome = await produce()
         finally:
-            self.performing -= 1
+            del self.in_progress[number]
+            begun.end()
         assert number not in self._decided, "one coroutine performs an operation"
-        record = StepDecided(self.epoch, number, name, kind, outcome.result, outcome.failure)
+        took = (begun.attempt, begun.duration_ms)
+        record = StepDecided(self.epoch, number, name, kind, outcome.result, outcome.failure, *took)
         if may_wait and self._is_driving and len(outcome.result) <= _DEFERRED_BYTES_MAX:
             self._keep(record)
             self._unflushed.append(record)
             return record
         return await self._record(record)
+
+    def _begin_operation(
+        self, number: str, name: str, kind: str, *, is_wait: bool
+    ) -> OperationInProgress:
+        assert number not in self.in_progress, "one coroutine performs an operation"
+        begun = self.in_progress[number] = OperationInProgress(
+            self.epoch,
+            number,
+            name,
+            kind,
+            self._append_note,
+            log_clock(self.log).now,
+            noted_after_s=WAIT_NOTED_AFTER_S if is_wait else NOTED_AFTER_S,
+        )
+        return begun
+
+    async def _append_note(self, note: OperationNoted) -> None:
+        await self.log.append(encode(note), tags=(self._tag,))
 
     def decide_now(self, name: str, kind: str, produce: Callable[[], bytes]) -> StepDecided:
         """Decide a value that is available at once and has no effect. The decision is durable
@@ -403,9 +433,7 @@ class Execution:
         try:
             await self._append([record])
         except TooLargeError as error:
-            record = StepDecided(
-                record.epoch, record.number, record.name, record.kind, b"", _too_large(error)
-            )
+            record = replace(record, result=b"", failure=_too_large(error))
             await self._append([record])
         self._keep(record)
         return record

@@ -86,6 +86,10 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     """A step has this outcome: `result` as JSON text, or `failure`.
 
     Takes effect if `epoch` is the current one and no earlier record decides this step number.
+
+    Attributes:
+        attempts: number of attempts in this epoch; 0: not recorded.
+        duration_ms: milliseconds that it took in this epoch; None: not recorded.
     """
 
     epoch: _Epoch
@@ -94,6 +98,29 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     kind: str
     result: bytes
     failure: RecordedFailure | None = None
+    attempts: Annotated[int, msgspec.Meta(ge=0)] = 0
+    duration_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class OperationNoted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
+    """An operation has begun and takes long. Takes effect if `epoch` is the current one and the
+    operation is not decided. It decides nothing.
+
+    Attributes:
+        since: when the operation began. Times are seconds since 1970, by the time of the log.
+        failed: number of failed attempts so far.
+        error: the error of the last one.
+        next_at: when the next attempt begins; None: an attempt is in progress, or there is none.
+    """
+
+    epoch: _Epoch
+    number: str
+    name: str
+    kind: str
+    since: float
+    failed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    error: str | None = None
+    next_at: float | None = None
 
 
 class Signalled(msgspec.Struct, frozen=True, array_like=True, tag="signalled"):
@@ -216,6 +243,7 @@ RunRecord: TypeAlias = (
     RunStarted
     | RunTaken
     | StepDecided
+    | OperationNoted
     | Signalled
     | ChildEnded
     | CancelAsked

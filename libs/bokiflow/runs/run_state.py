@@ -13,6 +13,7 @@ from typing import assert_never
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
+    OperationNoted,
     RetryAsked,
     RunFinished,
     RunParked,
@@ -44,6 +45,8 @@ class Run:
             nothing.
         steps: the decided outcomes, by step number, in log order.
         places: seqnums of these decisions.
+        noted: the last note about each operation that takes long and is not decided, by number, as
+            of the current epoch.
         signals: signals to the run, in log order.
         cancel_asked: whether a cancellation was requested.
         parked: the record that parked the run; None unless it is parked.
@@ -58,8 +61,9 @@ class Run:
 
     __slots__ = (
         "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "ended_at", "epoch",
-        "executor", "finished", "is_cancelled_while_parked", "parked", "parked_at", "places",
-        "signals", "started", "started_at", "state", "steps", "taken_at", "waits", "was_parked",
+        "executor", "finished", "is_cancelled_while_parked", "noted", "parked", "parked_at",
+        "places", "signals", "started", "started_at", "state", "steps", "taken_at", "waits",
+        "was_parked",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -75,6 +79,7 @@ class Run:
         self.crashes = 0
         self.steps: dict[str, StepDecided] = {}
         self.places: dict[str, SeqNum] = {}
+        self.noted: dict[str, OperationNoted] = {}
         self.signals: list[tuple[SeqNum, Signalled]] = []
         self._signal_keys: set[str] = set()
         self.cancel_asked = False
@@ -123,6 +128,10 @@ class Run:
             case CancelAsked():
                 self.cancel_asked = True
                 self.is_cancelled_while_parked = self.is_cancelled_while_parked or self.was_parked
+            case OperationNoted(number=number):
+                if number in self.steps or self.waits is not None:
+                    return False
+                self.noted[number] = record
             case RunTaken() | StepDecided() | RunWaits() | RunParked() | RunFinished():
                 return self._executor_effect(seqnum, record)
             case unreachable:
@@ -145,6 +154,8 @@ class Run:
                 self.steps[number], self.places[number] = record, seqnum
                 self.was_parked = self.is_cancelled_while_parked = False
                 self.crashes = 0
+                self.noted.pop(number, None)
+                return True
             case RunWaits():
                 self.waits, self.crashes = record, 0
             case RunParked():
@@ -155,4 +166,5 @@ class Run:
                 self.parked = self.waits = None
             case unreachable:
                 assert_never(unreachable)
+        self.noted.clear()
         return True

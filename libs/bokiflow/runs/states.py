@@ -14,6 +14,7 @@ from typing import Final, assert_never
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
+    OperationNoted,
     RetryAsked,
     RunFinished,
     RunParked,
@@ -42,6 +43,7 @@ class RunEvent(enum.StrEnum):
     STARTED = "started"
     TAKEN = "taken"
     DECIDED = "decided"
+    NOTED = "noted"
     SIGNALLED = "signalled"
     CHILD_ENDED = "child ended"
     CANCEL_ASKED = "cancel asked"
@@ -63,6 +65,7 @@ class Epoch(enum.Enum):
 EPOCHS: Final[Mapping[RunEvent, Epoch]] = {
     RunEvent.TAKEN: Epoch.NEXT,
     RunEvent.DECIDED: Epoch.CURRENT,
+    RunEvent.NOTED: Epoch.CURRENT,
     RunEvent.WAITS: Epoch.CURRENT,
     RunEvent.PARKED: Epoch.CURRENT,
     RunEvent.RETURNED: Epoch.CURRENT,
@@ -77,6 +80,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (None, RunEvent.STARTED): State.RUNNING,
     (State.RUNNING, RunEvent.TAKEN): State.RUNNING,
     (State.RUNNING, RunEvent.DECIDED): State.RUNNING,
+    (State.RUNNING, RunEvent.NOTED): State.RUNNING,
     (State.RUNNING, RunEvent.SIGNALLED): State.RUNNING,
     (State.RUNNING, RunEvent.CHILD_ENDED): State.RUNNING,
     (State.RUNNING, RunEvent.CANCEL_ASKED): State.RUNNING,
@@ -100,7 +104,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
 """The next state. State None: the run has not begun."""
 
 
-def event_of(record: RunRecord) -> RunEvent:  # noqa: C901, PLR0911 - one for each kind of record
+def event_of(record: RunRecord) -> RunEvent:  # noqa: C901, PLR0911, PLR0912 - one for each kind of record
     """Return the event that a record reports."""
     match record:
         case RunStarted():
@@ -109,6 +113,8 @@ def event_of(record: RunRecord) -> RunEvent:  # noqa: C901, PLR0911 - one for ea
             return RunEvent.TAKEN
         case StepDecided():
             return RunEvent.DECIDED
+        case OperationNoted():
+            return RunEvent.NOTED
         case Signalled():
             return RunEvent.SIGNALLED
         case ChildEnded():
@@ -139,7 +145,9 @@ def next_state(state: State | None, record: RunRecord, epoch: int) -> State | No
     """
     event = event_of(record)
     match record:
-        case RunTaken() | StepDecided() | RunWaits() | RunParked() | RunFinished():
+        case (
+            RunTaken() | StepDecided() | OperationNoted() | RunWaits() | RunParked() | RunFinished()
+        ):
             due = epoch + (EPOCHS[event] is Epoch.NEXT)
             return TRANSITIONS.get((state, event)) if record.epoch == due else None
         case _:

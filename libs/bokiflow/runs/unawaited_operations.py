@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import UnfinishedOperationError
@@ -48,8 +48,30 @@ class AskedOperation(NamedTuple):
         return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
 
     def __str__(self) -> str:
-        what = self.kind if self.name == self.kind else f"{self.kind} {self.name!r}"
-        return f"{what} (operation {self.number})"
+        return what_is_done(self)
+
+
+class NamedOperation(Protocol):
+    """An operation with its place and its name."""
+
+    @property
+    def number(self) -> str:
+        """The number of the operation."""
+
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the operation."""
+
+
+def what_is_done(operation: NamedOperation) -> str:
+    """Return what an operation does and its number, for people."""
+    kind, name = operation.kind, operation.name
+    what = kind if name == kind else f"{kind} {name!r}"
+    return f"{what} (operation {operation.number})"
 
 
 class AskedOperations:

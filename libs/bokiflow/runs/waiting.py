@@ -20,6 +20,10 @@ Gate = asyncio.Event
 """A flag whose waiting tasks continue when it is set. It needs an event loop only while a task
 waits.
 """
+Task = asyncio.Task
+"""A coroutine that runs by itself on an event loop."""
+Timer = asyncio.TimerHandle
+"""A call in the future, which can be cancelled."""
 
 
 def seconds_now() -> float:
@@ -50,6 +54,11 @@ async def pause(seconds: float) -> None:
 async def tick(seconds: float) -> None:
     """Return after `seconds`, for periodic background work."""
     await asyncio.sleep(seconds)
+
+
+def call_later(seconds: float, call: Callable[[], object]) -> Timer | None:
+    """Call `call` after `seconds`; None: there is no event loop, so it is never called."""
+    return asyncio.get_running_loop().call_later(seconds, call) if has_loop() else None
 
 
 def start_task(asked: Coroutine[Any, Any, _ValueT]) -> asyncio.Task[_ValueT]:

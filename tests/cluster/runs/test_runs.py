@@ -52,6 +52,22 @@ async def works(wf: bokiflow.Workflow) -> None:
     await wf.signal("go")
     wf.publish({"percent": 100})
 
+async def mail(to: str) -> str:
+    raise ConnectionError(f"no route to {to}")
+
+async def hang() -> None:
+    import asyncio
+    await asyncio.sleep(3600)
+
+@flow.workflow
+async def stuck(wf: bokiflow.Workflow) -> None:
+    later = bokiflow.Retry(first=3600, longest=3600)
+    await wf.gather(wf.step(mail, "ann", retry=later), wf.step(hang))
+
+@app.function
+async def get_stuck(id: str) -> str:
+    return (await stuck.start(id=id)).id
+
 @app.function
 async def work(id: str) -> str:
     return (await works.start(id=id)).id
@@ -156,6 +172,29 @@ async def test_the_command_line_follows_a_run_to_its_end(platform: Platform) -> 
     assert value.stdout == "sent\n"
     details = json.loads((await indi(platform, "runs", "show", new, "--json")).stdout)
     assert (details["run"]["state"], details["forked"]) == ("done", "order-42, step 3")
+
+
+async def test_every_worker_shows_a_step_that_hangs_and_one_that_fails(
+    platform: Platform,
+) -> None:
+    await platform.call("travel.get_stuck", id="s")
+    async with asyncio.timeout(60):
+        while True:
+            asked = [platform.http.get("/runs/travel/s") for _ in range(8)]
+            answers = [answer.json() for answer in await asyncio.gather(*asked)]
+            since = [[wait["since"] for wait in found["waits"]] for found in answers]
+            if all(len(times) == 2 and all(times) for times in since):
+                break
+    for found in answers:
+        hangs, fails = sorted(found["waits"], key=lambda wait: str(wait["what"]))
+        assert hangs["what"] == "step 'hang' (operation 2)", "the same from both workers"
+        assert (hangs["attempts"], hangs["error"]) == (0, None)
+        assert fails["what"] == "step 'mail' (operation 1)"
+        assert (fails["attempts"], fails["error"]) == (1, "ConnectionError: no route to ann")
+        assert fails["next_attempt"] - fails["since"] == pytest.approx(3600, abs=30)
+    shown = await indi(platform, "runs", "show", "s")
+    assert "ConnectionError: no route to ann" in shown.stdout
+    assert "next attempt" in shown.stdout
 
 
 async def test_mistakes_on_the_command_line_are_one_sentence(platform: Platform) -> None:

@@ -12,6 +12,7 @@ from bokiflow.runs.records import (
     ExecutorLeft,
     ExecutorRecord,
     Heartbeat,
+    OperationNoted,
     Origin,
     RecordedFailure,
     Released,
@@ -36,18 +37,26 @@ texts = st.text(max_size=20)
 epochs = st.integers(1, 2**40)
 origins = st.none() | st.builds(Origin, texts, texts)
 failures = st.none() | st.builds(RecordedFailure, texts, texts)
+counts = st.integers(0, 2**40)
+times = st.floats(0, 1e12)
 run_records = st.one_of(
     st.builds(RunStarted, texts, st.binary(), texts, texts, origins, origins),
     st.builds(RunTaken, epochs, texts),
-    st.builds(StepDecided, epochs, texts, texts, texts, st.binary(), failures),
+    st.builds(
+        StepDecided, epochs, texts, texts, texts, st.binary(), failures, counts, st.none() | counts
+    ),
+    st.builds(
+        OperationNoted, epochs, texts, texts, texts, times, counts, st.none() | texts,
+        st.none() | times,
+    ),
     st.builds(Signalled, texts, st.binary(), texts),
     st.builds(ChildEnded, texts),
     st.builds(CancelAsked),
     st.builds(RetryAsked),
     st.builds(RunParked, epochs, texts, texts),
-    st.builds(RunWaits, epochs, st.none() | st.floats(0, 1e12), texts),
+    st.builds(RunWaits, epochs, st.none() | times, texts),
     st.builds(RunFinished, epochs, st.binary(), failures, st.booleans()),
-)
+)  # fmt: skip
 seqnums = st.integers(0, 2**63 - 1)
 partitions = st.lists(st.integers(0, 1023), max_size=70).map(tuple)
 executor_records = st.one_of(

@@ -92,3 +92,19 @@ async def test_operations_cost_the_documented_appends() -> None:
     assert await cost(transacts) == 2 - 1
     assert await cost(gathers) == 3
     assert await cost(starts) == 2 + START_AND_END - 1
+
+
+@pytest.mark.asyncio
+async def test_attempts_that_fail_soon_cost_nothing() -> None:
+    failed: list[int] = []
+
+    async def fails_twice() -> None:
+        if len(failed) < 2:
+            failed.append(1)
+            raise ValueError("not yet")
+
+    async def retries(wf: Workflow, _: Store) -> None:
+        await wf.step(fails_twice, backoff=0.001)
+
+    assert await cost(retries) == 1 - 1
+    assert len(failed) == 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from bokiflow.runs.errors import FlowVersionError
 from bokiflow.runs.records import (
     CancelAsked,
+    OperationNoted,
     RunFinished,
     RunParked,
     RunRecord,
@@ -112,3 +114,30 @@ def test_a_run_that_waits_is_running_until_it_is_taken() -> None:
     assert not run.apply(2, 0.0, RunWaits(2, None, "signal")), "of another epoch"
     assert run.apply(3, 0.0, RunTaken(2, "b"))
     assert run.waits is None
+
+
+def noted(epoch: int, number: str = "1", failed: int = 0) -> OperationNoted:
+    return OperationNoted(epoch, number, "book", "step", 0.0, failed)
+
+
+def test_a_note_lasts_until_the_step_is_decided_or_the_execution_has_ended() -> None:
+    run, counted = applied(started("a"), noted(1), noted(1, failed=2), noted(2), noted(1, "2"))
+    assert counted == [True, True, True, False, True]
+    assert {number: note.failed for number, note in run.noted.items()} == {"1": 2, "2": 0}
+    assert run.apply(5, 5.0, step(1))
+    assert not run.apply(6, 6.0, noted(1)), "its append was in flight when the step ended"
+    assert list(run.noted) == ["2"]
+    assert run.apply(7, 7.0, RunTaken(2, "b"))
+    assert (run.noted, list(run.steps)) == ({}, ["1"])
+    assert run.apply(8, 8.0, noted(2, "2"))
+    assert run.apply(9, 9.0, RunWaits(2, None, "signal"))
+    assert not run.noted
+    assert not run.apply(10, 10.0, noted(2, "2")), "no executor performs the run"
+
+
+def test_a_decision_of_an_earlier_version_has_no_attempts() -> None:
+    whole = encode(step(1))
+    content = msgspec.msgpack.decode(whole[3:])
+    old = run_record(whole[:3] + msgspec.msgpack.encode(content[:-2]))
+    assert old == step(1)
+    assert (step(1).attempts, step(1).duration_ms) == (0, None)

@@ -124,7 +124,7 @@ def test_a_run_that_is_not_found_in_one_app_is_one_sentence(
 
 def test_a_run_shows_what_it_waits_for_and_what_to_do(gateway: Gateway) -> None:
     wait = {"what": "sleep (operation 4)", "since": 1.7e9, "until": 1.7e9 + 60, "attempts": 2,
-            "error": "OSError: no route"}  # fmt: skip
+            "error": "OSError: no route", "next_attempt": 1.7e9 + 30}  # fmt: skip
     step = {"number": "3", "name": "pay", "kind": "step", "decided": 1.7e9, "attempts": 4,
             "duration_s": 61.25, "result": "x" * 500, "error": None}  # fmt: skip
     found = details(waits=[wait], steps=[step], steps_before=2, advice="Deploy it again.")
@@ -135,7 +135,8 @@ def test_a_run_shows_what_it_waits_for_and_what_to_do(gateway: Gateway) -> None:
     assert "owner        e1, epoch 2" in lines
     assert "what to do   Deploy it again." in lines
     assert "Decided steps (2 earlier ones)" in lines
-    for part in ("sleep (operation 4)", "2023-11-14 22:14:20", "OSError: no route",
+    for part in ("sleep (operation 4)", "2023-11-14 22:14:20", "2023-11-14 22:13:50",
+                 "OSError: no route",
                  "1 minute 1.25 seconds", "(500 characters)"):  # fmt: skip
         assert part in done.stdout
     assert gateway.asked[0].url.params["steps"] == "1"

@@ -10,6 +10,7 @@ import pytest
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
+    OperationNoted,
     RecordedFailure,
     RetryAsked,
     RunFinished,
@@ -39,6 +40,7 @@ RECORDS: dict[RunEvent, RunRecord] = {
     RunEvent.STARTED: STARTED,
     RunEvent.TAKEN: RunTaken(2, "b"),
     RunEvent.DECIDED: StepDecided(1, "1", "book", "step", b"1"),
+    RunEvent.NOTED: OperationNoted(1, "1", "book", "step", 1.0),
     RunEvent.SIGNALLED: Signalled("paid", b"1", "k"),
     RunEvent.CHILD_ENDED: ChildEnded("c"),
     RunEvent.CANCEL_ASKED: CancelAsked(),
@@ -58,8 +60,8 @@ MOVES = {
 }
 
 
-ONLY_IN_ONE_STATE = {RunEvent.WAITS, RunEvent.RETRY_ASKED}
-"""A running run waits, a parked one is retried."""
+ONLY_IN_ONE_STATE = {RunEvent.NOTED, RunEvent.WAITS, RunEvent.RETRY_ASKED}
+"""A running run waits and is noted, a parked one is retried."""
 
 
 def run_in(state: State | None) -> Run:
@@ -76,7 +78,9 @@ def expected(state: State | None, event: RunEvent) -> State | None:
         return State.RUNNING if event is RunEvent.STARTED else None
     if state not in {State.RUNNING, State.PARKED} or event is RunEvent.STARTED:
         return None
-    if (event is RunEvent.WAITS) == (state is State.PARKED) and event in ONLY_IN_ONE_STATE:
+    if (event is not RunEvent.RETRY_ASKED) == (state is State.PARKED) and (
+        event in ONLY_IN_ONE_STATE
+    ):
         return None
     return MOVES.get(event, state)
 
@@ -92,7 +96,8 @@ def test_a_record_moves_a_run_as_the_rules_say(state: State | None, event: RunEv
 @pytest.mark.parametrize("state", [State.RUNNING, State.PARKED])
 @pytest.mark.parametrize("record", [
     RunTaken(1, "b"), RunTaken(3, "b"), StepDecided(2, "1", "book", "step", b"1"),
-    RunParked(2, "v1", "again"), RunFinished(2, b"2"), RunFinished(2, b"", FAILURE),
+    OperationNoted(2, "1", "book", "step", 1.0), RunParked(2, "v1", "again"),
+    RunFinished(2, b"2"), RunFinished(2, b"", FAILURE),
     RunFinished(2, b"", FAILURE, was_cancelled=True),
 ])  # fmt: skip
 def test_an_executors_record_of_a_wrong_epoch_has_no_effect(
