@@ -35,6 +35,7 @@ _ResultT = TypeVar("_ResultT")
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
 LEASE_S: Final = 5.0
 PASSIVE_AFTER_S: Final = 10.0
+CANCEL_GRACE_S: Final = 30.0
 RETENTION_S: Final = 7 * 86_400.0
 _LEASE_S_MIN: Final = 0.05
 
@@ -145,6 +146,8 @@ class Flow:
         retention: seconds for which an ended run is kept (0 or greater).
         passive_after: seconds after which a run that only waits (for a time, a signal, a child) is
             removed from memory (0 or greater). It is replayed when its wait may be over.
+        cancel_grace: seconds after the cancellation of a run until a body of a step that still runs
+            is ended (0 or greater; infinite: never). Default: 30.
         partitions: number of partitions of the runs (1 to 1,024). The first process that uses the
             log fixes it; a later value is ignored.
 
@@ -164,6 +167,7 @@ class Flow:
         retention: float = RETENTION_S,
         partitions: int = PARTITIONS,
         passive_after: float = PASSIVE_AFTER_S,
+        cancel_grace: float = CANCEL_GRACE_S,
     ) -> None:
         if not _LEASE_S_MIN <= lease <= LEASE_S_MAX:
             raise FlowSettingsError(f"lease must be {_LEASE_S_MIN} to {LEASE_S_MAX:,.0f} seconds.")
@@ -176,7 +180,10 @@ class Flow:
         self._retention_s = retention
         if not passive_after >= 0:
             raise FlowSettingsError("passive_after must be a number of seconds, 0 or greater.")
+        if not cancel_grace >= 0:
+            raise FlowSettingsError("cancel_grace must be a number of seconds, 0 or greater.")
         self._passive_after_s = passive_after
+        self._cancel_grace_s = cancel_grace
         self._partitions = partitions
         self._app = app
         self._log_name = log
@@ -219,6 +226,7 @@ class Flow:
                 partitions=self._partitions,
                 retention_s=self._retention_s,
                 passive_after_s=self._passive_after_s,
+                cancel_grace_s=self._cancel_grace_s,
             )
         return self._runner
 

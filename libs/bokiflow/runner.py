@@ -92,6 +92,7 @@ class Runner(Executor):
         partitions: number of partitions, if this process is the first user of the flow.
         retention_s: seconds for which an ended run is kept.
         passive_after_s: seconds after which a run that only waits is removed from memory.
+        cancel_grace_s: seconds after a cancellation until bodies of the run are ended.
 
     Attributes:
         running: the runs that this process executes, by id.
@@ -110,6 +111,7 @@ class Runner(Executor):
         partitions: int = PARTITIONS,
         retention_s: float = 0.0,
         passive_after_s: float = math.inf,
+        cancel_grace_s: float = math.inf,
     ) -> None:
         super().__init__(log_name, lease_s, partitions)
         self.definitions = definitions
@@ -118,6 +120,7 @@ class Runner(Executor):
         self.executions_max = executions_max
         self.retention_s = retention_s
         self.passive_after_s = passive_after_s
+        self.cancel_grace_s = cancel_grace_s
         self.taking = Taking(self)
         self.partitions_read: dict[int, OwnedPartition] = {}
         self._starting = 0
@@ -351,7 +354,8 @@ class Runner(Executor):
 
     def _execution(self, logs: Logs, id_: str, run: Run, partition: OwnedPartition) -> Execution:
         lease, log = self.lease_of(partition), logs.log(self.log_name)
-        return Execution(log, id_, run, lease, self.member.count, self.retention_s / 2)
+        listed_s, grace_s = self.retention_s / 2, self.cancel_grace_s
+        return Execution(log, id_, run, lease, self.member.count, listed_s, grace_s)
 
     async def _execute(self, logs: Logs, running: LocalRun) -> None:
         CALL.set(None)  # the task outlives the call that started it
@@ -426,7 +430,8 @@ class Runner(Executor):
             arguments = definition.signature.arguments(started.arguments)
         except (InvalidArgumentsError, FlowSettingsError, TypeError) as error:
             return await execution.park(str(error))
-        body = await_body(definition.result_text(wf, arguments))
+        code = await_body(definition.result_text(wf, arguments))
+        body = execution.grace.run_workflow(code, execution.mark_notified)
         return await execution.execute(run_compensated(wf.compensations, body))
 
     async def _next_execution(

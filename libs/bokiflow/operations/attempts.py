@@ -10,8 +10,9 @@ from typing import Final
 import structlog
 
 from bokiflow.operations.body import Body
-from bokiflow.operations.notifications import run_unless_cancelled
+from bokiflow.operations.notifications import Woken, run_unless_cancelled
 from bokiflow.runs import waiting
+from bokiflow.runs.cancelling import BodyCancelledError
 from bokiflow.runs.errors import Cancelled, FlowSettingsError
 from bokiflow.runs.execution import KEY, Execution, OperationOutcome, failure_from
 from indilog import FunctionFailedError
@@ -133,7 +134,9 @@ class Attempts:
                 self._execution.check_lease()
                 begun.begin_attempt(attempt)
                 try:
-                    value = await self._attempt(given)
+                    value = await self._attempt_unless_cancelled(given)
+                except Woken:
+                    raise
                 except Exception as error:  # noqa: BLE001 - each error is an outcome
                     self.last_error = error
                 else:
@@ -148,6 +151,26 @@ class Attempts:
                 attempt += 1
         finally:
             KEY.reset(set_before)
+
+    async def _attempt_unless_cancelled(self, given: tuple[object, ...]) -> object:
+        """Return the result of the next attempt.
+
+        Raises:
+            Woken: the run was cancelled, and the body was ended after the time of grace.
+        """
+        execution, branch = self._execution, self._execution.branch
+        try:
+            return await execution.grace.run_body(
+                self._attempt(given), lambda: execution.is_cancel_asked_in(branch)
+            )
+        except BodyCancelledError as ended:
+            execution.ended_bodies[self._number] = ended.how
+            if not self._body.is_async:
+                left = waiting.threads_left()
+                execution.ended_bodies[self._number] = (
+                    f"A thread cannot be ended; {left} of cancelled bodies run in its process."
+                )
+            raise Woken from ended
 
     async def _attempt(self, given: tuple[object, ...]) -> object:
         timeout_s = self._policy.timeout_s

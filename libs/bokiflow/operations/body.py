@@ -22,10 +22,11 @@ class Body:
 
     Attributes:
         name: name of the step in the log.
+        is_async: whether it is a coroutine function; if not, it runs in a thread.
         takes_context: whether its first parameter is the function's context.
     """
 
-    __slots__ = ("_call", "_is_any", "_is_async", "_type", "name", "takes_context")
+    __slots__ = ("_call", "_is_any", "_type", "is_async", "name", "takes_context")
 
     def __init__(self, call: Callable[..., Any], name: str | None) -> None:
         check_function(call)
@@ -37,7 +38,7 @@ class Body:
         hint = hints.get("return", Any)
         self._is_any = hint is Any
         self._type = ResultType(f"Step {self.name!r}", hint)
-        self._is_async = inspect.iscoroutinefunction(
+        self.is_async = inspect.iscoroutinefunction(
             inspect.unwrap(call)
         )  # unwrapped, so that a partial works, too
         self.takes_context = _takes_context(call, hints)
@@ -49,12 +50,12 @@ class Body:
         other = object.__new__(Body)
         other._call, other.name = call, self.name
         other._is_any, other._type = self._is_any, self._type
-        other._is_async, other.takes_context = self._is_async, self.takes_context
+        other.is_async, other.takes_context = self.is_async, self.takes_context
         return other
 
     async def run(self, arguments: tuple[object, ...]) -> object:
         """Run the body and return its result; a sync body runs in a thread."""
-        if self._is_async:
+        if self.is_async:
             value = self._call(*arguments)
         else:
             value = await waiting.run_in_thread(partial(self._call, *arguments))

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from bokiflow.runs import waiting
+from bokiflow.runs.cancelling import CancelGrace
 from bokiflow.runs.errors import (
     Cancelled,
     ChangedWorkflowError,
@@ -185,6 +186,8 @@ class Execution:
         log: log of the run.
         asked: the operations that the workflow requested.
         in_progress: the operations that this execution performs, by number.
+        grace: ends bodies some time after the cancellation of the run.
+        ended_bodies: what became of bodies that were ended, by number of the operation.
         is_passive: whether this execution ends because the run only waits; no body may begin.
         waits: the waits in progress: the time of each end, its task, and whether it is in the main
             branch.
@@ -202,6 +205,7 @@ class Execution:
         lease: LeaseCheck,
         partitions: int = PARTITIONS,
         relisted_after_s: float = math.inf,
+        cancel_grace_s: float = math.inf,
     ) -> None:
         assert run.started is not None, "only a run that has begun is executed"
         self.id = id
@@ -216,6 +220,8 @@ class Execution:
         self.is_passive = False
         self.waits: dict[object, tuple[float, object, bool]] = {}
         self.pins = 0
+        self.grace = CancelGrace(self, cancel_grace_s)
+        self.ended_bodies: dict[str, str] = {}
         self._relisted_after_s = relisted_after_s
         self._lease = lease
         self._parent = run.started.parent
@@ -279,7 +285,7 @@ class Execution:
         if known is None:
             return None
         if known.kind == CANCEL:
-            self._mark_notified()
+            self.mark_notified()
         elif (known.name, known.kind) != (name, kind):
             was, does = (f"{k} {n}" for k, n in ((known.kind, known.name), (kind, name)))
             self._changed = ChangedWorkflowError(self.id, number, was, does)
@@ -320,10 +326,12 @@ class Execution:
         if self._unflushed or self._flushing.locked():
             await self.flush()
         if is_cancellable and self.is_cancel_asked:
-            self._mark_notified()
-            failure = RecordedFailure(
-                Cancelled.__name__, f"The run was cancelled at {kind} {name!r}."
+            self.mark_notified()
+            words = (
+                f"The run was cancelled at {kind} {name!r}.",
+                self.ended_bodies.pop(number, ""),
             )
+            failure = RecordedFailure(Cancelled.__name__, " ".join(filter(None, words)))
             return await self._record(StepDecided(self.epoch, number, name, CANCEL, b"", failure))
         self.check_lease()
         begun = self._begin_operation(number, name, kind, is_wait=is_wait)
@@ -455,7 +463,8 @@ class Execution:
         """Tell the same as `is_cancel_asked`, for a branch whose code need not be running."""
         return self._cancel_asked and not (self._is_cancellation_suppressed or branch.was_notified)
 
-    def _mark_notified(self) -> None:
+    def mark_notified(self) -> None:
+        """Note that the cancellation is raised in this branch."""
         branch: Branch | None = self.branch
         while branch is not None:
             branch.was_notified = True
@@ -468,8 +477,14 @@ class Execution:
     def ask_cancel(self) -> None:
         """Make the next operation decide that the run is cancelled, and wake waiting operations."""
         self._cancel_asked = True
+        self.grace.begin()
         for notify in list(self.on_cancel):
             notify()
+
+    @property
+    def is_in_operation(self) -> bool:
+        """Whether an operation of the workflow is in progress."""
+        return bool(self.in_progress) or any(one.is_begun for one in self.asked.left())
 
     # --- from the beginning to the end
 
@@ -483,6 +498,14 @@ class Execution:
             ChangedWorkflowError: the code does not match the decided steps; the run is parked.
             Stopped: this execution must not continue.
         """
+        if self._cancel_asked:
+            self.grace.begin()
+        try:
+            return await self._execute(body)
+        finally:
+            self.grace.stop()
+
+    async def _execute(self, body: Coroutine[Any, Any, bytes]) -> RunFinished:
         raised: Exception | None = None
         context = copy_context()
         context.run(BRANCH.set, self.branch)

@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 _ValueT = TypeVar("_ValueT")
@@ -22,6 +23,7 @@ waits.
 """
 Task = asyncio.Task
 """A coroutine that runs by itself on an event loop."""
+CancelledError = asyncio.CancelledError
 Timer = asyncio.TimerHandle
 """A call in the future, which can be cancelled."""
 
@@ -71,9 +73,44 @@ async def wait_done(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
 
 
+class _Threads:
+    """Counts the threads whose results are not wanted any more. A thread cannot be ended."""
+
+    left = 0
+
+
+def threads_left() -> int:
+    """Return how many threads of this process run a sync body whose step has ended."""
+    return _Threads.left
+
+
 async def run_in_thread(body: Callable[[], object]) -> object:
-    """Run a sync body in a thread and return its result."""
-    return await asyncio.to_thread(body)
+    """Run a sync body in a thread and return its result. If the caller is cancelled, the thread
+    continues, and is counted (`threads_left`).
+    """
+    loop = asyncio.get_running_loop()
+    has_begun, has_ended, is_left = False, False, False
+
+    def end() -> None:
+        nonlocal has_ended
+        has_ended = True
+        _Threads.left -= is_left
+
+    def run() -> object:
+        nonlocal has_begun
+        has_begun = True
+        try:
+            return body()
+        finally:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(end)
+
+    try:
+        return await asyncio.to_thread(run)
+    except asyncio.CancelledError:
+        is_left = has_begun and not has_ended
+        _Threads.left += is_left
+        raise
 
 
 async def wait_within(ended: asyncio.Future[_ValueT], seconds: float, late: str) -> _ValueT:
@@ -107,7 +144,7 @@ async def run_within(asked: Coroutine[Any, Any, _ValueT], seconds: float, late: 
         raise TimeoutError(late) from error
 
 
-def current_task() -> object:
+def current_task() -> Task[Any] | None:
     """Return the running task; None without an event loop."""
     return asyncio.current_task() if has_loop() else None
 

@@ -54,6 +54,8 @@ STEPS = 3
 HOSTILE_S = 60.0
 CALM_S = 600.0
 SEEDS = range(6)
+FAULT_SEEDS = range(48)
+"""Seeds with which a planted fault is looked for, until one shows it. Few show a missing epoch."""
 LOG = "shop/flow"
 AHEAD: ContextVar[float] = ContextVar("ahead", default=0.0)
 
@@ -405,4 +407,4 @@ def test_planted_faults_are_caught(fault: str) -> None:
             return True
         return False
 
-    assert any(caught(seed) for seed in SEEDS)
+    assert any(caught(seed) for seed in FAULT_SEEDS)
