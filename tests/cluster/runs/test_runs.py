@@ -197,6 +197,28 @@ async def test_every_worker_shows_a_step_that_hangs_and_one_that_fails(
     assert "next attempt" in shown.stdout
 
 
+async def test_a_cancelled_run_ends_although_its_steps_hang(platform: Platform) -> None:
+    code = TRAVEL.replace("Flow(app)", "Flow(app, cancel_grace=0.2)").replace(
+        "    await asyncio.sleep(3600)",
+        "    while True:\n"
+        "        try:\n"
+        "            await asyncio.sleep(3600)\n"
+        "        except asyncio.CancelledError:\n"
+        "            pass",
+    )
+    assert (await platform.deploy("travel", code)).status_code == 200
+    await platform.call("travel.get_stuck", id="s")
+    async with asyncio.timeout(60):
+        while not (await platform.http.get("/runs/travel/s")).json()["waits"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert (await indi(platform, "runs", "cancel", "s")).exit_code == 0
+        shown = ""
+        while not shown.startswith("Run s of travel: cancelled."):
+            shown = (await indi(platform, "runs", "show", "s")).stdout
+    assert "at step 'hang'. Its body ignored the cancellation and was abandoned." in shown
+    assert "at step 'mail'." in shown
+
+
 async def test_mistakes_on_the_command_line_are_one_sentence(platform: Platform) -> None:
     for arguments, sentence in (
         (("show", "x"), "No deployed app has a run 'x'; `indilog runs list` shows the runs."),
