@@ -501,6 +501,8 @@ class Runner(Executor):
         tasks = []
         for running in self.running.values():
             if running.task is not None and partition in {None, running.partition}:
+                if running.was_stopped:
+                    running.execution.grace.abandon()
                 running.was_stopped = True
                 running.task.cancel()
                 tasks.append(running.task)

@@ -71,6 +71,10 @@ class Interruptible(Generic[_ValueT]):
         self._is_due = True
         self._task.cancel()
 
+    def abandon(self) -> None:
+        """Close the coroutine when its task is cancelled next, which the caller does now."""
+        self.is_abandoned = True
+
     def __await__(self) -> Generator[Any, Any, _ValueT]:
         """Run the coroutine and return its result.
 
@@ -217,6 +221,20 @@ class CancelGrace:
             structlog.get_logger().warning(
                 "cancelled code was abandoned", run=self._execution.id, what=what
             )
+
+    def abandon(self) -> None:
+        """Abandon all bodies of steps; if there are none, the workflow's code. The caller cancels
+        the task of the execution now, again, because the code ignored that it was cancelled before.
+        """
+        left = list(self._bodies)
+        if not left and self._workflow is not None:
+            left = [self._workflow]
+        for code in left:
+            if not code.is_abandoned:
+                code.abandon()
+                structlog.get_logger().warning(
+                    "code of a stopped run was abandoned", run=self._execution.id
+                )
 
     def _look(self) -> None:
         """End the bodies whose time is up, and look again soon."""

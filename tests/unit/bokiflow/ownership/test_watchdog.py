@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from unittest import mock
 
 import pytest
@@ -64,6 +65,7 @@ class Process(ShopProcess):
         self.view = View(logs)
         super().__init__(self.view, LEASE_S)
         self.label, self.bodies, self.long_s = name, bodies, 0.0
+        self.swallowed: tuple[type[BaseException], ...] = ()
         self.work: Startable[str] = self.flow.workflow(self._work)
 
     async def _work(self, wf: Workflow) -> str:
@@ -75,20 +77,23 @@ class Process(ShopProcess):
         now = asyncio.get_running_loop().time
         self.bodies.append(("begins", now(), self.label))
         try:
-            await asyncio.sleep(self.long_s)
+            ends = now() + self.long_s
+            while (left_s := ends - now()) > 0:
+                with suppress(*self.swallowed):
+                    await asyncio.sleep(left_s)
         finally:
             self.bodies.append(("ends", now(), self.label))
         return self.label
 
 
-def cut_off() -> list[tuple[str, float, str]]:
+def cut_off(*swallowed: type[BaseException]) -> list[tuple[str, float, str]]:
     """Return when bodies ran, of a process that is cut off from the log and of its successor."""
 
     async def main() -> list[tuple[str, float, str]]:
         logs = MemoryLogs(clock=lambda: asyncio.get_running_loop().time())
         bodies: list[tuple[str, float, str]] = []
         first, second = Process(logs, bodies, "first"), Process(logs, bodies, "second")
-        first.long_s = 20 * LEASE_S
+        first.long_s, first.swallowed = 20 * LEASE_S, swallowed
         await first.work.start(id="r")
         async with second.driven():
             await asyncio.sleep(LEASE_S)
@@ -123,6 +128,13 @@ def acknowledged_late() -> list[tuple[str, float, str]]:
 
 def test_a_body_is_cancelled_before_its_successor_begins() -> None:
     bodies = cut_off()
+    assert [(what, who) for what, _, who in bodies] == [
+        ("begins", "first"), ("ends", "first"), ("begins", "second"), ("ends", "second"),
+    ]  # fmt: skip
+
+
+def test_a_body_that_ignores_the_watchdog_is_abandoned_before_its_successor_begins() -> None:
+    bodies = cut_off(asyncio.CancelledError)
     assert [(what, who) for what, _, who in bodies] == [
         ("begins", "first"), ("ends", "first"), ("begins", "second"), ("ends", "second"),
     ]  # fmt: skip
