@@ -108,6 +108,40 @@ class Lines:
         event.set()
 
 
+class Appends:
+    """The objects that records of transactions change, while this process appends these records.
+
+    A transaction that read such an object would lose if it appended a record, too. So it waits, and
+    conflicts without a record.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[str, str], Event] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    async def wait(self, log: str, names: Iterable[str]) -> None:
+        """Return when none of the objects is being changed, or after `TURN_S` for each of them."""
+        for name in names:
+            event = self._pending.get((log, name))
+            if event is not None:
+                await _set_within(event, TURN_S)
+
+    @contextmanager
+    def changing(self, log: str, names: Iterable[str]) -> Iterator[None]:
+        """Note that a record that changes the objects is being appended and decided."""
+        places = [(log, name) for name in names if (log, name) not in self._pending]
+        event = Event()
+        self._pending.update(dict.fromkeys(places, event))
+        try:
+            yield
+        finally:
+            for place in places:
+                del self._pending[place]
+            event.set()
+
+
 class Group(Protocol):
     """Transactions that wait for the commit of one record (`bokistore.groups`)."""
 

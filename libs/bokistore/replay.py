@@ -61,6 +61,7 @@ class ObjectReplay:
         self._cache = cache
         self._checkpoints = ObjectCheckpoints(log)
         self._decisions = Decisions(log, cache, self._checkpoints)
+        self.appends = cache.appends
 
     async def view(
         self, name: str, bound: SeqNum = MAX_SEQNUM, *, may_append: bool = False
@@ -113,6 +114,11 @@ class ObjectReplay:
         else:
             self._cache.keep_view(self._log.name, name, view)
         return view
+
+    def known_version(self, name: str) -> SeqNum | None:
+        """Return the version of the newest view of an object in the cache; None: it has none."""
+        view = self._cache.view(self._log.name, name, MAX_SEQNUM)
+        return None if view is None else view.version
 
     async def checkpoint(self, name: str, view: ObjectView) -> StoredCheckpoint | None:
         """Append a checkpoint of an object; None: the append failed, so later replays take

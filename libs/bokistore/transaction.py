@@ -57,7 +57,7 @@ from bokistore.records import (
 from bokistore.replay import ObjectReplay
 from bokistore.tags import check_own, entry, index_of, with_tags
 from bokistore.types import as_document
-from indilog import ConflictError, IndilogError, Log, Record, TrimmedError
+from indilog import MAX_SEQNUM, ConflictError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum, append_outcome_unknown
 
 _decode_write = msgspec.json.Decoder(Write).decode
@@ -230,13 +230,29 @@ class Transaction:
         """Return the objects that this transaction read and others have changed since."""
         if not self._horizons:
             return []
-        changed = []
+        if changed := self._known_changes():
+            return changed
         for name in self._reads:
             with suppress(IndilogError):  # the next attempt finds out
                 version = (await self._replay.view(name)).version
                 if version is not None and version >= self._horizons[0]:
                     changed.append(name)
         return changed
+
+    def _known_changes(self) -> list[str]:
+        """Return the objects of which this process knows that they changed since they were read."""
+        return [
+            name
+            for name in self._reads
+            if (version := self._replay.known_version(name)) is not None
+            and version >= self._horizons[0]
+        ]
+
+    async def _refuse_if_changed(self) -> None:
+        """Raise for a transaction that would surely conflict, so that it appends no record."""
+        await self._replay.appends.wait(self._log.name, self._reads)
+        if self._reads and self._known_changes():
+            await self._refuse(MAX_SEQNUM)
 
     def put(self, name: str, value: object, *, tags: Iterable[str] = ()) -> None:
         """Replace the whole object and its tags; see `Store.put`."""
@@ -324,6 +340,11 @@ class Transaction:
             self._held += [self.id] if self._hold else []
         if not writes and not self._ids:
             return
+        await self._refuse_if_changed()
+        with self._replay.appends.changing(self._log.name, writes):
+            await self._append(writes)
+
+    async def _append(self, writes: dict[str, list[msgspec.Raw]]) -> None:
         if self._ids:
             self._released = self._releases.take(self._log.name)
         data = self._encode(writes)
@@ -377,7 +398,9 @@ class Transaction:
         )
 
     async def _refuse(self, seqnum: SeqNum) -> Never:
-        """Raise the error for the record at `seqnum`, which had no effect."""
+        """Raise the error for the record at `seqnum`, which had no effect; `MAX_SEQNUM`: it was not
+        appended.
+        """
         if self.id is not None:
             await self._refuse_if_done(self.id, seqnum - 1)
         raise ConflictError(

@@ -9,6 +9,7 @@ import pytest
 
 from bokistore import ConflictError, Store, Transaction, ViewCache, lines
 from bokistore.lines import Contender, Lines
+from indilog.base.errors import NotReadyError
 from indilog.base.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog
 
@@ -63,6 +64,49 @@ async def test_each_of_many_transactions_on_one_object_runs_twice_at_most(
     assert sorted(results) == list(range(1, 101))
     assert body.runs <= 200
     assert len(store._cache.lines) == 0, "lines end with their conflicts"
+
+
+async def test_transactions_that_must_lose_append_no_record(log: MemoryLog, store: Store) -> None:
+    await asyncio.gather(*[store.transact(Taking()) for _ in range(97)])
+    assert (await store.get("stock"))["n"] == 97
+    assert await log.tail() <= 6, "the first one, four groups, and a checkpoint at most"
+
+
+async def test_a_lone_transaction_that_must_lose_appends_no_record(
+    log: MemoryLog, store: Store
+) -> None:
+    async def late(txn: Transaction) -> None:
+        (await txn.get("stock")).set("n", -1)
+        await store.transact(Taking())
+
+    with pytest.raises(ConflictError):
+        await store.transact(late, retries=0)
+    assert await log.tail() == 1
+    assert (await store.get("stock"))["n"] == 1
+
+
+async def test_an_append_that_fails_makes_no_other_transaction_lose(
+    log: MemoryLog, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_fail = asyncio.Event()
+
+    async def failing(data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        monkeypatch.undo()
+        await may_fail.wait()
+        raise NotReadyError("a node is away")
+
+    monkeypatch.setattr(log, "append", failing)
+    body = Taking()
+    calls = [asyncio.create_task(store.transact(body)) for _ in range(2)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert await log.tail() == 0, "the second one waits for the first one's append"
+    may_fail.set()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(outcomes[0], NotReadyError)
+    assert outcomes[1] == 1
+    assert body.runs == 2
+    assert len(store._cache.appends) == 0
 
 
 async def test_those_in_line_run_in_the_order_of_their_arrival(store: Store) -> None:
