@@ -47,6 +47,7 @@ class _Trial:
         start: its records in [horizon, start) are no conflicts.
         has_probed: whether the last record before the transaction was looked at.
         page: records from `start` on that were read, but not checked.
+        crowded: tags that have records between the horizon and the transaction.
     """
 
     seqnum: SeqNum
@@ -55,6 +56,7 @@ class _Trial:
     start: SeqNum
     has_probed: bool = False
     page: list[Record] = dataclasses.field(default_factory=list)
+    crowded: set[str] = dataclasses.field(default_factory=set)
 
     def next_check(self) -> None:
         """Continue with the next sub-stream, because this one has no conflict."""
@@ -70,8 +72,11 @@ class Decisions:
         self._cache = cache
         self._checkpoints = checkpoints
 
-    async def is_committed(self, record: Record, command: Command) -> bool:
-        """Tell whether the command in `record` takes effect.
+    async def is_committed(
+        self, record: Record, command: Command, crowded: set[str] | None = None
+    ) -> bool:
+        """Tell whether the command in `record` takes effect; add to `crowded` the tags of its
+        checks that may have records between its horizon and `record`.
 
         It uses an explicit stack instead of recursion, because each transaction may depend on an
         earlier one, and the chain may be long.
@@ -83,7 +88,8 @@ class Decisions:
         if outcome is not None:
             return outcome
         decided: dict[SeqNum, bool] = {}
-        trials = [_trial_of(record.seqnum, command)]
+        first = _trial_of(record.seqnum, command)
+        trials = [first]
         while trials:
             trial = trials[-1]
             verdict = await self._step(trial, decided)
@@ -97,6 +103,8 @@ class Decisions:
                 assert verdict.seqnum < trial.seqnum, "decisions depend on earlier records only"
                 assert verdict.seqnum not in decided, "a transaction is decided once"
                 trials.append(_trial_of(verdict.seqnum, earlier))
+        if crowded is not None:
+            crowded.update(first.crowded)
         return decided[record.seqnum]
 
     def keep(self, seqnum: SeqNum, *, committed: bool) -> None:
@@ -116,6 +124,7 @@ class Decisions:
                 if not trial.has_probed and not await self._has_new_records(trial, check):
                     trial.next_check()
                     continue
+                trial.crowded.add(check.tag)
                 if not trial.page:
                     trial.page = await self._read_page(trial, check)
             except TrimmedError as error:

@@ -15,12 +15,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
-from bokistore.lines import Contender
+from bokistore.lines import MEMBERS_MAX, Contender
 from indilog import AppendOutcomeUnknownError, ConflictError
 from indilog.sdk import Event
 
-MEMBERS_MAX: Final = 24
-"""Transactions in a group. Each id uses a tag, of 64 per record; released ids use up to 8."""
 NAMES_MAX: Final = 24
 """Objects that a group writes; each uses a tag."""
 BYTES_MAX: Final = 256 * 1024

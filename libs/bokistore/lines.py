@@ -22,14 +22,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import islice
 from typing import Final, Protocol, TypeVar
 
+from bokistore.log_lines import LOSSES_MAX, LogTurn
 from indilog.sdk import Event
 
 GroupT = TypeVar("GroupT", bound="Group")
 
 TURN_S: Final = 5.0
 """Seconds after which the transactions in line no longer wait for the one that has its turn."""
+MEMBERS_MAX: Final = 24
+"""Transactions that share one record. Each id uses a tag, of 64 per record; released ids use up to
+8.
+"""
 LINE_MAX: Final = 10_000
 """Transactions in one line; a further one does not wait."""
 
@@ -41,13 +47,15 @@ class _Line:
         first: the transaction that has its turn.
         group: the transactions before it that share one record with it; None: there are none.
         waiting: those after it, each with the event that gives it the turn.
+        log_turn: the place of this process in the object's line in the log; None: it has none.
     """
 
-    __slots__ = ("first", "group", "waiting")
+    __slots__ = ("first", "group", "log_turn", "waiting")
 
     def __init__(self, first: Contender) -> None:
         self.first = first
         self.group: Group | None = None
+        self.log_turn: LogTurn | None = None
         self.waiting: deque[tuple[Contender, Event]] = deque()
 
 
@@ -164,17 +172,21 @@ class Contender:
         self._turns: list[str] = []
         self._is_entering = False
         self._is_running = False
+        self._own_turn: LogTurn | None = None
+        self._losses = 0
         self.is_alone = False
         """Whether its transactions must have records of their own."""
-        around = _AROUND.get()
-        self._waits = around is None or not around._is_running  # noqa: SLF001
+        self.must_enter = False
+        """Whether it must enter the lines in the log of the objects that it lost."""
+        self.waits = not is_inside_body()
+        """Whether it waits for others."""
 
     async def arrive(self, name: str) -> bool:
         """Stand in line for an object that is about to be read, if there is a line; return whether
         it waited.
         """
         place = self._log, name
-        if self._turns or self._is_entering or not self._waits:
+        if self._turns or self._is_entering or not self.waits:
             return False
         if not self._lines.is_waited_for(place):
             return False
@@ -186,8 +198,11 @@ class Contender:
     async def wait_for_turn(self, lost: Iterable[str]) -> None:
         """Stand in line after a conflict, for the objects that were changed by others."""
         self._lost.update(lost)
-        if not self._waits or self._lost.issubset(self._turns):
+        self._losses += 1
+        self.must_enter |= self._losses >= LOSSES_MAX
+        if not self.waits or self._lost.issubset(self._turns):
             return
+        await self.leave_log()
         self.leave()
         await self._enter(sorted(self._lost))
 
@@ -201,6 +216,57 @@ class Contender:
                         await self._settle()
         finally:
             self._is_entering = False
+
+    @property
+    def log_turn(self) -> LogTurn | None:
+        """Its place in lines in the log; None: it has none."""
+        line = self._only_line()
+        turn = self._own_turn if line is None else line.log_turn
+        return turn if turn is not None and turn.names else None
+
+    async def enter_log(self, begin: Callable[[], LogTurn]) -> None:
+        """If it has its turns in this process, and it or the next ones in line must enter the lines
+        in the log, do so, and return when this process is the first in each.
+        """
+        line = self._only_line()
+        if not self._turns or not self.waits or self.log_turn is not None:
+            return
+        if line is not None:
+            if line.group is not None:
+                return  # it joins the group, which has entered if it must
+            nearest = islice(line.waiting, MEMBERS_MAX)
+            if not self.must_enter and not any(one.must_enter for one, _ in nearest):
+                return
+        elif not self.must_enter:
+            return
+        await self._settle()
+        turn = begin()
+        if line is None:
+            await self._release_handed_on()
+            self._own_turn = turn
+        else:
+            line.log_turn = turn
+        self.must_enter = False
+        await turn.acquire(self._turns)
+
+    async def _release_handed_on(self) -> None:
+        """Leave the lines in the log in which transactions before this one have a place, because
+        its own place is for several objects.
+        """
+        for name in self._turns:
+            line = self._lines.line_of((self._log, name), self)
+            if line is not None and line.log_turn is not None:
+                turn, line.log_turn = line.log_turn, None
+                await turn.release()
+
+    async def leave_log(self) -> None:
+        """Leave the lines in the log, unless a group has the same place."""
+        line = self._only_line()
+        turn, self._own_turn = self._own_turn, None
+        if line is not None and line.group is None:
+            turn, line.log_turn = line.log_turn or turn, None
+        if turn is not None:
+            await turn.release()
 
     async def group(self, begin: Callable[[], GroupT]) -> GroupT | None:
         """Return the group to which the next transaction belongs; None: it has its own record.
@@ -253,6 +319,14 @@ class Contender:
         while self._turns:
             self._lines.leave((self._log, self._turns.pop()), self)
 
+    async def leave_all(self) -> None:
+        """Leave the lines in the log, and all others."""
+        try:
+            if self._turns:
+                await self.leave_log()
+        finally:
+            self.leave()
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Enter the body of the transaction. Transactions in the body do not wait."""
@@ -268,6 +342,14 @@ class Contender:
 
 _AROUND: Final[ContextVar[Contender | None]] = ContextVar("around", default=None)
 """The transaction whose body runs."""
+
+
+def is_inside_body() -> bool:
+    """Tell whether the caller is inside the body of a transaction of `Store.transact`, which other
+    calls must not keep waiting.
+    """
+    around = _AROUND.get()
+    return around is not None and around._is_running  # noqa: SLF001
 
 
 async def _set_within(event: Event, seconds: float) -> bool:

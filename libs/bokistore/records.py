@@ -6,6 +6,7 @@ A record's data is JSON:
 - `writes`: a list of writes for each object (`bokistore.document`);
 - `reads` and `horizon`, in a transaction that read objects: the names of these objects, and the
   seqnum below which the transaction saw all records;
+- `token`, `enters` and `leaves`: a place in the lines of objects (`bokistore.log_lines`);
 - `ids` and `horizon`, in a transaction with an id: `ids` has the result by id. `held`: those of the
   ids that are known until they are released. `released`: ids of earlier transactions that are
   released.
@@ -38,13 +39,14 @@ import msgspec
 
 from bokistore.document import Json, Write
 from bokistore.errors import InvalidObjectError, StoreVersionError
+from bokistore.log_lines import Line
 from indilog.sdk import TAG_BYTES_MAX, SeqNum, can_be_in_tag
 
-VERSION: Final = 2
-"""Version of the records that are written. Version 1 has no conditional writes, parts, released
-ids and turns, and a tag for each id; it is read, too.
+VERSION: Final = 3
+"""Version of the records that are written. Version 2 has no lines. Version 1 has no conditional
+writes, parts and released ids, and a tag for each id. Both are read, too.
 """
-_VERSIONS: Final = (1, VERSION)
+_VERSIONS: Final = (1, 2, VERSION)
 AUX_BYTES_MAX: Final = 1024 * 1024
 """Largest aux data that is stored, in bytes; the log's default limit."""
 _TAG_PREFIX: Final = "store:"
@@ -65,6 +67,7 @@ class ObjectCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
         value: the object, null if it does not exist, or if it is in parts.
         parts: number of records with the parts of the object's JSON; 0: it is in `value`.
         first: seqnum of the first part.
+        line: the places in the object's line.
     """
 
     name: str
@@ -73,6 +76,7 @@ class ObjectCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     value: msgspec.Raw
     parts: Annotated[int, msgspec.Meta(ge=0)] = 0
     first: SeqNum = 0
+    line: Line = ()
 
 
 class CheckpointPart(msgspec.Struct, frozen=True):
@@ -118,6 +122,9 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
         ids: the results by id, in records of later versions.
         held: ids that are known until they are released.
         released: ids of earlier transactions.
+        token: identity of a place in lines.
+        enters: objects whose lines the token enters.
+        leaves: objects whose lines the token leaves if the command takes effect.
     """
 
     store: int
@@ -129,6 +136,9 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     ids: dict[str, Json] = {}
     held: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
+    token: str = ""
+    enters: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
     checkpoint: ObjectCheckpoint | None = None
     part: CheckpointPart | None = None
     collected: Collected | None = None
@@ -164,6 +174,7 @@ class ObjectView(NamedTuple):
         document: the object's JSON; None if it does not exist.
         depth: number of records since the last one that has a view as aux data.
         age: number of records since the last checkpoint.
+        line: places in the object's line; some may have ended (`bokistore.log_lines.standing`).
     """
 
     seqnum: SeqNum
@@ -171,6 +182,7 @@ class ObjectView(NamedTuple):
     document: bytes | None
     depth: int
     age: int = 0
+    line: Line = ()
 
 
 UNWRITTEN: Final = ObjectView(seqnum=-1, version=None, document=None, depth=0)
@@ -247,6 +259,9 @@ def encode_command(
     ids: Mapping[str, Json] = MappingProxyType({}),
     held: Sequence[str] = (),
     released: Sequence[str] = (),
+    token: str = "",
+    enters: Sequence[str] = (),
+    leaves: Sequence[str] = (),
 ) -> bytes:
     """Return a record's data; each write is given as JSON text."""
     command: dict[str, Any] = {"store": VERSION, "writes": writes}
@@ -260,6 +275,8 @@ def encode_command(
         command["released"] = released
     if reads or ids:
         command["horizon"] = horizon
+    if enters or leaves:
+        command |= {"token": token, "enters": enters, "leaves": leaves}
     return _encode(command)
 
 
@@ -338,7 +355,7 @@ def encode_checkpoint(name: str, view: ObjectView, *, parts: int = 0, first: Seq
         first: seqnum of the first of these records.
     """
     value = msgspec.Raw(_NULL if parts else view.document or _NULL)
-    checkpoint = ObjectCheckpoint(name, view.seqnum, view.version, value, parts, first)
+    checkpoint = ObjectCheckpoint(name, view.seqnum, view.version, value, parts, first, view.line)
     return _encode({"store": VERSION, "writes": {}, "checkpoint": checkpoint})
 
 
@@ -362,7 +379,9 @@ def part_in(command: Command | None, name: str) -> CheckpointPart | None:
 def view_of(checkpoint: ObjectCheckpoint, text: bytes | None = None) -> ObjectView:
     """Return the view in a checkpoint; `text`: the object's JSON, if it is in parts."""
     document = _document_in(checkpoint.value) if text is None else text
-    return ObjectView(checkpoint.seqnum, checkpoint.version, document, depth=0)
+    return ObjectView(
+        checkpoint.seqnum, checkpoint.version, document, depth=0, line=checkpoint.line
+    )
 
 
 def encode_collected(collected: Collected) -> bytes:

@@ -15,6 +15,7 @@ from bokistore.cache import ViewCache
 from bokistore.checkpoints import ObjectCheckpoints, StoredCheckpoint, is_overdue
 from bokistore.decisions import Decisions
 from bokistore.document import Json, is_whole
+from bokistore.log_lines import Line, entered, left
 from bokistore.records import (
     UNWRITTEN,
     Aux,
@@ -25,7 +26,9 @@ from bokistore.records import (
     decode_aux,
     decode_command,
     encode_aux,
+    encode_command,
     id_tag_of,
+    object_of,
     tag_of,
     view_in,
 )
@@ -120,6 +123,35 @@ class ObjectReplay:
         view = self._cache.view(self._log.name, name, MAX_SEQNUM)
         return None if view is None else view.version
 
+    def known_line(self, name: str) -> Line:
+        """Return the line in the newest view of an object in the cache."""
+        view = self._cache.view(self._log.name, name, MAX_SEQNUM)
+        return () if view is None else view.line
+
+    def forget_line(self, name: str, seqnum: SeqNum) -> None:
+        """Remove the places, which have ended, from the newest view of an object in the cache, if
+        it is the one as of `seqnum`.
+        """
+        view = self._cache.view(self._log.name, name, MAX_SEQNUM)
+        if view is not None and view.seqnum == seqnum and view.line:
+            self._cache.keep_view(self._log.name, name, view._replace(line=()))
+
+    def tag(self, name: str) -> str:
+        """Return the tag of an object's records."""
+        return tag_of(name)
+
+    async def line(self, name: str) -> tuple[SeqNum, Line]:
+        """Return the last record of an object's sub-stream, and the line as of that record."""
+        view = await self.view(name)
+        return view.seqnum, view.line
+
+    async def append_line(
+        self, token: str, *, enters: Sequence[str] = (), leaves: Sequence[str] = ()
+    ) -> None:
+        """Append a record by which a token enters and leaves lines."""
+        data = encode_command({}, token=token, enters=enters, leaves=leaves)
+        await self._log.append(data, tags=list(map(tag_of, (*enters, *leaves))))
+
     async def checkpoint(self, name: str, view: ObjectView) -> StoredCheckpoint | None:
         """Append a checkpoint of an object; None: the append failed, so later replays take
         longer.
@@ -153,7 +185,7 @@ class ObjectReplay:
         assert seqnum > view.seqnum, "a command follows the view that it changes"
         value = Value(name, view.document)
         self._apply_writes(value, command, size)
-        return ObjectView(seqnum, seqnum, value.text(), view.depth + 1, view.age + 1)
+        return ObjectView(seqnum, seqnum, value.text(), view.depth + 1, view.age + 1, view.line)
 
     async def keep(
         self,
@@ -164,7 +196,8 @@ class ObjectReplay:
         costly: bool = False,
         aux: Aux | None = None,
     ) -> None:
-        """Cache views as of the record at `seqnum`; periodically also as its aux data.
+        """Cache views as of the record at `seqnum`; periodically also as its aux data, which has no
+        views with lines.
 
         Args:
             views: views by object name.
@@ -175,15 +208,16 @@ class ObjectReplay:
             aux: the present aux data of the record.
         """
         data = None
-        if costly or any(view.depth >= AUX_EVERY for view in views.values()):
-            data = encode_aux(views, before=aux, committed=committed)
+        stored = {name: view for name, view in views.items() if not view.line}
+        if costly or any(view.depth >= AUX_EVERY for view in stored.values()):
+            data = encode_aux(stored, before=aux, committed=committed)
         if data is not None:
             try:
                 await self._log.set_aux(seqnum, data)
             except IndilogError:
                 data = None  # aux data is only a cache; the caller's operation has succeeded
         for name, view in views.items():
-            kept = view._replace(depth=0) if data is not None else view
+            kept = view._replace(depth=0) if data is not None and name in stored else view
             self._cache.keep_view(self._log.name, name, kept)
 
     async def _replay_from_earlier(
@@ -194,7 +228,7 @@ class ObjectReplay:
         Without a cache, this takes two calls if the last checkpoint is at most one page before
         `newest`.
         """
-        if await self._replaces_whole(newest, name):
+        if not (base and base.line) and await self._replaces_whole(newest, name):
             return await self._replay_records(name, UNWRITTEN, [newest])
         view, page = base or UNWRITTEN, list[Record]()
         if base is not None:
@@ -250,15 +284,21 @@ class ObjectReplay:
                 start, view = place + 1, kept
                 break
         value = Value(name, view.document)
-        version, age = view.version, view.age
+        version, age, line = view.version, view.age, view.line
         for record in records[start:]:
             command = decode_command(record.data)
             age = 0 if checkpoint_in(command, name) else age + 1
-            if command is None or name not in command.writes:
+            if command is None:
                 continue
-            if await self._is_effective(record, command, name, version):
+            if name in command.writes:
+                if not await self._is_effective(record, command, name, version):
+                    continue
                 self._apply_writes(value, command, len(record.data))
                 version = record.seqnum
+            if name in command.enters:
+                line = entered(line, command.token, record.ordered_at)
+            if name in command.leaves:
+                line = left(line, command.token, record.ordered_at)
         assert version is None or version <= records[-1].seqnum, "a version is a record"
         return ObjectView(
             seqnum=records[-1].seqnum,
@@ -266,6 +306,7 @@ class ObjectReplay:
             document=value.text(),
             depth=view.depth + len(records) - start,
             age=age,
+            line=line,
         )
 
     async def _is_effective(
@@ -313,3 +354,11 @@ class ObjectReplay:
     async def is_committed(self, record: Record, command: Command) -> bool:
         """Tell whether the command in `record` takes effect."""
         return await self._decisions.is_committed(record, command)
+
+    async def decide(self, record: Record, command: Command) -> tuple[bool, frozenset[str]]:
+        """Tell whether the command in `record` takes effect, and which of the objects that it read
+        may have further records between its horizon and `record`.
+        """
+        crowded: set[str] = set()
+        committed = await self._decisions.is_committed(record, command, crowded)
+        return committed, frozenset(filter(None, map(object_of, crowded)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar, overload
 
 import msgspec
@@ -34,12 +35,14 @@ from bokistore.document import (
     Write,
     check_value,
     encode,
+    is_whole,
     result_of,
     steps_of,
 )
 from bokistore.errors import AlreadyCommittedError, ConditionUnmetError, MismatchError
 from bokistore.groups import Group
-from bokistore.lines import Contender
+from bokistore.lines import Contender, is_inside_body
+from bokistore.log_lines import LogTurn, wait_for_those_before
 from bokistore.objects import (
     Obj,
     add_to_set_at,
@@ -417,10 +420,12 @@ class Store:
         contender = Contender(self._cache.lines, self.log.name)
         try:
             for attempt in range(retries + 1):
-                group = await contender.group(self._begin_group)
+                await contender.enter_log(self._begin_log_turn)
+                turn = contender.log_turn
+                group = await contender.group(partial(self._begin_group, turn))
                 txn = Transaction(
                     self.log, self._replay, id, contender,
-                    hold=hold, releases=self._cache.releases, group=group,
+                    hold=hold, releases=self._cache.releases, group=group, log_turn=turn,
                 )  # fmt: skip
                 try:
                     return await self._attempt_in_turn(body, txn, contender, group)
@@ -432,8 +437,11 @@ class Store:
                     if id is None or attempt == retries:
                         raise
             raise AssertionError("the last attempt returns or raises")
+        except GeneratorExit:
+            contender.leave()  # a coroutine that is closed cannot await the log
+            raise
         finally:
-            contender.leave()
+            await contender.leave_all()
 
     async def _attempt_in_turn(
         self,
@@ -449,9 +457,13 @@ class Store:
             if group is not None and contender.has_turn_of(group):
                 await group.end_turn(contender)
 
-    def _begin_group(self) -> Group[Transaction]:
+    def _begin_group(self, turn: LogTurn | None) -> Group[Transaction]:
         releases = self._cache.releases
-        return Group(Transaction(self.log, self._replay, releases=releases))
+        whole = Transaction(self.log, self._replay, releases=releases, log_turn=turn, is_whole=True)
+        return Group(whole)
+
+    def _begin_log_turn(self) -> LogTurn:
+        return LogTurn(self.log, self._replay)
 
     def release(self, *ids: str) -> None:
         """Release ids that `transact(hold=True)` has committed: no caller will use them.
@@ -498,6 +510,8 @@ class Store:
         tags = [tag_of(name), *map(tag_of, indexes)]
         raw = encode(write)
         await self._check_size(name, raw)
+        if self._replay.known_line(name) and not is_inside_body():
+            await wait_for_those_before(self.log, self._replay, name)
         writes = {name: [msgspec.Raw(raw)]}
         writes |= {index: [msgspec.Raw(encode(entry(name)))] for index in indexes}
         data = encode_command(writes)
@@ -532,9 +546,11 @@ class Store:
             value.apply(_decode_write(raw), len(raw))
         except NO_EFFECT as error:
             refused = error
-        view = ObjectView(seqnum, seqnum, value.text(), before.depth + 1, before.age + 1)
+        view = ObjectView(
+            seqnum, seqnum, value.text(), before.depth + 1, before.age + 1, before.line
+        )
         await self._replay.keep({name: view}, seqnum, committed=True)
-        if is_due(view):
+        if is_due(view) or (view.line and view.document and is_whole(write)):
             await self._replay.checkpoint(name, view)
         if refused is not None:
             raise refused

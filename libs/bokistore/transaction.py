@@ -12,7 +12,7 @@ id, only the first valid one commits, and every replay agrees.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Never, Self
@@ -35,7 +35,8 @@ from bokistore.document import (
 )
 from bokistore.errors import AlreadyCommittedError
 from bokistore.groups import Group
-from bokistore.lines import Contender
+from bokistore.lines import Contender, is_inside_body
+from bokistore.log_lines import LogTurn, standing, wait_for_those_before
 from bokistore.objects import (
     TxnObject,
     add_to_set_at,
@@ -99,6 +100,8 @@ class Transaction:
         hold: bool = False,
         releases: Releases | None = None,
         group: Group[Transaction] | None = None,
+        log_turn: LogTurn | None = None,
+        is_whole: bool = False,
     ) -> None:
         if txn_id is not None:
             id_tag_of(txn_id)  # refuses an invalid id
@@ -106,6 +109,11 @@ class Transaction:
         self._replay = replay
         self._contender = contender
         self._group = group
+        self._log_turn = log_turn
+        self._is_whole = is_whole
+        """Whether this is the transaction of a group."""
+        self._met: list[str] = []
+        """Objects in whose lines in the log it must wait."""
         self._hold = hold
         self._ids: dict[str, Json] = {}
         """Results by id, of the members if this is the transaction of a group."""
@@ -141,10 +149,50 @@ class Transaction:
         horizon = await self.horizon()
         self._reads[name] = None  # from here on, the horizon must not change
         view = await self._view(name, horizon)
+        if view.line and self._group is None:
+            view = await self._honour(name, view)
         self._check_open()  # the transaction may have ended meanwhile
         if name not in self._objects:
             self._objects[name] = TxnObject(name, view, self._writes.setdefault(name, []))
         return self._objects[name]
+
+    async def _honour(self, name: str, view: ObjectView) -> ObjectView:
+        """Return the view to use of an object with a line in the log.
+
+        Raises:
+            ConflictError: others are first in the line, so this transaction must enter it.
+        """
+        contender = self._contender
+        if contender is None and not self._is_whole:
+            return await self._wait_alone(name, view)
+        if contender is not None and not contender.waits:
+            return view
+        now = await self._log.now()
+        places = standing(view.line, now)
+        if not places:
+            self._replay.forget_line(name, view.seqnum)
+            return view
+        if self._log_turn is not None:
+            if self._log_turn.token == places[0].token or name not in self._log_turn.names:
+                return view
+            self._log_turn.names.clear()  # the places have ended
+        if contender is not None:
+            contender.must_enter = True
+        self._met.append(name)
+        raise ConflictError(f"Others wait in line for {name!r}; run the transaction again.")
+
+    async def _wait_alone(self, name: str, view: ObjectView) -> ObjectView:
+        """Wait for those in the line of the first object that a block reads, and take the snapshot
+        anew.
+        """
+        if self.id is not None or len(self._reads) > 1 or is_inside_body():
+            return view
+        await wait_for_those_before(self._log, self._replay, name)
+        horizon = await self._log.tail()
+        if len(self._reads) > 1:
+            return view
+        self._horizons[:] = [horizon]
+        return await self._view(name, horizon)
 
     async def _view(self, name: str, horizon: SeqNum) -> ObjectView:
         """Return an object as of the snapshot, with the writes of the group so far.
@@ -153,7 +201,11 @@ class Transaction:
             ConflictError: the object's history was trimmed, or the group has ended.
         """
         if self._group is not None:
-            obj = None if self._group.is_over else await self._group.whole.get(name)
+            try:
+                obj = None if self._group.is_over else await self._group.whole.get(name)
+            except ConflictError:
+                self._note_met(self._group.whole)
+                raise
             if obj is None or self._group.is_over:
                 raise ConflictError("The transaction took too long in its group; run it again.")
             return obj.view_now()
@@ -165,6 +217,11 @@ class Transaction:
             raise ConflictError(
                 f"The value of {name!r} when the transaction began was trimmed; run it again."
             ) from error
+
+    def _note_met(self, whole: Transaction) -> None:
+        self._met = whole._met
+        if self._met and self._contender is not None:
+            self._contender.must_enter = True
 
     def can_add(self, member: Transaction, names_max: int) -> bool:
         """Tell whether a transaction that ran on top of this one can be added. It must have no id
@@ -228,6 +285,8 @@ class Transaction:
 
     async def changed_objects(self) -> list[str]:
         """Return the objects that this transaction read and others have changed since."""
+        if self._met:
+            return self._met
         if not self._horizons:
             return []
         if changed := self._known_changes():
@@ -373,12 +432,16 @@ class Transaction:
         command = decode_command(data)
         assert command is not None, "we encoded this command"
         assert self._is_over, "a transaction is decided after its block"
-        committed = await self._replay.is_committed(Record(seqnum, b"", data, 0.0, 0.0), command)
-        views = self._views_after(seqnum, command, len(data)) if committed else {}
+        committed, crowded = await self._replay.decide(Record(seqnum, b"", data, 0.0, 0.0), command)
+        views = self._views_after(seqnum, command, len(data), crowded) if committed else {}
         costly = command.is_conditional and seqnum > command.horizon
         await self._replay.keep(views, seqnum, committed=committed, costly=costly)
         if not committed:
             await self._refuse(seqnum)
+        if self._log_turn is not None:
+            self._log_turn.note_left(command.leaves)
+        for name in command.writes.keys() & self._objects.keys() - views.keys():
+            await self._replay.view(name, seqnum)  # so that the cache has it
         if self.id is not None:
             self.result = command.ids[self.id]
         self.seqnum = seqnum
@@ -388,6 +451,7 @@ class Transaction:
     def _encode(self, writes: dict[str, list[msgspec.Raw]]) -> bytes:
         """Return the record's data."""
         horizon = self._horizons[0] if self._horizons else 0
+        turn = self._log_turn
         return encode_command(
             writes,
             tuple(self._reads),
@@ -395,6 +459,8 @@ class Transaction:
             ids=self._ids,
             held=self._held,
             released=self._released,
+            token="" if turn is None else turn.token,
+            leaves=() if turn is None else [name for name in turn.names if name in writes],
         )
 
     async def _refuse(self, seqnum: SeqNum) -> Never:
@@ -413,13 +479,16 @@ class Transaction:
             self.refusal = AlreadyCommittedError(txn_id, *done)
             raise self.refusal
 
-    def _views_after(self, seqnum: SeqNum, command: Command, size: int) -> dict[str, ObjectView]:
-        """Return the views of the objects that were read or written, after the commit.
+    def _views_after(
+        self, seqnum: SeqNum, command: Command, size: int, crowded: Container[str]
+    ) -> dict[str, ObjectView]:
+        """Return the views of the objects that were read and written, after the commit.
 
-        They are computed from the record, as every replay does.
+        They are computed from the record, as every replay does, unless there are other records
+        between the snapshot and the commit, or the line changes.
         """
         return {
             name: self._replay.apply_command(held.view, command, name, seqnum, size)
             for name, held in self._objects.items()
-            if name in command.writes
+            if name in command.writes and name not in crowded and name not in command.leaves
         }

@@ -69,8 +69,8 @@ async def test_those_in_line_share_records_and_each_gets_its_own_result(
     results = await asyncio.gather(*[store.transact(one, id=name) for name in names])
     assert sorted(results) == list(range(1, 61))
     sizes = await groups_in(log)
-    assert max(sizes) == groups.MEMBERS_MAX
-    assert len(sizes) <= 60 + 4, "59 conflicts, then 3 or 4 groups"
+    assert max(sizes) == lines.MEMBERS_MAX
+    assert len(sizes) <= 5, "the first one, then 3 or 4 groups"
     log.logs.drop_aux()
     for reader in (store, newcomer(log)):
         assert (await reader.get("a"))["n"] == 60

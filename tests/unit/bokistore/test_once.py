@@ -112,7 +112,7 @@ async def test_the_record_is_found_by_its_id(log: MemoryLog) -> None:
     (record,) = await log.read_range(id_tag_of("x"))
     assert set(record.tags) == {"store:a", id_tag_of("x")}
     assert json.loads(record.data) == {
-        "store": 2, "writes": {"a": [["set", ["n"], 1]]}, "reads": ["a"],
+        "store": 3, "writes": {"a": [["set", ["n"], 1]]}, "reads": ["a"],
         "ids": {"x": 1}, "horizon": 0,
     }  # fmt: skip
 

@@ -156,12 +156,12 @@ async def test_a_foreign_record_under_an_objects_tag_is_ignored(
 
 
 async def test_a_record_of_a_later_version_raises_an_error(store: Store, log: MemoryLog) -> None:
-    await log.append(b'{"store":3,"deeds":[]}', tags=["store:a"])
-    with pytest.raises(StoreVersionError, match="format 3; this program reads up to 2"):
+    await log.append(b'{"store":4,"deeds":[]}', tags=["store:a"])
+    with pytest.raises(StoreVersionError, match="format 4; this program reads up to 3"):
         await store.get("a")
 
 
-@pytest.mark.parametrize("aux", [b"\xff", b"{}", b'{"store":3,"committed":true,"views":{}}'])
+@pytest.mark.parametrize("aux", [b"\xff", b"{}", b'{"store":4,"committed":true,"views":{}}'])
 async def test_foreign_aux_data_is_ignored(store: Store, log: MemoryLog, aux: bytes) -> None:
     for _ in range(3):
         await store.increment("a", "n")
@@ -176,7 +176,7 @@ async def test_a_record_describes_its_writes_in_json(store: Store, log: MemoryLo
     assert record is not None
     assert record.tags == ("store:a",)
     assert json.loads(record.data) == {
-        "store": 2,
+        "store": 3,
         "writes": {"a": [["push", ["l", "m"], {"x": 1}, 5]]},
     }
 
