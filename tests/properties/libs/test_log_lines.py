@@ -295,3 +295,48 @@ def test_a_place_stays_when_an_operation_replaces_the_object() -> None:
 
 def test_losses_max_is_less_than_the_retries_of_a_call() -> None:
     assert LOSSES_MAX < 16
+
+
+def test_each_place_lasts_a_turn_after_the_one_before() -> None:
+    both = log_lines.entered(log_lines.entered((), "one", 1000.0), "two", 1000.0)
+    assert log_lines.standing(both, 1000.0 + 1.5 * LOG_TURN_S) == (
+        Place("two", 1000.0 + LOG_TURN_S),
+    )
+    assert log_lines.standing(both, 1000.0 + 2 * LOG_TURN_S) == ()
+    rest = log_lines.left(both, "one", 1001.0)
+    assert rest == (Place("two", 1001.0),)
+
+
+def test_a_block_waits_for_those_in_line_before_it_and_reads_afterwards() -> None:
+    clock = Clock()
+    log = MemoryLog("objects", logs=MemoryLogs(clock=clock))
+
+    async def cross(store: Store) -> None:
+        await log.append(encode_command({}, token="one", enters=["a"]), tags=["store:a"])
+        began = clock.now
+        async with store.transaction() as txn:
+            (await txn.get("a")).set("n", 1)
+            assert LOG_TURN_S <= clock.now - began <= LOG_TURN_S + 0.1
+
+    run_stepped([cross(Store(SteppedLog(log), cache=ViewCache()))], lambda ready: ready[0])
+
+
+def test_a_holder_whose_body_fails_leaves_the_line() -> None:
+    log = still_log()
+    runs: list[int] = []
+
+    async def failing(txn: Transaction) -> None:
+        runs.append(1)
+        if len(runs) <= LOSSES_MAX:
+            (await txn.get("a")).set("m", 1)
+            await Store(log, cache=ViewCache()).increment("a", "n")
+            return
+        assert seen_in(log).lines["a"], "it is in line"
+        raise LookupError("the body fails")
+
+    async def fail() -> None:
+        with pytest.raises(LookupError):
+            await Store(SteppedLog(log), cache=ViewCache()).transact(failing)
+        assert not seen_in(log).lines["a"]
+
+    run_stepped([fail()], lambda ready: ready[0])
