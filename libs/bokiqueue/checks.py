@@ -12,6 +12,8 @@ LEASE_S: Final = 30.0
 BACKOFF_S: Final = 1.0
 BACKOFF_S_MAX: Final = 60.0
 """Longest pause in seconds after a failed block."""
+LIMIT_MAX: Final = 256
+"""Largest number of messages that one call takes."""
 _LEASE_S_MIN: Final = 0.001
 
 
@@ -52,6 +54,12 @@ def check_backoff(backoff: object) -> None:
             f"backoff must be 0 to {BACKOFF_S_MAX:.0f} seconds, not {backoff!r:.40}; "
             "for longer pauses call requeue(delay=...) in the block."
         )
+
+
+def check_limit(limit: object) -> None:
+    """Check the number of messages to take."""
+    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+        raise QueueSettingsError(f"limit must be 1 to {LIMIT_MAX} messages, not {limit!r:.40}.")
 
 
 def check_lease(lease: float) -> None:

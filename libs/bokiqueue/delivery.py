@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
@@ -92,14 +93,52 @@ class Delivery:
         check_lease(lease)
         await self._append_command(ExtendClaim(self.claim, (self.seqnum,), lease))
 
+    async def acknowledge_all(self, deliveries: Sequence[Delivery]) -> None:
+        """Acknowledge messages of the same claim with one record.
+
+        Raises:
+            LeaseLostError: the leases of some had already ended; the others are acknowledged.
+        """
+        seqnums = tuple([delivery.seqnum for delivery in deliveries])
+        ended = await self._submit(Acknowledge(self.claim, seqnums))
+        for delivery in deliveries:
+            delivery._is_done = delivery.seqnum in ended  # noqa: SLF001
+        await self._replica.save(self._log, self._shard)
+        if len(ended) < len(seqnums):
+            raise LeaseLostError(
+                f"The leases on {len(seqnums) - len(ended)} of {len(seqnums)} messages have "
+                "already ended; they are delivered again. Use a longer lease, or fewer messages."
+            )
+
+    async def requeue_all(self, deliveries: Sequence[Delivery], delay: float) -> None:
+        """Return messages of the same claim to the queue with one record. Messages whose bytes must
+        be moved first have records of their own.
+        """
+        together = []
+        for delivery in deliveries:
+            if delay >= _ASIDE_DELAY_S or (delivery._is_last_try and not delivery._is_aside):  # noqa: SLF001
+                with suppress(LeaseLostError):
+                    await delivery.requeue(delay=delay)
+            else:
+                together.append(delivery)
+        if together:
+            seqnums = tuple([delivery.seqnum for delivery in together])
+            await self._submit(Requeue(self.claim, seqnums, delay))
+            for delivery in together:
+                delivery._is_done = True  # noqa: SLF001
+            await self._replica.save(self._log, self._shard)
+
     async def _append_command(self, command: Acknowledge | Requeue | ExtendClaim) -> None:
-        if not (await self._replica.submit(self._log, self._shard, command)).touched:
+        if not await self._submit(command):
             raise LeaseLostError(
                 f"The lease on the message at seqnum {self.seqnum} has already ended; "
                 "the message is delivered again. Use a longer lease, or extend it in time."
             )
         self._is_done = not isinstance(command, ExtendClaim)
         await self._replica.save(self._log, self._shard)
+
+    async def _submit(self, command: Acknowledge | Requeue | ExtendClaim) -> tuple[SeqNum, ...]:
+        return (await self._replica.submit(self._log, self._shard, command)).touched
 
     def __repr__(self) -> str:
         return f"Delivery(seqnum={self.seqnum}, tries={self.tries}, data={self.data[:32]!r})"
@@ -142,7 +181,56 @@ class Popping:
             return  # the end of the lease returns it; the block's error has priority
 
     def _pause(self, tries: int, kind: type[BaseException]) -> float:
-        if not issubclass(kind, Exception):
-            return 0.0
-        doublings = min(tries, TRIES_MAX) - 1
-        return min(BACKOFF_S_MAX, self._backoff * 2.0**doublings)
+        return _pause_s(self._backoff, tries, kind)
+
+
+def _pause_s(backoff: float, tries: int, kind: type[BaseException]) -> float:
+    """Return the seconds before the next delivery, after an error of that kind."""
+    if not issubclass(kind, Exception):
+        return 0.0
+    doublings = min(tries, TRIES_MAX) - 1
+    return min(BACKOFF_S_MAX, backoff * 2.0**doublings)
+
+
+class PoppingMany:
+    """The result of `async with queue.pop_many(16) as messages`: acknowledges all messages at the
+    end of the block with one record. If the block raises, they return to the queue, with the pauses
+    of `Popping`. The block may also acknowledge or requeue single messages itself.
+
+    The list is empty if no message came in time.
+
+    Raises:
+        LeaseLostError: at the end of the block: the leases of some messages had already ended. The
+            others are acknowledged.
+    """
+
+    def __init__(self, take: Callable[[], Awaitable[list[Delivery]]], backoff: float) -> None:
+        check_backoff(backoff)
+        self._take = take
+        self._backoff = backoff
+        self._deliveries: list[Delivery] = []
+
+    async def __aenter__(self) -> list[Delivery]:
+        self._deliveries = await self._take()
+        return list(self._deliveries)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        held = [delivery for delivery in self._deliveries if not delivery.is_done]
+        if not held:
+            return
+        if kind is None:
+            await held[0].acknowledge_all(held)
+            return
+        pauses: dict[float, list[Delivery]] = {}
+        for delivery in held:
+            pauses.setdefault(_pause_s(self._backoff, delivery.tries, kind), []).append(delivery)
+        try:
+            for pause_s, ones in pauses.items():
+                await ones[0].requeue_all(ones, pause_s)
+        except IndilogError:
+            return  # the end of the lease returns them; the block's error has priority

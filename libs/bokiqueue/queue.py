@@ -20,10 +20,11 @@ from bokiqueue.checks import (
     LEASE_S,
     check_id,
     check_lease,
+    check_limit,
     check_seconds,
     checked_shards,
 )
-from bokiqueue.delivery import Delivery, Popping
+from bokiqueue.delivery import Delivery, Popping, PoppingMany
 from bokiqueue.errors import QueueSettingsError
 from bokiqueue.records import (
     PRIORITY_MAX,
@@ -223,6 +224,33 @@ class Queue:
         """
         return Popping(lambda: self.take(wait=wait, lease=lease), backoff)
 
+    def pop_many(
+        self,
+        limit: int,
+        *,
+        wait: float | None = None,
+        lease: float = LEASE_S,
+        backoff: float = BACKOFF_S,
+    ) -> PoppingMany:
+        """Take up to `limit` messages of one shard for an `async with` block.
+
+        One record claims them, and one acknowledges those that the block has not acknowledged or
+        returned itself. So n messages cost n + 2 records, and not 3 n. All leases begin at once:
+        `lease` is for the whole block. If it crashes, all of these messages are delivered again.
+
+        Args:
+            limit: largest number of messages, 1 to 256; as many as are ready are taken at once.
+            wait: seconds to wait for the first message; None: do not wait.
+            lease: as in `pop`.
+            backoff: as in `pop`.
+
+        Raises:
+            QueueSettingsError: invalid limit or backoff. Entering the block raises the errors of
+                `take`.
+        """
+        check_limit(limit)
+        return PoppingMany(lambda: self._take(limit, wait=wait, lease=lease), backoff)
+
     async def take(self, *, wait: float | None = None, lease: float = LEASE_S) -> Delivery | None:
         """Take the next message; the caller must acknowledge or return it.
 
@@ -232,6 +260,11 @@ class Queue:
             AppendOutcomeUnknownError: a message may have been claimed, which is delivered again
                 when the lease ends. Repeat the call.
         """
+        taken = await self._take(1, wait=wait, lease=lease)
+        return taken[0] if taken else None
+
+    async def _take(self, limit: int, *, wait: float | None, lease: float) -> list[Delivery]:
+        """Take up to `limit` messages with one claim; empty: as None of `take`."""
         check_lease(lease)
         replica, log = self.replica, self.log
         await replica.open(log)
@@ -239,8 +272,8 @@ class Queue:
         since: SeqNum | None = None
         while True:
             try:
-                if (delivery := await self._try_claim(lease)) is not None:
-                    return delivery
+                if deliveries := await self._try_claim(lease, limit):
+                    return deliveries
                 if since is None:
                     # From here on, this session sees all pushes below `since`, of all producers.
                     since = await log.tail()
@@ -249,35 +282,40 @@ class Queue:
                 if left <= 0:
                     if await replica.has_failed_claims():
                         continue
-                    return None
+                    return []
             except BaseException:
                 replica.notifications.pass_on()  # it was woken, or was left a message
                 raise
             since = await replica.notifications.wait(log, since, left)
 
-    async def _try_claim(self, lease: float) -> Delivery | None:
+    async def _try_claim(self, lease: float, limit: int) -> list[Delivery]:
         replica, log = self.replica, self.log
         while (shard := await replica.next_available(log)) is not None:
-            claimed = await replica.claim(log, shard, lease)
-            if claimed is not None and (got := await self._delivery(shard, claimed)) is not None:
+            claimed = await replica.claim(log, shard, lease, limit)
+            if claimed is not None and (got := await self._deliveries(shard, claimed)):
                 return got
-        return None
+        return []
 
-    async def _delivery(self, shard: ShardReplica, claimed: Submission) -> Delivery | None:
-        """Return the claimed message with its bytes; None: the lease has ended meanwhile."""
+    async def _deliveries(self, shard: ShardReplica, claimed: Submission) -> list[Delivery]:
+        """Return the claimed messages with their bytes, except those whose lease has ended
+        meanwhile.
+        """
         assert claimed.seqnum is not None, "the claim is decided"
-        (seqnum,) = claimed.touched
-        message = shard.state.message(seqnum)
-        if message is None or message.claim != claimed.seqnum:
-            return None
+        deliveries: list[Delivery] = []
         try:
-            data = await self.replica.data(self.log, shard, message, is_delivered=True)
+            for seqnum in claimed.touched:
+                message = shard.state.message(seqnum)
+                if message is None or message.claim != claimed.seqnum:
+                    continue
+                data = await self.replica.data(self.log, shard, message, is_delivered=True)
+                if data is not None:
+                    deliveries.append(
+                        Delivery(self.log, self.replica, shard, claimed.seqnum, message, data)
+                    )
         except BaseException:
-            shard.return_message(self.log, claimed)
+            shard.return_messages(self.log, claimed)
             raise
-        if data is None:
-            return None
-        return Delivery(self.log, self.replica, shard, claimed.seqnum, message, data)
+        return deliveries
 
     # --- operators
 

@@ -28,7 +28,7 @@ from bokiqueue.records import (
     queue_tags,
     shard_in,
 )
-from bokiqueue.shard import ShardReplica, Submission, WantedMessage
+from bokiqueue.shard import ShardReplica, Submission, WantedMessages
 from bokiqueue.shard_state import Message
 from bokiqueue.waiting import Notifications
 from indilog import DataLossError, IndilogError, Log, TrimmedError
@@ -239,21 +239,23 @@ class QueueReplica:
         log_time = self.clock.now()
         return log_time if log_time >= shard.rests_until else shard.state.clock
 
-    async def claim(self, log: Log, shard: ShardReplica, lease_s: float) -> Submission | None:
-        """Claim a message; None: the claim got no message."""
+    async def claim(
+        self, log: Log, shard: ShardReplica, lease_s: float, count: int = 1
+    ) -> Submission | None:
+        """Claim up to `count` messages; None: the claim got no message."""
         if not shard.has_unclaimed(self._log_time(shard)):
             await self.catch_up(log, shard, shard.records_below)
             if not shard.has_unclaimed(self._log_time(shard)):
                 return None
         decided = Event()
-        shard.claims.append(decided)
+        shard.claims[decided] = count
         try:
-            claimed = await self.submit(log, shard, WantedMessage(lease_s))
+            claimed = await self.submit(log, shard, WantedMessages(lease_s, count))
         except BaseException:
             self._claims_failed += 1
             raise
         finally:
-            shard.claims.remove(decided)
+            del shard.claims[decided]
             decided.set()
         if claimed.touched:
             return claimed
@@ -277,7 +279,7 @@ class QueueReplica:
         return self._claims_failed > before
 
     async def submit(
-        self, log: Log, shard: ShardReplica, wanted: Command | WantedMessage
+        self, log: Log, shard: ShardReplica, wanted: Command | WantedMessages
     ) -> Submission:
         """Append a command and return its outcome (`ShardReplica.submit`)."""
         done = await shard.submit(log, wanted)

@@ -51,25 +51,26 @@ _RETURNS: Final = RetryPolicy(tries=10, first_s=0.05)
 """How long a process tries to return messages that no consumer got."""
 
 
-class WantedMessage:
-    """What a consumer wants: one message, for `lease_s` seconds."""
+class WantedMessages:
+    """What a consumer wants: up to `count` messages, for `lease_s` seconds."""
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, count: int = 1) -> None:
         self.lease_s = lease_s
+        self.count = count
 
 
-Wanted: TypeAlias = Command | WantedMessage
+Wanted: TypeAlias = Command | WantedMessages
 
 
 class Submission:
     """A command of one caller.
 
     Attributes:
-        wanted: the command, or one message.
+        wanted: the command, or the messages.
         seqnum: seqnum of the record with the command, as soon as its outcome is known.
         touched: the messages that the command changed, or that the caller got.
         error: why the outcome is not known.
-        is_abandoned: whether the caller was cancelled, so that its message is to be returned.
+        is_abandoned: whether the caller was cancelled, so that its messages are to be returned.
     """
 
     def __init__(self, wanted: Wanted) -> None:
@@ -91,7 +92,8 @@ class ShardReplica:
     Attributes:
         number: number of the shard.
         records_below: seqnum below which there may be records that are not applied.
-        claims: claims of this process that are not decided; each event is set when one is.
+        claims: for each claim of this process that is not decided, how many messages it wants;
+            the event is set when it is decided.
         rests_until: log time until which no message is claimed that is due only by the estimated
             time.
         is_saving: whether a caller writes a checkpoint.
@@ -102,7 +104,7 @@ class ShardReplica:
     ) -> None:
         self.number = number
         self.records_below: SeqNum = 0
-        self.claims: list[Event] = []
+        self.claims: dict[Event, int] = {}
         self.rests_until = 0.0
         self.is_saving = False
         self.aside_tag = tags.aside[number]
@@ -156,7 +158,7 @@ class ShardReplica:
 
     def has_unclaimed(self, now: float) -> bool:
         """Whether more messages may be ready than the undecided claims can take."""
-        return self.state.ready(now) + len(self._to_return) > len(self.claims)
+        return self.state.ready(now) + len(self._to_return) > sum(self.claims.values())
 
     def may_have_message(self, now: float) -> bool:
         """Whether one more claim may get a message."""
@@ -182,6 +184,9 @@ class ShardReplica:
         If the caller is cancelled, a command that is in a record already may still take effect. A
         message that the caller would have got is returned to the queue, and this is no try.
 
+        Consumers get messages in the order in which they asked: the first one up to its number,
+        then the next one.
+
         Raises:
             AppendOutcomeUnknownError: the command may or may not take effect. A claim is cancelled
                 by this process's next record of the shard, and is no try.
@@ -199,15 +204,15 @@ class ShardReplica:
             if own in self._waiting:
                 self._waiting.remove(own)
             own.is_abandoned = True
-            if own.is_over and isinstance(wanted, WantedMessage):
-                self.return_message(log, own)
+            if own.is_over and isinstance(wanted, WantedMessages):
+                self.return_messages(log, own)
             raise
         if own.error is not None:
             raise own.error
         return own
 
-    def return_message(self, log: Log, claimed: Submission) -> None:
-        """Return the message of a decided claim, because no consumer got it. This delivery is no
+    def return_messages(self, log: Log, claimed: Submission) -> None:
+        """Return the messages of a decided claim, because no consumer got them. This delivery is no
         try.
 
         The command is appended in the background, or with the next record of the shard.
@@ -259,8 +264,8 @@ class ShardReplica:
             self._appending = None
             appending.set()
         for one in batch:
-            if one.is_abandoned and isinstance(one.wanted, WantedMessage):
-                self.return_message(log, one)
+            if one.is_abandoned and isinstance(one.wanted, WantedMessages):
+                self.return_messages(log, one)
         self._start_returning(log)
 
     def _retry_in_parts(self, batch: list[Submission], error: TooLargeError) -> None:
@@ -270,15 +275,18 @@ class ShardReplica:
         self._waiting.extendleft(one for one in reversed(batch) if not one.is_over)
 
     async def _append(self, log: Log, batch: list[Submission]) -> None:
-        others = [one for one in batch if not isinstance(one.wanted, WantedMessage)]
+        others = [one for one in batch if not isinstance(one.wanted, WantedMessages)]
         consumers: dict[float, list[Submission]] = {}
         for one in batch:
-            if isinstance(one.wanted, WantedMessage):
+            if isinstance(one.wanted, WantedMessages):
                 consumers.setdefault(one.wanted.lease_s, []).append(one)
         returns = self._to_return[: self._commands_max]
         attempt = secrets.randbits(63) or 1
-        claims = [Claim(len(ones), lease_s, attempt) for lease_s, ones in consumers.items()]
-        settled = [one.wanted for one in others if not isinstance(one.wanted, WantedMessage)]
+        claims = [
+            Claim(sum(count_of(one) for one in ones), lease_s, attempt)
+            for lease_s, ones in consumers.items()
+        ]
+        settled = [one.wanted for one in others if not isinstance(one.wanted, WantedMessages)]
         if not batch and not returns:
             return
         try:
@@ -292,8 +300,11 @@ class ShardReplica:
             one.seqnum, one.touched = outcome.seqnum, touched
         of_claims = outcome.touched[len(settled) + len(returns) :]
         for ones, got in zip(consumers.values(), of_claims, strict=True):
-            for place, one in enumerate(ones):
-                one.seqnum, one.touched = outcome.seqnum, got[place : place + 1]
+            start = 0
+            for one in ones:
+                end = start + count_of(one)
+                one.seqnum, one.touched = outcome.seqnum, got[start:end]
+                start = end
 
     async def _append_commands(
         self, log: Log, commands: Sequence[Command], tags: Sequence[str] = ()
@@ -327,6 +338,11 @@ class ShardReplica:
         aside_from = self.state.aside_from(self.end)
         if await self._replica.save(log):
             await log.trim(aside_from, tag=self.aside_tag)
+
+
+def count_of(one: Submission) -> int:
+    """Return how many messages a submission wants."""
+    return one.wanted.count if isinstance(one.wanted, WantedMessages) else 0
 
 
 def _fail(batch: list[Submission], error: BaseException) -> None:

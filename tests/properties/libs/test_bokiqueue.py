@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bokiqueue import Delivery, LeaseLostError, Queue, QueueReplica, waiting
 from bokiqueue import shard as shard_module
@@ -100,12 +101,12 @@ class Model:
                     self.rest(item)
                 self.cancelled |= set() if held else {attempt}
             case Acknowledge() | Requeue() | ExtendClaim():
-                (message,) = command.messages
-                item = self.items[message]
-                is_held = item.state == "leased" and item.claim == command.claim
-                self.done[command].append(is_held)
-                if is_held:
-                    self.settle(item, command)
+                for message in command.messages:
+                    item = self.items[message]
+                    is_held = item.state == "leased" and item.claim == command.claim
+                    self.done[replace(command, messages=(message,))].append(is_held)
+                    if is_held:
+                        self.settle(item, command)
             case SetAside():
                 pass
             case _:
@@ -162,6 +163,10 @@ class Person:
                     )
                 case ("take", lease):
                     await self.take(lease)
+                case ("take many", limit):
+                    await self.take_many(limit)
+                case ("acknowledge all",):
+                    await self.acknowledge_all()
                 case ("pass", seconds):
                     self.time.now += seconds
                 case _:
@@ -172,6 +177,22 @@ class Person:
             if (delivery := await self.queue.take(lease=lease)) is not None:
                 self.held.append(delivery)
                 self.took.append((delivery.claim, delivery.seqnum))
+
+    async def take_many(self, limit: int) -> None:
+        with contextlib.suppress(AppendOutcomeUnknownError):  # others have trimmed it
+            deliveries = await self.queue.pop_many(limit, lease=2.0).__aenter__()
+            assert len(deliveries) <= limit
+            self.held += deliveries
+            self.took += [(delivery.claim, delivery.seqnum) for delivery in deliveries]
+
+    async def acknowledge_all(self) -> None:
+        """Acknowledge the messages of the oldest claim that this session holds."""
+        if not self.held:
+            return
+        ones = [one for one in self.held if one.claim == self.held[0].claim]
+        self.held = [one for one in self.held if one not in ones]
+        with contextlib.suppress(AppendOutcomeUnknownError, LeaseLostError):
+            await ones[0].acknowledge_all(ones)
 
     async def append(self, what: str, *options: float) -> None:
         if not self.held:
@@ -206,7 +227,9 @@ actions = st.one_of(
     ),
     st.tuples(st.just("take"), seconds),
     st.tuples(st.just("take"), seconds),
+    st.tuples(st.just("take many"), st.integers(1, 3)),
     st.tuples(st.just("acknowledge")),
+    st.tuples(st.just("acknowledge all")),
     st.tuples(st.just("requeue"), st.sampled_from([0.0, 1.0])),
     st.tuples(st.just("extend"), seconds),
     st.tuples(st.just("pass"), seconds),

@@ -121,7 +121,7 @@ async def test_a_failure_just_before_another_consumer_waits_is_not_missed() -> N
     first = asyncio.create_task(queue.take())
     await log.reached.wait()
     since = await log.tail()
-    assert await queue._try_claim(30.0) is None
+    assert await queue._try_claim(30.0, 1) == []
     log.go_on.set()
     with pytest.raises(NotReadyError):
         await first
