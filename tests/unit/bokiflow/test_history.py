@@ -91,7 +91,7 @@ async def test_a_fork_from_a_number_does_that_step_again(shop: Shop) -> None:
 
 async def test_a_fork_from_an_unknown_step_or_run_is_refused(shop: Shop) -> None:
     await failed(shop)
-    with pytest.raises(FlowSettingsError, match="decided, 1 pay, 2 pay, 3 send; if several"):
+    with pytest.raises(FlowSettingsError, match=r"decided: 1 pay, 2 pay, 3 send\. If several"):
         await shop.flow.fork("old", "4")
     with pytest.raises(UnknownRunError):
         await shop.flow.fork("new", "1")

@@ -11,6 +11,7 @@ import pytest_asyncio
 from rich.console import Console
 
 from bokistore import ConflictError, Store, Transaction
+from bokistore.cache import ViewCache
 from functions.media.load import Media
 from functions.social import app as social
 from functions.social.graph import synthetic_graph
@@ -150,11 +151,12 @@ async def test_an_answer_with_a_passwords_hash_is_detected(
 
 async def test_the_checks_replay_skips_conflicting_writes(gateway: Gateway) -> None:
     await network(PAIR).load(gateway.url, lambda _: None)
-    store = Store(gateway.logs.log("social"))
+    log = gateway.logs.log("social")
+    store, other = Store(log), Store(log, cache=ViewCache())  # as of another process
     with pytest.raises(ConflictError):  # noqa: PT012
         async with store.transaction() as txn:
             (await txn.get("user:1")).increment("posts")
-            await store.increment("user:1", "posts", 10)
+            await other.increment("user:1", "posts", 10)
     replay = await replayed(gateway.url, "social", lambda *_: None)
     assert replay.objects["user:1"]["posts"] == 10
     assert replay.conflicts == [gateway.logs.position - 1]

@@ -139,7 +139,7 @@ async def test_code_that_raises_before_a_decided_step_runs_no_compensation(
     for raised in (NameError("nome"), Cancelled("not paid")):
         await take(log, "trip", "second")
         with pytest.raises(
-            bokiflow.ChangedWorkflowError, match=r"step 2 .* ends before"
+            bokiflow.ChangedWorkflowError, match=r"step 2 .* ended before"
         ) as reported:
             await execute(log, "trip", lambda wf: trip(wf, raised))  # noqa: B023 - it runs now
         assert f"{type(raised).__name__}: {raised}. Deploy" in str(reported.value)
