@@ -218,15 +218,16 @@ class Runs(abc.ABC, Generic[_AppT]):
         limit: int = 100,
         page: str | None = None,
     ) -> RunList:
-        """Return workflow runs, newest first.
+        """Return workflow runs, newest first: by their starts; with an ended `state`, by ends.
 
         Args:
             app: only runs of this application; None: of all, at a running platform.
             workflow: only runs of this workflow.
             state: only runs in this state: `running`, `parked`, `done`, `failed`, `cancelled`.
             id_prefix: only runs whose id begins with this.
-            older_s: only runs that began so many seconds ago, or earlier.
-            newer_s: only runs that began at most so many seconds ago.
+            older_s: only runs that began so many seconds ago, or earlier; with an ended `state`,
+                that ended so.
+            newer_s: only runs that began (ended) at most so many seconds ago.
             limit: largest number of runs (1 to 1,000).
             page: `next` of the page before.
 

@@ -42,10 +42,11 @@ def list_(
     ] = None,
     older: Annotated[
         str | None,
-        typer.Option(help="Only runs that began before (10m, 2d).", metavar="AGE"),
+        typer.Option(help="Only runs that began (ended) before (10m, 2d).", metavar="AGE"),
     ] = None,
     newer: Annotated[
-        str | None, typer.Option(help="Only runs that began since (10m, 2d).", metavar="AGE")
+        str | None,
+        typer.Option(help="Only runs that began (ended) since (10m, 2d).", metavar="AGE"),
     ] = None,
     limit: Annotated[int, typer.Option(help="Largest number of runs.", min=1)] = 20,
     page: Annotated[
@@ -54,7 +55,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value per run.")] = False,
     url: Url = DEFAULT,
 ) -> None:
-    """List workflow runs, newest first."""
+    """List workflow runs, newest first: by their starts; with an ended state, by their ends."""
     with explain_mistakes():
         ages = {"older_s": _age_s("--older", older), "newer_s": _age_s("--newer", newer)}
     filters = {"app": app, "workflow": workflow, "state": state, "id_prefix": id_prefix, **ages}
@@ -275,8 +276,8 @@ def _row(run: Mapping[str, Any]) -> list[object]:
         run["workflow"],
         run["state"],
         printed.utc(run["began"]),
-        run["steps"],
-        _plain(run["problem"] or ""),
+        "" if run["steps"] is None else run["steps"],
+        _plain(run["problem"] or (f"waits for {run['waits']}" if run["waits"] else "")),
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -31,12 +31,13 @@ _Key: TypeAlias = tuple[float, str, str, int]
 
 
 class RunPlace(msgspec.Struct, frozen=True):
-    """A place in the list of all runs: newest first, then by application, log and seqnum.
+    """A place in a list of runs: newest first, then by application, log and seqnum.
 
-    `seqnum` is that of the record with which the run began; `began` is when it was ordered.
+    `seqnum` is that of the record with which the run began, or, in a list of runs that ended in one
+    state, of the record with which it ended. `time` is when that record was ordered.
     """
 
-    began: float
+    time: float
     app: str = ""
     log: str = ""
     seqnum: int = 0
@@ -44,14 +45,17 @@ class RunPlace(msgspec.Struct, frozen=True):
     @property
     def key(self) -> _Key:
         """A value that grows along the list."""
-        return (-self.began, self.app, self.log, -self.seqnum)
+        return (-self.time, self.app, self.log, -self.seqnum)
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One run in a list.
 
-    `steps`: number of decided operations. `problem`: why the run is parked or failed. `value`: what
-    the workflow has set last as its status. `log` and `seqnum`: where the record of its start is.
+    `steps`: number of decided operations; None: a list does not count those of an open run.
+    `problem`: why the run is parked or failed. `waits`: for what a run waits that is not in memory.
+    `value`: what the workflow has set last as its status; a list does not read it. `log` and
+    `seqnum`: where the record of its start is. `ended`, `end`: time and seqnum of the record of its
+    end; None: it is open.
     """
 
     id: str
@@ -59,27 +63,41 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     began: float
     app: str = ""
-    steps: int = 0
+    steps: int | None = None
     problem: str | None = None
+    waits: str | None = None
     value: Any = None
     log: str = ""
     seqnum: int = 0
+    ended: float | None = None
+    end: int | None = None
 
-    @property
-    def place(self) -> RunPlace:
-        """The run's place in the list of all runs."""
+    def place(self, *, by_end: bool = False) -> RunPlace:
+        """Return the run's place in a list by starts, or by ends."""
+        if by_end and self.ended is not None and self.end is not None:
+            return RunPlace(self.ended, self.app, self.log, self.end)
         return RunPlace(self.began, self.app, self.log, self.seqnum)
 
 
 class RunPage(msgspec.Struct, frozen=True):
-    """Consecutive runs of the list, newest first, that fit a question.
+    """Consecutive runs of a list, newest first, that fit a question. It can be iterated.
 
     `next`: all runs up to this place were looked at; None: there are no further ones. A page may be
-    short, or empty, although there are further runs.
+    short, or empty, although there are further runs. `by_end`: the list is ordered by the ends of
+    the runs, else by their starts.
     """
 
     runs: tuple[RunInfo, ...] = ()
     next: RunPlace | None = None
+    by_end: bool = False
+
+    def __iter__(self) -> Iterator[RunInfo]:
+        """Iterate over the runs."""
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        """Return the number of runs."""
+        return len(self.runs)
 
 
 class RunStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,31 +206,36 @@ class RunEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged(pages: Iterable[RunPage], limit: int) -> RunPage:
-    """Return the first `limit` runs of several pages that begin at the same place.
+    """Return the first `limit` runs of several pages of one list that begin at the same place.
 
     No run is left out: where one page ends, the merged page ends.
     """
     pages = list(pages)
     ends = [page.next for page in pages if page.next is not None]
     end = min(ends, key=_key, default=None)
-    runs = sorted((run for page in pages for run in page.runs), key=_key_of_run)
+    by_end = any(page.by_end for page in pages)
+
+    def key(run: RunInfo) -> _Key:
+        return run.place(by_end=by_end).key
+
+    runs = sorted((run for page in pages for run in page.runs), key=key)
     if end is not None:
-        runs = [run for run in runs if run.place.key <= end.key]
+        runs = [run for run in runs if key(run) <= end.key]
     if len(runs) > limit:
-        return RunPage(tuple(runs[:limit]), runs[limit - 1].place)
-    return RunPage(tuple(runs), end)
+        end = runs[limit - 1].place(by_end=by_end)
+    return RunPage(tuple(runs[:limit]), end, by_end)
 
 
 def with_app(page: RunPage, app: str) -> RunPage:
     """Return a page with the name of its application."""
     replace = msgspec.structs.replace
     end = page.next and replace(page.next, app=app)
-    return RunPage(tuple(replace(run, app=app) for run in page.runs), end)
+    return RunPage(tuple(replace(run, app=app) for run in page.runs), end, page.by_end)
 
 
 def cursor_of(place: RunPlace) -> str:
     """Return a place as opaque text, for the next page."""
-    text = msgspec.json.encode((place.began, place.app, place.log, place.seqnum))
+    text = msgspec.json.encode((place.time, place.app, place.log, place.seqnum))
     return base64.urlsafe_b64encode(text).decode().rstrip("=")
 
 
@@ -232,7 +255,3 @@ def place_of(cursor: str) -> RunPlace:
 
 def _key(place: RunPlace) -> _Key:
     return place.key
-
-
-def _key_of_run(run: RunInfo) -> _Key:
-    return run.place.key

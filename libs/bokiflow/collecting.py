@@ -17,9 +17,12 @@ from bokiflow.runs.records import (
     RUNS_TAG,
     RunStarted,
     ended_tag,
+    lists_in,
     run_in,
     run_record,
     run_tag,
+    starts_tag,
+    workflow_in,
 )
 from bokiflow.runs.run_log import is_transient, seqnum_after_loss
 from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
@@ -60,13 +63,24 @@ class Collector:
         before, collected = now - self._retention_s, 0
         await self._runner.member.look_once(log)
         mine = self._runner.member.collected()
+        lists = dict[str, SeqNum]()
         for number in mine:
-            collected += await self._collect_partition(log, number, before)
+            collected += await self._collect_partition(log, number, before, lists)
+        for tag, floor in lists.items():
+            await self._trim(log, tag, floor)
+        for number in mine:  # after the lists, whose names are in these records
+            kept = self._kept[number].values()
+            await self._trim(log, ended_tag(number), min((*kept, self._cursors.get(number, 0))))
         if 0 in mine:
-            await self._trim_list(log, before)
+            await self._trim_starts(log, before)
         return collected
 
-    async def _collect_partition(self, log: Log, number: int, before: float) -> int:
+    async def _collect_partition(
+        self, log: Log, number: int, before: float, lists: dict[str, SeqNum]
+    ) -> int:
+        """Trim ended runs of a partition. Add the lists of ended runs that name them to `lists`,
+        with the seqnum below which all their records are old.
+        """
         kept = self._kept.setdefault(number, {})
         collected = await self._look_again(log, number, kept, before)
         tag = ended_tag(number)
@@ -80,9 +94,10 @@ class Collector:
                     kept.setdefault(run, record.seqnum)
                     collected += await self._look(log, run, partition, kept, before)
                 self._cursors[number] = record.seqnum + 1
+                for name in lists_in(record.tags):
+                    lists[name] = max(lists.get(name, 0), record.seqnum + 1)
             if len(old) < len(page):
                 break
-        await self._trim(log, tag, min((*kept.values(), self._cursors.get(number, 0))))
         return collected
 
     async def _look_again(
@@ -123,17 +138,20 @@ class Collector:
             await log.trim(end, tag=run_tag(run))
         return int(end > 0)
 
-    async def _trim_list(self, log: Log, before: float) -> None:
-        """Trim the list of starts by age. Runs that are open for longer are listed by their
+    async def _trim_starts(self, log: Log, before: float) -> None:
+        """Trim the lists of starts by age. Runs that are open for longer are listed by their
         partition, and after their end by the record of their end.
         """
-        floor = self._floors.get(RUNS_TAG, 0)
+        floor, workflows = self._floors.get(RUNS_TAG, 0), set[str]()
         while page := await self._page(log, RUNS_TAG, floor):
             old = [record for record in page if record.ordered_at <= before]
             if old:
                 floor = old[-1].seqnum + 1
+                workflows.update(filter(None, (workflow_in(record.tags) for record in old)))
             if len(old) < len(page):
                 break
+        for workflow in sorted(workflows):
+            await self._trim(log, starts_tag(workflow), floor)
         await self._trim(log, RUNS_TAG, floor)
 
     async def _page(self, log: Log, tag: str, bound: SeqNum) -> list[Record]:

@@ -15,21 +15,28 @@ from typing import Any, Concatenate, Final, Generic, Never, TypeVar
 
 from bokiflow.definition import Definition
 from bokiflow.driver import Driver
-from bokiflow.handle import Handle, Status, status_of, unknown
-from bokiflow.history import decided_before, list_runs
+from bokiflow.handle import Handle, unknown
+from bokiflow.history import decided_before
 from bokiflow.inspection import add_run_operations
-from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.replay_check import ReplayMismatch, find_mismatch
+from bokiflow.run_lists import Wanted, list_runs
 from bokiflow.runner import EXECUTIONS_MAX, Runner
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.public_call import public_call
-from bokiflow.runs.records import LEASE_S_MAX, PARTITIONS, PARTITIONS_MAX, Origin, run_tag
+from bokiflow.runs.records import (
+    LEASE_S_MAX,
+    PARTITIONS,
+    PARTITIONS_MAX,
+    Origin,
+    run_tag,
+)
 from bokiflow.runs.run_log import Logs, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from bokiflow.workflow import Workflow
 from indilog import App
-from indilog.sdk import SeqNum, check_bound, current_context
+from indilog.sdk import current_context
+from indilog.sdk.runs import RUNS_MAX, RunInfo, RunPage, RunPlace
 
 _ResultT = TypeVar("_ResultT")
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
@@ -286,46 +293,45 @@ class Flow:
         *,
         workflow: str | None = None,
         state: State | None = None,
-        bound: SeqNum = 0,
+        id_prefix: str = "",
+        older_s: float | None = None,
+        newer_s: float | None = None,
         limit: int = 100,
-    ) -> list[Status]:
-        """Return the status of runs, oldest first.
+        before: RunPlace | None = None,
+    ) -> RunPage:
+        """Return runs, newest first: by their starts; with an ended `state`, by their ends.
 
-        A run that cannot be read (damaged, or written by a later version) is left out and logged.
+        The runs' histories are not read, so the call takes as long for few runs as for many. A page
+        continues at the same place while runs begin and end.
 
         Args:
-            workflow: only its runs.
+            workflow: only runs of this workflow.
             state: only runs in this state.
-            bound: only runs that began at this seqnum or later. For the next page, pass the last
-                run's `place + 1`.
-            limit: largest number of runs returned (1 or more).
+            id_prefix: only runs whose id begins with this.
+            older_s: only runs that began so many seconds ago, or earlier; with an ended `state`,
+                that ended so.
+            newer_s: only runs that began (ended) at most so many seconds ago.
+            limit: largest number of runs (1 to 1,000).
+            before: `next` of the page before.
 
         Raises:
-            FlowSettingsError: `limit` is less than 1.
+            FlowSettingsError: `limit` is out of range.
         """
-        if limit < 1:
-            raise FlowSettingsError("limit must be at least 1.")
-        found: list[Status] = []
+        if not 1 <= limit <= RUNS_MAX:
+            raise FlowSettingsError(f"limit must be 1 to {RUNS_MAX:,}.")
         log = self.logs().log(self.log_name)
-        async for run_id, run in list_runs(log, check_bound(bound), self._open_before):
-            status = status_of(run_id, run)
-            if workflow in {None, status.workflow} and state in {None, status.state}:
-                found.append(status)
-                if len(found) >= limit:
-                    break
-        return found
-
-    async def _open_before(self, place: SeqNum) -> list[tuple[SeqNum, str]]:
-        """Return place and id of the open runs that began before `place`."""
-        log, runner = self.logs().log(self.log_name), self.runner
-        await runner.member.look_once(log)
-        found: list[tuple[SeqNum, str]] = []
-        for number in range(len(runner.member.owners.owners)):
-            partition = runner.partitions_read.setdefault(number, OwnedPartition(number, 0))
-            await partition.catch_up(log)
-            runs = partition.state.runs.items()
-            found += [(run.started_at, id_) for id_, run in runs if run.started_at < place]
-        return found
+        now = 0.0 if older_s is None and newer_s is None else await log.now()
+        wanted = Wanted(
+            app=self._app.name if isinstance(self._app, App) else self._app,
+            log=self.log_name,
+            workflow=workflow,
+            state=state,
+            id_prefix=id_prefix,
+            time_max=None if older_s is None else now - older_s,
+            time_min=None if newer_s is None else now - newer_s,
+            after=None if before is None else before.key,
+        )
+        return await list_runs(log, self.runner, wanted, limit)
 
     async def check_replay(self, *, limit: int = 1000) -> list[ReplayMismatch]:
         """Check whether the code of this flow continues the open runs; return those it does not.
@@ -340,11 +346,13 @@ class Flow:
         Raises:
             FlowSettingsError: `limit` is less than 1.
         """
+        if limit < 1:
+            raise FlowSettingsError("limit must be at least 1.")
         found: list[ReplayMismatch] = []
         logs = self.logs()
         log = logs.log(self.log_name)
         for state in (State.RUNNING, State.PARKED):
-            for status in await self.runs(state=state, limit=limit):
+            for status in await self._newest(state, limit):
                 definition = self.definitions.get(status.workflow)
                 if definition is None:
                     reason = f"The code has no workflow {status.workflow!r}."
@@ -354,6 +362,18 @@ class Flow:
                 mismatch = await find_mismatch(definition, log, logs, status.id, run)
                 if mismatch is not None:
                     found.append(mismatch)
+        return found
+
+    async def _newest(self, state: State, count: int) -> list[RunInfo]:
+        found: list[RunInfo] = []
+        before: RunPlace | None = None
+        while count > len(found):
+            size = min(count - len(found), RUNS_MAX)
+            page = await self.runs(state=state, limit=size, before=before)
+            found += page
+            before = page.next
+            if before is None:
+                break
         return found
 
     async def fork(self, id: str, step: str) -> Handle[Any]:  # noqa: A002

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -21,6 +21,7 @@ from bokiflow.operations.progress import EVENT, status_value_in
 from bokiflow.operations.signals import SIGNAL, value_of
 from bokiflow.operations.timers import TIMER
 from bokiflow.replay_check import find_mismatch
+from bokiflow.run_lists import SCAN_S_MAX, Wanted, find_run, list_runs
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import (
@@ -32,7 +33,6 @@ from bokiflow.runs.errors import (
     UnknownRunError,
 )
 from bokiflow.runs.records import (
-    RUNS_TAG,
     OperationNoted,
     Origin,
     RecordedFailure,
@@ -40,18 +40,16 @@ from bokiflow.runs.records import (
     RunStarted,
     RunWaits,
     StepDecided,
-    run_in,
     run_record,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, read_run
+from bokiflow.runs.run_log import Logs
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from bokiflow.runs.unawaited_operations import GATHER, what_is_done
 from indilog import (
     App,
     Context,
-    DataLossError,
     InvalidArgumentsError,
     Log,
     NotFoundError,
@@ -59,14 +57,12 @@ from indilog import (
     TrimmedError,
     WrongStateError,
 )
-from indilog.sdk import MAX_SEQNUM, SeqNum, plain_value, runs
+from indilog.sdk import SeqNum, plain_value, runs
 
 _VALUE_BYTES_MAX: Final = 2_000
 """Larger results are shown as the first characters of their JSON text."""
 _EVENTS_BYTES_MAX: Final = 256 * 1024
 """Bytes of the records of events in one answer, but for the first one."""
-_SCAN_S_MAX: Final = 2.0
-"""Seconds after which a page ends although it is not full."""
 _PAGE: Final = 1_000
 
 
@@ -130,7 +126,8 @@ class RunOperations:
         limit: int = 100,
         before: runs.RunPlace | None = None,
     ) -> runs.RunPage:
-        """List runs of this application, newest first.
+        """List runs of this application, newest first: by their starts; with an ended state, by
+        their ends.
 
         Args:
             ctx: context of the call.
@@ -138,29 +135,35 @@ class RunOperations:
             state: only runs in this state.
             id: only the run with this id.
             id_prefix: only runs whose id begins with this.
-            older_s: only runs that began so many seconds ago, or earlier.
-            newer_s: only runs that began at most so many seconds ago.
+            older_s: only runs that began so many seconds ago, or earlier; with an ended state, that
+                ended so.
+            newer_s: only runs that began (ended) at most so many seconds ago.
             limit: largest number of runs (1 to 1,000).
             before: `next` of the page before.
         """
         limit = min(max(limit, 1), runs.RUNS_MAX)
         pages = []
-        for log in self._logs(ctx):
-            now = await log.now()
-            wanted = _Wanted(
+        for flow in {flow.log_name: flow for flow in reversed(self.flows)}.values():
+            log, runner = ctx.log(flow.log_name), flow.runner_of(ctx)
+            now = 0.0 if older_s is None and newer_s is None else await log.now()
+            wanted = Wanted(
+                app=self._app.name,
+                log=log.name,
                 workflow=workflow,
                 state=state,
                 id_prefix=id_prefix,
-                began_max=None if older_s is None else now - older_s,
-                began_min=None if newer_s is None else now - newer_s,
+                time_max=None if older_s is None else now - older_s,
+                time_min=None if newer_s is None else now - newer_s,
                 after=None if before is None else before.key,
-                app=self._app.name,
-                log=log.name,
             )
-            if id is None:
-                pages.append(await _page(log, wanted, limit))
-            else:
-                pages.append(await _page_with(log, wanted, id))
+            with _for_people():
+                if id is None:
+                    pages.append(await list_runs(log, runner, wanted, limit))
+                    continue
+                run_tag(id)
+                found = await find_run(log, runner, id, self._app.name)
+            if found is not None and wanted.has(found):
+                pages.append(runs.RunPage((found,), by_end=wanted.by_end))
         return runs.merged(pages, limit)
 
     async def show(
@@ -213,7 +216,7 @@ class RunOperations:
         limit = min(max(limit, 1), runs.RUNS_MAX)
         is_whole = True
         checked: dict[tuple[str, str], str | None] = {}
-        end_s = waiting.monotonic_now() + _SCAN_S_MAX
+        end_s = waiting.monotonic_now() + SCAN_S_MAX
         for state in (State.RUNNING, State.PARKED):  # a run may be parked meanwhile
             page = await self.list(ctx, state=state, limit=limit)
             is_whole = is_whole and page.next is None
@@ -566,6 +569,8 @@ def _info(id: str, run: Run, app: str, log: str) -> runs.RunInfo:  # noqa: A002
         value=status.value,
         log=log,
         seqnum=status.place,
+        ended=None if run.finished is None else run.ended,
+        end=None if run.finished is None else run.ended_at,
     )
 
 
@@ -641,142 +646,3 @@ def _advice(id: str, run: Run) -> str | None:  # noqa: A002
     if run.state is State.FAILED:
         return f"It has ended. To do a step again in a new run: `indilog runs fork {id} STEP`."
     return None
-
-
-# --- lists of runs
-
-
-class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs of a log are listed.
-
-    `began_max`, `began_min`: bounds of the time of the start, seconds since 1970. `after`: only
-    runs after this place in the list (`RunPlace.key`).
-    """
-
-    app: str
-    log: str
-    workflow: str | None
-    state: State | None
-    id_prefix: str
-    began_max: float | None
-    began_min: float | None
-    after: tuple[float, str, str, int] | None
-
-    def has_start(self, id: str, started: RunStarted, place: runs.RunPlace) -> bool:  # noqa: A002
-        """Whether a run that started so may be listed; its state is not known yet."""
-        return (
-            id.startswith(self.id_prefix)
-            and self.workflow in {None, started.workflow}
-            and (self.began_max is None or place.began <= self.began_max)
-            and (self.began_min is None or place.began >= self.began_min)
-            and (self.after is None or place.key > self.after)
-        )
-
-    def place(self, began: float, seqnum: SeqNum) -> runs.RunPlace:
-        """Return the place of a run in the list of all runs."""
-        return runs.RunPlace(began, self.app, self.log, seqnum)
-
-
-async def _page(log: Log, wanted: _Wanted, limit: int) -> runs.RunPage:
-    """Return the first runs of a log that are wanted, newest first. The page ends early after
-    `_SCAN_S_MAX` seconds.
-    """
-    found: list[runs.RunInfo] = []
-    end_s = waiting.monotonic_now() + _SCAN_S_MAX
-    async for record in _starts_backwards(log, await _first_bound(log, wanted)):
-        began = record.ordered_at
-        if wanted.began_min is not None and began < wanted.began_min:
-            break
-        if (info := await _listed(log, wanted, record)) is not None:
-            found.append(info)
-        if len(found) >= limit or waiting.monotonic_now() > end_s:
-            return runs.RunPage(tuple(found), wanted.place(began, record.seqnum))
-    return runs.RunPage(tuple(found))
-
-
-async def _first_bound(log: Log, wanted: _Wanted) -> SeqNum:
-    """Return a seqnum above which no run is wanted."""
-    times = [wanted.began_max] if wanted.began_max is not None else []
-    if wanted.after is not None:
-        began, app, name, seqnum = wanted.after
-        if (app, name) == (wanted.app, wanted.log):
-            return min(-seqnum - 1, MAX_SEQNUM)
-        times.append(-began)
-    if not times or (time := min(times)) > await log.now():
-        return MAX_SEQNUM
-    return await log.find_time(max(0.0, time + 1.0))
-
-
-async def _starts_backwards(log: Log, bound: SeqNum) -> AsyncIterator[Record]:
-    """Yield the records of the list of runs, newest first; lost ones are left out."""
-    while bound >= 0:
-        try:
-            record = await log.read_prev(RUNS_TAG, bound)
-        except TrimmedError:
-            return
-        except DataLossError as error:
-            if error.seqnum is None or error.seqnum > bound:
-                raise
-            bound = error.seqnum - 1
-            continue
-        if record is None:
-            return
-        yield record
-        bound = record.seqnum - 1
-
-
-async def _listed(log: Log, wanted: _Wanted, record: Record) -> runs.RunInfo | None:
-    """Return the run that a record of the list starts, if it is wanted and can be read."""
-    id_, started = run_in(record.tags), _start_in(record)
-    place = wanted.place(record.ordered_at, record.seqnum)
-    if id_ is None or started is None or not wanted.has_start(id_, started, place):
-        return None
-    try:
-        run = await read_run(log, id_, Run(), is_reused=True)
-    except TrimmedError:
-        return None
-    except (DataLossError, FlowVersionError) as error:
-        return _unreadable(id_, started, place, str(error))
-    if run.started_at != record.seqnum or wanted.state not in {None, run.state}:
-        return None
-    return _info(id_, run, wanted.app, log.name)
-
-
-def _start_in(record: Record) -> RunStarted | None:
-    try:
-        started = run_record(record.data)
-    except FlowVersionError:
-        return None
-    return started if isinstance(started, RunStarted) else None
-
-
-def _unreadable(
-    id: str,  # noqa: A002
-    started: RunStarted,
-    place: runs.RunPlace,
-    problem: str,
-) -> runs.RunInfo:
-    """Return a run whose history is damaged, or was written by a later version."""
-    return runs.RunInfo(
-        id=id,
-        workflow=started.workflow,
-        state="unreadable",
-        began=place.began,
-        problem=problem,
-        app=place.app,
-        log=place.log,
-        seqnum=place.seqnum,
-    )
-
-
-async def _page_with(log: Log, wanted: _Wanted, id: str) -> runs.RunPage:  # noqa: A002
-    """Return the run with this id, if it is wanted."""
-    with _for_people():
-        found = _Found(id, wanted.app, log.name)
-        if not await _read(log, found):
-            return runs.RunPage()
-    place = wanted.place(found.run.began, found.run.started_at)
-    is_wanted = wanted.has_start(id, found.started, place)
-    if not is_wanted or wanted.state not in {None, found.run.state}:
-        return runs.RunPage()
-    return runs.RunPage((_info(id, found.run, wanted.app, found.log),))

@@ -24,6 +24,7 @@ from bokiflow.operations.notifications import WAIT_COUNTER
 from bokiflow.ownership.executor import Executor
 from bokiflow.ownership.member import share_of
 from bokiflow.ownership.partition import OwnedPartition
+from bokiflow.ownership.partition_state import PartitionState
 from bokiflow.running import LocalRun, await_body
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
@@ -33,7 +34,6 @@ from bokiflow.runs.public_call import CALL, Stopped
 from bokiflow.runs.records import (
     INBOX_TAG,
     PARTITIONS,
-    RUNS_TAG,
     CancelAsked,
     Origin,
     RetryAsked,
@@ -46,6 +46,7 @@ from bokiflow.runs.records import (
     partition_of,
     partition_tag,
     run_tag,
+    starts_tag,
 )
 from bokiflow.runs.run_log import Logs, RunUnreadable, append_with_retry, is_transient, read_run
 from bokiflow.runs.run_state import Run
@@ -97,7 +98,6 @@ class Runner(Executor):
     Attributes:
         running: the runs that this process executes, by id.
         taking: takes over open runs of the partitions that this process owns.
-        partitions_read: the partitions as last read for a list of all runs, by number.
     """
 
     def __init__(
@@ -122,7 +122,8 @@ class Runner(Executor):
         self.passive_after_s = passive_after_s
         self.cancel_grace_s = cancel_grace_s
         self.taking = Taking(self)
-        self.partitions_read: dict[int, OwnedPartition] = {}
+        self._partitions_read: dict[int, OwnedPartition] = {}
+        """Partitions of other executors, as last read to list or find runs."""
         self._starting = 0
         self._resting = 0
         self._exclusive: dict[str, _Exclusive] = {}
@@ -205,13 +206,13 @@ class Runner(Executor):
         partition = self.owns(number)
         if partition is not None:
             started = _by(started, self.member.name)
-        tags = (run_tag(run_id), RUNS_TAG, partition_tag(number), INBOX_TAG)
+        tags = _start_tags(run_id, definition.name, number)
         again = list[str]()
         entry = Entry(encode(started), tags)
         seqnum = await append_with_retry(log, [entry], lambda: again.append(run_id))
         run = Run()
         if partition is not None and is_new and not again:  # else an earlier copy may be the start
-            partition.unread += 1
+            partition.note_record()
             run.apply(seqnum, max(0.0, log_clock(log).now()), started)
         else:
             await read_run(log, run_id, run, seqnum, is_reused=True)
@@ -258,7 +259,7 @@ class Runner(Executor):
                 started = RunStarted(
                     definition.name, arguments, name, definition.version, forked=forked
                 )
-                tags = (run_tag(run_id), RUNS_TAG, partition_tag(number), INBOX_TAG)
+                tags = _start_tags(run_id, definition.name, number)
                 steps = [Entry(encode(step), tags[:1]) for step in decided]
                 last = await append_with_retry(log, [Entry(encode(started), tags), *steps])
                 run = await read_run(log, run_id, Run(), last)
@@ -302,6 +303,18 @@ class Runner(Executor):
             if not _has_done_nothing(error):
                 self.taking.want_soon(run)
             raise
+
+    async def read_partition(self, log: Log, number: int, *, own: SeqNum = -1) -> PartitionState:
+        """Return the open runs of a partition of any executor, as of all records that the session
+        of `log` sees; with `own`, at least as of the record of the partition at this seqnum.
+        """
+        partition = self.owned.get(number)
+        if partition is None:
+            partition = self._partitions_read.setdefault(number, OwnedPartition(number, 0))
+        else:
+            self._partitions_read.pop(number, None)
+        await partition.catch_up(log, own)
+        return partition.state
 
     # --- room
 
@@ -371,7 +384,7 @@ class Runner(Executor):
         """Handle the end of a run's task, which may have been cancelled before it began."""
         id_, partition = running.execution.id, running.partition
         del self.running[id_]
-        partition.unread += 1
+        partition.note_record()
         is_cancelled = not running.has_finished and self._is_cancelled(running.execution)
         has_finished = running.has_finished
         running.end(None)
@@ -462,7 +475,7 @@ class Runner(Executor):
         taken = RunTaken(run.epoch + 1, self.member.name, crashes)
         tags = (run_tag(id_), partition_tag(partition.number))
         seqnum = await append_with_retry(log, [Entry(encode(taken), tags)])
-        partition.unread += 1
+        partition.note_record()
         await read_run(log, id_, run, seqnum)
         is_its = (run.epoch, run.executor) == (taken.epoch, taken.executor)
         return is_its and run.finished is None and run.parked is None
@@ -470,7 +483,7 @@ class Runner(Executor):
     # --- notifications
 
     def _on_news(self, partition: OwnedPartition, run: str, record: RunRecord | None) -> None:
-        partition.unread += 1
+        partition.note_record()
         if isinstance(record, CancelAsked):
             self._cancels[run] = self._inbox_end or 0
         if (running := self.running.get(run)) is not None:
@@ -568,6 +581,11 @@ class Runner(Executor):
         """Return all tasks of this executor."""
         running = [one.task for one in self.running.values() if one.task is not None]
         return [*super().tasks(), *running, *self.taking.tasks()]
+
+
+def _start_tags(run: str, workflow: str, partition: int) -> tuple[str, ...]:
+    lists = (starts_tag(None), starts_tag(workflow))
+    return (run_tag(run), *lists, partition_tag(partition), INBOX_TAG)
 
 
 def _by(started: RunStarted, executor: str) -> RunStarted:

@@ -365,7 +365,7 @@ class Taking:
             encode(RunForgotten(id_, known.started_at)), (partition_tag(partition.number),)
         )
         await append_with_retry(log, [forgotten])
-        partition.unread += 1
+        partition.note_record()
 
     async def _take_run(
         self, log: Log, id_: str, run: Run, partition: OwnedPartition, crashes: int

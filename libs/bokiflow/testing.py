@@ -2,7 +2,7 @@
 (docs/guides/testing.md).
 
 The executions are those of the platform: a test stops the executor of a run, and starts it again,
-as a deployment does. This module uses only what the package offers to everyone.
+as a deployment does.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from bokiflow.flow import Flow, Startable
 from bokiflow.handle import Handle
-from bokiflow.runs.errors import FlowError, FlowSettingsError
+from bokiflow.runs.errors import FlowError, FlowSettingsError, UnknownRunError
+from bokiflow.runs.records import run_tag
 from bokiflow.runs.states import State
 from indilog import After, Context, Entry
 from indilog.sdk import SeqNum, UserTag
+from indilog.sdk.runs import RUNS_MAX, RunInfo
 from indilog.testing import MemoryLog, MemoryLogs, context
 
 _ResultT = TypeVar("_ResultT")
@@ -30,7 +32,6 @@ _LOOK_S: Final = 0.01
 _LOOKS_AT_REST: Final = 5
 """Looks without a newly decided operation after which runs count as waiting."""
 _LOOKS_MAX: Final = 3000
-_RUNS_MAX: Final = 10_000
 _DAYS_MAX: Final = 20_000
 """Days after which a run that still waits does not wait for a timer."""
 _ID: Final = "tested"
@@ -69,9 +70,9 @@ async def skip(
     await _rested(flows)
     await platform.skip(days=days, hours=hours, minutes=minutes, seconds=seconds)
     for flow in flows:
-        for status in await flow.runs(state=State.RUNNING, limit=_RUNS_MAX):
+        for run in await _all_runs(flow, State.RUNNING):
             with suppress(FlowError):  # it has ended meanwhile
-                await flow.handle(status.workflow, status.id).signal(SKIPPED, None)
+                await flow.handle(run.workflow, run.id).signal(SKIPPED, None)
 
 
 async def replayed(
@@ -289,8 +290,11 @@ class _Tested:
         """
         if self._stops_at is None:
             return
-        status = next(iter(await self._flow.runs(limit=1)), None)
-        if status is None or status.steps < self._stops_at:
+        try:
+            status = await self._workflow.handle(_ID).status()
+        except UnknownRunError:
+            return
+        if status.steps < self._stops_at:
             return
         self._stops_at = status.steps + 1 if self._is_stopped_again else None
         self.stops += 1
@@ -320,15 +324,26 @@ class _StoppingLog(MemoryLog):
         return seqnums
 
 
+async def _all_runs(flow: Flow, state: State | None = None) -> list[RunInfo]:
+    page = await flow.runs(state=state, limit=RUNS_MAX)
+    found = [*page]
+    while page.next is not None:
+        page = await flow.runs(state=state, limit=RUNS_MAX, before=page.next)
+        found += page
+    return found
+
+
 async def _rested(flows: Sequence[Flow]) -> None:
     """Wait until no run of the flows decides an operation for a while."""
-    before: list[tuple[str, int, State]] = []
+    before: list[tuple[str, str, SeqNum]] = []
     looks = 0
     for _ in range(_LOOKS_MAX):
-        now: list[tuple[str, int, State]] = []
+        now: list[tuple[str, str, SeqNum]] = []
         for flow in flows:
-            runs = await flow.runs(limit=_RUNS_MAX)
-            now += [(run.id, run.steps, run.state) for run in runs]
+            log = flow.logs().log(flow.log_name)
+            for run in await _all_runs(flow):
+                last = await log.read_prev(run_tag(run.id)) if run.end is None else None
+                now.append((run.id, run.state, -1 if last is None else last.seqnum))
         looks = looks + 1 if now == before else 0
         if looks >= _LOOKS_AT_REST:
             return

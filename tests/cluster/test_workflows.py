@@ -104,7 +104,7 @@ async def stop(ctx: indilog.Context, id: str) -> str:
 
 @app.function
 async def states(ctx: indilog.Context) -> list[str]:
-    return [run.state.value for run in await flow.runs()]
+    return [run.state for run in await flow.runs()]
 """
 
 

@@ -23,7 +23,6 @@ class OwnedPartition:
         is_owned: whether this process still owns it under this claim.
         is_releasing: whether no body of its runs may begin, because another executor gets it.
         is_loaded: whether its open runs are taken, or scheduled.
-        unread: number of records that this process appended and has not applied.
     """
 
     def __init__(self, number: int, since: SeqNum) -> None:
@@ -32,13 +31,23 @@ class OwnedPartition:
         self.is_owned = True
         self.is_releasing = False
         self.is_loaded = False
-        self.unread = 0
+        self._appended = 0
+        self._applied = 0
         self._replica = new_replica(number)
 
     @property
     def state(self) -> PartitionState:
         """The open runs, as of the records read so far."""
         return self._replica.state
+
+    @property
+    def unread(self) -> int:
+        """Number of records that are known to be in the log and may not be applied."""
+        return self._appended - self._applied
+
+    def note_record(self) -> None:
+        """Note that the partition has one more record, which is not applied yet."""
+        self._appended += 1
 
     @property
     def is_usable(self) -> bool:
@@ -49,9 +58,9 @@ class OwnedPartition:
         """Read new records. Lost records are skipped: each is also a record of a run, which then
         cannot be read.
         """
-        unread = self.unread
+        appended = self._appended
         await catch_up_readable(self._replica, log, own)
-        self.unread -= unread
+        self._applied = max(self._applied, appended)
 
     async def save_if_due(self, log: Log) -> None:
         """Write a checkpoint after some hundred records."""

@@ -72,7 +72,9 @@ class OpenRun(msgspec.Struct, array_like=True):
 
 
 _WHAT_MAX: Final = 200
-_Snapshot = dict[str, OpenRun]
+_VOID_ENDS_MAX: Final = 1_000
+"""Largest number of ends without an effect that are kept; the oldest are dropped first."""
+_Snapshot = tuple[dict[str, OpenRun], list[SeqNum]]
 
 
 class PartitionState(State[None]):
@@ -80,28 +82,38 @@ class PartitionState(State[None]):
 
     Attributes:
         runs: the open runs, by id, in the order of their starts.
-        active: number of those that are not parked.
+        parked: the ids of those that are parked.
+        void_ends: seqnums of records that say that a run has ended and had no effect: of an earlier
+            epoch, or repeated. Lists of ended runs leave them out.
     """
 
     def __init__(self) -> None:
         self.runs: dict[str, OpenRun] = {}
-        self.active = 0
+        self.parked: dict[str, None] = {}
+        self.void_ends: dict[SeqNum, None] = {}
+
+    @property
+    def active(self) -> int:
+        """Number of open runs that are not parked."""
+        return len(self.runs) - len(self.parked)
 
     @property
     def size(self) -> int:
         """See `State.size`."""
-        return len(self.runs)
+        return len(self.runs) + len(self.void_ends)
 
-    def snapshot(self) -> dict[str, tuple[object, ...]]:
+    def snapshot(self) -> tuple[dict[str, tuple[object, ...]], list[SeqNum]]:
         """See `State.snapshot`."""
-        return {id_: msgspec.structs.astuple(run) for id_, run in self.runs.items()}
+        runs = {id_: msgspec.structs.astuple(run) for id_, run in self.runs.items()}
+        return runs, list(self.void_ends)
 
     @classmethod
     def restore(cls, content: bytes) -> PartitionState:
         """Return the state of an encoded snapshot."""
         state = cls()
-        state.runs = msgspec.msgpack.decode(content, type=_Snapshot)
-        state.active = sum(run.phase != Phase.PARKED for run in state.runs.values())
+        state.runs, void_ends = msgspec.msgpack.decode(content, type=_Snapshot)
+        state.parked = {id_: None for id_, run in state.runs.items() if run.phase == Phase.PARKED}
+        state.void_ends = dict.fromkeys(void_ends)
         return state
 
     def apply(self, record: Record) -> None:
@@ -114,18 +126,22 @@ class PartitionState(State[None]):
         if isinstance(said, RunForgotten):
             known = self.runs.get(said.run)
             if known is not None and known.started_at == said.started_at:
-                self._end(said.run, known)
+                self._end(said.run)
             return
         id_ = run_in(record.tags)
         if said is None or id_ is None:
             return
         run = self.runs.get(id_)
+        if isinstance(said, RunFinished) and (run is None or said.epoch != run.epoch):
+            self.void_ends[record.seqnum] = None
+            if len(self.void_ends) > _VOID_ENDS_MAX:
+                del self.void_ends[next(iter(self.void_ends))]
+            return
         if isinstance(said, RunStarted):
             if run is None:
                 epoch = int(bool(said.executor))
                 at = record.ordered_at
                 self.runs[id_] = OpenRun(said.workflow, record.seqnum, at, epoch, since=at)
-                self.active += 1
         elif run is not None:
             self._apply_to(id_, run, said, record.ordered_at)
 
@@ -133,30 +149,39 @@ class PartitionState(State[None]):
         match said:
             case RunTaken(epoch, _, crashes) if epoch == run.epoch + 1:
                 run.epoch, run.crashes = epoch, crashes
-                self._enter(run, Phase.RUNNING, now)
+                self._enter(id_, run, Phase.RUNNING, now)
             case RunWaits(epoch, until, what) if epoch == run.epoch:
                 if run.phase == Phase.RUNNING:
                     run.crashes = 0
-                    self._enter(run, Phase.WAITING, now, until, what)
+                    self._enter(id_, run, Phase.WAITING, now, until, what)
             case RunParked(epoch, _, reason) if epoch == run.epoch:
-                self._enter(run, Phase.PARKED, now, None, reason)
-            case RunFinished(epoch) if epoch == run.epoch:
-                self._end(id_, run)
+                self._enter(id_, run, Phase.PARKED, now, None, reason)
+            case RunFinished():
+                self._end(id_)
             case Signalled() | CancelAsked() | ChildEnded() | RetryAsked():
                 run.is_woken = run.is_woken or run.phase != Phase.RUNNING
             case _:
                 pass  # it is of another epoch
 
     def _enter(
-        self, run: OpenRun, phase: Phase, now: float, until: float | None = None, what: str = ""
+        self,
+        id_: str,
+        run: OpenRun,
+        phase: Phase,
+        now: float,
+        until: float | None = None,
+        what: str = "",
     ) -> None:
-        self.active += (phase != Phase.PARKED) - (run.phase != Phase.PARKED)
         run.phase, run.until, run.what, run.since = phase, until, what[:_WHAT_MAX], now
         run.is_woken = False
+        if phase == Phase.PARKED:
+            self.parked[id_] = None
+        else:
+            self.parked.pop(id_, None)
 
-    def _end(self, id_: str, run: OpenRun) -> None:
-        self.active -= run.phase != Phase.PARKED
+    def _end(self, id_: str) -> None:
         del self.runs[id_]
+        self.parked.pop(id_, None)
 
 
 def partition_stream(partition: int) -> SubStream:

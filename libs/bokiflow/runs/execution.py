@@ -39,8 +39,8 @@ from bokiflow.runs.operation_notes import (
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     INBOX_TAG,
+    LATE_TAG,
     PARTITIONS,
-    RUNS_TAG,
     ChildEnded,
     OperationNoted,
     RecordedFailure,
@@ -50,12 +50,14 @@ from bokiflow.runs.records import (
     StepDecided,
     encode,
     ended_tag,
+    ends_tag,
     partition_of,
     partition_tag,
     run_tag,
 )
 from bokiflow.runs.run_log import append_with_retry, read_own_run, read_run
 from bokiflow.runs.run_state import Run
+from bokiflow.runs.states import end_state
 from bokiflow.runs.unawaited_operations import AskedOperations
 from indilog import Entry, Log, TooLargeError
 from indilog.sdk import SeqNum
@@ -523,12 +525,23 @@ class Execution:
         return await self._finish(finished)
 
     async def _finish(self, finished: RunFinished) -> RunFinished:
+        run = self.run
+        assert run.started is not None, "only a run that has begun ends"
+        finished = replace(
+            finished,
+            workflow=run.started.workflow,
+            started_at=run.started_at,
+            began=run.began,
+            steps=len(self._decided),
+        )
         async with self._flushing:
             await self._append_unflushed(_DEFERRED_TOGETHER)
             try:
                 await self._append([*self._unflushed, finished])
             except TooLargeError as error:
-                finished = RunFinished(self.epoch, b"", _too_large(error))
+                finished = replace(
+                    finished, result=b"", failure=_too_large(error), was_cancelled=False
+                )
                 await self._append([*self._unflushed, finished])
         return finished
 
@@ -630,10 +643,12 @@ class Execution:
         tags = (self._tag, partition_tag(self.partition))
         if not isinstance(record, RunFinished):
             return tags
-        # The start of a run this old may be trimmed from the list of runs.
+        # The start of a run this old may be trimmed from the list of starts.
         age_s = log_clock(self.log).now() - self.run.began
-        listed = (RUNS_TAG,) if age_s >= self._relisted_after_s else ()
-        return (*tags, ended_tag(self.partition), *listed)
+        late = (LATE_TAG,) if age_s >= self._relisted_after_s else ()
+        state = end_state(record)
+        lists = (ends_tag(state, None), ends_tag(state, record.workflow))
+        return (*tags, ended_tag(self.partition), *lists, *late)
 
     def drive(self, *, on: bool) -> None:
         """Note that the workflow's own coroutine begins or stops running (for

@@ -9,6 +9,7 @@ the frame of a record.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -17,15 +18,18 @@ from xxhash import xxh3_64_intdigest
 from bokiflow.runs.errors import FlowSettingsError, FlowVersionError
 from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 
-VERSION: Final = 2
+VERSION: Final = 3
 _MAGIC: Final = b"\xb0F"
 _FORMAT: Final = RecordFormat(_MAGIC, VERSION, of="BokiFlow", error=FlowVersionError)
 RUNS_TAG: Final = "flows"
 """Tag of the start of each run."""
+_ENDS_PREFIX: Final = "flows-"
+LATE_TAG: Final = f"{_ENDS_PREFIX}late"
+"""Tag of the ends of runs whose starts may be trimmed from the list of starts."""
 EXECUTORS_TAG: Final = "flow-executors"
 INBOX_TAG: Final = "flow-in"
 """Tag of records that the owner of a partition handles at once."""
-_RUN_PREFIX: Final = "flow:"
+RUN_PREFIX: Final = "flow:"
 _PARTITION_PREFIX: Final = "flow-p:"
 _ENDED_PREFIX: Final = "flow-ended:"
 ID_BYTES_MAX: Final = 242
@@ -33,7 +37,7 @@ LEASE_S_MAX: Final = 3600.0
 PARTITIONS: Final = 64
 """Default for the number of partitions of a flow."""
 PARTITIONS_MAX: Final = 1024
-assert len(_RUN_PREFIX) + ID_BYTES_MAX <= TAG_BYTES_MAX
+assert len(RUN_PREFIX) + ID_BYTES_MAX <= TAG_BYTES_MAX
 
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 _Epoch = Annotated[int, msgspec.Meta(ge=1)]
@@ -160,12 +164,20 @@ class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
 class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     """The run has ended: `result` as JSON text, or `failure`. Takes effect if `epoch` is the
     current one.
+
+    A list of ended runs reads this record only, so it also says which run it was: its `workflow`,
+    the place (`started_at`) and about the time (`began`) of its start, and how many operations it
+    has decided (`steps`).
     """
 
     epoch: _Epoch
     result: bytes
     failure: RecordedFailure | None = None
     was_cancelled: bool = False
+    workflow: str = ""
+    started_at: SeqNum = 0
+    began: float = 0.0
+    steps: int = 0
 
 
 class RunWaits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
@@ -271,7 +283,7 @@ def run_tag(run: str) -> str:
         raise FlowSettingsError(
             f"A run's id must be 1 to {ID_BYTES_MAX} bytes of text without U+001F, not {run!r:.64}."
         )
-    return _RUN_PREFIX + run
+    return RUN_PREFIX + run
 
 
 def partition_of(run: str, partitions: int) -> int:
@@ -295,11 +307,38 @@ def ended_tag(partition: int) -> str:
     return f"{_ENDED_PREFIX}{partition}"
 
 
+def starts_tag(workflow: str | None) -> str:
+    """Return the tag of the starts of all runs, or of those of one workflow."""
+    return RUNS_TAG if workflow is None else f"{RUNS_TAG}:{workflow}"
+
+
+def ends_tag(state: str, workflow: str | None) -> str:
+    """Return the tag of the ends of all runs that ended in `state`, or of those of one workflow."""
+    tag = f"{_ENDS_PREFIX}{state}"
+    return tag if workflow is None else f"{tag}:{workflow}"
+
+
+def lists_in(tags: tuple[str | int, ...]) -> Iterator[str]:
+    """Yield the tags that name lists of ended runs."""
+    for tag in tags:
+        if isinstance(tag, str) and tag.startswith(_ENDS_PREFIX):
+            yield tag
+
+
+def workflow_in(tags: tuple[str | int, ...]) -> str | None:
+    """Return the workflow that the tags of a start name; None: they name none."""
+    prefix = starts_tag("")
+    for tag in tags:
+        if isinstance(tag, str) and tag.startswith(prefix):
+            return tag.removeprefix(prefix)
+    return None
+
+
 def run_in(tags: tuple[str | int, ...]) -> str | None:
     """Return the id of the run that a record's tags name."""
     for tag in tags:
-        if isinstance(tag, str) and tag.startswith(_RUN_PREFIX):
-            return tag.removeprefix(_RUN_PREFIX)
+        if isinstance(tag, str) and tag.startswith(RUN_PREFIX):
+            return tag.removeprefix(RUN_PREFIX)
     return None
 
 
@@ -314,28 +353,28 @@ def run_record(data: bytes) -> RunRecord | None:
     Raises:
         FlowVersionError: another version wrote the record.
     """
-    _refuse_format_1(data)
+    _refuse_older(data)
     record: RunRecord | None = _FORMAT.decoded(data, _decode_run)
     return record
 
 
 def partition_record(data: bytes) -> PartitionRecord | None:
     """Return a record of a partition. None and errors are as in `run_record`."""
-    _refuse_format_1(data)
+    _refuse_older(data)
     record: PartitionRecord | None = _FORMAT.decoded(data, _decode_partition)
     return record
 
 
 def executor_record(data: bytes) -> ExecutorRecord | None:
     """Return the record of an executor. None and errors are as in `run_record`."""
-    _refuse_format_1(data)
+    _refuse_older(data)
     record: ExecutorRecord | None = _FORMAT.decoded(data, _decode_executor)
     return record
 
 
-def _refuse_format_1(data: bytes) -> None:
-    if data[:3] == _MAGIC + b"\x01":
+def _refuse_older(data: bytes) -> None:
+    if data[:2] == _MAGIC and 0 < int.from_bytes(data[2:3]) < VERSION:
         raise FlowVersionError(
-            "A record of BokiFlow has format 1; this program reads format 2 only. Let the runs end "
-            "with the earlier version, then use another log: Flow(log=...)."
+            f"A record of BokiFlow has format {data[2]}; this program reads format {VERSION} only. "
+            "Let the runs end with the earlier version, then use another log: Flow(log=...)."
         )

@@ -5,7 +5,7 @@ A record may be appended twice; readers ignore the second copy.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from bokiflow.runs import waiting
@@ -21,10 +21,9 @@ from indilog import (
     IndilogError,
     Log,
     OutcomeUnknownError,
-    Record,
     TrimmedError,
 )
-from indilog.sdk import SeqNum, check_own_append, name_loss, read_surviving_records
+from indilog.sdk import SeqNum, check_own_append, name_loss
 
 _ValueT = TypeVar("_ValueT")
 _PAGE: Final = 1000
@@ -94,25 +93,6 @@ async def read_run(
             check_own_append(own, run.end)
         if not page or run.end > own >= 0:
             return run
-
-
-async def read_readable(
-    log: Log, tag: str, bound: SeqNum, unreadable: list[SeqNum]
-) -> AsyncIterator[Record]:
-    """Yield all readable records with a tag, from seqnum `bound` on.
-
-    Args:
-        log: log of the runs.
-        tag: tag of the records.
-        bound: first seqnum to read.
-        unreadable: list to which the seqnum of each skipped record is appended.
-    """
-    async for record in read_surviving_records(log, tag, bound, limit=_PAGE):
-        if isinstance(record, DataLossError):
-            unreadable.append(bound if record.seqnum is None else record.seqnum)
-        else:
-            bound = record.seqnum + 1
-            yield record
 
 
 async def append_with_retry(

@@ -57,11 +57,13 @@ class Run:
         waits: the record that says that the run only waits; None if an executor has taken it since.
         finished: the record that ended the run, once it has ended.
         ended_at: seqnum of that record. Valid once `finished` is set.
+        ended: `ordered_at` of that record, seconds since 1970.
     """
 
     __slots__ = (
-        "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "ended_at", "epoch",
-        "executor", "finished", "is_cancelled_while_parked", "noted", "parked", "parked_at",
+        "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "ended", "ended_at",
+        "epoch", "executor", "finished", "is_cancelled_while_parked", "noted", "parked",
+        "parked_at",
         "places", "signals", "started", "started_at", "state", "steps", "taken_at", "waits",
         "was_parked",
     )  # fmt: skip
@@ -90,6 +92,7 @@ class Run:
         self.waits: RunWaits | None = None
         self.finished: RunFinished | None = None
         self.ended_at: SeqNum = 0
+        self.ended = 0.0
 
     def apply(self, seqnum: SeqNum, ordered_at: float, record: RunRecord | None) -> bool:
         """Apply the record at `seqnum`; tell whether it takes effect."""
@@ -162,7 +165,7 @@ class Run:
                 self.parked, self.parked_at, self.was_parked = record, self.clock, True
             case RunFinished():
                 assert self.finished is None, "a run ends once"
-                self.finished, self.ended_at = record, seqnum
+                self.finished, self.ended_at, self.ended = record, seqnum, self.clock
                 self.parked = self.waits = None
             case unreachable:
                 assert_never(unreachable)

@@ -152,3 +152,8 @@ def next_state(state: State | None, record: RunRecord, epoch: int) -> State | No
             return TRANSITIONS.get((state, event)) if record.epoch == due else None
         case _:
             return TRANSITIONS.get((state, event))
+
+
+def end_state(finished: RunFinished) -> State:
+    """Return the state of a run that has ended with this record."""
+    return TRANSITIONS[State.RUNNING, event_of(finished)]

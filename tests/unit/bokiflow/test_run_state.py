@@ -89,11 +89,11 @@ def test_records_of_others_are_skipped_and_later_formats_are_not() -> None:
     assert run_record(b"not of BokiFlow") is None
     assert executor_record(encode(started())) is None
     with pytest.raises(FlowVersionError):
-        run_record(b"\xb0F\x03anything")
+        run_record(b"\xb0F\x04anything")
 
 
 def test_records_of_the_first_format_are_refused_with_advice() -> None:
-    with pytest.raises(FlowVersionError, match="reads format 2 only"):
+    with pytest.raises(FlowVersionError, match="reads format 3 only"):
         run_record(b"\xb0F\x01anything")
 
 

@@ -51,7 +51,7 @@ def listed(*runs: dict[str, Any], following: str | None = None, **missing: str) 
 def info(id: str, app: str = "travel", **more: object) -> dict[str, Any]:  # noqa: A002
     return {
         "id": id, "app": app, "workflow": "order", "state": "running", "began": 1.7e9, "steps": 3,
-        "problem": None, "value": None, "log": "l", "seqnum": 1, **more,
+        "problem": None, "waits": None, "value": None, "log": "l", "seqnum": 1, **more,
     }  # fmt: skip
 
 
@@ -80,6 +80,13 @@ def test_a_list_that_goes_on_says_how_to_continue(gateway: Gateway) -> None:
     assert done.stderr == "There are more runs: --page p1\n"
     assert gateway.asked[0].url.params["page"] == "p0"
     assert "2023-11-14 22:13:20" in done.stdout
+
+
+def test_a_list_says_for_what_a_run_waits_and_counts_no_steps_of_it(gateway: Gateway) -> None:
+    gateway.answers["/runs"] = [listed(info("a", steps=None, waits="signal 'paid'"))]
+    row = run("list").stdout.splitlines()[-1]
+    assert row.endswith("waits for signal 'paid'")
+    assert "None" not in row
 
 
 def test_an_empty_list_is_said_unless_apps_are_missing(gateway: Gateway) -> None:

@@ -113,7 +113,8 @@ class RunRoutes:
     ) -> Response:
         """List workflow runs, newest first, of one application or of all.
 
-        `older_s` and `newer_s` are ages in seconds, counted from the start of the run. `next` of an
+        They are listed by their starts, and `older_s` and `newer_s` are seconds since the start of
+        the run. With `state` done, failed or cancelled, both are about its end. `next` of an
         answer is `page` of the next request; null: there are no further runs. A page may be short
         although there are further runs. `not_answered` names the applications whose runs are
         missing, and why.

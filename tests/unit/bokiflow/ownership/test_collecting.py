@@ -8,7 +8,8 @@ import pytest
 
 from bokiflow import Flow, FlowSettingsError, UnknownRunError, Workflow
 from bokiflow.collecting import Collector
-from bokiflow.runs.records import PARTITIONS, RUNS_TAG, run_tag
+from bokiflow.runs.records import LATE_TAG, PARTITIONS, RUNS_TAG, ends_tag, run_tag, starts_tag
+from bokiflow.runs.states import State
 from indilog.base.errors import TrimmedError
 from indilog.testing import MemoryLogs
 
@@ -100,15 +101,21 @@ async def test_a_run_that_is_open_for_long_does_not_pin_the_list_of_runs(shop: S
     assert await shop.clean() == 1
     with pytest.raises(TrimmedError):
         await shop.log.read_next(RUNS_TAG)
-    assert await shop.listed() == ["slow", "young"]
+    assert await shop.listed() == ["young", "slow"]
+    assert [run.id for run in await shop.flow.runs(workflow="_slow", limit=1)] == ["slow"]
     shop.gate.set()
     await handle.result(5)
     assert await shop.listed() == ["young", "slow"]
-    place = (await handle.status()).place
-    assert [run.id for run in await shop.flow.runs(bound=place + 1)] == ["young"]
+    page = await shop.flow.runs(limit=1)
+    assert [run.id for run in await shop.flow.runs(before=page.next)] == ["slow"]
+    assert [run.id for run in await shop.flow.runs(state=State.DONE)] == ["slow", "young"]
+    assert [run.id for run in await shop.flow.runs(workflow="_slow")] == ["slow"]
     shop.now += RETENTION_S + 1
     assert await shop.clean() == 2
     assert await shop.listed() == []
+    for tag in (LATE_TAG, starts_tag("_slow"), ends_tag("done", None), ends_tag("done", "_slow")):
+        with pytest.raises(TrimmedError):
+            await shop.log.read_next(tag)
 
 
 async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:

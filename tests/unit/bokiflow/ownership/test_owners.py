@@ -117,7 +117,7 @@ def test_a_snapshot_restores_the_state() -> None:
 
 
 def test_other_versions_are_refused() -> None:
-    for version in (b"\x01", b"\x03"):
+    for version in (b"\x01", b"\x04"):
         with pytest.raises(FlowVersionError):
             Owners().apply(Record(0, b"", b"\xb0F" + version + b"\x90", 0.0, 0.0))
 

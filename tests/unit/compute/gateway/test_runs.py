@@ -148,7 +148,7 @@ async def test_a_page_continues_where_the_one_before_ended(served: Served) -> No
     found = await served.get("/runs?limit=2")
     assert [run["id"] for run in found["runs"]] == ["r6"], "b may have further ones before a's"
     await served.get(f"/runs?limit=2&page={found['next']}")
-    expected = {"began": 6.0, "app": "b", "log": "", "seqnum": 0}
+    expected = {"time": 6.0, "app": "b", "log": "", "seqnum": 0}
     assert [asked[2]["before"] for asked in served.apps.asked[2:]] == [expected] * 2
 
 

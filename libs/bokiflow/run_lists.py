@@ -1,0 +1,541 @@
+"""Lists the runs of a flow, newest first, and finds single ones, without reading their histories.
+
+Open runs are in the states of their partitions. The record with which a run ended says what a list
+shows of it. The starts of all runs, those of one workflow, and the ends in one state have a tag
+each. So a page reads about the records of its answer, whatever the number of runs, except for a
+beginning of ids: it is compared with each start, or end, that fits the other filters.
+
+The list of starts is trimmed by age. After it come the runs that began earlier: open ones, and
+those whose end has the tag `flows-late`.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - the runs of a page are looked up concurrently
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from bokiflow.ownership import crash_loops
+from bokiflow.ownership.partition_state import OpenRun, PartitionState, Phase
+from bokiflow.runner import Runner
+from bokiflow.runs import waiting
+from bokiflow.runs.backwards import Backwards
+from bokiflow.runs.errors import FlowVersionError
+from bokiflow.runs.records import (
+    LATE_TAG,
+    RUN_PREFIX,
+    RunFinished,
+    ends_tag,
+    partition_of,
+    run_in,
+    run_record,
+    run_tag,
+    starts_tag,
+    workflow_in,
+)
+from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
+from bokiflow.runs.states import State, end_state
+from indilog import DataLossError, Log, Record, TrimmedError
+from indilog.sdk import MAX_SEQNUM, SeqNum, runs
+
+OPEN: Final = frozenset({State.RUNNING, State.PARKED})
+SCAN_S_MAX: Final = 2.0
+"""Seconds after which a page ends although it is not full."""
+_LATE_RECORDS_MAX: Final = 16
+"""Records after the end of a run that are read to find it; with more, the whole run is read."""
+_TICK_S: Final = 1e-6
+"""Resolution of the time of the log."""
+_PAGE_MIN: Final = 16
+_UNREADABLE: Final = "unreadable"
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs of a log are listed, and from where.
+
+    The time of a run in a list is that of its start; in a list of runs that ended in one state, it
+    is that of its end.
+
+    Attributes:
+        app: name of the application.
+        log: name of the log.
+        workflow: only runs of this workflow.
+        state: only runs in this state.
+        id_prefix: only runs whose id begins with this.
+        time_max, time_min: bounds of the time, seconds since 1970.
+        after: only runs after this place in the list (`RunPlace.key`).
+    """
+
+    app: str
+    log: str
+    workflow: str | None = None
+    state: State | None = None
+    id_prefix: str = ""
+    time_max: float | None = None
+    time_min: float | None = None
+    after: tuple[float, str, str, int] | None = None
+
+    @property
+    def by_end(self) -> bool:
+        """Whether the runs are listed by their ends."""
+        return self.state is not None and self.state not in OPEN
+
+    def place(self, time: float, seqnum: SeqNum) -> runs.RunPlace:
+        """Return a place in the list of all applications."""
+        return runs.RunPlace(time, self.app, self.log, seqnum)
+
+    def has_place(self, time: float, seqnum: SeqNum) -> bool:
+        """Whether a run with this place may be listed."""
+        return (
+            (self.time_max is None or time <= self.time_max)
+            and (self.time_min is None or time >= self.time_min)
+            and (self.after is None or self.place(time, seqnum).key > self.after)
+        )
+
+    def has_name(self, id: str, workflow: str) -> bool:  # noqa: A002
+        """Whether a run with this id and workflow may be listed."""
+        return self.workflow in {None, workflow} and id.startswith(self.id_prefix)
+
+    def has(self, info: runs.RunInfo) -> bool:
+        """Whether a run is listed."""
+        place = info.place(by_end=self.by_end)
+        is_in_state = self.state is None or info.state == self.state
+        named = self.has_name(info.id, info.workflow)
+        return is_in_state and named and self.has_place(place.time, place.seqnum)
+
+
+class _Listed(NamedTuple):
+    """A run in the state of its partition."""
+
+    id: str
+    run: OpenRun
+
+
+async def list_runs(log: Log, runner: Runner, wanted: Wanted, limit: int) -> runs.RunPage:
+    """Return the first runs that are wanted, newest first: `limit` or fewer.
+
+    Raises:
+        IndilogError: the errors of reads of the log.
+    """
+    await runner.member.look_once(log)
+    if wanted.by_end:
+        return await _ended_page(log, runner, wanted, limit)
+    if wanted.state is not None:
+        found = await _open_page(log, runner, wanted, limit, MAX_SEQNUM)
+        return _page(found, wanted, limit)
+    return await _whole_page(log, runner, wanted, limit)
+
+
+def _page(found: Sequence[runs.RunInfo], wanted: Wanted, limit: int) -> runs.RunPage:
+    """Return a page that ends the list if it is not full."""
+    end = found[limit - 1].place(by_end=wanted.by_end) if len(found) >= limit else None
+    return runs.RunPage(tuple(found[:limit]), end, by_end=wanted.by_end)
+
+
+# --- single runs
+
+
+async def find_run(log: Log, runner: Runner, id: str, app: str = "") -> runs.RunInfo | None:  # noqa: A002
+    """Return a run; None: there is none, or it was trimmed. Its history is not read.
+
+    Raises:
+        DataLossError: the end of the run is lost.
+        FlowVersionError: another version wrote the run.
+    """
+    await runner.member.look_once(log)
+    state = await runner.read_partition(log, partition_of(id, runner.member.count))
+    run = state.runs.get(id)
+    if run is not None and not await _is_repeated(log, state, id, run):
+        return _open_info(id, run, app, log.name)
+    return await _find_ended(log, state, id, app, MAX_SEQNUM)
+
+
+async def _is_repeated(log: Log, state: PartitionState, id_: str, run: OpenRun) -> bool:
+    """Tell whether a start in the state of a partition repeats that of a run that has ended.
+
+    The partition's owner removes it soon. A run that was taken, waits or is parked is none.
+    """
+    if run.phase != Phase.RUNNING or run.epoch > 1 or run.started_at == 0:
+        return False
+    return await _find_ended(log, state, id_, "", run.started_at - 1) is not None
+
+
+async def _find_ended(
+    log: Log, state: PartitionState, id_: str, app: str, bound: SeqNum
+) -> runs.RunInfo | None:
+    """Return the run whose end is at `bound` or before; None: there is none."""
+    for _ in range(_LATE_RECORDS_MAX):
+        try:
+            record = await log.read_prev(run_tag(id_), bound)
+        except TrimmedError:
+            return None
+        if record is None:
+            return None
+        said = run_record(record.data)
+        if isinstance(said, RunFinished) and record.seqnum not in state.void_ends:
+            return _ended_info(id_, record, said, app, log.name)
+        bound = record.seqnum - 1
+    return await _read_whole(log, id_, app, bound)
+
+
+async def _read_whole(log: Log, id_: str, app: str, bound: SeqNum) -> runs.RunInfo | None:
+    try:
+        run = await read_run(log, id_, Run(), is_reused=True)
+    except TrimmedError:
+        return None
+    if run.finished is None or run.ended_at > bound:
+        return None
+    return _info_of(id_, run, app, log.name)
+
+
+# --- what is shown
+
+
+def _open_info(id_: str, run: OpenRun, app: str, log: str) -> runs.RunInfo:
+    is_parked = run.phase == Phase.PARKED
+    problem = run.what if is_parked else None
+    if not is_parked and run.crashes:
+        problem = crash_loops.problem(run.crashes)
+    return runs.RunInfo(
+        id=id_,
+        workflow=run.workflow,
+        state=(State.PARKED if is_parked else State.RUNNING).value,
+        began=run.began,
+        app=app,
+        problem=problem,
+        waits=run.what if run.phase == Phase.WAITING else None,
+        log=log,
+        seqnum=run.started_at,
+    )
+
+
+def _ended_info(
+    id_: str, record: Record, finished: RunFinished, app: str, log: str
+) -> runs.RunInfo:
+    failure = finished.failure
+    return runs.RunInfo(
+        id=id_,
+        workflow=finished.workflow,
+        state=end_state(finished).value,
+        began=finished.began,
+        app=app,
+        steps=finished.steps,
+        problem=f"{failure.kind}: {failure.message}" if failure is not None else None,
+        log=log,
+        seqnum=finished.started_at,
+        ended=record.ordered_at,
+        end=record.seqnum,
+    )
+
+
+def _info_of(id_: str, run: Run, app: str, log: str) -> runs.RunInfo:
+    assert run.started is not None, "only a run that has begun is listed"
+    assert run.finished is not None, "only an ended run is read whole"
+    failure = run.finished.failure
+    return runs.RunInfo(
+        id=id_,
+        workflow=run.started.workflow,
+        state=end_state(run.finished).value,
+        began=run.began,
+        app=app,
+        steps=len(run.steps),
+        problem=f"{failure.kind}: {failure.message}" if failure is not None else None,
+        log=log,
+        seqnum=run.started_at,
+        ended=run.ended,
+        end=run.ended_at,
+    )
+
+
+# --- open runs
+
+
+async def _open_page(
+    log: Log, runner: Runner, wanted: Wanted, limit: int, below: SeqNum
+) -> list[runs.RunInfo]:
+    """Return the first open runs that are wanted and began below a seqnum."""
+    states = await _all_states(log, runner)
+    streams = [_newest_first(state, wanted, below) for state in states]
+    merged = heapq.merge(*streams, key=lambda listed: -listed.run.started_at)
+    count, found = runner.member.count, list[runs.RunInfo]()
+    while len(found) < limit and (some := _some(merged, limit - len(found))):
+        repeated = await asyncio.gather(
+            *(_is_repeated(log, states[partition_of(id_, count)], id_, run) for id_, run in some)
+        )
+        found += [
+            _open_info(id_, run, wanted.app, wanted.log)
+            for (id_, run), is_repeated in zip(some, repeated, strict=True)
+            if not is_repeated
+        ]
+    return found
+
+
+def _some(listed: Iterable[_Listed], count: int) -> list[_Listed]:
+    return [one for _, one in zip(range(count), listed, strict=False)]
+
+
+def _newest_first(state: PartitionState, wanted: Wanted, below: SeqNum) -> Iterator[_Listed]:
+    """Yield the open runs of a partition that are wanted and began below a seqnum.
+
+    Nothing is awaited between two of them, so the state does not change.
+    """
+    known = state.runs
+    if wanted.state is State.PARKED:
+        ids: Iterable[str] = sorted(state.parked, key=lambda id_: -known[id_].started_at)
+    else:
+        ids = reversed(known)
+    is_running = wanted.state is State.RUNNING
+    found = []
+    for id_ in ids:
+        run = known[id_]
+        if is_running and run.phase == Phase.PARKED:
+            continue
+        if wanted.time_min is not None and run.began < wanted.time_min:
+            break
+        place_fits = run.started_at < below and wanted.has_place(run.began, run.started_at)
+        if place_fits and wanted.has_name(id_, run.workflow):
+            found.append(_Listed(id_, run))
+    return iter(found)
+
+
+async def _all_states(log: Log, runner: Runner) -> list[PartitionState]:
+    numbers = range(runner.member.count)
+    return await asyncio.gather(*(runner.read_partition(log, number) for number in numbers))
+
+
+# --- ended runs
+
+
+async def _ended_page(log: Log, runner: Runner, wanted: Wanted, limit: int) -> runs.RunPage:
+    assert wanted.state is not None, "the runs of one state are listed"
+    tag = ends_tag(wanted.state, wanted.workflow)
+    backwards = Backwards(log, tag, await _first_bound(log, wanted))
+    found: list[runs.RunInfo] = []
+    end_s = waiting.monotonic_now() + SCAN_S_MAX
+    while page := await backwards.page(_page_size(wanted, limit - len(found))):
+        void = await _void_ends(log, runner, page)
+        for record in page:
+            time = record.ordered_at
+            if wanted.time_min is not None and time < wanted.time_min:
+                return _page(found, wanted, limit)
+            info = None if record.seqnum in void else _end_in(record, wanted)
+            if info is not None and wanted.has(info):
+                found.append(info)
+            if len(found) >= limit or waiting.monotonic_now() > end_s:
+                return runs.RunPage(
+                    tuple(found), wanted.place(time, record.seqnum), by_end=wanted.by_end
+                )
+    return _page(found, wanted, limit)
+
+
+def _end_in(record: Record, wanted: Wanted) -> runs.RunInfo | None:
+    if not _may_be_named(record, wanted):
+        return None
+    id_ = run_in(record.tags)
+    try:
+        finished = run_record(record.data)
+    except FlowVersionError:
+        return None
+    if id_ is None or not isinstance(finished, RunFinished):
+        return None
+    return _ended_info(id_, record, finished, wanted.app, wanted.log)
+
+
+async def _void_ends(log: Log, runner: Runner, page: Sequence[Record]) -> set[SeqNum]:
+    """Return the seqnums of ends in a page that had no effect."""
+    count = runner.member.count
+    newest: dict[int, SeqNum] = {}
+    for record in page:
+        if (id_ := run_in(record.tags)) is not None:
+            newest.setdefault(partition_of(id_, count), record.seqnum)
+    states = await asyncio.gather(
+        *(runner.read_partition(log, number, own=seqnum) for number, seqnum in newest.items())
+    )
+    return {seqnum for state in states for seqnum in state.void_ends}
+
+
+# --- all runs
+
+
+async def _whole_page(log: Log, runner: Runner, wanted: Wanted, limit: int) -> runs.RunPage:
+    starts = _Starts(log, wanted, await _first_bound(log, wanted))
+    found: list[runs.RunInfo] = []
+    end_s = waiting.monotonic_now() + SCAN_S_MAX
+    while some := await starts.next(limit - len(found), end_s):
+        infos = await _runs_of(log, runner, wanted, some)
+        found += [info for info in infos if info is not None]
+        if len(found) >= limit:
+            return runs.RunPage(tuple(found), found[-1].place())
+    if starts.looked_at is not None:
+        return runs.RunPage(tuple(found), starts.looked_at)
+    if starts.floor:
+        found += await _earlier_runs(log, runner, wanted, limit - len(found), starts.floor)
+    return _page(found, wanted, limit)
+
+
+class _Starts:
+    """Reads the starts of runs that are wanted, newest first.
+
+    Attributes:
+        looked_at: where the reading ended early because it took long.
+    """
+
+    def __init__(self, log: Log, wanted: Wanted, bound: SeqNum) -> None:
+        self.looked_at: runs.RunPlace | None = None
+        self._backwards = Backwards(log, starts_tag(wanted.workflow), bound)
+        self._wanted = wanted
+        self._left: list[Record] = []
+        self._has_ended = False
+
+    @property
+    def floor(self) -> SeqNum:
+        """The seqnum below which the starts are trimmed, as far as they are wanted."""
+        return 0 if self._has_ended else self._backwards.floor
+
+    async def next(self, count: int, end_s: float) -> list[Record]:
+        """Return the next starts, `count` or fewer; [] if there are none, or the time is `end_s`.
+
+        Fewer than `count` are returned only then.
+        """
+        wanted, found = self._wanted, self._left
+        while len(found) < count and not self._has_ended and self.looked_at is None:
+            page = await self._backwards.page(_page_size(wanted, count - len(found)))
+            if not page:
+                break
+            found += [record for record in page if _is_start_wanted(record, wanted)]
+            last = page[-1]
+            if wanted.time_min is not None and last.ordered_at < wanted.time_min:
+                self._has_ended = True
+            elif waiting.monotonic_now() > end_s:
+                self.looked_at = wanted.place(last.ordered_at, last.seqnum)
+        self._left = found[count:]
+        return found[:count]
+
+
+def _is_start_wanted(record: Record, wanted: Wanted) -> bool:
+    if not (wanted.has_place(record.ordered_at, record.seqnum) and _may_be_named(record, wanted)):
+        return False
+    id_, workflow = run_in(record.tags), workflow_in(record.tags)
+    return id_ is not None and workflow is not None and wanted.has_name(id_, workflow)
+
+
+def _may_be_named(record: Record, wanted: Wanted) -> bool:
+    """Whether the id of a run in this record may begin as wanted: a test without decoding."""
+    return not wanted.id_prefix or f"{RUN_PREFIX}{wanted.id_prefix}".encode() in record.names
+
+
+async def _runs_of(
+    log: Log, runner: Runner, wanted: Wanted, starts: Sequence[Record]
+) -> list[runs.RunInfo | None]:
+    """Return the runs that began with these records; None: the start had no effect."""
+    ended = await _ends_after(log, runner, wanted, starts)
+    left = [record for record in starts if record.seqnum not in ended]
+    count = runner.member.count
+    numbers = {partition_of(run_in(record.tags) or "", count) for record in left}
+    read = [runner.read_partition(log, number) for number in numbers]
+    states = dict(zip(numbers, await asyncio.gather(*read), strict=True))
+
+    async def one(record: Record) -> runs.RunInfo | None:
+        if (info := ended.get(record.seqnum)) is not None:
+            return info
+        id_ = run_in(record.tags)
+        assert id_ is not None, "a start is wanted only if it names its run"
+        return await _run_of(log, states[partition_of(id_, count)], wanted, id_, record)
+
+    return await asyncio.gather(*map(one, starts))
+
+
+async def _ends_after(
+    log: Log, runner: Runner, wanted: Wanted, starts: Sequence[Record]
+) -> dict[SeqNum, runs.RunInfo]:
+    """Return the runs that ended soon after the first of these starts, by the seqnum of their
+    start. Most runs are short, so these few reads find the ends of most runs of a page.
+    """
+    first, limit = starts[-1].seqnum, 2 * len(starts) + _PAGE_MIN
+    tags = [ends_tag(state, wanted.workflow) for state in State if state not in OPEN]
+
+    async def read(tag: str) -> list[Record]:
+        try:
+            return await log.read_range(tag, first, limit=limit)
+        except (TrimmedError, DataLossError):
+            return []  # the runs are looked up one by one
+
+    records = [record for page in await asyncio.gather(*map(read, tags)) for record in page]
+    places = {record.seqnum for record in starts}
+    found = [(record, _end_in(record, wanted)) for record in records]
+    its = [(record, info) for record, info in found if info and info.seqnum in places]
+    void = await _void_ends(log, runner, [record for record, _ in its])
+    return {info.seqnum: info for record, info in its if record.seqnum not in void}
+
+
+async def _run_of(
+    log: Log, state: PartitionState, wanted: Wanted, id_: str, record: Record
+) -> runs.RunInfo | None:
+    run = state.runs.get(id_)
+    if run is not None and run.started_at <= record.seqnum:
+        is_its = run.started_at == record.seqnum
+        if not is_its or await _is_repeated(log, state, id_, run):
+            return None
+        return _open_info(id_, run, wanted.app, wanted.log)
+    try:
+        bound = MAX_SEQNUM if run is None else run.started_at - 1
+        info = await _find_ended(log, state, id_, wanted.app, bound)
+    except (DataLossError, FlowVersionError) as error:
+        return _unreadable(id_, record, wanted, str(error))
+    return info if info is not None and info.seqnum == record.seqnum else None
+
+
+def _unreadable(id_: str, record: Record, wanted: Wanted, problem: str) -> runs.RunInfo:
+    """Return a run whose end is lost, or was written by a later version."""
+    return runs.RunInfo(
+        id=id_,
+        workflow=workflow_in(record.tags) or "",
+        state=_UNREADABLE,
+        began=record.ordered_at,
+        problem=problem,
+        app=wanted.app,
+        log=wanted.log,
+        seqnum=record.seqnum,
+    )
+
+
+async def _earlier_runs(
+    log: Log, runner: Runner, wanted: Wanted, limit: int, floor: SeqNum
+) -> list[runs.RunInfo]:
+    """Return the first runs whose starts are trimmed from the list: they began below `floor`."""
+    found = await _open_page(log, runner, wanted, limit, floor)
+    backwards = Backwards(log, LATE_TAG)
+    while page := await backwards.page(runs.RUNS_MAX):
+        void = await _void_ends(log, runner, page)
+        ended = [_end_in(record, wanted) for record in page if record.seqnum not in void]
+        found += [
+            info for info in ended if info is not None and info.seqnum < floor and wanted.has(info)
+        ]
+    found.sort(key=lambda info: info.place().key)
+    return found[:limit]
+
+
+# --- where a list begins
+
+
+async def _first_bound(log: Log, wanted: Wanted) -> SeqNum:
+    """Return a seqnum above which no run is wanted."""
+    times = [wanted.time_max] if wanted.time_max is not None else []
+    bound = MAX_SEQNUM
+    if wanted.after is not None:
+        time, app, name, seqnum = wanted.after
+        if (app, name) == (wanted.app, wanted.log):
+            bound = max(-1, -seqnum - 1)
+        else:
+            times.append(-time)
+    if times:
+        bound = min(bound, await log.find_time(max(0.0, min(times) + _TICK_S)))
+    return bound
+
+
+def _page_size(wanted: Wanted, missing: int) -> int:
+    """Return how many records are read together: with a beginning of ids, few of them fit."""
+    return runs.RUNS_MAX if wanted.id_prefix else max(missing, _PAGE_MIN)
