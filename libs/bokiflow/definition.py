@@ -85,15 +85,15 @@ class Definition:
         return self.signature.result_text(await self.body(wf, **arguments))
 
 
-def check_workflow(id: str, workflow: str, begun: RunStarted, advice: str = "") -> None:  # noqa: A002
-    """Raise if a run belongs to another workflow.
+def check_workflow(id: str, workflow: str, begun: str, advice: str = "") -> None:  # noqa: A002
+    """Raise if a run that began as one of workflow `begun` is none of `workflow`.
 
     Raises:
         RunIdInUseError: the run is of another workflow; the message ends with `advice`.
     """
-    if begun.workflow != workflow:
+    if begun != workflow:
         raise RunIdInUseError(
-            f"Run {id!r} is one of workflow {begun.workflow!r}, not of {workflow!r}{advice}."
+            f"Run {id!r} is one of workflow {begun!r}, not of {workflow!r}{advice}."
         )
 
 
@@ -105,7 +105,7 @@ def check_same_run(id: str, definition: Definition, arguments: bytes, begun: Run
     Raises:
         RunIdInUseError: the run is of another workflow.
     """
-    check_workflow(id, definition.name, begun, "; choose another id")
+    check_workflow(id, definition.name, begun.workflow, "; choose another id")
     if arguments != begun.arguments and plain_value(arguments) != plain_value(begun.arguments):
         structlog.get_logger().warning(
             "start repeated with other arguments; the run keeps its own",

@@ -1,7 +1,8 @@
 """A handle on a run: waits for its result, reads its status, sends signals, and cancels it.
 
 A handle reads everything from the log, so it gives the same answers in every process. In the
-process that executes the run, the result needs no read.
+process that executes the run, the result needs no read. A signal, a cancellation or a retry is one
+append, and reads only the run's partition, however long the history of the run is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bokiflow.operations.notifications import WAIT_S_MAX
 from bokiflow.operations.progress import PublishedEvent, events_in, status_value_in
 from bokiflow.operations.signals import check_name
 from bokiflow.ownership import crash_loops
+from bokiflow.run_lists import find_run
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import (
@@ -45,6 +47,7 @@ from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from indilog import Entry, FunctionFailedError, Log, TrimmedError
 from indilog.sdk import ResultType, SeqNum
+from indilog.sdk.runs import RunInfo
 
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
 
@@ -107,6 +110,8 @@ class Handle(Generic[_ResultT_co]):
         self._runner = runner
         self._definition = definition
         self._logs = logs
+        self._run = Run()
+        """The run as read by the last call of `status`, if it was open."""
 
     async def result(self, timeout: float | None = None) -> _ResultT_co:  # noqa: ASYNC109 - its name in API.md
         """Wait for the end of the run and return what the workflow returned.
@@ -159,13 +164,23 @@ class Handle(Generic[_ResultT_co]):
     async def status(self) -> Status:
         """Return the status of the run.
 
+        The first call of a handle reads the history of the run; further ones read what is new. For
+        the state alone, `Flow.runs` reads no history.
+
         Raises:
             UnknownRunError, RunIdInUseError: as `result`.
         """
-        run = Run()
-        await self._read(self._log(), run)
+        run, self._run = self._run, Run()
+        try:
+            await self._read(self._log(), run)
+        except UnknownRunError:
+            if run.started is None:
+                raise
+            run = Run()  # it was trimmed; another run may have its id
+            await self._read(self._log(), run)
         self._check(run)
-        assert run.started is not None, "a run that was read has begun"
+        if run.finished is None:
+            self._run = run  # an ended run may be trimmed at any time, so it is read anew
         return status_of(self.id, run)
 
     async def events(self, after: SeqNum = -1) -> AsyncIterator[PublishedEvent]:
@@ -200,15 +215,13 @@ class Handle(Generic[_ResultT_co]):
             RunEndedError: the run has ended, but was not cancelled.
             RunIdInUseError: the id is that of a run of another workflow of this flow.
         """
-        run = Run()
-        await self._read(self._log(), run)
-        if run.started is not None and run.started.workflow in self._runner.definitions:
-            self._check(
-                run
-            )  # if the workflow has no code any more, only this handle can end the run
-        if run.finished is not None:
-            if run.finished.was_cancelled:
-                return
+        info = await self._find()
+        if info.workflow in self._runner.definitions:
+            # if the workflow has no code any more, only this handle can end the run
+            check_workflow(self.id, self._definition.name, info.workflow)
+        if info.state == State.CANCELLED:
+            return
+        if info.end is not None:
             raise RunEndedError(f"Run {self.id!r} has ended; it can no longer be cancelled.")
         await self._append_record(CancelAsked())
         if (running := self._runner.running.get(self.id)) is not None:
@@ -222,12 +235,11 @@ class Handle(Generic[_ResultT_co]):
             UnknownRunError, RunIdInUseError: as `result`.
             RunNotParkedError: the run is not parked.
         """
-        run = Run()
-        await self._read(self._log(), run)
-        self._check(run)
-        if run.parked is None:
+        info = await self._find()
+        check_workflow(self.id, self._definition.name, info.workflow)
+        if info.state != State.PARKED:
             raise RunNotParkedError(
-                f"Run {self.id!r} is {run.state}, so it is not retried; only parked runs are."
+                f"Run {self.id!r} is {info.state}, so it is not retried; only parked runs are."
             )
         await self._append_record(RetryAsked())
 
@@ -250,10 +262,9 @@ class Handle(Generic[_ResultT_co]):
         """
         check_name(name)
         text = _signal_text(name, value)
-        run = Run()
-        await self._read(self._log(), run)
-        self._check(run)
-        if run.finished is not None:
+        info = await self._find()
+        check_workflow(self.id, self._definition.name, info.workflow)
+        if info.end is not None:
             raise RunEndedError(f"Run {self.id!r} has ended; it would not receive the signal.")
         await self._append_record(Signalled(name, text, waiting.new_name() if key is None else key))
 
@@ -265,9 +276,21 @@ class Handle(Generic[_ResultT_co]):
             entry = Entry(encode(record), (run_tag(self.id), there, INBOX_TAG))
             await append_with_retry(log, [entry])
 
+    async def _find(self) -> RunInfo:
+        """Return the run as its partition and its end show it; its history is not read.
+
+        Raises:
+            UnknownRunError: there is no such run.
+        """
+        with public_call():
+            info = await find_run(self._log(), self._runner, self.id)
+        if info is None:
+            raise unknown(self.id, self._runner.log_name)
+        return info
+
     def _check(self, run: Run) -> None:
         assert run.started is not None, "a run that was read has begun"
-        check_workflow(self.id, self._definition.name, run.started)
+        check_workflow(self.id, self._definition.name, run.started.workflow)
 
     def _log(self) -> Log:
         return self._logs.log(self._runner.log_name)

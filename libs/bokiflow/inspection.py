@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -321,22 +321,16 @@ class RunOperations:
                 if log in {"", one.name} and await _read(one, found):
                     found.now = await one.now()
                     all_found.append(found)
-        if not all_found:
-            raise NotFoundError(
-                f"App {self._app.name} has no run {id!r}, or it was trimmed after its retention."
-            )
-        if len(all_found) > 1:
-            names = " and ".join(found.log for found in all_found)
-            problem = f"is needed: {names} have a run {id!r}"
-            raise InvalidArgumentsError(
-                f"Nothing was done: field 'log' {problem}.", [{"field": "log", "problem": problem}]
-            )
+        self._check_only(id, [found.log for found in all_found])
         return all_found[0]
 
     def _flow_of(self, found: _Found) -> InspectedFlow:
-        """Return the flow with the code of a run; if there is none, a flow of the same log."""
-        of_log = [flow for flow in self.flows if flow.log_name == found.log]
-        return next((f for f in of_log if found.workflow in f.definitions), of_log[0])
+        return self._flow_with(found.log, found.workflow)
+
+    def _flow_with(self, log: str, workflow: str) -> InspectedFlow:
+        """Return the flow with the code of a workflow; if there is none, a flow of the log."""
+        of_log = [flow for flow in self.flows if flow.log_name == log]
+        return next((flow for flow in of_log if workflow in flow.definitions), of_log[0])
 
     async def _mismatch(self, ctx: Context, info: runs.RunInfo) -> str | None:
         """Return why the code of this process does not continue a run; None: it does."""
@@ -351,14 +345,47 @@ class RunOperations:
         return None if mismatch is None else mismatch.reason
 
     async def _handle(self, ctx: Context, id: str, log: str) -> Handle[Any]:  # noqa: A002
-        found = await self._find(ctx, id, log)
-        runner = self._flow_of(found).runner_of(ctx)
-        definition = runner.definitions.get(found.workflow)
+        """Return a handle on a run. Its history is not read.
+
+        Raises:
+            NotFoundError, InvalidArgumentsError: as `_find`.
+        """
+        found: list[runs.RunInfo] = []
+        with _for_people():
+            run_tag(id)
+            for flow in {flow.log_name: flow for flow in reversed(self.flows)}.values():
+                if log not in {"", flow.log_name}:
+                    continue
+                one = ctx.log(flow.log_name)
+                info = await find_run(one, flow.runner_of(ctx), id, self._app.name)
+                found += [info] if info is not None else []
+        self._check_only(id, [info.log for info in found])
+        runner = self._flow_with(found[0].log, found[0].workflow).runner_of(ctx)
+        definition = runner.definitions.get(found[0].workflow)
         if definition is None:  # the code of the workflow is gone; another one serves as well
             definition = next(iter(runner.definitions.values()), None)
         if definition is None:
-            raise WrongStateError(f"App {self._app.name} has no code of workflow {found.workflow}.")
+            raise WrongStateError(
+                f"App {self._app.name} has no code of workflow {found[0].workflow}."
+            )
         return Handle(runner, definition, id, ctx)
+
+    def _check_only(self, id: str, logs: Sequence[str]) -> None:  # noqa: A002
+        """Check that exactly one log has a run.
+
+        Raises:
+            NotFoundError: none has it.
+            InvalidArgumentsError: several have it.
+        """
+        if not logs:
+            raise NotFoundError(
+                f"App {self._app.name} has no run {id!r}, or it was trimmed after its retention."
+            )
+        if len(logs) > 1:
+            problem = f"is needed: {' and '.join(logs)} have a run {id!r}"
+            raise InvalidArgumentsError(
+                f"Nothing was done: field 'log' {problem}.", [{"field": "log", "problem": problem}]
+            )
 
     def _waits(self, ctx: Context, found: _Found) -> tuple[runs.RunWait, ...]:
         """Return the operations that have begun and not ended. If this process executes the run,

@@ -158,7 +158,7 @@ async def _is_repeated(log: Log, state: PartitionState, id_: str, run: OpenRun) 
 
     The partition's owner removes it soon. A run that was taken, waits or is parked is none.
     """
-    if run.phase != Phase.RUNNING or run.epoch > 1 or run.started_at == 0:
+    if run.phase != Phase.RUNNING or run.epoch > 1:
         return False
     return await _find_ended(log, state, id_, "", run.started_at - 1) is not None
 
@@ -168,6 +168,8 @@ async def _find_ended(
 ) -> runs.RunInfo | None:
     """Return the run whose end is at `bound` or before; None: there is none."""
     for _ in range(_LATE_RECORDS_MAX):
+        if bound < 0:
+            return None
         try:
             record = await log.read_prev(run_tag(id_), bound)
         except TrimmedError:

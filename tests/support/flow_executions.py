@@ -9,11 +9,14 @@ from bokiflow import Workflow
 from bokiflow.operations.compensation import run_compensated
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.records import (
+    PARTITIONS,
     RunFinished,
     RunStarted,
     RunTaken,
     StepDecided,
     encode,
+    partition_of,
+    partition_tag,
     run_record,
     run_tag,
 )
@@ -48,16 +51,20 @@ class OneLog:
         return self._log
 
 
+def _tags(run_id: str) -> list[str]:
+    return [run_tag(run_id), partition_tag(partition_of(run_id, PARTITIONS))]
+
+
 async def begin(log: Log, run_id: str) -> None:
     """Append the start of a run, owned by executor `first`."""
     started = RunStarted("tested", b"{}", "first", "version")
-    await log.append(encode(started), tags=[run_tag(run_id)])
+    await log.append(encode(started), tags=_tags(run_id))
 
 
 async def take(log: Log, run_id: str, executor: str) -> None:
     """Assign the run to an executor."""
     run = await read_run(log, run_id, Run())
-    await log.append(encode(RunTaken(run.epoch + 1, executor)), tags=[run_tag(run_id)])
+    await log.append(encode(RunTaken(run.epoch + 1, executor)), tags=_tags(run_id))
 
 
 async def execute(

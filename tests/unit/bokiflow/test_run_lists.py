@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from contextlib import suppress
 
 import pytest
 
-from bokiflow import Flow, RunFailedError, Workflow
+from bokiflow import (
+    Flow,
+    RunEndedError,
+    RunFailedError,
+    RunIdInUseError,
+    RunNotParkedError,
+    UnknownRunError,
+    Workflow,
+)
 from bokiflow.ownership.partition import new_replica
 from bokiflow.runs.backwards import Backwards
 from bokiflow.runs.records import (
@@ -286,3 +295,78 @@ async def test_a_backward_reader_ends_at_the_floor_and_skips_losses() -> None:
 
 async def test_a_page_is_iterated() -> None:
     assert (list(RunPage()), len(RunPage())) == ([], 0)
+
+
+# --- steering a run
+
+
+async def test_a_run_with_a_long_history_is_steered_by_one_append_each(
+    counted: tuple[Shop, CountingLogs],
+) -> None:
+    """From a process that does not execute it, and whose copy of the partition is up to date."""
+    shop, logs = counted
+
+    @shop.flow.workflow
+    async def long(wf: Workflow) -> list[object]:
+        for number in range(2000):
+            wf.publish(number)
+        return [await wf.signal("go"), await wf.signal("go"), await wf.signal("end")]
+
+    await long.start(id="long")
+    while len(await shop.log.read_range(run_tag("long"), limit=10_000)) < 2001:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    other = Shop(logs)
+    elsewhere = other.flow.workflow(long.definition.body).handle("long")
+    await other.flow.runs(state=State.RUNNING)
+    before = await shop.log.tail()
+    logs.records = logs.reads = 0
+    await elsewhere.signal("go", 1, key="same")
+    await elsewhere.signal("go", 2, key="same")
+    assert await shop.log.tail() == before + 2
+    assert (logs.records <= 20, logs.reads <= 30) == (True, True)
+    await elsewhere.signal("go", 3)
+    await elsewhere.signal("end")
+    assert await long.handle("long").result(20) == [1, 3, True]
+    logs.records = 0
+    for refused in (elsewhere.signal("go"), elsewhere.cancel()):
+        with pytest.raises(RunEndedError):
+            await refused
+    with pytest.raises(RunNotParkedError, match="is done"):
+        await elsewhere.retry()
+    assert logs.records <= 30
+
+
+async def test_a_signal_to_an_unknown_or_another_workflows_run_is_refused() -> None:
+    shop = Shop()
+    await shop.waits.start(id="w")
+    with pytest.raises(UnknownRunError):
+        await shop.waits.handle("x").signal("go")
+    with pytest.raises(RunIdInUseError, match="one of workflow 'waits', not of 'quick'"):
+        await shop.quick.handle("w").signal("go")
+    await shop.waits.handle("w").cancel()
+    with pytest.raises(RunFailedError):
+        await shop.waits.handle("w").result(5)
+    await shop.waits.handle("w").cancel()
+
+
+async def test_a_status_that_is_read_again_reads_what_is_new(
+    counted: tuple[Shop, CountingLogs],
+) -> None:
+    shop, logs = counted
+
+    @shop.flow.workflow
+    async def counts(wf: Workflow) -> None:
+        for number in range(200):
+            wf.publish(number)
+        await wf.signal("go")
+
+    handle = await counts.start(id="c")
+    while (await handle.status()).steps < 200:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    logs.records = 0
+    assert (await handle.status()).steps == 200
+    assert logs.records == 0
+    await handle.signal("go")
+    await handle.result(5)
+    assert (await handle.status()).state is State.DONE
+    assert (await handle.status()).steps == 201
