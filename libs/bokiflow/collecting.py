@@ -7,6 +7,8 @@ however old they are. Floors only grow, so concurrent collections are safe.
 
 from __future__ import annotations
 
+import asyncio  # noqa: TID251 - trims of several runs are concurrent
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -29,6 +31,8 @@ from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
 _PAGE: Final = 500
+_AT_ONCE: Final = 32
+"""Runs that are read and trimmed concurrently, so that their trims share entries of the metalog."""
 INTERVAL_S_MIN: Final = 1.0
 INTERVAL_S_MAX: Final = 600.0
 
@@ -89,13 +93,15 @@ class Collector:
             if not old:
                 break
             partition = await self._partition(log, number)
+            runs: dict[str, None] = {}
             for record in old:
                 if (run := run_in(record.tags)) is not None:
                     kept.setdefault(run, record.seqnum)
-                    collected += await self._look(log, run, partition, kept, before)
-                self._cursors[number] = record.seqnum + 1
+                    runs[run] = None
                 for name in lists_in(record.tags):
                     lists[name] = max(lists.get(name, 0), record.seqnum + 1)
+            collected += await self._look_at(log, list(runs), partition, kept, before)
+            self._cursors[number] = old[-1].seqnum + 1
             if len(old) < len(page):
                 break
         return collected
@@ -106,7 +112,26 @@ class Collector:
         if not kept:
             return 0
         partition = await self._partition(log, number)
-        return sum([await self._look(log, run, partition, kept, before) for run in list(kept)])
+        return await self._look_at(log, list(kept), partition, kept, before)
+
+    async def _look_at(
+        self,
+        log: Log,
+        runs: Sequence[str],
+        partition: OwnedPartition,
+        kept: dict[str, SeqNum],
+        before: float,
+    ) -> int:
+        """Trim those runs that may be forgotten, some at a time; return how many were trimmed."""
+        trimmed = 0
+        for first in range(0, len(runs), _AT_ONCE):
+            some = runs[first : first + _AT_ONCE]
+            trimmed += sum(
+                await asyncio.gather(
+                    *(self._look(log, run, partition, kept, before) for run in some)
+                )
+            )
+        return trimmed
 
     async def _partition(self, log: Log, number: int) -> OwnedPartition:
         partition = self._runner.owned.get(number) or OwnedPartition(number, 0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 - the runs of a page are looked up concurrently
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -259,48 +259,49 @@ async def _open_page(
     log: Log, runner: Runner, wanted: Wanted, limit: int, below: SeqNum
 ) -> list[runs.RunInfo]:
     """Return the first open runs that are wanted and began below a seqnum."""
-    states = await _all_states(log, runner)
-    streams = [_newest_first(state, wanted, below) for state in states]
-    merged = heapq.merge(*streams, key=lambda listed: -listed.run.started_at)
     count, found = runner.member.count, list[runs.RunInfo]()
-    while len(found) < limit and (some := _some(merged, limit - len(found))):
+    while len(found) < limit:
+        states, missing = await _all_states(log, runner), limit - len(found)
+        streams = [_newest_first(state, wanted, below, missing) for state in states]
+        some = heapq.nlargest(
+            missing, (one for stream in streams for one in stream), key=_started_at
+        )
+        if not some:
+            break
+        below = _started_at(some[-1])
+        infos = [_open_info(id_, run, wanted.app, wanted.log) for id_, run in some]
         repeated = await asyncio.gather(
             *(_is_repeated(log, states[partition_of(id_, count)], id_, run) for id_, run in some)
         )
-        found += [
-            _open_info(id_, run, wanted.app, wanted.log)
-            for (id_, run), is_repeated in zip(some, repeated, strict=True)
-            if not is_repeated
-        ]
+        found += [info for info, is_out in zip(infos, repeated, strict=True) if not is_out]
     return found
 
 
-def _some(listed: Iterable[_Listed], count: int) -> list[_Listed]:
-    return [one for _, one in zip(range(count), listed, strict=False)]
+def _started_at(listed: _Listed) -> SeqNum:
+    return listed.run.started_at
 
 
-def _newest_first(state: PartitionState, wanted: Wanted, below: SeqNum) -> Iterator[_Listed]:
-    """Yield the open runs of a partition that are wanted and began below a seqnum.
-
-    Nothing is awaited between two of them, so the state does not change.
-    """
+def _newest_first(
+    state: PartitionState, wanted: Wanted, below: SeqNum, limit: int
+) -> list[_Listed]:
+    """Return the first open runs of a partition that are wanted and began below a seqnum."""
     known = state.runs
     if wanted.state is State.PARKED:
         ids: Iterable[str] = sorted(state.parked, key=lambda id_: -known[id_].started_at)
     else:
         ids = reversed(known)
-    is_running = wanted.state is State.RUNNING
-    found = []
+    is_running, found = wanted.state is State.RUNNING, list[_Listed]()
     for id_ in ids:
         run = known[id_]
-        if is_running and run.phase == Phase.PARKED:
+        if run.started_at >= below or (is_running and run.phase == Phase.PARKED):
             continue
         if wanted.time_min is not None and run.began < wanted.time_min:
             break
-        place_fits = run.started_at < below and wanted.has_place(run.began, run.started_at)
-        if place_fits and wanted.has_name(id_, run.workflow):
+        if wanted.has_name(id_, run.workflow) and wanted.has_place(run.began, run.started_at):
             found.append(_Listed(id_, run))
-    return iter(found)
+            if len(found) >= limit:
+                break
+    return found
 
 
 async def _all_states(log: Log, runner: Runner) -> list[PartitionState]:

@@ -7,6 +7,7 @@ not change a run's state, so both agree. Ended runs are not kept.
 from __future__ import annotations
 
 import enum
+import sys
 from typing import Final
 
 import msgspec
@@ -43,7 +44,7 @@ class Phase(enum.IntEnum):
     PARKED = 2
 
 
-class OpenRun(msgspec.Struct, array_like=True):
+class OpenRun(msgspec.Struct, array_like=True, gc=False):
     """A run that has begun and not ended.
 
     Attributes:
@@ -112,6 +113,8 @@ class PartitionState(State[None]):
         """Return the state of an encoded snapshot."""
         state = cls()
         state.runs, void_ends = msgspec.msgpack.decode(content, type=_Snapshot)
+        for run in state.runs.values():  # many runs share a text
+            run.workflow, run.what = sys.intern(run.workflow), sys.intern(run.what)
         state.parked = {id_: None for id_, run in state.runs.items() if run.phase == Phase.PARKED}
         state.void_ends = dict.fromkeys(void_ends)
         return state
@@ -141,7 +144,9 @@ class PartitionState(State[None]):
             if run is None:
                 epoch = int(bool(said.executor))
                 at = record.ordered_at
-                self.runs[id_] = OpenRun(said.workflow, record.seqnum, at, epoch, since=at)
+                self.runs[id_] = OpenRun(
+                    sys.intern(said.workflow), record.seqnum, at, epoch, since=at
+                )
         elif run is not None:
             self._apply_to(id_, run, said, record.ordered_at)
 
@@ -172,7 +177,8 @@ class PartitionState(State[None]):
         until: float | None = None,
         what: str = "",
     ) -> None:
-        run.phase, run.until, run.what, run.since = phase, until, what[:_WHAT_MAX], now
+        run.phase, run.until, run.since = phase, until, now
+        run.what = sys.intern(what[:_WHAT_MAX])
         run.is_woken = False
         if phase == Phase.PARKED:
             self.parked[id_] = None

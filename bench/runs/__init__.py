@@ -1,0 +1,1 @@
+"""Benchmark of many runs, messages and objects."""
