@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import resource
 import shutil
 import signal
@@ -94,6 +95,8 @@ _PYTEST: Final = (
     "-m", "pytest", "-x", "-q", "-n0", "-p", "no:randomly", "-p", "no:cacheprovider",
     "--timeout", "60",
 )  # fmt: skip
+_SUMMARY: Final = re.compile(r"(FAILED|ERROR) \S+\.py")
+"""A line of pytest's summary; captured log lines may begin with "ERROR", too."""
 _STEP_S_MAX: Final = 900
 """Seconds that the tests of one step may take; a mutation that takes longer is noticed."""
 _MEMORY_MAX: Final = 6 << 30
@@ -218,7 +221,7 @@ def _failed(tree: Path, arguments: Sequence[str]) -> str | None:
     if process.returncode == 0:
         return None
     lines = output.splitlines()
-    by = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    by = [line for line in lines if _SUMMARY.match(line)]
     return (by or lines[-1:] or ["nothing was printed"])[0].split(" - ")[0]
 
 

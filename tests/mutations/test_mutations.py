@@ -109,6 +109,9 @@ def test_a_test_that_fails_anyway_notices_nothing(tmp_path: Path) -> None:
 def tried(tree: Path, claim: str) -> tuple[Site, list[tuple[str, ...]]]:
     """Write a module and its test to `tree`; return a mutation of the module, and that test."""
     (tree / "a.py").write_text("def f():\n    return 1\n")
-    (tree / "test_a.py").write_text(f"from a import f\n\ndef test_f():\n    assert {claim}\n")
+    (tree / "test_a.py").write_text(
+        "import logging\nfrom a import f\n\n"
+        f"def test_f():\n    logging.error('captured')\n    assert {claim}\n"
+    )
     (site,) = sites("a.py", (tree / "a.py").read_bytes())
     return site, [("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_a.py")]
