@@ -6,6 +6,7 @@ import pytest
 
 from indilog.base.ids import Epoch, NodeId, ShardId
 from indilog.config import ClusterConfig
+from indilog.kernel.metalog import Replicas
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import View, view_of
 from indilog_ordering.progress import Reports, ShardReports
@@ -121,6 +122,23 @@ def test_an_impossible_report_is_refused_with_a_reason(
     reports = reports_of(two_replicas())
     assert reports.note(replica, ShardId(shard), Epoch(epoch), stored) == f"progress of {reason}"
     assert not reports.changed
+
+
+def test_reports_from_before_a_move_do_not_count() -> None:
+    """Else a record could be ordered with the report of a node that no longer keeps the shard."""
+    placement = Placement(view_of(storage_nodes=3, replicas=2, sequencers=3))
+    reports = Reports(placement, ClusterConfig(), {ShardId(0): Epoch(1)}, entries_may_be_lost=False)
+    for replica in (A, B):
+        assert reports.note(replica, ShardId(0), Epoch(1), 7) is None
+    reports.pop_changed()
+    placement.move({ShardId(0): Replicas(5, (B, C))})
+    reports.move([ShardId(0)])
+    assert reports.missing(ShardId(0)) == [B, C]
+    assert reports.note(B, ShardId(0), Epoch(1), 9, position=5) is not None, "it lacks the entry"
+    assert reports.note(B, ShardId(0), Epoch(1), 9, position=6) is None
+    assert reports.pop_changed() == [(ShardId(0), 0)]
+    assert reports.note(C, ShardId(0), Epoch(1), 8, position=6) is None
+    assert reports.pop_changed() == [(ShardId(0), 8)]
 
 
 def test_growth_is_returned_once_and_ascends_by_shard() -> None:

@@ -74,6 +74,16 @@ async def test_pauses_grow_by_the_factor_up_to_the_longest(flow: Flow, passed: l
     assert between == pytest.approx([0.01, 0.03, 0.09, 0.1, 0.1])
 
 
+@pytest.mark.parametrize("policy", [{}, {"retry": Retry()}])
+async def test_a_step_is_attempted_four_times_by_default(
+    flow: Flow, passed: list[float], policy: dict[str, Any]
+) -> None:
+    failing = Failing(100)
+    with pytest.raises(RunFailedError):
+        await run(flow, failing, **policy)
+    assert (failing.calls, [s for s in passed if s]) == (4, [0.1, 0.2, 0.4])
+
+
 async def test_no_attempt_begins_after_the_time_of_the_policy(
     flow: Flow, passed: list[float]
 ) -> None:
