@@ -128,8 +128,13 @@ def main() -> int:
 
         def tried(site: Site) -> bool:
             tree = trees.get()
-            by = noticed_by(tree, site, planned[site])
-            trees.put(tree)
+            try:
+                by = noticed_by(tree, site, planned[site])
+            except RuntimeError as error:
+                _say(f"UNCLEAR  {_told(site)}  {error}")
+                return False
+            finally:
+                trees.put(tree)
             _say(f"{'noticed ' if by else 'SURVIVED'} {_told(site)}  {by or ''}")
             return by is not None
 

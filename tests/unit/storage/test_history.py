@@ -276,7 +276,7 @@ def test_a_node_with_other_entries_is_answered_from_the_first_entry() -> None:
 def test_a_loss_of_the_order_at_all_nodes_is_reported() -> None:
     machine = Machine()
     assert machine.asked is not None
-    with pytest.raises(DataLossError, match="restore the data directory of a storage node"):
+    with pytest.raises(DataLossError, match="Restore the data directory of a storage node"):
         machine.tell(
             MetalogBase(Base().with_entries(ENTRIES), machine.asked.request), sender=PRIMARY
         )
