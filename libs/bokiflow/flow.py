@@ -220,9 +220,10 @@ class Flow:
         """Return the executor of runs in this process for a platform.
 
         The flow keeps one. Its leases, partitions and cancellations are those of one platform. So
-        for another platform (as in tests, each with its own logs) it begins a new one.
+        for another platform (as in tests, each with its own logs) it begins a new one. What was
+        attached is one platform, also if its logs reach it over several connections.
         """
-        scope = logs.log(self.log_name).scope
+        scope = logs if logs is self._attached else logs.log(self.log_name).scope
         if self._runner is None or self._runner.scope is not scope:
             self._runner = Runner(
                 self.log_name,
