@@ -65,15 +65,25 @@ class Run:
         self._operate = operate
         self._log = log
 
-    async def show(self, *, steps: int = STEPS_SHOWN) -> RunDetails:
+    async def show(
+        self,
+        *,
+        steps: int = STEPS_SHOWN,
+        round: int | None = None,  # noqa: A002 - a run's round
+    ) -> RunDetails:
         """Return its state, its last decided operations (0 to 1,000), what it waits for, and what
         to do if it does not continue.
 
+        Args:
+            steps: largest number of decided operations.
+            round: the round of a run that continues as new; None: the current one.
+
         Raises:
-            NotFoundError: there is no such run.
+            NotFoundError: there is no such run, or its history has no such round.
             UnknownFunctionError: the application is not deployed.
         """
-        text = await self._operate(SHOW_RUN, {"id": self.id, "steps": steps})
+        wanted = {} if round is None else {"round": round}
+        text = await self._operate(SHOW_RUN, {"id": self.id, "steps": steps, **wanted})
         return msgspec.json.decode(text, type=RunDetails)
 
     async def cancel(self) -> None:

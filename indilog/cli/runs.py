@@ -82,13 +82,15 @@ def show(
     steps: Annotated[
         int, typer.Option(help="Show the last so many steps.", min=0, max=STEPS_SHOWN_MAX)
     ] = STEPS_SHOWN,
+    round_: Annotated[
+        int | None, typer.Option("--round", help="Show this round; default: the newest.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     url: Url = DEFAULT,
 ) -> None:
     """Show one run: its state, its last steps, what it waits for, and what to do about it."""
     gateway = Gateway(url)
-    path = f"{_path(gateway, run, app)}?steps={steps}"
-    found = gateway.get(path)
+    found = gateway.get(_path(gateway, run, app), steps=steps, round=round_)
     if as_json:
         printed.value(found)
     else:
@@ -291,6 +293,7 @@ def _print_run(found: Mapping[str, Any]) -> None:
         "owner": f"{found['owner']}, epoch {found['epoch']}",
         "started by": found["parent"],
         "continues": found["forked"],
+        "round": _round(found),
         "arguments": _value(found["arguments"]),
         "cancellation": "requested" if found["cancel_asked"] else None,
         "result": _value(found["result"]) if run["state"] == "done" else None,
@@ -305,6 +308,17 @@ def _print_run(found: Mapping[str, Any]) -> None:
         earlier = f" ({found['steps_before']:,} earlier ones)" if found["steps_before"] else ""
         title = f"\nDecided steps{earlier}"
         printed.table(title, _STEP_COLUMNS, list(map(_step, found["steps"])))
+
+
+def _round(found: Mapping[str, Any]) -> str | None:
+    """Return which round of a run is shown; None: the run has one, or its worker says nothing."""
+    predecessor, successor = found.get("predecessor"), found.get("successor")
+    texts = [str(found.get("round", 1))]
+    if predecessor is not None:
+        texts.append(f"after round {predecessor}")
+    if successor is not None:
+        texts.append(f"before round {successor}")
+    return ", ".join(texts) if len(texts) > 1 else None
 
 
 def _wait(wait: Mapping[str, Any]) -> list[object]:

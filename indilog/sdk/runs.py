@@ -140,7 +140,8 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     `owner`: the executor that executes it, or did last. `steps`: its last decided operations, in
     the order of the log; `steps_before`: how many there are before them. `waits`: operations that
     have not ended. `advice`: what to do about a run that does not continue. `parent`, `forked`: the
-    run and step from which it was started. `result`: as that of `RunStep`.
+    run and step from which it was started. `result`: as that of `RunStep`. `round`: number of the
+    round that is shown, from 1; its `predecessor`; its `successor`, if it has ended as continued.
     """
 
     run: RunInfo
@@ -156,6 +157,9 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     result: Any = None
     parent: str | None = None
     forked: str | None = None
+    round: int = 1
+    predecessor: int | None = None
+    successor: int | None = None
 
 
 class RunMismatch(msgspec.Struct, frozen=True):

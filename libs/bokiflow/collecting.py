@@ -17,6 +17,7 @@ from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.runner import Runner
 from bokiflow.runs.records import (
     RUNS_TAG,
+    RunContinued,
     RunStarted,
     ended_tag,
     lists_in,
@@ -226,5 +227,5 @@ async def _has_open_parent(log: Log, run: str, partition: OwnedPartition) -> boo
             bound = error.first_seqnum
             continue
         started = None if first is None else run_record(first.data)
-        parent = started.parent if isinstance(started, RunStarted) else None
+        parent = started.parent if isinstance(started, RunStarted | RunContinued) else None
         return parent is not None and parent.run in partition.state.runs

@@ -13,7 +13,8 @@ import structlog
 from xxhash import xxh3_64
 
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError
-from bokiflow.runs.records import RunStarted
+from bokiflow.runs.rounds import ContinuedAsNew
+from bokiflow.runs.run_state import Run
 from bokiflow.workflow import Workflow
 from indilog import InvalidArgumentsError
 from indilog.sdk import Signature, arguments_text, can_be_in_tag, plain_value
@@ -81,8 +82,20 @@ class Definition:
         return arguments_text({**dict(zip(parameters, given, strict=False)), **named})
 
     async def result_text(self, wf: Workflow, arguments: dict[str, Any]) -> bytes:
-        """Run the body and return its result as JSON text."""
-        return self.signature.result_text(await self.body(wf, **arguments))
+        """Run the body and return its result as JSON text.
+
+        Raises:
+            ContinuedAsNew: the run continues; the arguments of the next round fit the type hints.
+            InvalidArgumentsError: these arguments do not fit.
+        """
+        try:
+            result = await self.body(wf, **arguments)
+        except ContinuedAsNew as continued:
+            continued.arguments = self.arguments_text(continued.given, continued.named)
+            self.signature.arguments(continued.arguments)
+            continued.version = self.version
+            raise
+        return self.signature.result_text(result)
 
 
 def check_workflow(id: str, workflow: str, begun: str, advice: str = "") -> None:  # noqa: A002
@@ -97,15 +110,20 @@ def check_workflow(id: str, workflow: str, begun: str, advice: str = "") -> None
         )
 
 
-def check_same_run(id: str, definition: Definition, arguments: bytes, begun: RunStarted) -> None:  # noqa: A002
+def check_same_run(id: str, definition: Definition, arguments: bytes, run: Run) -> None:  # noqa: A002
     """Raise if a start uses the id of a run of another workflow.
 
     A start with other arguments is accepted, because a start may be repeated; a warning is logged.
+    The arguments of a later round differ from those of the start, so they are not compared.
 
     Raises:
         RunIdInUseError: the run is of another workflow.
     """
+    begun = run.started
+    assert begun is not None, "a run that was read has begun"
     check_workflow(id, definition.name, begun.workflow, "; choose another id")
+    if run.round > 1:
+        return
     if arguments != begun.arguments and plain_value(arguments) != plain_value(begun.arguments):
         structlog.get_logger().warning(
             "start repeated with other arguments; the run keeps its own",

@@ -8,13 +8,14 @@ append, and reads only the run's partition, however long the history of the run 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from bokiflow.definition import Definition, check_workflow
 from bokiflow.operations.notifications import WAIT_S_MAX
-from bokiflow.operations.progress import PublishedEvent, events_in, status_value_in
+from bokiflow.operations.progress import PublishedEvent, event_in, status_value_in
 from bokiflow.operations.signals import check_name
 from bokiflow.ownership import crash_loops
 from bokiflow.run_lists import find_run
@@ -65,6 +66,8 @@ class Status:
         place: seqnum of the record of its start.
         began: time of the start, seconds since 1970.
         value: what the workflow set last with `Workflow.set_status`; None if it has set nothing.
+        round: number of its current round, from 1 (`Workflow.continue_as_new`). Steps and value are
+            those of this round.
     """
 
     id: str
@@ -77,6 +80,7 @@ class Status:
     place: SeqNum = 0
     began: float = 0.0
     value: object = None
+    round: int = 1
 
 
 def status_of(id: str, run: Run) -> Status:  # noqa: A002
@@ -91,7 +95,7 @@ def status_of(id: str, run: Run) -> Status:  # noqa: A002
         problem = f"{finished.failure.kind}: {finished.failure.message}"
     return Status(
         id, run.started.workflow, run.state, len(run.steps), run.epoch, run.executor, problem,
-        run.started_at, run.began, status_value_in(run),
+        run.started_at, run.began, status_value_in(run), run.round,
     )  # fmt: skip
 
 
@@ -185,7 +189,8 @@ class Handle(Generic[_ResultT_co]):
 
     async def events(self, after: SeqNum = -1) -> AsyncIterator[PublishedEvent]:
         """Yield what the run publishes (`Workflow.publish`): first the events so far, then new
-        ones. The iteration ends when the run has ended.
+        ones. The iteration ends when the run has ended. Of a run with rounds
+        (`Workflow.continue_as_new`), events of trimmed rounds are missing.
 
         Args:
             after: seqnum of the last event that the caller has; -1: begin with the first event.
@@ -193,14 +198,19 @@ class Handle(Generic[_ResultT_co]):
         Raises:
             UnknownRunError, RunIdInUseError: as `result`.
         """
-        log, run, sent = self._log(), Run(), after
+        log, run, found = self._log(), Run(), deque[PublishedEvent]()
+
+        def collect(seqnum: SeqNum, record: RunRecord) -> None:
+            nonlocal after
+            if seqnum > after and (event := event_in(seqnum, record)) is not None:
+                after = seqnum
+                found.append(event)
+
         while True:
-            await self._read(log, run)
+            await self._read(log, run, collect)
             self._check(run)
-            for event in events_in(run):
-                if event.seqnum > sent:
-                    sent = event.seqnum
-                    yield event
+            while found:
+                yield found.popleft()
             if run.finished is not None:
                 return
             await log.read_next(run_tag(self.id), run.end, wait=WAIT_S_MAX)
@@ -295,9 +305,11 @@ class Handle(Generic[_ResultT_co]):
     def _log(self) -> Log:
         return self._logs.log(self._runner.log_name)
 
-    async def _read(self, log: Log, run: Run) -> None:
+    async def _read(
+        self, log: Log, run: Run, on_effect: Callable[[SeqNum, RunRecord], None] | None = None
+    ) -> None:
         try:
-            await read_run(log, self.id, run, is_reused=True)
+            await read_run(log, self.id, run, is_reused=True, on_effect=on_effect)
         except TrimmedError as error:
             raise unknown(self.id, self._runner.log_name) from error
         if run.started is None:

@@ -18,7 +18,7 @@ import msgspec
 from bokiflow.definition import Definition
 from bokiflow.handle import Handle, status_of
 from bokiflow.operations.progress import EVENT, status_value_in
-from bokiflow.operations.signals import SIGNAL, value_of
+from bokiflow.operations.signals import value_of
 from bokiflow.operations.timers import TIMER
 from bokiflow.replay_check import find_mismatch
 from bokiflow.run_lists import SCAN_S_MAX, Wanted, find_run, list_runs
@@ -36,6 +36,7 @@ from bokiflow.runs.records import (
     OperationNoted,
     Origin,
     RecordedFailure,
+    RunContinued,
     RunRecord,
     RunStarted,
     RunWaits,
@@ -43,6 +44,7 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
 )
+from bokiflow.runs.rounds import SIGNAL
 from bokiflow.runs.run_log import Logs
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
@@ -172,6 +174,7 @@ class RunOperations:
         id: str,  # noqa: A002
         log: str = "",
         steps: int = runs.STEPS_SHOWN,
+        round: int | None = None,  # noqa: A002
     ) -> runs.RunDetails:
         """Show one run: its state, its last steps, what it waits for, and what to do about it.
 
@@ -180,8 +183,15 @@ class RunOperations:
             id: id of the run.
             log: name of the log of its flow, if several flows have a run with this id.
             steps: largest number of decided operations (0 to 1,000).
+            round: the round of the run (`Workflow.continue_as_new`); None: the current one.
         """
-        found = await self._find(ctx, id, log, steps=min(max(steps, 0), runs.STEPS_SHOWN_MAX))
+        steps = min(max(steps, 0), runs.STEPS_SHOWN_MAX)
+        found = await self._find(ctx, id, log, steps=steps, round=round)
+        if round not in {None, found.run.round}:
+            raise NotFoundError(
+                f"Run {id!r} has no round {round} in its history; it is in round "
+                f"{found.run.round}, and at least the round before it is kept."
+            )
         return found.details(self._waits(ctx, found))
 
     async def events(
@@ -305,8 +315,10 @@ class RunOperations:
         *,
         steps: int = 0,
         events_after: int | None = None,
+        round: int | None = None,  # noqa: A002
     ) -> _Found:
-        """Return a run with its last steps, and its events after a seqnum.
+        """Return a run with its last steps, and its events after a seqnum; in a round, if it has
+        such a round.
 
         Raises:
             NotFoundError: no flow has a run with this id.
@@ -317,7 +329,7 @@ class RunOperations:
             all_found: list[_Found] = []
             for one in self._logs(ctx):
                 events = None if events_after is None else _Events(events_after)
-                found = _Found(id, self._app.name, one.name, steps, events)
+                found = _Found(id, self._app.name, one.name, steps, events, round)
                 if log in {"", one.name} and await _read(one, found):
                     found.now = await one.now()
                     all_found.append(found)
@@ -392,7 +404,7 @@ class RunOperations:
         these are all of them. Otherwise they are those in the log: timers, operations that take
         long, and what a run waits for that is not in memory.
         """
-        if found.run.state is not State.RUNNING:
+        if found.run.state is not State.RUNNING or found.has_successor:
             return ()
         timers = found.timers()
         running = self._flow_of(found).runner_of(ctx).running.get(found.id)
@@ -461,6 +473,9 @@ class _Events:
             return
         if isinstance(known, StepDecided) and known.kind == EVENT and known.failure is None:
             event = runs.RunEvent(record.seqnum, run.clock, "published", plain_value(known.result))
+        elif isinstance(known, RunContinued):
+            said = {"state": "continued", "problem": None, "round": run.round}
+            event = runs.RunEvent(record.seqnum, run.clock, "state", said)
         elif run.state is not before and run.state is not None:
             said = {"state": run.state.value, "problem": status_of("", run).problem}
             event = runs.RunEvent(record.seqnum, run.clock, "state", said)
@@ -493,6 +508,7 @@ class _Found:
         now: time of the log when it was read; seconds since 1970.
         changed: when its last record that took effect was ordered, other than a note.
         waits_since: when the record `Run.waits` was ordered, if there is one.
+        has_successor: whether the round that is shown has ended, and the next one has begun.
     """
 
     def __init__(
@@ -502,6 +518,7 @@ class _Found:
         log: str,
         steps: int = 0,
         events: _Events | None = None,
+        round: int | None = None,  # noqa: A002
     ) -> None:
         self.id = id
         self.app = app
@@ -510,6 +527,8 @@ class _Found:
         self.steps: deque[tuple[float, StepDecided]] = deque(maxlen=steps)
         self.events = events
         self.now = self.changed = self.waits_since = 0.0
+        self.has_successor = False
+        self._round = round
 
     @property
     def started(self) -> RunStarted:
@@ -534,6 +553,10 @@ class _Found:
     def apply(self, record: Record) -> None:
         """Apply the next record of the run."""
         known, before = run_record(record.data), self.run.state
+        if isinstance(known, RunContinued) and self._round == self.run.round:
+            self.has_successor = self.has_successor or known.epoch == self.run.epoch
+        if self.has_successor:
+            return
         if not self.run.apply(record.seqnum, record.ordered_at, known) or known is None:
             return
         if not isinstance(known, OperationNoted):
@@ -544,13 +567,16 @@ class _Found:
             self.events.add(record, self.run, known, before)
         if isinstance(known, StepDecided):
             self.steps.append((self.run.clock, known))
+        elif isinstance(known, RunContinued):
+            self.steps.clear()
 
     def details(self, waits: tuple[runs.RunWait, ...]) -> runs.RunDetails:
         """Return what people see of it."""
         run, started = self.run, self.started
         result = run.finished.result if run.finished is not None else b""
+        info = _info(self.id, run, self.app, self.log)
         return runs.RunDetails(
-            run=_info(self.id, run, self.app, self.log),
+            run=msgspec.structs.replace(info, state="continued") if self.has_successor else info,
             owner=run.executor,
             epoch=run.epoch,
             arguments=_shown(started.arguments),
@@ -563,6 +589,9 @@ class _Found:
             result=_shown(result),
             parent=_origin(started.parent),
             forked=_origin(started.forked),
+            round=run.round,
+            predecessor=run.round - 1 or None,
+            successor=run.round + 1 if self.has_successor else None,
         )
 
 
@@ -570,16 +599,17 @@ async def _read(log: Log, found: _Found) -> bool:
     """Read the history of a run; False: there is no such run, or it was trimmed."""
     tag, run = run_tag(found.id), found.run
     while True:
+        bound = run.end
         try:
-            page = await log.read_range(tag, run.end, limit=_PAGE)
+            page = await log.read_range(tag, bound, limit=_PAGE)
         except TrimmedError as error:
-            if run.started is not None:
-                return False
-            run.end = max(run.end, error.first_seqnum)
+            found.run = run = Run()  # its old rounds were trimmed, or all of it
+            found.steps.clear()
+            run.end = max(bound, error.first_seqnum)
             continue
         for record in page:
             found.apply(record)
-        if not page:
+        if not page or found.has_successor:
             return run.started is not None
 
 

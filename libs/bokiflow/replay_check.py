@@ -17,7 +17,8 @@ from bokiflow.operations.compensation import COMPENSATE, run_compensated
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError
 from bokiflow.runs.execution import PATCH, RETURN, Execution, OperationOutcome
-from bokiflow.runs.records import StepDecided
+from bokiflow.runs.records import RunFinished, StepDecided
+from bokiflow.runs.rounds import ContinuedAsNew
 from bokiflow.runs.run_log import Logs
 from bokiflow.runs.run_state import Run
 from bokiflow.workflow import Workflow
@@ -79,6 +80,10 @@ class _ReplayedExecution(Execution):
 
     async def _append(self, records: object) -> None:
         """Append nothing."""
+
+    async def _continue(self, continued: ContinuedAsNew) -> RunFinished:  # noqa: ARG002
+        """Begin no other round."""
+        return RunFinished(self.epoch, b"")
 
     async def replay_until_idle(self) -> None:
         """Return when the workflow's tasks ask for nothing more.

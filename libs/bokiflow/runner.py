@@ -48,6 +48,7 @@ from bokiflow.runs.records import (
     run_tag,
     starts_tag,
 )
+from bokiflow.runs.rounds import ContinuedAsNew, trim_past
 from bokiflow.runs.run_log import Logs, RunUnreadable, append_with_retry, is_transient, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.taking import Taking
@@ -217,7 +218,7 @@ class Runner(Executor):
         else:
             await read_run(log, run_id, run, seqnum, is_reused=True)
         assert run.started is not None, "the start was read"
-        check_same_run(run_id, definition, started.arguments, run.started)
+        check_same_run(run_id, definition, started.arguments, run)
         is_its = run.started_at == seqnum and run.epoch == 1
         if is_its and partition is not None and not self.lease_of(partition).has_ended():
             return self.execute(logs, definition, run_id, run, partition)
@@ -415,7 +416,7 @@ class Runner(Executor):
                         return anew
                     running.execution = anew
                     self._notify_cancelled(anew)
-                return await self._once(logs, running)
+                return await self._rounds(logs, running)
             except ChangedWorkflowError:
                 raise
             except (Stopped, IndilogError) as error:
@@ -432,8 +433,31 @@ class Runner(Executor):
             await waiting.pause(wait_s)
             is_again = True
 
+    async def _rounds(self, logs: Logs, running: LocalRun) -> RunFinished | None:
+        """Execute a run in its current epoch, round after round."""
+        while True:
+            try:
+                return await self._once(logs, running)
+            except ContinuedAsNew:
+                await self._begin_round(logs, running)
+
+    async def _begin_round(self, logs: Logs, running: LocalRun) -> None:
+        """Begin the next round of a run whose round has ended here.
+
+        Raises:
+            Stopped: another process may execute the run now.
+        """
+        before, partition = running.execution, running.partition
+        partition.unread += 1
+        await trim_past(before.log, before.id, before.run)
+        if self.lease_of(partition).has_ended():
+            raise Stopped("The lease of this executor has ended.")
+        running.execution = self._execution(logs, before.id, before.run, partition)
+        running.waits_since = None
+        self._notify_cancelled(running.execution)
+
     async def _once(self, logs: Logs, running: LocalRun) -> RunFinished | None:
-        """Execute a run in its current epoch."""
+        """Execute the current round of a run."""
         execution, definition = running.execution, running.definition
         started = execution.run.started
         assert started is not None, "only a run that has begun is executed"
@@ -497,9 +521,9 @@ class Runner(Executor):
 
     def _is_cancelled(self, execution: Execution) -> bool:
         """Tell whether a cancellation of this run was read (not of an earlier run with the same
-        id).
+        id, or of an earlier round).
         """
-        return self._cancels.get(execution.id, -1) > execution.run.started_at
+        return self._cancels.get(execution.id, -1) > execution.run.round_at
 
     def _notify_cancelled(self, execution: Execution) -> None:
         if self._is_cancelled(execution):

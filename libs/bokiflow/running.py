@@ -61,9 +61,7 @@ class LocalRun:
 
     def check_same_run(self, definition: Definition, arguments: bytes) -> None:
         """Call `bokiflow.definition.check_same_run` for a start with this run's id."""
-        begun = self.execution.run.started
-        assert begun is not None, "only a run that has begun is executed"
-        check_same_run(self.execution.id, definition, arguments, begun)
+        check_same_run(self.execution.id, definition, arguments, self.execution.run)
 
     def end(self, finished: RunFinished | None) -> None:
         """Notify the callers that wait for the run."""

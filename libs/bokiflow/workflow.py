@@ -8,7 +8,7 @@ import random as chance
 import uuid as uuids
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias, TypeVar, overload
+from typing import Any, Final, Never, TypeAlias, TypeVar, overload
 
 import structlog
 from cachetools import LRUCache
@@ -23,6 +23,7 @@ from bokiflow.operations.progress import EVENT, STATUS, plain_text
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import KEY, Execution, OperationOutcome, raise_failure
+from bokiflow.runs.rounds import ContinuedAsNew
 from bokiflow.runs.run_log import Logs
 from indilog import Context, Log
 
@@ -210,6 +211,31 @@ class Workflow(Operations):
             lambda: (self.ctx, *arguments) if body.takes_context else arguments,
             policy,
         )
+
+    # --- endless workflows
+
+    def continue_as_new(self, *arguments: object, **named: object) -> Never:
+        """End this round of the run, and begin the next one with these arguments.
+
+        Use it in a workflow that has no end, so that its history stays short: a new round begins
+        with an empty history, at the first line of the newest code. The run keeps its id, so
+        handles and signals reach the current round. Signals that no operation has consumed remain.
+        Compensations of the round are dropped, as when the workflow returns. Children that have not
+        ended continue. The code after the call does not run. The end of a round and the begin of
+        the next one are one record, so neither happens without the other.
+
+        Args:
+            arguments: the arguments of the next round.
+            named: its arguments by name.
+
+        Raises:
+            FlowSettingsError: it was called in a step, a branch or a task.
+            Cancelled: a cancellation is requested; the round does not end.
+            InvalidArgumentsError: the arguments do not fit the type hints; the run fails.
+            UnfinishedOperationError: an operation has not finished; the run fails.
+        """
+        self.execution.check_may_continue()
+        raise ContinuedAsNew(arguments, named)
 
     # --- progress for people
 

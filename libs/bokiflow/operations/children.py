@@ -176,9 +176,9 @@ class Child(Generic[_ResultT_co]):
         """Return the end of the child; None while it runs. A trimmed child has ended."""
         log = self._execution.log
         try:
+            await read_run(log, self.id, self._run, is_reused=True)
             if self._run.started is None:
-                await log.read_next(run_tag(self.id))
-            await read_run(log, self.id, self._run)
+                await log.read_next(run_tag(self.id))  # raises if the child was trimmed
         except TrimmedError:
             words = f"Run {self.id!r} has ended and was trimmed after its retention."
             return RunFinished(1, b"", RecordedFailure(UnknownRunError.__name__, words))

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from bokiflow.runs.errors import CompensationFailedError
 from bokiflow.runs.execution import UNDO, Execution, OperationOutcome, failure_from
 from bokiflow.runs.records import RecordedFailure
+from bokiflow.runs.rounds import ContinuedAsNew
 
 COMPENSATE: Final = "compensate"
 COMPENSATION_RETRIES: Final = 10
@@ -96,10 +97,15 @@ async def run_compensated(compensations: Compensations, body: Coroutine[Any, Any
     Raises:
         CompensationFailedError: all compensations ran, and some failed.
         UnfinishedOperationError: the body returned before its operations were finished.
+        ContinuedAsNew: the body ended its round; no compensation ran.
     """
     execution = compensations.execution
+    continued: ContinuedAsNew | None = None
     try:
-        result = await body
+        try:
+            result = await body
+        except ContinuedAsNew as asked:  # the round ends without a failure
+            continued, result = asked, b""
         await execution.asked.run_until_idle()
         execution.check_finished()
     except Exception as error:
@@ -112,4 +118,6 @@ async def run_compensated(compensations: Compensations, body: Coroutine[Any, Any
                 error, [f"{f.kind} at {f.message}" for f in failures]
             ) from error
         raise
+    if continued is not None:
+        raise continued
     return result

@@ -18,10 +18,11 @@ from bokiflow.operations.children import CHILD, START_CHILD, Child, ChildWorkflo
 from bokiflow.operations.compensation import Compensations
 from bokiflow.operations.gathering import AT_ONCE, gather
 from bokiflow.operations.run_lock import RunLock
-from bokiflow.operations.signals import SIGNAL, Signals, check_name
+from bokiflow.operations.signals import Signals, check_name
 from bokiflow.operations.timers import SLEEP, sleep, start_timer
 from bokiflow.operations.transactions import TRANSACTION, transact
 from bokiflow.runs.execution import Execution
+from bokiflow.runs.rounds import SIGNAL
 from bokiflow.runs.unawaited_operations import GATHER
 from indilog import Context, Log
 

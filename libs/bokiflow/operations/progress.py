@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from bokiflow.runs.errors import FlowSettingsError
+from bokiflow.runs.records import RunRecord, StepDecided
 from bokiflow.runs.run_state import Run
 from indilog import FunctionFailedError
 from indilog.sdk import ResultType, SeqNum, plain_value
@@ -54,11 +54,11 @@ def plain_text(what: str, value: object) -> bytes:
     return text
 
 
-def events_in(run: Run) -> Iterator[PublishedEvent]:
-    """Yield the events of a run, in the order of its history."""
-    for number, record in run.steps.items():
-        if record.kind == EVENT:
-            yield PublishedEvent(run.places[number], plain_value(record.result))
+def event_in(seqnum: SeqNum, record: RunRecord) -> PublishedEvent | None:
+    """Return the event that a record of a run publishes; None: it publishes none."""
+    if isinstance(record, StepDecided) and record.kind == EVENT and record.failure is None:
+        return PublishedEvent(seqnum, plain_value(record.result))
+    return None
 
 
 def status_value_in(run: Run) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -16,11 +16,8 @@ from bokiflow.operations.notifications import decide_waiting, wait_for_record
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import Execution, OperationOutcome, raise_failure
 from bokiflow.runs.records import StepDecided
+from bokiflow.runs.rounds import NO_SIGNAL, SIGNAL, consumed_signal
 from indilog.sdk import SeqNum
-
-SIGNAL: Final = "signal"
-_NONE: Final = b"null"
-_decode_got = msgspec.json.Decoder(tuple[SeqNum, Any]).decode
 
 
 def check_name(name: str) -> None:
@@ -39,9 +36,9 @@ class Signals:
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._taken = {
-            _decode_got(decided.result)[0]
+            got[0]
             for decided in execution.run.steps.values()
-            if _is_got(decided)
+            if (got := consumed_signal(decided)) is not None
         }
         self._sorted = 0
         """How many of `run.signals` were moved to `_left` so far."""
@@ -56,14 +53,15 @@ class Signals:
 
         async def awaited() -> OperationOutcome:
             got = await wait_for_record(self._execution, ends, found)
-            return OperationOutcome(_NONE if got is None else got)
+            return OperationOutcome(NO_SIGNAL if got is None else got)
 
         async def found() -> bytes | None:
             return self._take(name)
 
         decided = await decide_waiting(self._execution, number, name, SIGNAL, awaited)
         raise_failure(decided)
-        return _decode_got(decided.result)[1] if _is_got(decided) else None
+        consumed = consumed_signal(decided)
+        return None if consumed is None else consumed[1]
 
     def _take(self, name: str) -> bytes | None:
         signals = self._execution.run.signals
@@ -78,8 +76,5 @@ class Signals:
 
 def value_of(decided: StepDecided) -> bytes:
     """Return the JSON text of the value that an operation `SIGNAL` returned."""
-    return msgspec.json.encode(_decode_got(decided.result)[1]) if _is_got(decided) else _NONE
-
-
-def _is_got(decided: StepDecided) -> bool:
-    return decided.kind == SIGNAL and decided.failure is None and decided.result != _NONE
+    consumed = consumed_signal(decided)
+    return NO_SIGNAL if consumed is None else msgspec.json.encode(consumed[1])

@@ -18,6 +18,7 @@ from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
     RetryAsked,
+    RunContinued,
     RunFinished,
     RunForgotten,
     RunParked,
@@ -159,6 +160,9 @@ class PartitionState(State[None]):
                 if run.phase == Phase.RUNNING:
                     run.crashes = 0
                     self._enter(id_, run, Phase.WAITING, now, until, what)
+            case RunContinued(epoch=epoch) if epoch == run.epoch:
+                run.epoch, run.crashes = epoch + 1, 0
+                self._enter(id_, run, Phase.RUNNING, now)
             case RunParked(epoch, _, reason) if epoch == run.epoch:
                 self._enter(id_, run, Phase.PARKED, now, None, reason)
             case RunFinished():

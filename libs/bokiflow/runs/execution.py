@@ -26,6 +26,7 @@ from bokiflow.runs.cancelling import CancelGrace
 from bokiflow.runs.errors import (
     Cancelled,
     ChangedWorkflowError,
+    FlowSettingsError,
     StepFailedError,
     UnfinishedOperationError,
 )
@@ -44,6 +45,7 @@ from bokiflow.runs.records import (
     ChildEnded,
     OperationNoted,
     RecordedFailure,
+    RunContinued,
     RunFinished,
     RunParked,
     RunWaits,
@@ -55,6 +57,7 @@ from bokiflow.runs.records import (
     partition_tag,
     run_tag,
 )
+from bokiflow.runs.rounds import ContinuedAsNew, next_round
 from bokiflow.runs.run_log import append_with_retry, read_own_run, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import end_state
@@ -93,7 +96,7 @@ class LeaseCheck(Protocol):
         """Whether this executor must begin no further body of the run."""
 
 
-ExecutionRecord: TypeAlias = StepDecided | RunWaits | RunParked | RunFinished
+ExecutionRecord: TypeAlias = StepDecided | RunWaits | RunContinued | RunParked | RunFinished
 
 
 class OperationOutcome(NamedTuple):
@@ -227,6 +230,8 @@ class Execution:
         self._relisted_after_s = relisted_after_s
         self._lease = lease
         self._parent = run.started.parent
+        self._round_at = run.round_at
+        self._is_first_round = run.round == 1
         self._decided = dict(run.steps)
         self._reached: set[str] = set()
         self._unflushed: list[StepDecided] = []
@@ -261,16 +266,18 @@ class Execution:
     def key(self, number: str) -> str:
         """Return the idempotency key of an operation: the same in every execution, and unique.
 
-        An earlier, trimmed run with the same id had other keys.
+        An earlier, trimmed run with the same id, and other rounds of this run, have other keys.
         """
-        return f"{self.log.name}/{self.id}@{self.run.started_at}/{number}"
+        return f"{self.log.name}/{self.id}@{self._round_at}/{number}"
 
     def child_id(self, number: str) -> str:
         """Return the unique id of the run that operation `number` starts.
 
-        The id contains the seqnum of the root run's start, in case the root run's id is reused.
+        The id contains the seqnum of the root run's start, in case the root run's id is reused, and
+        that of a later round.
         """
-        began = "" if self._parent is not None else f"@{self.run.started_at}"
+        is_unique = self._parent is not None and self._is_first_round
+        began = "" if is_unique else f"@{self._round_at}"
         return f"{self.id}{began}/{number}"
 
     # --- deciding
@@ -498,6 +505,7 @@ class Execution:
 
         Raises:
             ChangedWorkflowError: the code does not match the decided steps; the run is parked.
+            ContinuedAsNew: the round has ended, and the next one has begun in the next epoch.
             Stopped: this execution must not continue.
         """
         if self._cancel_asked:
@@ -509,11 +517,15 @@ class Execution:
 
     async def _execute(self, body: Coroutine[Any, Any, bytes]) -> RunFinished:
         raised: Exception | None = None
+        continued: ContinuedAsNew | None = None
+        finished = RunFinished(self.epoch, b"")
         context = copy_context()
         context.run(BRANCH.set, self.branch)
         try:
             result = await FlushBeforeAwait(self, body, context)
             finished = RunFinished(self.epoch, result)
+        except ContinuedAsNew as asked:
+            continued = asked
         except Exception as error:  # noqa: BLE001 - each error is an outcome
             raised, was_cancelled = error, isinstance(error, Cancelled)
             finished = RunFinished(self.epoch, b"", failure_from(error), was_cancelled)
@@ -522,7 +534,65 @@ class Execution:
             if (given_up := await self.park(str(self._changed))) is not None:
                 return given_up
             raise self._changed
+        if continued is not None:
+            return await self._continue(continued)
         return await self._finish(finished)
+
+    async def _continue(self, continued: ContinuedAsNew) -> RunFinished:
+        """End the round, and begin the next one, with one append.
+
+        Returns:
+            The end of the run, if the arguments of the next round are too large.
+
+        Raises:
+            ContinuedAsNew: the next round has begun.
+            Stopped: another executor has taken the run, or this execution must not continue.
+        """
+        async with self._flushing:
+            await self._append_unflushed(_DEFERRED_TOGETHER)
+            await self.catch_up()
+            self.check_lease()
+            record = next_round(
+                self.run,
+                self._decided.values(),
+                continued.arguments,
+                continued.version,
+                cancel_asked=self._cancel_asked and not self._main.was_notified,
+            )
+            records: list[ExecutionRecord] = [*self._unflushed, record]
+            entries = [Entry(encode(one), self._tags(one)) for one in records]
+            try:
+                last = await append_with_retry(self.log, entries)
+            except TooLargeError as error:
+                words = (
+                    "The arguments of the next round, with the signals that no operation has "
+                    f"consumed, have {error.size:,} bytes; the limit is {error.limit:,}."
+                )
+                failure = RecordedFailure(TooLargeError.__name__, words)
+                finished = RunFinished(self.epoch, b"", failure)
+                await self._append([*self._unflushed, finished])
+                return finished
+        run = self.run
+        await read_own_run(partial(read_run, self.log, self.id, run, last))
+        if (run.round, run.epoch) != (record.round, record.epoch + 1) or run.finished:
+            raise Stopped(f"Run {self.id!r} is executed by {run.executor} now.")
+        raise continued
+
+    def check_may_continue(self) -> None:
+        """Check that a round may end here: in the workflow's own code, outside of operations.
+
+        Raises:
+            FlowSettingsError: it is a step, a branch or a task.
+            Cancelled: a cancellation is requested.
+        """
+        if KEY.get() is not None or not (self._is_driving and self.is_in_main_branch):
+            raise FlowSettingsError(
+                "continue_as_new ends the workflow; call it in the workflow's own code, not in a "
+                "step, a branch or a task."
+            )
+        if self.is_cancel_asked:
+            self.mark_notified()
+            raise Cancelled("The run was cancelled at the end of a round.")
 
     async def _finish(self, finished: RunFinished) -> RunFinished:
         run = self.run

@@ -193,6 +193,50 @@ class RunWaits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
     what: str
 
 
+class UnreadSignal(msgspec.Struct, frozen=True, array_like=True):
+    """A signal that no operation has consumed: its place in the history, and what it says."""
+
+    seqnum: _SeqNum
+    name: str
+    value: bytes
+    key: str
+
+
+class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="continued", kw_only=True):
+    """The run's round has ended, and its next round begins with these arguments, in the next epoch.
+
+    Takes effect if `epoch` is the current one. It contains all that the next round needs, so the
+    records before it may be trimmed.
+
+    Attributes:
+        epoch: epoch of the round that ends.
+        round: number of the round that begins; the first one is 1.
+        end: its author had read all records of the run below this seqnum.
+        executor: executes the next round.
+        version: a digest of the code.
+        started_at: seqnum of the record with which the run began.
+        began: time of that record, seconds since 1970.
+        cancel_asked: whether a cancellation was requested that the workflow has not noticed.
+        signals: the signals that no operation has consumed.
+        keys: the keys of the newest signals.
+        parent: the step of another run that started the run.
+    """
+
+    epoch: _Epoch
+    round: Annotated[int, msgspec.Meta(ge=2)]
+    end: _SeqNum
+    workflow: str
+    arguments: bytes
+    executor: str
+    version: str
+    started_at: _SeqNum
+    began: float
+    cancel_asked: bool
+    signals: tuple[UnreadSignal, ...] = ()
+    keys: tuple[str, ...] = ()
+    parent: Origin | None = None
+
+
 class RunForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):
     """`run`, whose start is at seqnum `started_at`, is not open: this start was a repeated one.
 
@@ -263,6 +307,7 @@ RunRecord: TypeAlias = (
     | RunParked
     | RunFinished
     | RunWaits
+    | RunContinued
 )
 PartitionRecord: TypeAlias = RunRecord | RunForgotten
 ExecutorRecord: TypeAlias = Heartbeat | Claimed | Released | ExecutorLeft

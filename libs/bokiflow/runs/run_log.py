@@ -12,7 +12,7 @@ from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowVersionError
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import CALL, Stopped
-from bokiflow.runs.records import run_record, run_tag
+from bokiflow.runs.records import RunRecord, run_record, run_tag
 from bokiflow.runs.run_state import Run
 from indilog import (
     DataLossError,
@@ -21,6 +21,7 @@ from indilog import (
     IndilogError,
     Log,
     OutcomeUnknownError,
+    Record,
     TrimmedError,
 )
 from indilog.sdk import SeqNum, check_own_append, name_loss
@@ -55,11 +56,13 @@ async def read_run(
     own: SeqNum = -1,
     *,
     is_reused: bool = False,
+    on_effect: Callable[[SeqNum, RunRecord], None] | None = None,
 ) -> Run:
     """Apply the new records of a run; return the run.
 
     With `own`, apply at least the records up to and including that seqnum; otherwise all that the
-    session of `log` sees.
+    session of `log` sees. If old rounds of the run were trimmed meanwhile, the read continues with
+    the first round that is left.
 
     Args:
         log: log of the run.
@@ -68,6 +71,7 @@ async def read_run(
         own: a record of this run that the session of `log` appended.
         is_reused: skip a trimmed run with this id, and read a later run with the id. If there is
             none, `run` has not begun.
+        on_effect: called with each record that takes effect, and its seqnum.
 
     Raises:
         TrimmedError: the run was trimmed after its retention.
@@ -79,7 +83,10 @@ async def read_run(
         try:
             page = await log.read_range(tag, run.end, limit=_PAGE)
         except TrimmedError as error:
-            if not is_reused or run.started is not None:
+            if run.started is not None:
+                await _read_later_rounds(log, id, run, error, on_effect)
+                return run
+            if not is_reused:
                 raise
             run.end = max(run.end, error.first_seqnum)
             continue
@@ -88,11 +95,38 @@ async def read_run(
         for record in page:
             clock.read(record.ordered_at)
             if record.seqnum >= run.end:
-                run.apply(record.seqnum, record.ordered_at, run_record(record.data))
+                _apply(run, record, on_effect)
         if not page:
             check_own_append(own, run.end)
         if not page or run.end > own >= 0:
             return run
+
+
+def _apply(run: Run, record: Record, on_effect: Callable[[SeqNum, RunRecord], None] | None) -> None:
+    known = run_record(record.data)
+    has_effect = run.apply(record.seqnum, record.ordered_at, known)
+    if has_effect and known is not None and on_effect is not None:
+        on_effect(record.seqnum, known)
+
+
+async def _read_later_rounds(
+    log: Log,
+    id: str,  # noqa: A002
+    run: Run,
+    error: TrimmedError,
+    on_effect: Callable[[SeqNum, RunRecord], None] | None,
+) -> None:
+    """Read the rounds that are left of a run, whose earlier rounds were trimmed.
+
+    Raises:
+        TrimmedError: all of the run was trimmed.
+    """
+    later = Run()
+    later.end = max(run.end, error.first_seqnum)
+    await read_run(log, id, later, is_reused=True, on_effect=on_effect)
+    if later.started is None or later.started_at != run.started_at:
+        raise error
+    run.become(later)
 
 
 async def append_with_retry(

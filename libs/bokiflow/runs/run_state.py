@@ -4,6 +4,9 @@ process.
 The executor of a run has an epoch. Its records take effect only until a record begins a later
 epoch. So of two concurrent executors, one decides nothing. Of several decisions of one step, the
 first in the log takes effect. `bokiflow.runs.states` has the transitions.
+
+A run may have rounds (`Workflow.continue_as_new`). The record that ends a round begins the next
+one. Of earlier rounds only unconsumed signals, and an unnoticed cancellation, remain.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from bokiflow.runs.records import (
     ChildEnded,
     OperationNoted,
     RetryAsked,
+    RunContinued,
     RunFinished,
     RunParked,
     RunRecord,
@@ -58,13 +62,19 @@ class Run:
         finished: the record that ended the run, once it has ended.
         ended_at: seqnum of that record. Valid once `finished` is set.
         ended: `ordered_at` of that record, seconds since 1970.
+        round: number of the current round, from 1.
+        round_at: seqnum of the record that began the current round.
+        floor: the records below this seqnum are of rounds before the previous one, and may be
+            trimmed.
+        past: how many of the applied records lie below `floor`.
     """
 
     __slots__ = (
-        "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "ended", "ended_at",
-        "epoch", "executor", "finished", "is_cancelled_while_parked", "noted", "parked",
-        "parked_at",
-        "places", "signals", "started", "started_at", "state", "steps", "taken_at", "waits",
+        "_cancelled_at", "_count", "_others_end", "_whole", "began", "cancel_asked", "clock",
+        "crashes", "end", "ended", "ended_at", "epoch", "executor", "finished", "floor",
+        "is_cancelled_while_parked", "noted", "parked", "parked_at", "past", "places", "round",
+        "round_at", "signal_keys", "signals", "started", "started_at", "state", "steps",
+        "taken_at", "waits",
         "was_parked",
     )  # fmt: skip
 
@@ -83,8 +93,9 @@ class Run:
         self.places: dict[str, SeqNum] = {}
         self.noted: dict[str, OperationNoted] = {}
         self.signals: list[tuple[SeqNum, Signalled]] = []
-        self._signal_keys: set[str] = set()
+        self.signal_keys: dict[str, None] = {}
         self.cancel_asked = False
+        self._cancelled_at: SeqNum = -1
         self.parked: RunParked | None = None
         self.parked_at = 0.0
         self.was_parked = False
@@ -93,6 +104,18 @@ class Run:
         self.finished: RunFinished | None = None
         self.ended_at: SeqNum = 0
         self.ended = 0.0
+        self.round = 1
+        self.round_at: SeqNum = 0
+        self.floor: SeqNum = 0
+        self.past = 0
+        self._count = 0
+        """Number of applied records that were not forgotten."""
+        self._whole = (0, 0)
+        """Seqnum of the newest record from which the run can be read, and how many of the counted
+        records are before it.
+        """
+        self._others_end: SeqNum = 0
+        """Seqnum after the last record that is neither a decision nor a note."""
 
     def apply(self, seqnum: SeqNum, ordered_at: float, record: RunRecord | None) -> bool:
         """Apply the record at `seqnum`; tell whether it takes effect."""
@@ -102,7 +125,11 @@ class Run:
         if record is None:
             return False
         state = next_state(self.state, record, self.epoch)
-        if state is None or not self._effect(seqnum, record):
+        has_effect = state is not None and self._effect(seqnum, record)
+        self._count += 1
+        if not isinstance(record, StepDecided | OperationNoted):
+            self._others_end = seqnum + 1
+        if state is None or not has_effect:
             return False
         self.state = state
         assert (self.parked is not None) == (state is State.PARKED), (
@@ -122,24 +149,65 @@ class Run:
                 assert self.started is None, "a run starts once"
                 self.started, self.started_at, self.began = record, seqnum, self.clock
                 self.epoch, self.executor, self.taken_at = int(bool(executor)), executor, seqnum
-            case Signalled(key=key):
-                if key not in self._signal_keys:
-                    self._signal_keys.add(key)
-                    self.signals.append((seqnum, record))
+                self.round_at = seqnum
+            case Signalled():
+                self._add_signal(seqnum, record)
             case ChildEnded() | RetryAsked():
                 pass
             case CancelAsked():
-                self.cancel_asked = True
+                self.cancel_asked, self._cancelled_at = True, seqnum
                 self.is_cancelled_while_parked = self.is_cancelled_while_parked or self.was_parked
             case OperationNoted(number=number):
                 if number in self.steps or self.waits is not None:
                     return False
                 self.noted[number] = record
+            case RunContinued():
+                self._begin_round(seqnum, record)
             case RunTaken() | StepDecided() | RunWaits() | RunParked() | RunFinished():
                 return self._executor_effect(seqnum, record)
             case unreachable:
                 assert_never(unreachable)
         return True
+
+    def _add_signal(self, seqnum: SeqNum, signal: Signalled) -> None:
+        if signal.key not in self.signal_keys:
+            self.signal_keys[signal.key] = None
+            self.signals.append((seqnum, signal))
+
+    def _begin_round(self, seqnum: SeqNum, record: RunContinued) -> None:
+        """Begin the next round. Signals and cancellations that the author had not read remain."""
+        self.floor, self.past = self._whole
+        if self._others_end <= record.end:  # else a record that is not in `record` may be needed
+            self._whole = seqnum, self._count
+        left = [(at, signal) for at, signal in self.signals if at >= record.end]
+        self.signals, self.signal_keys = [], dict.fromkeys(record.keys)
+        for one in record.signals:
+            self.signal_keys[one.key] = None
+            self.signals.append((one.seqnum, Signalled(one.name, one.value, one.key)))
+        for at, signal in left:
+            self._add_signal(at, signal)
+        self.cancel_asked = record.cancel_asked or self._cancelled_at >= record.end
+        self.started = RunStarted(
+            record.workflow, record.arguments, record.executor, record.version, record.parent
+        )
+        self.started_at, self.began = record.started_at, record.began
+        self.round, self.round_at = record.round, seqnum
+        self.epoch, self.executor, self.taken_at = record.epoch + 1, record.executor, seqnum
+        self.steps, self.places, self.noted = {}, {}, {}
+        self.was_parked = self.is_cancelled_while_parked = False
+        self.parked = self.waits = None
+        self.crashes = 0
+
+    def forget_past(self) -> None:
+        """Note that the records below `floor` were trimmed."""
+        whole, before = self._whole
+        self._count, self._whole = self._count - self.past, (whole, before - self.past)
+        self.past = 0
+
+    def become(self, other: Run) -> None:
+        """Take the state of another object for the same run."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
 
     def _executor_effect(
         self,

@@ -16,6 +16,7 @@ from bokiflow.runs.records import (
     ChildEnded,
     OperationNoted,
     RetryAsked,
+    RunContinued,
     RunFinished,
     RunParked,
     RunRecord,
@@ -49,6 +50,7 @@ class RunEvent(enum.StrEnum):
     CANCEL_ASKED = "cancel asked"
     RETRY_ASKED = "retry asked"
     WAITS = "waits"
+    CONTINUED = "continued"
     PARKED = "parked"
     RETURNED = "returned"
     FAILED = "failed"
@@ -67,6 +69,7 @@ EPOCHS: Final[Mapping[RunEvent, Epoch]] = {
     RunEvent.DECIDED: Epoch.CURRENT,
     RunEvent.NOTED: Epoch.CURRENT,
     RunEvent.WAITS: Epoch.CURRENT,
+    RunEvent.CONTINUED: Epoch.CURRENT,
     RunEvent.PARKED: Epoch.CURRENT,
     RunEvent.RETURNED: Epoch.CURRENT,
     RunEvent.FAILED: Epoch.CURRENT,
@@ -78,6 +81,8 @@ executor, so they have no epoch.
 
 TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (None, RunEvent.STARTED): State.RUNNING,
+    # The earlier rounds of the run were trimmed.
+    (None, RunEvent.CONTINUED): State.RUNNING,
     (State.RUNNING, RunEvent.TAKEN): State.RUNNING,
     (State.RUNNING, RunEvent.DECIDED): State.RUNNING,
     (State.RUNNING, RunEvent.NOTED): State.RUNNING,
@@ -85,6 +90,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (State.RUNNING, RunEvent.CHILD_ENDED): State.RUNNING,
     (State.RUNNING, RunEvent.CANCEL_ASKED): State.RUNNING,
     (State.RUNNING, RunEvent.WAITS): State.RUNNING,
+    (State.RUNNING, RunEvent.CONTINUED): State.RUNNING,
     (State.RUNNING, RunEvent.PARKED): State.PARKED,
     (State.RUNNING, RunEvent.RETURNED): State.DONE,
     (State.RUNNING, RunEvent.FAILED): State.FAILED,
@@ -94,6 +100,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     # These appends were in flight when the same executor parked the run.
     (State.PARKED, RunEvent.DECIDED): State.PARKED,
     (State.PARKED, RunEvent.PARKED): State.PARKED,
+    (State.PARKED, RunEvent.CONTINUED): State.RUNNING,
     (State.PARKED, RunEvent.RETURNED): State.DONE,
     (State.PARKED, RunEvent.FAILED): State.FAILED,
     (State.PARKED, RunEvent.CANCELLED): State.CANCELLED,
@@ -125,6 +132,8 @@ def event_of(record: RunRecord) -> RunEvent:  # noqa: C901, PLR0911, PLR0912 - o
             return RunEvent.RETRY_ASKED
         case RunWaits():
             return RunEvent.WAITS
+        case RunContinued():
+            return RunEvent.CONTINUED
         case RunParked():
             return RunEvent.PARKED
         case RunFinished(was_cancelled=True):
@@ -145,8 +154,16 @@ def next_state(state: State | None, record: RunRecord, epoch: int) -> State | No
     """
     event = event_of(record)
     match record:
+        case RunContinued() if state is None:
+            return TRANSITIONS[None, event]
         case (
-            RunTaken() | StepDecided() | OperationNoted() | RunWaits() | RunParked() | RunFinished()
+            RunTaken()
+            | StepDecided()
+            | OperationNoted()
+            | RunWaits()
+            | RunContinued()
+            | RunParked()
+            | RunFinished()
         ):
             due = epoch + (EPOCHS[event] is Epoch.NEXT)
             return TRANSITIONS.get((state, event)) if record.epoch == due else None

@@ -109,9 +109,9 @@ def crash(request: pytest.FixtureRequest) -> Crash:
 def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the run of a child takes a while."""
 
-    async def slowly(log: Log, id: str, run: Run) -> Run:  # noqa: A002
+    async def slowly(log: Log, id: str, run: Run, *, is_reused: bool) -> Run:  # noqa: A002
         await asyncio.sleep(0.02)
-        return await read_run(log, id, run)
+        return await read_run(log, id, run, is_reused=is_reused)
 
     monkeypatch.setattr(children, "read_run", slowly)
 

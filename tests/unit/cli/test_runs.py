@@ -149,6 +149,13 @@ def test_a_run_shows_what_it_waits_for_and_what_to_do(gateway: Gateway) -> None:
     assert gateway.asked[0].url.params["steps"] == "1"
 
 
+def test_a_round_names_the_rounds_before_and_after_it(gateway: Gateway) -> None:
+    gateway.answers["/runs/travel/a"] = [details(round=7, predecessor=6, successor=8)]
+    done = run("show", "a", "--app", "travel", "--round", "7")
+    assert "round        7, after round 6, before round 8" in done.stdout.splitlines()
+    assert gateway.asked[0].url.params["round"] == "7"
+
+
 def test_a_run_cannot_send_commands_to_the_terminal(gateway: Gateway) -> None:
     evil = "\x1b[2Jx\n\x9by\u202e"
     shown = "\\x1b[2Jx\\n\\x9by\\u202e"

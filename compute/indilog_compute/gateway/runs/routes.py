@@ -145,10 +145,15 @@ class RunRoutes:
         run: str,
         request: Request,
         steps: Annotated[int, Query(ge=0, le=STEPS_SHOWN_MAX)] = STEPS_SHOWN,
+        round_: Annotated[int | None, Query(alias="round", ge=1)] = None,
         position: Position = 0,
     ) -> Response:
-        """Return one run: its state, its last steps, what it waits for, and what to do about it."""
-        return await self._operate(app, SHOW_RUN, {"id": run, "steps": steps}, request, position)
+        """Return one run: its state, its last steps, what it waits for, and what to do about it.
+
+        `round`: the round of a run that continues as new; default: the current one.
+        """
+        wanted = {"id": run, "steps": steps} | ({} if round_ is None else {"round": round_})
+        return await self._operate(app, SHOW_RUN, wanted, request, position)
 
     async def events(
         self,

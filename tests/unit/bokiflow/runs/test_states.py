@@ -13,6 +13,7 @@ from bokiflow.runs.records import (
     OperationNoted,
     RecordedFailure,
     RetryAsked,
+    RunContinued,
     RunFinished,
     RunParked,
     RunRecord,
@@ -46,13 +47,18 @@ RECORDS: dict[RunEvent, RunRecord] = {
     RunEvent.CANCEL_ASKED: CancelAsked(),
     RunEvent.RETRY_ASKED: RetryAsked(),
     RunEvent.WAITS: RunWaits(1, None, "signal 'go'"),
+    RunEvent.CONTINUED: RunContinued(
+        epoch=1, round=2, end=0, workflow="order", arguments=b"{}", executor="a", version="v1",
+        started_at=0, began=1.0, cancel_asked=False,
+    ),
     RunEvent.PARKED: RunParked(1, "v1", "again"),
     RunEvent.RETURNED: RunFinished(1, b"2"),
     RunEvent.FAILED: RunFinished(1, b"", FAILURE),
     RunEvent.CANCELLED: RunFinished(1, b"", FAILURE, was_cancelled=True),
-}
+}  # fmt: skip
 MOVES = {
     RunEvent.TAKEN: State.RUNNING,
+    RunEvent.CONTINUED: State.RUNNING,
     RunEvent.PARKED: State.PARKED,
     RunEvent.RETURNED: State.DONE,
     RunEvent.FAILED: State.FAILED,
@@ -75,7 +81,7 @@ def run_in(state: State | None) -> Run:
 def expected(state: State | None, event: RunEvent) -> State | None:
     """Return the next state by the rules of docs/libs/bokiflow.md; None: no effect."""
     if state is None:
-        return State.RUNNING if event is RunEvent.STARTED else None
+        return State.RUNNING if event in {RunEvent.STARTED, RunEvent.CONTINUED} else None
     if state not in {State.RUNNING, State.PARKED} or event is RunEvent.STARTED:
         return None
     if (event is not RunEvent.RETRY_ASKED) == (state is State.PARKED) and (

@@ -1,0 +1,108 @@
+"""Rounds of a run: a workflow that never ends continues with new arguments and an empty history.
+
+One record ends a round and begins the next one, so a crash cannot lose or repeat a round. The
+record contains the unconsumed signals. So the records before it are not needed to execute the run,
+and all but those of the previous round are trimmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from bokiflow.runs.records import RunContinued, StepDecided, UnreadSignal, run_tag
+from bokiflow.runs.run_state import Run
+from indilog import IndilogError, Log
+from indilog.sdk import SeqNum
+
+SIGNAL: Final = "signal"
+"""The kind of a decision that consumes a signal, or none within its time."""
+NO_SIGNAL: Final = b"null"
+SIGNAL_KEYS_MAX: Final = 256
+"""Keys of signals that a round keeps of the rounds before it."""
+PAST_MAX: Final = 256
+"""Records of old rounds with which a history is trimmed."""
+_decode_got = msgspec.json.Decoder(tuple[SeqNum, Any]).decode
+
+
+class ContinuedAsNew(BaseException):
+    """Ends the workflow's code; the run continues with these arguments.
+
+    It is no `Exception`, so that the workflow's `except Exception` does not catch it.
+
+    Attributes:
+        given: the positional arguments.
+        named: the arguments by name.
+        arguments: all arguments as a JSON object, once they were checked.
+        version: a digest of the code, once the arguments were checked.
+    """
+
+    def __init__(self, given: tuple[object, ...], named: dict[str, object]) -> None:
+        super().__init__()
+        self.given = given
+        self.named = named
+        self.arguments = b"{}"
+        self.version = ""
+
+
+def consumed_signal(decided: StepDecided) -> tuple[SeqNum, Any] | None:
+    """Return place and value of the signal that an operation consumed; None: it consumed none."""
+    if decided.kind != SIGNAL or decided.failure is not None or decided.result == NO_SIGNAL:
+        return None
+    return _decode_got(decided.result)
+
+
+def next_round(
+    run: Run,
+    decided: Iterable[StepDecided],
+    arguments: bytes,
+    version: str,
+    *,
+    cancel_asked: bool,
+) -> RunContinued:
+    """Return the record that ends the round of a run and begins the next one.
+
+    Args:
+        run: the run, which its executor has just read.
+        decided: all decisions of the round, also those that are not durable yet.
+        arguments: arguments of the next round as a JSON object.
+        version: a digest of the code.
+        cancel_asked: whether a cancellation was requested that the workflow has not noticed.
+    """
+    started = run.started
+    assert started is not None, "only a run that has begun continues"
+    taken = {got[0] for one in decided if (got := consumed_signal(one)) is not None}
+    return RunContinued(
+        epoch=run.epoch,
+        round=run.round + 1,
+        end=run.end,
+        workflow=started.workflow,
+        arguments=arguments,
+        executor=run.executor,
+        version=version,
+        started_at=run.started_at,
+        began=run.began,
+        cancel_asked=cancel_asked,
+        signals=tuple(
+            UnreadSignal(seqnum, signal.name, signal.value, signal.key)
+            for seqnum, signal in run.signals
+            if seqnum not in taken
+        ),
+        keys=tuple(run.signal_keys)[-SIGNAL_KEYS_MAX:],
+        parent=started.parent,
+    )
+
+
+async def trim_past(log: Log, id: str, run: Run) -> None:  # noqa: A002
+    """Trim the history of a run up to its previous round, if enough has come together."""
+    if run.past < PAST_MAX:
+        return
+    try:
+        await log.trim(run.floor, tag=run_tag(id))
+    except IndilogError as error:  # a later round trims it
+        structlog.get_logger().warning("old rounds are not trimmed", run=id, reason=str(error))
+    else:
+        run.forget_past()
