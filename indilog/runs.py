@@ -133,14 +133,22 @@ class Run:
         more = {"key": key} if key is not None else {}
         await self._act("signal", name=name, value=value, **more)
 
-    async def query(self, name: str = "") -> Any:  # noqa: ANN401 - any JSON value
-        """Return the result of the run's last step with a name or number; without a name, what its
-        workflow has set last as its status.
+    async def query(self, name: str = "", /, **arguments: object) -> Any:  # noqa: ANN401 - any JSON value
+        """Return a value of the run: the answer of a query of its application, or the result of the
+        run's last step with a name or number; without a name, what its workflow has set last as its
+        status.
+
+        Args:
+            name: a query, or a step.
+            arguments: arguments of the query.
 
         Raises:
-            NotFoundError: there is no such run, or no such value.
+            NotFoundError: there is no such run, no such query and no such value.
+            InvalidArgumentsError: the arguments do not fit the query.
+            WrongStateError: the query raised, or the deployed code does not match the run.
         """
-        return msgspec.json.decode(await self._act("query", name=name))
+        more = {"arguments": arguments} if arguments else {}
+        return msgspec.json.decode(await self._act("query", name=name, **more))
 
     async def events(self, *, after: int = -1) -> AsyncIterator[RunEvent]:
         """Yield what the workflow publishes, and each change of the run's state: those that exist,

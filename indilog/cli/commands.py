@@ -4,20 +4,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import webbrowser
 from functools import partial
 from pathlib import Path
 from time import sleep
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from indilog import __version__
 from indilog.apps.sources import sources_of, with_missing_file
 from indilog.cli import show
+from indilog.cli.arguments import ARGUMENTS_HELP, arguments_in
 from indilog.cli.backup import backup
 from indilog.cli.cluster import cluster
 from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
@@ -318,7 +318,7 @@ def invoke(
     function: Annotated[str, typer.Argument(help="app.function")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="name=value for text and numbers, name:=JSON for other values."),
+        typer.Argument(help=ARGUMENTS_HELP),
     ] = None,
     *,
     json_text: Annotated[
@@ -338,7 +338,7 @@ def invoke(
 ) -> None:
     """Call a function and print its result."""
     with explain_mistakes():
-        given = _arguments(arguments or [], json_text)
+        given = arguments_in(arguments or [], json_text)
     named, dot, rest = function.partition(".")
     if not dot or not rest or "/" in function:
         stop(f"A function is named app.function, not {function!r}.")
@@ -347,33 +347,6 @@ def invoke(
     path = f"/functions/{named}/{rest}"
     result = Gateway(url).post(path, json=given, query=query, headers=headers)
     show.value(result["invocation"] if in_background else result)
-
-
-def _arguments(pairs: list[str], json_text: str | None) -> dict[str, Any]:
-    given = _json_object(json_text) if json_text is not None else {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name.removesuffix(":"):
-            raise ValueError(f"An argument is written name=value, not {pair!r}.")
-        field = name.removesuffix(":")
-        if field in given:
-            raise ValueError(f"The argument {field!r} is given twice; give it once.")
-        given[field] = _json(text, pair) if name.endswith(":") else text
-    return given
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    value = _json(text, "--json")
-    if not isinstance(value, dict):
-        raise ValueError("--json is an object with the arguments' names, such as '{\"n\": 1}'.")  # noqa: TRY004
-    return value
-
-
-def _json(text: str, where: str) -> Any:  # noqa: ANN401 - any JSON value
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON: {error}.") from None
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from indilog.cli import show as printed
+from indilog.cli.arguments import ARGUMENTS_HELP, arguments_in
 from indilog.cli.gateway import DEFAULT, FAILURE, Gateway, Url, explain_mistakes, stop
 from indilog.cli.quantities import duration_s_in, duration_text
 from indilog.link.access import segment
@@ -184,13 +185,21 @@ def signal(
 @runs.command()
 def query(
     run: RunId,
-    name: Annotated[str, typer.Argument(help="Name or number of a step.")] = "",
+    name: Annotated[str, typer.Argument(help="A query, or name or number of a step.")] = "",
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help=f"Of the query: {ARGUMENTS_HELP}")
+    ] = None,
     *,
     app: App = None,
     url: Url = DEFAULT,
 ) -> None:
-    """Print the result of a run's last step with a name; without a name, the status that it set."""
-    printed.value(_act(url, run, app, "query", {"name": name}))
+    """Print the answer of a query of the run, or the result of its last step with a name; without
+    a name, the status that it set.
+    """
+    with explain_mistakes():
+        given = arguments_in(arguments or [])
+    more = {"arguments": given} if given else {}
+    printed.value(_act(url, run, app, "query", {"name": name, **more}))
 
 
 # --- requests

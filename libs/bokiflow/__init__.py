@@ -10,6 +10,7 @@ from bokiflow.handle import Handle, Status
 from bokiflow.locks.lock import HeldLock, Lock
 from bokiflow.operations.attempts import Retry
 from bokiflow.operations.progress import PublishedEvent
+from bokiflow.queries import RunView
 from bokiflow.replay_check import ReplayMismatch
 from bokiflow.runs.errors import (
     Cancelled,
@@ -23,6 +24,7 @@ from bokiflow.runs.errors import (
     LockSettingsError,
     LockTimeoutError,
     NestedLockError,
+    QueryFailedError,
     RunCancelledError,
     RunEndedError,
     RunFailedError,
@@ -52,6 +54,7 @@ __all__ = [
     "LockTimeoutError",
     "NestedLockError",
     "PublishedEvent",
+    "QueryFailedError",
     "ReplayMismatch",
     "Retry",
     "RunCancelledError",
@@ -59,6 +62,7 @@ __all__ = [
     "RunFailedError",
     "RunIdInUseError",
     "RunNotParkedError",
+    "RunView",
     "Startable",
     "State",
     "Status",

@@ -18,6 +18,7 @@ from bokiflow.driver import Driver
 from bokiflow.handle import Handle, unknown
 from bokiflow.history import decided_before
 from bokiflow.inspection import add_run_operations
+from bokiflow.queries import Query
 from bokiflow.replay_check import ReplayMismatch, find_mismatch
 from bokiflow.run_lists import Wanted, list_runs
 from bokiflow.runner import EXECUTIONS_MAX, Runner
@@ -39,6 +40,7 @@ from indilog.sdk import current_context
 from indilog.sdk.runs import RUNS_MAX, RunInfo, RunPage, RunPlace
 
 _ResultT = TypeVar("_ResultT")
+_QueryT = TypeVar("_QueryT", bound=Callable[..., Any])
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
 LEASE_S: Final = 5.0
 PASSIVE_AFTER_S: Final = 10.0
@@ -161,6 +163,7 @@ class Flow:
     Attributes:
         log_name: name of the log of the runs.
         definitions: the workflows, by name.
+        queries: the queries, by name.
         runner: executes runs in this process.
     """
 
@@ -195,6 +198,7 @@ class Flow:
         self._app = app
         self._log_name = log
         self.definitions: dict[str, Definition] = {}
+        self.queries: dict[str, Query] = {}
         self._lease_s = lease
         self._executions_max = executions
         self._runner: Runner | None = None
@@ -229,6 +233,7 @@ class Flow:
                 self.log_name,
                 self.definitions,
                 scope,
+                queries=self.queries,
                 lease_s=self._lease_s,
                 executions_max=self._executions_max,
                 partitions=self._partitions,
@@ -252,6 +257,24 @@ class Flow:
             raise FlowSettingsError(f"There are two workflows {definition.name!r}; rename one.")
         self.definitions[definition.name] = definition
         return Startable(self, definition)
+
+    def query(self, body: _QueryT, /) -> _QueryT:
+        """Make a function a query of this flow's runs, and return it unchanged.
+
+        `Handle.query` and `indilog runs query` answer it, for a run of any workflow and in any
+        state. Its first parameter is a `RunView`, whose `vars` are what the workflow has put into
+        `wf.vars` up to the last durable outcome. The run is replayed for that; nothing is executed
+        or appended. The other parameters, and the result, have JSON forms.
+
+        Raises:
+            FlowSettingsError: the function is async, takes no `RunView`, or the flow has a query of
+                this name.
+        """
+        query = Query(body)
+        if query.name in self.queries:
+            raise FlowSettingsError(f"There are two queries {query.name!r}; rename one.")
+        self.queries[query.name] = query
+        return body
 
     async def drive(self, logs: Logs) -> None:
         """Take over the runs of crashed processes, until cancelled.

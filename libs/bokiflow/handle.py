@@ -47,7 +47,7 @@ from bokiflow.runs.run_log import Logs, append_with_retry, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from indilog import Entry, FunctionFailedError, Log, TrimmedError
-from indilog.sdk import ResultType, SeqNum
+from indilog.sdk import ResultType, SeqNum, plain_value
 from indilog.sdk.runs import RunInfo
 
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
@@ -277,6 +277,31 @@ class Handle(Generic[_ResultT_co]):
         if info.end is not None:
             raise RunEndedError(f"Run {self.id!r} has ended; it would not receive the signal.")
         await self._append_record(Signalled(name, text, waiting.new_name() if key is None else key))
+
+    async def query(self, name: str, /, **arguments: object) -> Any:  # noqa: ANN401 - any JSON value
+        """Return the answer of a query (`Flow.query`), as of the durable outcomes of the run.
+
+        The run is replayed with the code of this process; nothing is executed or appended.
+
+        Args:
+            name: name of the query.
+            arguments: its arguments.
+
+        Raises:
+            UnknownRunError, RunIdInUseError: as `result`.
+            FlowSettingsError: the flow has no such query.
+            InvalidArgumentsError: the arguments do not fit it.
+            QueryFailedError: the code does not match the run, or the query raised.
+        """
+        query = self._runner.queries.get(name)
+        if query is None:
+            there = ", ".join(sorted(self._runner.queries)) or "none"
+            raise FlowSettingsError(f"There is no query {name!r} here; there are: {there}.")
+        log, run = self._log(), Run()
+        await self._read(log, run)
+        self._check(run)
+        text = await query.answer(self._definition, log, self._logs, (self.id, run), arguments)
+        return plain_value(text)
 
     async def _append_record(self, record: RunRecord) -> None:
         with public_call():

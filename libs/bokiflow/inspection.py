@@ -20,6 +20,7 @@ from bokiflow.handle import Handle, status_of
 from bokiflow.operations.progress import EVENT, status_value_in
 from bokiflow.operations.signals import value_of
 from bokiflow.operations.timers import TIMER
+from bokiflow.queries import Query
 from bokiflow.replay_check import find_mismatch
 from bokiflow.run_lists import SCAN_S_MAX, Wanted, find_run, list_runs
 from bokiflow.runner import Runner
@@ -78,6 +79,10 @@ class InspectedFlow(Protocol):
     @property
     def definitions(self) -> dict[str, Definition]:
         """The workflows, by name."""
+
+    @property
+    def queries(self) -> dict[str, Query]:
+        """The queries, by name."""
 
     def runner_of(self, logs: Logs) -> Runner:
         """Return the executor of runs in this process."""
@@ -286,19 +291,32 @@ class RunOperations:
         ctx: Context,
         id: str,  # noqa: A002
         name: str = "",
+        arguments: dict[str, Any] | None = None,
         log: str = "",
     ) -> Any:  # noqa: ANN401 - any JSON value
-        """Return a value of a run: the result of its last step with a name or number. Without a
-        name, return what the workflow has set last as its status.
+        """Return a value of a run: the answer of a query (`Flow.query`), or the result of its last
+        step with a name or number. Without a name, return what the workflow has set last as its
+        status.
         """
         found = await self._find(ctx, id, log)
+        queries = self._flow_of(found).queries
+        if name in queries:
+            handle = await self._handle(ctx, id, log)
+            with _for_people():
+                return await handle.query(name, **(arguments or {}))
+        if arguments:
+            there = ", ".join(sorted(queries)) or "none"
+            raise NotFoundError(
+                f"The app has no query {name!r}, and only queries have arguments; there are: "
+                f"{there}."
+            )
         if not name:
             return status_value_in(found.run)
         for step in reversed(found.run.steps.values()):
             if name in {step.number, step.name} and step.failure is None:
                 text = _result(step)
                 return plain_value(text) if text else None
-        raise NotFoundError(f"Run {id!r} has decided no value {name!r}.")
+        raise NotFoundError(f"Run {id!r} has no query {name!r}, and has decided no such value.")
 
     # --- internal
 

@@ -1,4 +1,4 @@
-"""Checks whether code continues runs that other code began, without executing or writing anything.
+"""Replays runs without executing or writing anything: for checks of changed code, and for queries.
 
 The workflow is executed against the decided outcomes of a run. An operation that is not decided yet
 never ends here. When nothing moves any more, the code matches if it has asked for every decided
@@ -8,8 +8,9 @@ but only when it meets them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, Never
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple, Never
 
 from bokiflow.definition import Definition
 from bokiflow.operations.children import CANCEL_CHILD
@@ -119,28 +120,43 @@ async def _never() -> Never:
     raise AssertionError("nothing sets this gate")
 
 
-async def find_mismatch(
+class Replayed(NamedTuple):
+    """A workflow that was replayed up to the first operation without an outcome.
+
+    Attributes:
+        workflow: the workflow's object.
+        arguments: the arguments of the workflow.
+    """
+
+    workflow: Workflow
+    arguments: Mapping[str, Any]
+
+
+@asynccontextmanager
+async def replay(
     definition: Definition,
     log: Log,
     logs: Logs,
     run_id: str,
     run: Run,
-) -> ReplayMismatch | None:
-    """Replay a run with the code of a definition; None: the code continues the run.
+) -> AsyncIterator[Replayed | str]:
+    """Enter a block with a replayed run; with text that says why the code does not continue it, if
+    it does not.
 
     Args:
-        definition: the workflow with the code to check.
+        definition: the workflow with the code to replay.
         log: log of the run; it is not written.
         logs: source of logs for code between steps; nothing should use it.
         run_id: id of the run.
         run: the run, read from the log.
     """
     started = run.started
-    assert started is not None, "only a run that has begun is checked"
+    assert started is not None, "only a run that has begun is replayed"
     try:
         arguments = definition.signature.arguments(started.arguments)
     except (InvalidArgumentsError, FlowSettingsError, TypeError) as error:
-        return ReplayMismatch(run_id, started.workflow, str(error))
+        yield str(error)
+        return
     execution = _ReplayedExecution(log, run_id, run, _NoLease())
     wf = Workflow(execution, logs)
     body = run_compensated(wf.compensations, definition.result_text(wf, arguments))
@@ -148,9 +164,24 @@ async def find_mismatch(
     try:
         await execution.replay_until_idle()
         difference = execution.first_difference()
+        yield Replayed(wf, arguments) if difference is None else str(difference)
     finally:
         replaying.cancel()
         await waiting.wait_done(replaying)
         if not replaying.cancelled():
             replaying.exception()
-    return None if difference is None else ReplayMismatch(run_id, started.workflow, str(difference))
+
+
+async def find_mismatch(
+    definition: Definition,
+    log: Log,
+    logs: Logs,
+    run_id: str,
+    run: Run,
+) -> ReplayMismatch | None:
+    """Replay a run with the code of a definition; None: the code continues the run. The arguments
+    are those of `replay`.
+    """
+    async with replay(definition, log, logs, run_id, run) as replayed:
+        reason = replayed if isinstance(replayed, str) else None
+    return None if reason is None else ReplayMismatch(run_id, definition.name, reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from bokiflow.ownership.executor import Executor
 from bokiflow.ownership.member import share_of
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.ownership.partition_state import PartitionState
+from bokiflow.queries import Query
 from bokiflow.running import LocalRun, await_body
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
@@ -87,6 +88,7 @@ class Runner(Executor):
     Args:
         log_name: name of the log of the runs.
         definitions: the workflows, by name.
+        queries: the queries of runs, by name.
         scope: the platform whose runs are executed (`Log.scope`).
         lease_s: seconds after this process's last heartbeat until other processes take over its
             runs.
@@ -107,6 +109,7 @@ class Runner(Executor):
         definitions: dict[str, Definition],
         scope: object,
         *,
+        queries: Mapping[str, Query] | None = None,
         lease_s: float,
         executions_max: int = EXECUTIONS_MAX,
         partitions: int = PARTITIONS,
@@ -116,6 +119,7 @@ class Runner(Executor):
     ) -> None:
         super().__init__(log_name, lease_s, partitions)
         self.definitions = definitions
+        self.queries = {} if queries is None else queries
         self.scope = scope
         self.running: dict[str, LocalRun] = {}
         self.executions_max = executions_max

@@ -44,9 +44,14 @@ class Workflow(Operations):
     must be deterministic: it may depend only on its arguments and on results of operations. For
     clocks, random values and calls there are operations (`now`, `random`, `uuid`, `call`). Access
     to logs, networks and files belongs into steps.
+
+    Attributes:
+        vars: values that queries of the run see (`Flow.query`). Each execution begins with none,
+            and the workflow's code sets them.
     """
 
     def __init__(self, execution: Execution, logs: Logs) -> None:
+        self.vars: dict[str, Any] = {}
         self.execution = execution
         self._logs = logs
 

@@ -161,6 +161,10 @@ class CompensationFailedError(FlowError):
         self.problems = problems
 
 
+class QueryFailedError(FlowError):
+    """A query raised, or the code does not match the run's decided operations."""
+
+
 class RunNotParkedError(FlowError):
     """The run is not parked, so it cannot be retried."""
 

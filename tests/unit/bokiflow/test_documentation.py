@@ -34,6 +34,7 @@ async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
         "part 1 is packed",
         "part 2 is packed",
         "2",
+        "3 5",
         "4 3",
         "0",
         "True",

@@ -129,7 +129,7 @@ async def test_a_fork_continues_and_says_from_where(shop: Shop) -> None:
     assert (found.forked, found.result) == ("a, step 3", [7, 1, "sent"])
     assert await new.query("pay") == 7
     assert await new.query("3") == "sent"
-    with pytest.raises(NotFoundError, match="Run 'a' has decided no value 'send'"):
+    with pytest.raises(NotFoundError, match="Run 'a' has no query 'send', and has decided no such"):
         await run.query("send")
     with pytest.raises(InvalidArgumentsError, match=r"no decided step 'mail'\. It has"):
         await run.fork("mail")

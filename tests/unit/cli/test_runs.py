@@ -156,6 +156,15 @@ def test_a_round_names_the_rounds_before_and_after_it(gateway: Gateway) -> None:
     assert gateway.asked[0].url.params["round"] == "7"
 
 
+def test_a_query_has_arguments(gateway: Gateway) -> None:
+    gateway.answers["/runs/travel/a/query"] = [5]
+    done = run("query", "a", "left", "unit=kg", "at_least:=5", "--app", "travel")
+    assert done.stdout == "5\n"
+    asked = json.loads(gateway.asked[0].content)
+    assert asked == {"name": "left", "arguments": {"unit": "kg", "at_least": 5}}
+    assert "An argument is written name=value" in run("query", "a", "left", "x").stderr
+
+
 def test_a_run_cannot_send_commands_to_the_terminal(gateway: Gateway) -> None:
     evil = "\x1b[2Jx\n\x9by\u202e"
     shown = "\\x1b[2Jx\\n\\x9by\\u202e"

@@ -63,11 +63,12 @@ class SignalIn(pydantic.BaseModel):
 
 
 class QueryIn(pydantic.BaseModel):
-    """Name or number of a step; empty: the status that the workflow has set."""
+    """A query and its arguments, or name or number of a step; empty: the status that was set."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
     name: str = ""
+    arguments: dict[str, Any] | None = None
 
 
 class RunRoutes:
