@@ -18,6 +18,7 @@ import structlog
 
 from indilog.apps.function import Function, function_of
 from indilog.apps.signature import arguments_text, plain_value
+from indilog.base.deployed import due_time_in
 from indilog.base.log import Log, LogSource, Session, check_log_name
 
 _ResultT = TypeVar("_ResultT")
@@ -82,6 +83,13 @@ class Context:
             InvalidTagError: `name` cannot be a log's name.
         """
         return self._logs.log(check_log_name(name), self.session)
+
+    @property
+    def due(self) -> float | None:
+        """The due time for which a schedule called the function, in seconds since 1970; None: the
+        function was called otherwise.
+        """
+        return due_time_in(self.invocation_id)
 
     @property
     def logger(self) -> structlog.typing.FilteringBoundLogger:

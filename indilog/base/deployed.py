@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+import hashlib
+import re
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 CatchUp: TypeAlias = Literal["none", "last", "all"]
+"""Which due times of a schedule run that were missed while the platform was down."""
 
 
 class FunctionSpec(msgspec.Struct, frozen=True):
@@ -32,6 +35,21 @@ class ScheduleSpec(msgspec.Struct, frozen=True):
     expression: str
     timezone: str = "UTC"
     catch_up: CatchUp = "last"
+
+
+_SCHEDULED: Final = re.compile(r"[0-9a-f]{16}-([0-9a-f]{1,12})")
+
+
+def scheduled_invocation(schedule: str, due: float) -> str:
+    """Return the id of the invocation at a due time (seconds since 1970) of a schedule."""
+    digest = hashlib.blake2b(schedule.encode(), digest_size=8).hexdigest()
+    return f"{digest}-{int(due):x}"
+
+
+def due_time_in(invocation: str) -> float | None:
+    """Return the due time in the id of an invocation; None: no schedule made the invocation."""
+    found = _SCHEDULED.fullmatch(invocation)
+    return float(int(found[1], 16)) if found else None
 
 
 ServiceActivity: TypeAlias = Literal["running", "waiting", "ended"]

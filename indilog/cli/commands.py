@@ -27,6 +27,7 @@ from indilog.cli.one_sentence import OneSentenceGroup
 from indilog.cli.pipeline import analyse, export
 from indilog.cli.rebuild_index import rebuild_index
 from indilog.cli.runs import runs
+from indilog.cli.schedules import schedules
 from indilog.link.access import reach, segment
 from indilog.sdk.runs import CHECK_RUNS
 
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.add_typer(logs, name="log")
 app.add_typer(invocations, name="invocation")
 app.add_typer(runs, name="runs")
+app.add_typer(schedules, name="schedules")
 app.add_typer(cluster, name="cluster")
 app.add_typer(backup, name="backup")
 app.command(name="rebuild-index")(rebuild_index)

@@ -22,6 +22,7 @@ for libraries are here:
 
 from typing import TYPE_CHECKING
 
+from indilog.base.deployed import CatchUp, ScheduleSpec
 from indilog.base.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, UserTag, can_be_in_tag
 from indilog.base.lazy_names import lazy_names
 from indilog.base.log import READ_RANGE_LIMIT_MAX, check_bound
@@ -35,18 +36,21 @@ from indilog.sdk.surviving_records import may_go_further, read_surviving_records
 if TYPE_CHECKING:
     from indilog.apps.context import current_context
     from indilog.apps.function import Function, function_of
+    from indilog.apps.schedule import due_between, next_due
     from indilog.apps.signature import ResultType, Signature, arguments_text, plain_value
 
 __all__ = [
     "MAX_SEQNUM",
     "READ_RANGE_LIMIT_MAX",
     "TAG_BYTES_MAX",
+    "CatchUp",
     "Event",
     "Function",
     "LogClock",
     "Losses",
     "RecordFormat",
     "ResultType",
+    "ScheduleSpec",
     "SeqNum",
     "Signature",
     "UserTag",
@@ -56,9 +60,11 @@ __all__ = [
     "check_bound",
     "check_own_append",
     "current_context",
+    "due_between",
     "function_of",
     "may_go_further",
     "name_loss",
+    "next_due",
     "plain_value",
     "read_surviving_records",
 ]
@@ -68,6 +74,7 @@ __getattr__ = lazy_names(
     {
         "indilog.apps.context": ["current_context"],
         "indilog.apps.function": ["Function", "function_of"],
+        "indilog.apps.schedule": ["due_between", "next_due"],
         "indilog.apps.signature": ["ResultType", "Signature", "arguments_text", "plain_value"],
     },
 )

@@ -35,6 +35,7 @@ from bokiflow.runs.errors import (
     UnknownRunError,
 )
 from bokiflow.runs.states import State
+from bokiflow.schedules import Schedule, ScheduleStatus
 from bokiflow.workflow import Workflow
 
 __all__ = [
@@ -63,6 +64,8 @@ __all__ = [
     "RunIdInUseError",
     "RunNotParkedError",
     "RunView",
+    "Schedule",
+    "ScheduleStatus",
     "Startable",
     "State",
     "Status",

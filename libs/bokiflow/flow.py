@@ -11,7 +11,7 @@ handle = await reserve.start(order, id="order-42")
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Final, Generic, Never, TypeVar
+from typing import Any, Concatenate, Final, Generic, Never, Protocol, TypeVar, overload
 
 from bokiflow.definition import Definition
 from bokiflow.driver import Driver
@@ -34,9 +34,10 @@ from bokiflow.runs.records import (
 from bokiflow.runs.run_log import Logs, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
+from bokiflow.schedules import Overlap, Schedule, add_schedule
 from bokiflow.workflow import Workflow
 from indilog import App
-from indilog.sdk import current_context
+from indilog.sdk import CatchUp, ScheduleSpec, current_context
 from indilog.sdk.runs import RUNS_MAX, RunInfo, RunPage, RunPlace
 
 _ResultT = TypeVar("_ResultT")
@@ -49,6 +50,14 @@ RETENTION_S: Final = 7 * 86_400.0
 _LEASE_S_MIN: Final = 0.05
 
 
+class _Decorator(Protocol):
+    """Makes an async function a workflow."""
+
+    def __call__(
+        self, body: Callable[Concatenate[Workflow, ...], Coroutine[Any, Any, _ResultT]], /
+    ) -> Startable[_ResultT]: ...
+
+
 class Startable(Generic[_ResultT_co]):
     """A decorated workflow.
 
@@ -56,7 +65,10 @@ class Startable(Generic[_ResultT_co]):
         name: name of the workflow, unique in its flow.
     """
 
-    def __init__(self, flow: Flow, definition: Definition) -> None:
+    def __init__(
+        self, flow: Flow, definition: Definition, schedule: Schedule | None = None
+    ) -> None:
+        self._schedule = schedule
         self.name = definition.name
         self.definition = definition
         self._flow = flow
@@ -91,7 +103,7 @@ class Startable(Generic[_ResultT_co]):
         with public_call():
             runner = self._flow.runner_of(logs)
             run, _ = await runner.start(logs, definition, text, id)
-        return Handle(runner, definition, run, logs)
+        return Handle(runner, definition, run, logs, self._flow.queries)
 
     def __call__(self, *_: object, **__: object) -> Never:
         """Refuse a direct call of the workflow.
@@ -107,7 +119,21 @@ class Startable(Generic[_ResultT_co]):
     def handle(self, id: str) -> Handle[_ResultT_co]:  # noqa: A002
         """Return a handle on the run `id`, which need not exist."""
         run_tag(id)
-        return Handle(self._flow.runner, self.definition, id, self._flow.logs())
+        flow = self._flow
+        return Handle(flow.runner, self.definition, id, flow.logs(), flow.queries)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule by which the platform starts runs: pauses, resumes and backfills it.
+
+        Raises:
+            FlowSettingsError: the workflow has none.
+        """
+        if self._schedule is None:
+            raise FlowSettingsError(
+                f"Workflow {self.name!r} has no schedule; write @flow.workflow(schedule=...)."
+            )
+        return self._schedule
 
     # --- for runs that start child runs
 
@@ -233,7 +259,6 @@ class Flow:
                 self.log_name,
                 self.definitions,
                 scope,
-                queries=self.queries,
                 lease_s=self._lease_s,
                 executions_max=self._executions_max,
                 partitions=self._partitions,
@@ -243,20 +268,77 @@ class Flow:
             )
         return self._runner
 
+    @overload
     def workflow(
         self, body: Callable[Concatenate[Workflow, ...], Coroutine[Any, Any, _ResultT]], /
-    ) -> Startable[_ResultT]:
+    ) -> Startable[_ResultT]: ...
+
+    @overload
+    def workflow(
+        self,
+        /,
+        *,
+        schedule: str | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "last",
+        overlap: Overlap = "skip",
+    ) -> _Decorator: ...
+
+    def workflow(
+        self,
+        body: Callable[Concatenate[Workflow, ...], Coroutine[Any, Any, Any]] | None = None,
+        /,
+        *,
+        schedule: str | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "last",
+        overlap: Overlap = "skip",
+    ) -> Any:
         """Make an async function a workflow of this flow.
+
+        With a `schedule`, the platform starts a run at each due time, across all compute nodes and
+        restarts. The run of a due time has the id `<workflow>@<due time>`, so a due time starts one
+        run. A parameter `due` of the workflow gets the due time (a datetime in UTC); all other
+        parameters need defaults. The flow must be that of an application.
+
+        Args:
+            body: the function, if the decorator is used without arguments.
+            schedule: a cron expression with five fields, as in `App.schedule`.
+            timezone: time zone of the expression, such as `Europe/Berlin`.
+            catch_up: which due times run that were missed while the platform was down, as in
+                `App.schedule`.
+            overlap: what happens at a due time while an earlier run of the schedule is open: `skip`
+                (the run ends as cancelled at once), `queue` (it waits for the earlier ones), or
+                `concurrent`.
 
         Raises:
             FlowSettingsError: the function is not async, its first parameter is not the workflow,
-                or the flow has a workflow of this name.
+                the flow has a workflow of this name, or the schedule is invalid.
         """
-        definition = Definition(body.__name__, body)
-        if definition.name in self.definitions:
-            raise FlowSettingsError(f"There are two workflows {definition.name!r}; rename one.")
-        self.definitions[definition.name] = definition
-        return Startable(self, definition)
+
+        def registered(
+            body: Callable[Concatenate[Workflow, ...], Coroutine[Any, Any, Any]],
+        ) -> Startable[Any]:
+            definition = Definition(body.__name__, body)
+            if definition.name in self.definitions:
+                raise FlowSettingsError(f"There are two workflows {definition.name!r}; rename one.")
+            scheduled: Schedule | None = None
+            if schedule is not None:
+                spec = ScheduleSpec(f"start-{definition.name}", schedule, timezone, catch_up)
+                scheduled = self._scheduled(Schedule(self, definition, spec, overlap))
+            self.definitions[definition.name] = definition
+            return Startable(self, definition, scheduled)
+
+        return registered if body is None else registered(body)
+
+    def _scheduled(self, schedule: Schedule) -> Schedule:
+        if not isinstance(self._app, App):
+            raise FlowSettingsError(
+                f"Workflow {schedule.workflow!r} has a schedule, so its flow needs an application: "
+                "Flow(app)."
+            )
+        add_schedule(self._app, schedule)
+        return schedule
 
     def query(self, body: _QueryT, /) -> _QueryT:
         """Make a function a query of this flow's runs, and return it unchanged.
@@ -310,7 +392,7 @@ class Flow:
         """
         definition = self._definition(workflow)
         run_tag(id)
-        return Handle(self.runner, definition, id, self.logs())
+        return Handle(self.runner, definition, id, self.logs(), self.queries)
 
     async def runs(
         self,
@@ -426,7 +508,7 @@ class Flow:
         origin = Origin(id, number)
         with public_call():
             new = await runner.fork(logs, definition, run.started.arguments, origin, decided)
-        return Handle(runner, definition, new, logs)
+        return Handle(runner, definition, new, logs, self.queries)
 
     def _definition(self, workflow: str) -> Definition:
         definition = self.definitions.get(workflow)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from bokiflow.operations.notifications import WAIT_S_MAX
 from bokiflow.operations.progress import PublishedEvent, event_in, status_value_in
 from bokiflow.operations.signals import check_name
 from bokiflow.ownership import crash_loops
+from bokiflow.queries import Query
 from bokiflow.run_lists import find_run
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
@@ -109,8 +110,16 @@ def unknown(id: str, log_name: str) -> UnknownRunError:  # noqa: A002
 class Handle(Generic[_ResultT_co]):
     """A handle on one run, which any process may be executing."""
 
-    def __init__(self, runner: Runner, definition: Definition, id: str, logs: Logs) -> None:  # noqa: A002
+    def __init__(
+        self,
+        runner: Runner,
+        definition: Definition,
+        id: str,  # noqa: A002
+        logs: Logs,
+        queries: Mapping[str, Query],
+    ) -> None:
         self.id = id
+        self._queries = queries
         self._runner = runner
         self._definition = definition
         self._logs = logs
@@ -293,9 +302,9 @@ class Handle(Generic[_ResultT_co]):
             InvalidArgumentsError: the arguments do not fit it.
             QueryFailedError: the code does not match the run, or the query raised.
         """
-        query = self._runner.queries.get(name)
+        query = self._queries.get(name)
         if query is None:
-            there = ", ".join(sorted(self._runner.queries)) or "none"
+            there = ", ".join(sorted(self._queries)) or "none"
             raise FlowSettingsError(f"There is no query {name!r} here; there are: {there}.")
         log, run = self._log(), Run()
         await self._read(log, run)

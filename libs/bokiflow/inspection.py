@@ -10,12 +10,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from bokiflow.advice import advice_for
 from bokiflow.definition import Definition
+from bokiflow.errors_for_people import errors_for_people
 from bokiflow.handle import Handle, status_of
 from bokiflow.operations.progress import EVENT, status_value_in
 from bokiflow.operations.signals import value_of
@@ -25,14 +26,6 @@ from bokiflow.replay_check import find_mismatch
 from bokiflow.run_lists import SCAN_S_MAX, Wanted, find_run, list_runs
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
-from bokiflow.runs.errors import (
-    FlowError,
-    FlowSettingsError,
-    FlowVersionError,
-    RunEndedError,
-    RunIdInUseError,
-    UnknownRunError,
-)
 from bokiflow.runs.records import (
     OperationNoted,
     Origin,
@@ -163,7 +156,7 @@ class RunOperations:
                 time_min=None if newer_s is None else now - newer_s,
                 after=None if before is None else before.key,
             )
-            with _for_people():
+            with errors_for_people():
                 if id is None:
                     pages.append(await list_runs(log, runner, wanted, limit))
                     continue
@@ -250,13 +243,13 @@ class RunOperations:
     async def cancel(self, ctx: Context, id: str, log: str = "") -> None:  # noqa: A002
         """Cancel a run: its next operation raises `Cancelled` in it."""
         handle = await self._handle(ctx, id, log)
-        with _for_people():
+        with errors_for_people():
             await handle.cancel()
 
     async def retry(self, ctx: Context, id: str, log: str = "") -> None:  # noqa: A002
         """Execute a parked run again soon, with the deployed code."""
         handle = await self._handle(ctx, id, log)
-        with _for_people():
+        with errors_for_people():
             await handle.retry()
 
     async def fork(self, ctx: Context, id: str, step: str, log: str = "") -> Started:  # noqa: A002
@@ -269,7 +262,7 @@ class RunOperations:
             log: name of the log of its flow, if several flows have a run with this id.
         """
         flow = self._flow_of(await self._find(ctx, id, log))
-        with _for_people():
+        with errors_for_people():
             return Started((await flow.fork(id, step)).id)
 
     async def signal(
@@ -283,7 +276,7 @@ class RunOperations:
     ) -> None:
         """Send a run a signal, durably. Of several signals with one key, the first takes effect."""
         handle = await self._handle(ctx, id, log)
-        with _for_people():
+        with errors_for_people():
             await handle.signal(name, value, key=key)
 
     async def query(
@@ -302,7 +295,7 @@ class RunOperations:
         queries = self._flow_of(found).queries
         if name in queries:
             handle = await self._handle(ctx, id, log)
-            with _for_people():
+            with errors_for_people():
                 return await handle.query(name, **(arguments or {}))
         if arguments:
             there = ", ".join(sorted(queries)) or "none"
@@ -342,7 +335,7 @@ class RunOperations:
             NotFoundError: no flow has a run with this id.
             InvalidArgumentsError: several flows have one.
         """
-        with _for_people():
+        with errors_for_people():
             run_tag(id)
             all_found: list[_Found] = []
             for one in self._logs(ctx):
@@ -381,7 +374,7 @@ class RunOperations:
             NotFoundError, InvalidArgumentsError: as `_find`.
         """
         found: list[runs.RunInfo] = []
-        with _for_people():
+        with errors_for_people():
             run_tag(id)
             for flow in {flow.log_name: flow for flow in reversed(self.flows)}.values():
                 if log not in {"", flow.log_name}:
@@ -390,7 +383,8 @@ class RunOperations:
                 info = await find_run(one, flow.runner_of(ctx), id, self._app.name)
                 found += [info] if info is not None else []
         self._check_only(id, [info.log for info in found])
-        runner = self._flow_with(found[0].log, found[0].workflow).runner_of(ctx)
+        flow = self._flow_with(found[0].log, found[0].workflow)
+        runner = flow.runner_of(ctx)
         definition = runner.definitions.get(found[0].workflow)
         if definition is None:  # the code of the workflow is gone; another one serves as well
             definition = next(iter(runner.definitions.values()), None)
@@ -398,7 +392,7 @@ class RunOperations:
             raise WrongStateError(
                 f"App {self._app.name} has no code of workflow {found[0].workflow}."
             )
-        return Handle(runner, definition, id, ctx)
+        return Handle(runner, definition, id, ctx, flow.queries)
 
     def _check_only(self, id: str, logs: Sequence[str]) -> None:  # noqa: A002
         """Check that exactly one log has a run.
@@ -426,6 +420,8 @@ class RunOperations:
             return ()
         timers = found.timers()
         running = self._flow_of(found).runner_of(ctx).running.get(found.id)
+        if found.run.epoch == 0 and found.started.queue:
+            return (runs.RunWait(what="earlier runs of its schedule"),)
         if running is None and (waits := found.run.waits) is not None:
             return (runs.RunWait(what=waits.what, since=found.waits_since, until=waits.until),)
         if running is None:
@@ -456,21 +452,6 @@ def add_run_operations(app: App, flow: InspectedFlow) -> None:
     if (operations := _OPERATIONS.get(app)) is None:
         operations = _OPERATIONS[app] = RunOperations(app)
     operations.flows.append(flow)
-
-
-@contextmanager
-def _for_people() -> Iterator[None]:
-    """Raise errors of flows as the platform's errors, which have an HTTP status."""
-    try:
-        yield
-    except UnknownRunError as error:
-        raise NotFoundError(str(error)) from error
-    except (RunEndedError, RunIdInUseError, FlowVersionError) as error:
-        raise WrongStateError(str(error)) from error
-    except FlowSettingsError as error:
-        raise InvalidArgumentsError(str(error)) from error
-    except FlowError as error:
-        raise WrongStateError(str(error)) from error
 
 
 # --- one run
@@ -601,7 +582,7 @@ class _Found:
             steps=tuple(_step(at, step) for at, step in self.steps),
             steps_before=len(run.steps) - len(self.steps),
             waits=waits,
-            advice=_advice(self.id, run),
+            advice=advice_for(self.id, run),
             cancel_asked=run.cancel_asked,
             changed=self.changed,
             result=_shown(result),
@@ -702,22 +683,3 @@ def _shown(text: bytes) -> Any:  # noqa: ANN401 - any JSON value
         return plain_value(text) if text else None
     start = text[:_VALUE_BYTES_MAX].decode(errors="ignore")
     return f"{start}… ({len(text):,} bytes)"
-
-
-def _advice(id: str, run: Run) -> str | None:  # noqa: A002
-    """Return what people can do about a run that does not continue by itself."""
-    if run.parked is not None and run.crashes:
-        return (
-            "It is executed again after a pause. Deploy code or give workers memory so that the "
-            f"step does not end its process, then `indilog runs retry {id}`; or end the run: "
-            f"`indilog runs cancel {id}`."
-        )
-    if run.parked is not None:
-        return (
-            "Deploy code that does the decided steps first, then it continues by itself; or "
-            f"continue with the deployed code: `indilog runs fork {id} STEP`; or end it: `indilog "
-            f"runs cancel {id}`."
-        )
-    if run.state is State.FAILED:
-        return f"It has ended. To do a step again in a new run: `indilog runs fork {id} STEP`."
-    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,6 @@ from bokiflow.ownership.executor import Executor
 from bokiflow.ownership.member import share_of
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.ownership.partition_state import PartitionState
-from bokiflow.queries import Query
 from bokiflow.running import LocalRun, await_body
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
@@ -88,7 +87,6 @@ class Runner(Executor):
     Args:
         log_name: name of the log of the runs.
         definitions: the workflows, by name.
-        queries: the queries of runs, by name.
         scope: the platform whose runs are executed (`Log.scope`).
         lease_s: seconds after this process's last heartbeat until other processes take over its
             runs.
@@ -109,7 +107,6 @@ class Runner(Executor):
         definitions: dict[str, Definition],
         scope: object,
         *,
-        queries: Mapping[str, Query] | None = None,
         lease_s: float,
         executions_max: int = EXECUTIONS_MAX,
         partitions: int = PARTITIONS,
@@ -119,7 +116,6 @@ class Runner(Executor):
     ) -> None:
         super().__init__(log_name, lease_s, partitions)
         self.definitions = definitions
-        self.queries = {} if queries is None else queries
         self.scope = scope
         self.running: dict[str, LocalRun] = {}
         self.executions_max = executions_max
@@ -148,9 +144,11 @@ class Runner(Executor):
         id: str | None,  # noqa: A002 - a public name
         *,
         parent: Origin | None = None,
+        queue: str = "",
+        skips: bool = False,
     ) -> tuple[str, LocalRun | None]:
         """Start a run, unless a run with this id exists. Return the id, and the run if it executes
-        here.
+        here. For `queue` and `skips`, see `RunStarted`.
 
         Raises:
             RunIdInUseError: a run of another workflow has this id.
@@ -168,7 +166,15 @@ class Runner(Executor):
                 if (running := self.running.get(run_id)) is not None:  # started meanwhile
                     running.check_same_run(definition, arguments)
                     return run_id, running
-                started = RunStarted(definition.name, arguments, "", definition.version, parent)
+                started = RunStarted(
+                    definition.name,
+                    arguments,
+                    "",
+                    definition.version,
+                    parent,
+                    queue=queue,
+                    skips=skips,
+                )
                 return run_id, await self._begin(
                     logs, run_id, definition, started, is_new=id is None
                 )
@@ -209,7 +215,7 @@ class Runner(Executor):
     ) -> LocalRun | None:
         log, number = logs.log(self.log_name), partition_of(run_id, self.member.count)
         partition = self.owns(number)
-        if partition is not None:
+        if partition is not None and not started.queue:
             started = _by(started, self.member.name)
         tags = _start_tags(run_id, definition.name, number)
         again = list[str]()

@@ -48,6 +48,8 @@ _PROBLEM_S: Final = 1.0
 _WATCH_BEATS: Final = 2
 _LOOKS: Final = 64
 """Heartbeats for which a start of unknown outcome is looked for."""
+QUEUE_MAX: Final = 1000
+"""Largest number of open runs in a queue."""
 _UNCERTAIN_MAX: Final = 1024
 """Largest number of such starts. For further ones, only the partition is kept."""
 _FAILURES_MAX: Final = 6
@@ -62,6 +64,7 @@ class RunExecutor(Protocol):
     definitions: dict[str, Definition]
     logs: Logs | None
     member: Member
+    owned: dict[int, OwnedPartition]
     room_changed: asyncio.Event
     running: dict[str, LocalRun]
     wanted: dict[int, SeqNum]
@@ -195,7 +198,14 @@ class Taking:
         return self._runner.owns(partition_of(run, self._runner.member.count))
 
     def tidy(self) -> None:
-        """Look for starts with an unknown outcome; after a heartbeat."""
+        """Look for starts with an unknown outcome, and for runs that are now the first of their
+        queue; after a heartbeat.
+        """
+        for partition in self._runner.owned.values():
+            for queue in partition.state.queues:
+                first = partition.state.first_in(queue)
+                if first is not None and not partition.state.runs[first].epoch:
+                    self.want(first)
         for run, looks in list(self.uncertain.items()):
             if looks <= 0:
                 del self.uncertain[run]
@@ -337,12 +347,39 @@ class Taking:
                 return None
             if not (is_retried or run.is_cancelled_while_parked):
                 return None
+        if run.epoch == 0 and run.started.queue:
+            await partition.catch_up(log, run.started_at)
+            first = partition.state.first_in(run.started.queue)
+            if first not in {None, id_}:
+                await self._keep_in_queue(log, id_, run, partition, first or "")
+                return None
         crashes = crashes_of(run, self._runner.member.owners)
         is_looping = is_crash_looping(crashes) and crashes < CRASHES_PARKED
         if crash_looping is not None and is_looping and run.parked is None:
             crash_looping[id_] = crashes
             return None
         return await self._take_run(log, id_, run, partition, crashes)
+
+    async def _keep_in_queue(
+        self, log: Log, id_: str, run: Run, partition: OwnedPartition, first: str
+    ) -> None:
+        """Let a run wait until the runs before it in its queue have ended; end it if it must not
+        wait. `tidy` finds it when it is the first one.
+        """
+        started, runner = run.started, self._runner
+        assert started is not None, "only a run that has begun is in a queue"
+        if run.cancel_asked:
+            reason = "The run was cancelled before it began."
+        elif started.skips:
+            reason = f"Skipped, because run {first!r} of the same schedule had not ended."
+        elif len(partition.state.queues[started.queue]) > QUEUE_MAX:
+            reason = f"Skipped, because more than {QUEUE_MAX:,} runs of the schedule are open."
+        else:
+            return
+        if await runner.take_epoch(log, id_, run, partition, 0):
+            execution = Execution(log, id_, run, runner.lease_of(partition), runner.member.count)
+            await execution.end_unbegun(reason)
+            partition.unread += 1
 
     def _is_paused(self, log: Log, id_: str, run: Run) -> bool:
         """Tell whether a run was parked as crash-looping; set its timer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,36 @@ async def test_a_schedule_that_cannot_be_kept_is_refused_at_deployment(tmp_path:
         assert needs.json()["detail"] == (
             "demo.tick is called by a schedule, without arguments; give n a default."
         )
+
+
+FLOW_APP = """
+from datetime import datetime
+
+import bokiflow
+import indilog
+
+app = indilog.App("demo")
+flow = bokiflow.Flow(app)
+
+@flow.workflow(schedule="* * * * *", overlap="queue")
+async def tick(wf: bokiflow.Workflow, due: datetime) -> str:
+    return due.isoformat()
+"""
+
+
+async def test_a_scheduled_workflow_runs_each_due_time_once(
+    tmp_path: Path, clock: MovedTime
+) -> None:
+    async with running(tmp_path) as platform:
+        to_next_minute(clock)
+        deployed = await platform.deploy("demo", FLOW_APP)
+        assert deployed.status_code == 200, deployed.text
+        async with indilog.connect(platform.url) as client:
+            async with asyncio.timeout(60):
+                while not (found := await client.runs("demo", state="done")):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            [run] = found
+            shown = await run.show()
+            due = datetime.fromisoformat(shown.result)
+            assert run.id == f"tick@{due:%Y-%m-%dT%H:%M:%SZ}"
+            assert due.timestamp() == clock.time() // 60 * 60

@@ -14,7 +14,6 @@ of the new clock.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -23,7 +22,7 @@ import structlog
 from cronsim import CronSimError
 
 from indilog.apps.schedule import due_between, next_due
-from indilog.base.deployed import ScheduleSpec
+from indilog.base.deployed import ScheduleSpec, scheduled_invocation
 from indilog.config import NodeConfig
 from indilog_compute.invocations.admission import OpenLimits
 from indilog_compute.invocations.invocation_table import InvocationTable
@@ -206,9 +205,8 @@ class Schedules:
 def _accepted(
     scheduled: DeployedSchedule, executor: str, at: float, after: float
 ) -> InvocationAccepted:
-    digest = hashlib.blake2b(scheduled.name.encode(), digest_size=8).hexdigest()
     return InvocationAccepted(
-        id=f"{digest}-{int(at):x}",
+        id=scheduled_invocation(scheduled.name, at),
         executor=executor,
         function=scheduled.function,
         arguments=b"{}",

@@ -59,6 +59,7 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
         since: time of the record that began the phase, seconds since 1970.
         crashes: how many executors in a row crashed right after they got the run.
         is_woken: whether a record for the run came while it was waiting or parked.
+        queue: the queue of runs of which only the first one begins; empty: none.
     """
 
     workflow: str
@@ -71,6 +72,7 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
     since: float = 0.0
     crashes: int = 0
     is_woken: bool = False
+    queue: str = ""
 
 
 _WHAT_MAX: Final = 200
@@ -87,12 +89,14 @@ class PartitionState(State[None]):
         parked: the ids of those that are parked.
         void_ends: seqnums of records that say that a run has ended and had no effect: of an earlier
             epoch, or repeated. Lists of ended runs leave them out.
+        queues: the ids of those in each queue, in the order of their starts.
     """
 
     def __init__(self) -> None:
         self.runs: dict[str, OpenRun] = {}
         self.parked: dict[str, None] = {}
         self.void_ends: dict[SeqNum, None] = {}
+        self.queues: dict[str, dict[str, None]] = {}
 
     @property
     def active(self) -> int:
@@ -114,8 +118,10 @@ class PartitionState(State[None]):
         """Return the state of an encoded snapshot."""
         state = cls()
         state.runs, void_ends = msgspec.msgpack.decode(content, type=_Snapshot)
-        for run in state.runs.values():  # many runs share a text
+        for id_, run in state.runs.items():  # many runs share a text
             run.workflow, run.what = sys.intern(run.workflow), sys.intern(run.what)
+            run.queue = sys.intern(run.queue)
+            state._enqueue(id_, run)
         state.parked = {id_: None for id_, run in state.runs.items() if run.phase == Phase.PARKED}
         state.void_ends = dict.fromkeys(void_ends)
         return state
@@ -145,9 +151,15 @@ class PartitionState(State[None]):
             if run is None:
                 epoch = int(bool(said.executor))
                 at = record.ordered_at
-                self.runs[id_] = OpenRun(
-                    sys.intern(said.workflow), record.seqnum, at, epoch, since=at
+                run = self.runs[id_] = OpenRun(
+                    sys.intern(said.workflow),
+                    record.seqnum,
+                    at,
+                    epoch,
+                    since=at,
+                    queue=sys.intern(said.queue),
                 )
+                self._enqueue(id_, run)
         elif run is not None:
             self._apply_to(id_, run, said, record.ordered_at)
 
@@ -190,8 +202,21 @@ class PartitionState(State[None]):
             self.parked.pop(id_, None)
 
     def _end(self, id_: str) -> None:
-        del self.runs[id_]
+        run = self.runs.pop(id_)
         self.parked.pop(id_, None)
+        if run.queue:
+            queue = self.queues[run.queue]
+            del queue[id_]
+            if not queue:
+                del self.queues[run.queue]
+
+    def _enqueue(self, id_: str, run: OpenRun) -> None:
+        if run.queue:
+            self.queues.setdefault(run.queue, {})[id_] = None
+
+    def first_in(self, queue: str) -> str | None:
+        """Return the open run of a queue that may begin; None: the queue is empty."""
+        return next(iter(self.queues.get(queue, ())), None)
 
 
 def partition_stream(partition: int) -> SubStream:

@@ -663,6 +663,11 @@ class Execution:
         await self._append([RunParked(self.epoch, started.version, reason)])
         return None
 
+    async def end_unbegun(self, reason: str) -> None:
+        """End a run as cancelled whose code has not begun."""
+        failure = RecordedFailure(Cancelled.__name__, reason)
+        await self._finish(RunFinished(self.epoch, b"", failure, was_cancelled=True))
+
     # --- the log
 
     def check_lease(self) -> None:

@@ -32,6 +32,7 @@ INBOX_TAG: Final = "flow-in"
 RUN_PREFIX: Final = "flow:"
 _PARTITION_PREFIX: Final = "flow-p:"
 _ENDED_PREFIX: Final = "flow-ended:"
+_SCHEDULE_PREFIX: Final = "flow-schedule:"
 ID_BYTES_MAX: Final = 242
 LEASE_S_MAX: Final = 3600.0
 PARTITIONS: Final = 64
@@ -64,6 +65,9 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     `executor` executes it in epoch 1; if empty, the owner of its partition takes it. `arguments` is
     a JSON object; `version` is a digest of the code. `parent` is the step that started the run,
     `forked` the step of another run from which it continues.
+
+    Of the open runs of a partition with the same `queue`, only the first one begins; its start
+    names no executor. If `skips` is set and it is not the first one, the owner ends it at once.
     """
 
     workflow: str
@@ -72,6 +76,8 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     version: str
     parent: Origin | None = None
     forked: Origin | None = None
+    queue: str = ""
+    skips: bool = False
 
 
 class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
@@ -247,6 +253,13 @@ class RunForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"
     started_at: _SeqNum
 
 
+class ScheduleSet(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
+    """The schedule of a workflow is paused, or resumed. The newest record counts."""
+
+    workflow: str
+    is_paused: bool
+
+
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     """`executor` is running. A process that reads this claims no partition of `executor` for
     `lease_s` seconds.
@@ -311,10 +324,11 @@ RunRecord: TypeAlias = (
 )
 PartitionRecord: TypeAlias = RunRecord | RunForgotten
 ExecutorRecord: TypeAlias = Heartbeat | Claimed | Released | ExecutorLeft
-FlowRecord: TypeAlias = PartitionRecord | ExecutorRecord
+FlowRecord: TypeAlias = PartitionRecord | ExecutorRecord | ScheduleSet
 
 _decode_run = msgspec.msgpack.Decoder(RunRecord).decode
 _decode_partition = msgspec.msgpack.Decoder(PartitionRecord).decode
+_decode_schedule = msgspec.msgpack.Decoder(ScheduleSet).decode
 _decode_executor = msgspec.msgpack.Decoder(ExecutorRecord).decode
 
 
@@ -379,6 +393,11 @@ def workflow_in(tags: tuple[str | int, ...]) -> str | None:
     return None
 
 
+def schedule_tag(workflow: str) -> str:
+    """Return the tag of the records that pause and resume the schedule of a workflow."""
+    return _SCHEDULE_PREFIX + workflow
+
+
 def run_in(tags: tuple[str | int, ...]) -> str | None:
     """Return the id of the run that a record's tags name."""
     for tag in tags:
@@ -407,6 +426,12 @@ def partition_record(data: bytes) -> PartitionRecord | None:
     """Return a record of a partition. None and errors are as in `run_record`."""
     _refuse_older(data)
     record: PartitionRecord | None = _FORMAT.decoded(data, _decode_partition)
+    return record
+
+
+def schedule_record(data: bytes) -> ScheduleSet | None:
+    """Return the record of a schedule. None and errors are as in `run_record`."""
+    record: ScheduleSet | None = _FORMAT.decoded(data, _decode_schedule)
     return record
 
 
