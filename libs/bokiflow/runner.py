@@ -458,7 +458,7 @@ class Runner(Executor):
             Stopped: another process may execute the run now.
         """
         before, partition = running.execution, running.partition
-        partition.unread += 1
+        partition.note_record()
         await trim_past(before.log, before.id, before.run)
         if self.lease_of(partition).has_ended():
             raise Stopped("The lease of this executor has ended.")

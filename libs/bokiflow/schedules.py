@@ -19,7 +19,6 @@ import structlog
 
 from bokiflow.definition import Definition
 from bokiflow.errors_for_people import errors_for_people
-from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError
@@ -249,10 +248,9 @@ class Schedule:
         runner = self._flow.runner_of(logs)
         await runner.member.look_once(log)
         number = partition_of(self.workflow, runner.member.count)
-        partition = runner.partitions_read.setdefault(number, OwnedPartition(number, 0))
-        await partition.catch_up(log)
+        state = await runner.read_partition(log, number)
         prefix = f"{self.workflow}@"
-        runs = partition.state.runs.items()
+        runs = state.runs.items()
         ids = [id_ for id_, run in runs if run.workflow == self.workflow and id_.startswith(prefix)]
         return tuple(ids[:BACKFILL_MAX])
 

@@ -379,7 +379,7 @@ class Taking:
         if await runner.take_epoch(log, id_, run, partition, 0):
             execution = Execution(log, id_, run, runner.lease_of(partition), runner.member.count)
             await execution.end_unbegun(reason)
-            partition.unread += 1
+            partition.note_record()
 
     def _is_paused(self, log: Log, id_: str, run: Run) -> bool:
         """Tell whether a run was parked as crash-looping; set its timer."""
