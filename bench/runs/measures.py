@@ -33,6 +33,7 @@ from bokiflow.runs.records import (
 )
 from bokiqueue import Queue
 from bokistore import Store
+from indilog.base.ids import MAX_SEQNUM
 from indilog.base.log import Entry, Log
 from indilog.client import Client
 from indilog.runtime.cluster.assembly import Platform
@@ -86,7 +87,9 @@ async def write_waiting(log: Log, count: int, prefix: str = "wait") -> None:
         there = partition_tag(partition_of(id_, PARTITIONS))
         lists = (starts_tag(None), starts_tag("waits"))
         started = RunStarted("waits", b"{}", "writer", "v")
-        waits = RunWaits(1, None, "signal 'go' (operation 1)")
+        waits = RunWaits(
+            1, None, "signal 'go' (operation 1)", MAX_SEQNUM
+        )  # no record comes between
         wakes = () if number else (INBOX_TAG,)  # drivers read it
         entries.append(Entry(encode(started), (run_tag(id_), *lists, there, *wakes)))
         entries.append(Entry(encode(waits), (run_tag(id_), there)))

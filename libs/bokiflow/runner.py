@@ -79,6 +79,7 @@ _NAMES: Final = 4096
 class _Exclusive:
     mutex: waiting.Mutex = field(default_factory=waiting.Mutex)
     users: int = 0
+    is_wanted: bool = False
 
 
 class Runner(Executor):
@@ -296,10 +297,22 @@ class Runner(Executor):
             assert alone.users >= 0, "each user leaves once"
             if not alone.users:
                 del self._exclusive[run]
+                if alone.is_wanted and run not in self.running:
+                    self.taking.want(run)
 
     def is_in_use(self, run: str) -> bool:
         """Tell whether a task has exclusive access to the run, or waits for it."""
         return run in self._exclusive
+
+    def want(self, run: str) -> None:
+        """Execute a run of an owned partition if it is open. If a task has exclusive access to it,
+        the run is taken afterwards, unless that task has begun its execution: the task may have
+        left the run to an owner before this process became the owner.
+        """
+        if (alone := self._exclusive.get(run)) is not None:
+            alone.is_wanted = True
+        else:
+            self.taking.want(run)
 
     @asynccontextmanager
     async def _looked_for(self, run: str) -> AsyncIterator[None]:
@@ -526,8 +539,8 @@ class Runner(Executor):
                 self._notify_cancelled(running.execution)
         elif isinstance(record, RetryAsked):
             self.taking.retry(run)
-        elif not self.is_in_use(run):
-            self.taking.want(run)
+        else:
+            self.want(run)
 
     def _is_cancelled(self, execution: Execution) -> bool:
         """Tell whether a cancellation of this run was read (not of an earlier run with the same
@@ -568,8 +581,8 @@ class Runner(Executor):
         for id_, running in self.running.items():
             if not running.may_be_passive:
                 running.waits_since = None
-            elif running.waits_since is None:
-                running.waits_since = now
+            elif running.waits_since is None or running.waits_end != running.execution.run.end:
+                running.waits_since, running.waits_end = now, running.execution.run.end
             elif now - running.waits_since >= self.passive_after_s:
                 self.begin(f"passive {id_}", partial(self._make_passive, running))
 
@@ -583,9 +596,10 @@ class Runner(Executor):
         what = ", ".join(map(str, execution.asked.left()))
         running.is_passive = execution.is_passive = True
         running.has_news = False
-        end = execution.run.end
+        # What was read up to here was handled long ago; a later record may be in the middle of it.
+        end = running.waits_end
         try:
-            await execution.note_waits(None if until == math.inf else until, what)
+            await execution.note_waits(None if until == math.inf else until, what, end)
             page = await execution.log.read_range(run_tag(execution.id), end)
             running.has_news = running.has_news or len(page) > 1
         except BaseException:

@@ -10,6 +10,7 @@ from bokiflow.definition import Definition, check_same_run
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.records import RunFinished
+from indilog.sdk import SeqNum
 
 
 class LocalRun:
@@ -20,6 +21,7 @@ class LocalRun:
         ended: a future with the end of the run; None: the run continues in another process, is
             parked, or only waits.
         waits_since: when it was first found to only wait (monotonic time).
+        waits_end: the end of its history at that time; if it moves, the time begins again.
         waits: number of its operations that wait for a record or a time.
         has_news: whether a record for the run came since it began here.
         was_stopped: whether this process stopped it, because the lease ended.
@@ -36,6 +38,7 @@ class LocalRun:
         self.task: asyncio.Task[None] | None = None
         self.waits = 0
         self.waits_since: float | None = None
+        self.waits_end: SeqNum = 0
         self.has_news = False
         self.was_stopped = False
         self.is_passive = False

@@ -88,6 +88,9 @@ class RunExecutor(Protocol):
     def is_in_use(self, run: str) -> bool:
         """Tell whether a task has exclusive access to the run, or waits for it."""
 
+    def want(self, run: str) -> None:
+        """Execute a run of an owned partition if it is open, once nothing has access to it."""
+
     async def take_epoch(
         self, log: Log, id_: str, run: Run, partition: OwnedPartition, crashes: int
     ) -> bool:
@@ -231,7 +234,7 @@ class Taking:
         partition.is_loaded = True
         await log_clock(log).begin(log)
         for id_, run in list(partition.state.runs.items()):
-            if id_ not in runner.running and not runner.is_in_use(id_):
+            if id_ not in runner.running:
                 self._schedule(log, id_, run)
 
     def _schedule(self, log: Log, id_: str, run: OpenRun) -> None:
@@ -244,7 +247,7 @@ class Taking:
         else:
             if run.phase == Phase.PARKED:
                 self._retried.add(id_)
-            self.want(id_)
+            self._runner.want(id_)
 
     async def _until_done(self, act: Callable[[], Awaitable[object]]) -> None:
         """Run `act`, and retry it while the log is unavailable."""

@@ -60,6 +60,8 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
         crashes: how many executors in a row crashed right after they got the run.
         is_woken: whether a record for the run came while it was waiting or parked.
         queue: the queue of runs of which only the first one begins; empty: none.
+        news: seqnum of the last record for the run that is not of its execution, such as a signal;
+            -1: there is none.
     """
 
     workflow: str
@@ -73,6 +75,7 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
     crashes: int = 0
     is_woken: bool = False
     queue: str = ""
+    news: SeqNum = -1
 
 
 _WHAT_MAX: Final = 200
@@ -161,17 +164,19 @@ class PartitionState(State[None]):
                 )
                 self._enqueue(id_, run)
         elif run is not None:
-            self._apply_to(id_, run, said, record.ordered_at)
+            self._apply_to(id_, run, said, record)
 
-    def _apply_to(self, id_: str, run: OpenRun, said: object, now: float) -> None:
+    def _apply_to(self, id_: str, run: OpenRun, said: object, record: Record) -> None:
+        now = record.ordered_at
         match said:
             case RunTaken(epoch, _, crashes) if epoch == run.epoch + 1:
                 run.epoch, run.crashes = epoch, crashes
                 self._enter(id_, run, Phase.RUNNING, now)
-            case RunWaits(epoch, until, what) if epoch == run.epoch:
+            case RunWaits(epoch, until, what, end) if epoch == run.epoch:
                 if run.phase == Phase.RUNNING:
                     run.crashes = 0
                     self._enter(id_, run, Phase.WAITING, now, until, what)
+                    run.is_woken = run.news >= end
             case RunContinued(epoch=epoch) if epoch == run.epoch:
                 run.epoch, run.crashes = epoch + 1, 0
                 self._enter(id_, run, Phase.RUNNING, now)
@@ -180,6 +185,7 @@ class PartitionState(State[None]):
             case RunFinished():
                 self._end(id_)
             case Signalled() | CancelAsked() | ChildEnded() | RetryAsked():
+                run.news = record.seqnum
                 run.is_woken = run.is_woken or run.phase != Phase.RUNNING
             case _:
                 pass  # it is of another epoch

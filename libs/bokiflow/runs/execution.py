@@ -679,9 +679,9 @@ class Execution:
         if self.is_passive or self._lease.has_ended():
             raise Stopped(f"Run {self.id!r} may have another executor.")
 
-    async def note_waits(self, until: float | None, what: str) -> None:
-        """Record that the run only waits, and that this execution has ended."""
-        await self._append([RunWaits(self.epoch, until, what)])
+    async def note_waits(self, until: float | None, what: str, end: SeqNum) -> None:
+        """Record that the run only waits, and that this execution has ended (`RunWaits`)."""
+        await self._append([RunWaits(self.epoch, until, what, end)])
 
     async def catch_up(self, own: SeqNum = -1) -> None:
         """Apply new records of the run, at least up to and including `own`, which is a record that

@@ -191,12 +191,14 @@ class RunWaits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
     the current one.
 
     The owner of the partition takes the run when the log's time is `until` (None: no time), or at
-    a record for the run. `what` says for what the run waits.
+    a record for the run. Such a record may come before this one: `end` is the end of the history
+    that the execution knew when it only waited. `what` says for what the run waits.
     """
 
     epoch: _Epoch
     until: float | None
     what: str
+    end: _SeqNum
 
 
 class UnreadSignal(msgspec.Struct, frozen=True, array_like=True):

@@ -29,11 +29,9 @@ from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.records import (
     RUNS_TAG,
-    RunFinished,
     RunRecord,
     RunStarted,
     RunWaits,
-    StepDecided,
     run_in,
     run_record,
 )
@@ -55,7 +53,7 @@ HOSTILE_S = 60.0
 CALM_S = 600.0
 SEEDS = range(6)
 FAULT_SEEDS = range(48)
-"""Seeds with which a planted fault is looked for, until one shows it. Few show a missing epoch."""
+"""Seeds with which a planted fault is looked for, until one shows it."""
 LOG = "shop/flow"
 AHEAD: ContextVar[float] = ContextVar("ahead", default=0.0)
 
@@ -365,12 +363,6 @@ async def _nothing(*_: object) -> None:
     await asyncio.Event().wait()
 
 
-def _any_epoch(self: Run, seqnum: int, time: float, record: RunRecord | None) -> bool:
-    if isinstance(record, StepDecided | RunFinished):
-        record = msgspec.structs.replace(record, epoch=max(self.epoch, 1))
-    return _applied(self, seqnum, time, record)
-
-
 def _only_of_running(
     self: Runner, partition: OwnedPartition, run: str, record: RunRecord | None
 ) -> None:
@@ -378,10 +370,8 @@ def _only_of_running(
         _noted(self, partition, run, record)
 
 
-_applied = Run.apply
 _noted = Runner._on_news
 FAULTS: dict[str, Callable[[], Any]] = {
-    "no epochs": lambda: mock.patch.object(Run, "apply", _any_epoch),
     "no watchdog": lambda: mock.patch.object(Executor, "_watch", _nothing),
     "a start lost with its starter": lambda: mock.patch.multiple(
         runner_module, partition_tag=lambda _: "elsewhere", INBOX_TAG=RUNS_TAG

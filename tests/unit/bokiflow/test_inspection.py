@@ -463,7 +463,7 @@ async def test_a_run_that_is_not_in_memory_shows_for_what_it_waits(shop: Shop) -
         await asyncio.sleep(0)
     shop.now += 30
     execution = shop.flow.runner.running["a"].execution
-    await execution.note_waits(shop.now + 60, "signal 'paid'")
+    await execution.note_waits(shop.now + 60, "signal 'paid'", execution.run.end)
     elsewhere = App("shop")
     Flow(elsewhere)
     (wait,) = (await Client(shop.logs).run(elsewhere, "a").show()).waits

@@ -109,9 +109,9 @@ def test_a_run_without_an_executor_is_taken_in_epoch_1() -> None:
 def test_a_run_that_waits_is_running_until_it_is_taken() -> None:
     run = Run()
     run.apply(0, 0.0, RunStarted("w", b"{}", "a", "v"))
-    assert run.apply(1, 0.0, RunWaits(1, 5.0, "sleep"))
-    assert (run.state, run.waits) == (State.RUNNING, RunWaits(1, 5.0, "sleep"))
-    assert not run.apply(2, 0.0, RunWaits(2, None, "signal")), "of another epoch"
+    assert run.apply(1, 0.0, RunWaits(1, 5.0, "sleep", 1))
+    assert (run.state, run.waits) == (State.RUNNING, RunWaits(1, 5.0, "sleep", 1))
+    assert not run.apply(2, 0.0, RunWaits(2, None, "signal", 1)), "of another epoch"
     assert run.apply(3, 0.0, RunTaken(2, "b"))
     assert run.waits is None
 
@@ -130,7 +130,7 @@ def test_a_note_lasts_until_the_step_is_decided_or_the_execution_has_ended() -> 
     assert run.apply(7, 7.0, RunTaken(2, "b"))
     assert (run.noted, list(run.steps)) == ({}, ["1"])
     assert run.apply(8, 8.0, noted(2, "2"))
-    assert run.apply(9, 9.0, RunWaits(2, None, "signal"))
+    assert run.apply(9, 9.0, RunWaits(2, None, "signal", 1))
     assert not run.noted
     assert not run.apply(10, 10.0, noted(2, "2")), "no executor performs the run"
 

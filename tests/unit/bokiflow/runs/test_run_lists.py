@@ -145,7 +145,7 @@ async def test_a_list_says_what_ended_runs_did_and_for_what_others_wait() -> Non
     await shop.ended("a", fails=True)
     await shop.waits.start(id="b")
     execution = shop.flow.runner.running["b"].execution
-    await execution.note_waits(None, "signal 'go'")
+    await execution.note_waits(None, "signal 'go'", execution.run.end)
     waiting, failed = await shop.flow.runs()
     assert (waiting.id, waiting.state, waiting.waits, waiting.ended) == (
         "b", "running", "signal 'go'", None,

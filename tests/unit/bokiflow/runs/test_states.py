@@ -46,7 +46,7 @@ RECORDS: dict[RunEvent, RunRecord] = {
     RunEvent.CHILD_ENDED: ChildEnded("c"),
     RunEvent.CANCEL_ASKED: CancelAsked(),
     RunEvent.RETRY_ASKED: RetryAsked(),
-    RunEvent.WAITS: RunWaits(1, None, "signal 'go'"),
+    RunEvent.WAITS: RunWaits(1, None, "signal 'go'", 1),
     RunEvent.CONTINUED: RunContinued(
         epoch=1, round=2, end=0, workflow="order", arguments=b"{}", executor="a", version="v1",
         started_at=0, began=1.0, cancel_asked=False,
