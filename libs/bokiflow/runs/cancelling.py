@@ -40,14 +40,14 @@ class Interruptible(Generic[_ValueT]):
         raised: returns the error to raise in the coroutine first; None: `CancelledError`.
 
     Attributes:
-        pressed_at: when that error was raised (`waiting.monotonic_now`); None: it was not.
+        interrupted_at: when that error was raised (`waiting.monotonic_now`); None: it was not.
         is_abandoned: whether the coroutine ignored the error, and was closed.
     """
 
     def __init__(
         self, body: Coroutine[Any, Any, _ValueT], raised: Callable[[], Exception] | None = None
     ) -> None:
-        self.pressed_at: float | None = None
+        self.interrupted_at: float | None = None
         self.is_abandoned = False
         self._body = body
         self._raised = raised
@@ -55,16 +55,16 @@ class Interruptible(Generic[_ValueT]):
         self._cancels = 0
         self._is_due = False
 
-    def press(self, ending_s: float) -> None:
+    def interrupt(self, ending_s: float) -> None:
         """Raise the error in the coroutine, which waits now. If it was raised `ending_s` seconds
         ago or earlier, close the coroutine.
         """
         now = waiting.monotonic_now()
         if self._task is None or self._is_due:
             return
-        if self.pressed_at is None:
-            self.pressed_at = now
-        elif now - self.pressed_at >= ending_s:
+        if self.interrupted_at is None:
+            self.interrupted_at = now
+        elif now - self.interrupted_at >= ending_s:
             self.is_abandoned = True
         else:
             return
@@ -79,7 +79,7 @@ class Interruptible(Generic[_ValueT]):
         """Run the coroutine and return its result.
 
         Raises:
-            BodyCancelledError: the coroutine was ended by `press`.
+            BodyCancelledError: the coroutine was ended by `interrupt`.
         """
         self._task = waiting.current_task()
         self._cancels = 0 if self._task is None else self._task.cancelling()
@@ -91,7 +91,7 @@ class Interruptible(Generic[_ValueT]):
                 result: _ValueT = end.value
                 return result
             except waiting.CancelledError as cancelled:
-                if self.pressed_at is None or self._is_cancelled_otherwise():
+                if self.interrupted_at is None or self._is_cancelled_otherwise():
                     raise
                 raise BodyCancelledError("Its body was cancelled.") from cancelled
             error = None
@@ -106,7 +106,7 @@ class Interruptible(Generic[_ValueT]):
                 raise BodyCancelledError("Its body ignored the cancellation and was abandoned.")
 
     def _is_cancelled_otherwise(self) -> bool:
-        """Whether the task was cancelled other than by `press`."""
+        """Whether the task was cancelled other than by `interrupt`."""
         return self._task is not None and self._task.cancelling() > self._cancels
 
     def _error(self, raised: BaseException) -> BaseException:
@@ -114,7 +114,7 @@ class Interruptible(Generic[_ValueT]):
         if not (self._is_due and isinstance(raised, waiting.CancelledError)):
             return raised
         self._is_due = False
-        assert self._task is not None, "only a running coroutine is pressed"
+        assert self._task is not None, "only a running coroutine is interrupted"
         is_stopped = self._task.uncancel() > self._cancels
         return raised if is_stopped or self._raised is None else self._raised()
 
@@ -239,8 +239,8 @@ class CancelGrace:
     def _look(self) -> None:
         """End the bodies whose time is up, and look again soon."""
         for body, is_cancelled in list(self._bodies.items()):
-            if body.pressed_at is not None or is_cancelled():
-                body.press(ENDING_S)
+            if body.interrupted_at is not None or is_cancelled():
+                body.interrupt(ENDING_S)
         self._look_at_workflow()
         look_s = min(_LOOK_S_MAX, max(_LOOK_S_MIN, min(self._grace_s, ENDING_S) / 4))
         self._timer = waiting.call_later(look_s, self._look)
@@ -252,6 +252,6 @@ class CancelGrace:
             self._idle_since = None
             return
         if self._idle_since is None:
-            self._idle_since = now if workflow.pressed_at is None else workflow.pressed_at
-        if workflow.pressed_at is not None or now - self._idle_since >= self._grace_s:
-            workflow.press(ENDING_S)
+            self._idle_since = now if workflow.interrupted_at is None else workflow.interrupted_at
+        if workflow.interrupted_at is not None or now - self._idle_since >= self._grace_s:
+            workflow.interrupt(ENDING_S)

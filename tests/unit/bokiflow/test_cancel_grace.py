@@ -246,7 +246,7 @@ async def test_a_stop_of_the_process_is_not_taken_for_the_cancellation(shop: Sho
     handle = await shop.start(lambda wf: wf.step(shop.ignores))
     [running] = shop.flow.runner.running.values()
     [body] = running.execution.grace._bodies
-    while body.pressed_at is None:  # noqa: ASYNC110 - not announced
+    while body.interrupted_at is None:  # noqa: ASYNC110 - not announced
         await asyncio.sleep(0)
     assert running.task is not None
     running.was_stopped = True
