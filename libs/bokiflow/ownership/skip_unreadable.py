@@ -47,11 +47,14 @@ async def catch_up_readable(
     """
     skipped: DataLossError | None = None
     while True:
+        before = replica.end
         try:
             await replica.catch_up(log, own)
         except DataLossError as error:
             lost = await _lost_record(replica, log)
             if lost is None or lost.next_seqnum is None or lost.next_seqnum <= replica.end:
+                if replica.end > before:
+                    continue  # another reader of the replica has skipped the loss meanwhile
                 raise
             replica.end, skipped = lost.next_seqnum, error
         else:
