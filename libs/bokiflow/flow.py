@@ -426,17 +426,14 @@ class Flow:
         if not 1 <= limit <= RUNS_MAX:
             raise FlowSettingsError(f"limit must be 1 to {RUNS_MAX:,}.")
         log = self.logs().log(self.log_name)
-        now = 0.0 if older_s is None and newer_s is None else await log.now()
         wanted = Wanted(
             app=self._app.name if isinstance(self._app, App) else self._app,
             log=self.log_name,
             workflow=workflow,
             state=state,
             id_prefix=id_prefix,
-            time_max=None if older_s is None else now - older_s,
-            time_min=None if newer_s is None else now - newer_s,
-            after=None if before is None else before.key,
         )
+        wanted = await wanted.narrowed(log, older_s=older_s, newer_s=newer_s, before=before)
         return await list_runs(log, self.runner, wanted, limit)
 
     async def check_replay(self, *, limit: int = 1000) -> list[ReplayMismatch]:

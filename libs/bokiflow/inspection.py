@@ -145,17 +145,14 @@ class RunOperations:
         pages = []
         for flow in {flow.log_name: flow for flow in reversed(self.flows)}.values():
             log, runner = ctx.log(flow.log_name), flow.runner_of(ctx)
-            now = 0.0 if older_s is None and newer_s is None else await log.now()
             wanted = Wanted(
                 app=self._app.name,
                 log=log.name,
                 workflow=workflow,
                 state=state,
                 id_prefix=id_prefix,
-                time_max=None if older_s is None else now - older_s,
-                time_min=None if newer_s is None else now - newer_s,
-                after=None if before is None else before.key,
             )
+            wanted = await wanted.narrowed(log, older_s=older_s, newer_s=newer_s, before=before)
             with errors_for_people():
                 if id is None:
                     pages.append(await list_runs(log, runner, wanted, limit))

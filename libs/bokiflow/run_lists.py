@@ -78,6 +78,25 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     time_min: float | None = None
     after: tuple[float, str, str, int] | None = None
 
+    async def narrowed(
+        self,
+        log: Log,
+        *,
+        older_s: float | None,
+        newer_s: float | None,
+        before: runs.RunPlace | None,
+    ) -> Wanted:
+        """Return a question about those of the runs that are at least `older_s` and at most
+        `newer_s` seconds old, by the time of the log, and come after the place `before`.
+        """
+        now = 0.0 if older_s is None and newer_s is None else await log.now()
+        return msgspec.structs.replace(
+            self,
+            time_max=None if older_s is None else now - older_s,
+            time_min=None if newer_s is None else now - newer_s,
+            after=None if before is None else before.key,
+        )
+
     @property
     def by_end(self) -> bool:
         """Whether the runs are listed by their ends."""

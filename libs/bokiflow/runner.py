@@ -300,10 +300,6 @@ class Runner(Executor):
                 if alone.is_wanted and run not in self.running:
                     self.taking.want(run)
 
-    def is_in_use(self, run: str) -> bool:
-        """Tell whether a task has exclusive access to the run, or waits for it."""
-        return run in self._exclusive
-
     def want(self, run: str) -> None:
         """Execute a run of an owned partition if it is open. If a task has exclusive access to it,
         the run is taken afterwards, unless that task has begun its execution: the task may have

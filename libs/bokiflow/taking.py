@@ -85,9 +85,6 @@ class RunExecutor(Protocol):
     def exclusive(self, run: str) -> AbstractAsyncContextManager[None]:
         """Return a block with exclusive access to a run."""
 
-    def is_in_use(self, run: str) -> bool:
-        """Tell whether a task has exclusive access to the run, or waits for it."""
-
     def want(self, run: str) -> None:
         """Execute a run of an owned partition if it is open, once nothing has access to it."""
 
@@ -215,8 +212,8 @@ class Taking:
                 self.lost_sight_of.add(partition_of(run, self._runner.member.count))
                 continue
             self.uncertain[run] = looks - 1
-            if self._partition(run) is not None and not self._runner.is_in_use(run):
-                self.want(run)
+            if self._partition(run) is not None:
+                self._runner.want(run)
 
     # --- partitions
 

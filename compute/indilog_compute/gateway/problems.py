@@ -79,8 +79,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         title: the name of the error's class, for programs.
         kind: class name of the exception that a function raised.
         errors: one `{"field", "problem"}` for each invalid argument.
-            seqnum: the first lost record.
-            next_seqnum: where to continue reading after lost or trimmed records.
+        seqnum: the first lost record.
+        next_seqnum: where to continue reading after lost or trimmed records.
         last_seqnum: seqnum of the last record with the tag, if the condition of an append did not
             hold.
     """
