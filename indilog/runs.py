@@ -1,4 +1,5 @@
-"""See and steer workflow runs from a program: `client.runs(...)`, `client.run(app, id)`.
+"""Start, see and steer workflow runs from a program: `client.start_run(...)`, `client.runs(...)`,
+`client.run(app, id)`.
 
     for run in await client.runs(state="parked"):
         details = await run.show()
@@ -11,6 +12,8 @@ library of the workflows (`indilog.sdk.runs`).
 from __future__ import annotations
 
 import abc
+import asyncio  # noqa: TID251 - the time of its loop bounds a wait
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
 
@@ -19,13 +22,18 @@ import msgspec
 from indilog.base.log import Log
 from indilog.sdk.runs import (
     RUN_EVENTS,
+    RUN_RESULT,
     RUNS_MAX,
     SHOW_RUN,
+    START_RUN,
     STEPS_SHOWN,
+    FoundResult,
     RunDetails,
     RunEvent,
     RunEvents,
     RunInfo,
+    RunResult,
+    StartedRun,
 )
 
 _AppT = TypeVar("_AppT")
@@ -85,6 +93,23 @@ class Run:
         wanted = {} if round is None else {"round": round}
         text = await self._operate(SHOW_RUN, {"id": self.id, "steps": steps, **wanted})
         return msgspec.json.decode(text, type=RunDetails)
+
+    async def result(self, *, wait: float = math.inf) -> RunResult:
+        """Return how the run ended, after waiting up to `wait` seconds for its end. If it has not
+        ended then, the state is that of an open run.
+
+        Raises:
+            NotFoundError: there is no such run, or it was trimmed.
+        """
+        clock = asyncio.get_running_loop().time
+        ends = clock() + wait
+        while True:
+            text = await self._operate(RUN_RESULT, {"id": self.id})
+            found = msgspec.json.decode(text, type=FoundResult)
+            if found.has_ended or clock() >= ends:
+                return found.shown()
+            left = min(_WAIT_S, max(ends - clock(), 0))
+            await self._log(found.log).read_next(found.tag, found.next, wait=left)
 
     async def cancel(self) -> None:
         """Cancel the run: its next operation raises `Cancelled` in it. Repeating it is harmless.
@@ -267,6 +292,40 @@ class Runs(abc.ABC, Generic[_AppT]):
         }
         given = {name: value for name, value in filters.items() if value is not None}
         return await self._list(app, given, page)
+
+    async def start_run(
+        self,
+        app: _AppT,
+        workflow: str,
+        arguments: Mapping[str, object] | None = None,
+        *,
+        id: str | None = None,  # noqa: A002
+    ) -> Run:
+        """Start a run of a workflow, by name. When this returns, the run is durable.
+
+        If there is a run with this `id`, nothing is started, and the handle is on that run. So a
+        start with an `id` can be repeated.
+
+        Args:
+            app: application of the workflow.
+            workflow: name of the workflow.
+            arguments: its arguments, by name.
+            id: id of the run; None: a new one.
+
+        Raises:
+            UnknownFunctionError: the application is not deployed.
+            NotFoundError: it has no such workflow.
+            InvalidArgumentsError: the arguments do not fit the workflow.
+            WrongStateError: the id belongs to a run of another workflow.
+            OutcomeUnknownError: the run may have started. With an `id`, repeat the call.
+        """
+        given = {"workflow": workflow, "arguments": dict(arguments or {}), "id": id}
+        started = msgspec.json.decode(await self._operate(app, START_RUN, given), type=StartedRun)
+        return self.run(app, started.id)
+
+    @abc.abstractmethod
+    async def _operate(self, app: _AppT, operation: str, arguments: Mapping[str, object]) -> bytes:
+        """Run an operation of an application; return the JSON text of its result."""
 
     @abc.abstractmethod
     def run(self, app: _AppT, id: str) -> Run:  # noqa: A002

@@ -1,9 +1,10 @@
-"""The commands `indilog runs`: see and steer workflow runs."""
+"""The commands `indilog runs`: start, see and steer workflow runs."""
 
 from __future__ import annotations
 
 import json as json_texts
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 
@@ -12,14 +13,16 @@ import typer
 from indilog.cli import show as printed
 from indilog.cli.arguments import ARGUMENTS_HELP, arguments_in
 from indilog.cli.gateway import DEFAULT, FAILURE, Gateway, Url, explain_mistakes, stop
-from indilog.cli.quantities import duration_s_in, duration_text
+from indilog.cli.quantities import duration_s_in, duration_text, wait_s_of
 from indilog.link.access import segment
 from indilog.sdk.runs import RUNS_MAX, STEPS_SHOWN, STEPS_SHOWN_MAX
 
-runs = typer.Typer(help="See and steer workflow runs.", no_args_is_help=True)
+runs = typer.Typer(help="Start, see and steer workflow runs.", no_args_is_help=True)
 
 _SSE_DATA: Final = "data: "
 _ENDED: Final = ("done", "failed", "cancelled")
+_WAIT_S_MAX: Final = 300.0
+"""Longest wait of one request, in seconds."""
 _EMPTY_PAGES_MAX: Final = 10_000
 _VALUE_CHARACTERS_MAX: Final = 100
 
@@ -73,6 +76,56 @@ def list_(
         sys.stderr.write(f"warning: {sentence}\n")
     if listing.page is not None:
         sys.stderr.write(f"There are more runs: --page {listing.page}\n")
+
+
+@runs.command()
+def start(
+    workflow: Annotated[str, typer.Argument(help="APP.WORKFLOW", metavar="WORKFLOW")],
+    arguments: Annotated[list[str] | None, typer.Argument(help=ARGUMENTS_HELP)] = None,
+    *,
+    json_text: Annotated[
+        str | None, typer.Option("--json", help="Arguments as a JSON object.", metavar="JSON")
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--id", help="Id of the run; if it exists, nothing is started.", metavar="ID"),
+    ] = None,
+    wait: Annotated[
+        str | None, typer.Option(help="Wait so long for its end (30s, 5m).", metavar="TIME")
+    ] = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Start a run of a workflow, and print its id; with --wait, print its result."""
+    with explain_mistakes():
+        app, dot, name = workflow.partition(".")
+        if not (app and dot and name):
+            raise ValueError(f"A workflow is named APP.WORKFLOW, not {workflow!r}.")
+        given = arguments_in(arguments or [], json_text)
+        wait_s = wait_s_of(wait) if wait is not None else None
+    gateway = Gateway(url)
+    body = {"workflow": name, "arguments": given} | ({} if run is None else {"id": run})
+    new = gateway.post(f"/runs/{segment(app)}", json=body)["id"]
+    if wait_s is None:
+        printed.line(new)
+    else:
+        _print_result(gateway, app, new, wait_s)
+
+
+@runs.command()
+def result(
+    run: RunId,
+    *,
+    wait: Annotated[
+        str | None, typer.Option(help="Wait so long for its end (30s, 5m).", metavar="TIME")
+    ] = None,
+    app: App = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Print the result of a run."""
+    with explain_mistakes():
+        wait_s = wait_s_of(wait) if wait is not None else 0.0
+    gateway = Gateway(url)
+    _print_result(gateway, app or _app_of(gateway, run), run, wait_s)
 
 
 @runs.command()
@@ -274,6 +327,23 @@ def _age_s(option: str, text: str | None) -> float | None:
 
 
 # --- output
+
+
+def _print_result(gateway: Gateway, app: str, run: str, wait_s: float) -> None:
+    """Wait for the end of a run, and print its result; stop if it failed or has not ended."""
+    path = f"/runs/{segment(app)}/{segment(run)}/result"
+    ends = time.monotonic() + wait_s
+    while True:
+        left = max(ends - time.monotonic(), 0)
+        found = gateway.get(path, wait=min(left, _WAIT_S_MAX))
+        if found["state"] in _ENDED or time.monotonic() >= ends:
+            break
+    if found["state"] == "done":
+        printed.value(found["result"])
+        return
+    problem = f": {_plain(found['problem'])}" if found["problem"] else "."
+    stop(f"Run {_plain(run)} is {found['state']}{problem}", FAILURE)
+
 
 _COLUMNS: Final = ("app", "run", "workflow", "state", "began", "steps", "problem")
 _WAIT_COLUMNS: Final = ("operation", "since", "until", "failed", "next attempt", "error")

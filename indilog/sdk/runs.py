@@ -1,5 +1,5 @@
 """What people see of workflow runs: the values of the operations `runs.list`, `runs.show`,
-`runs.events` and `runs.check`.
+`runs.events`, `runs.result` and `runs.check`.
 
 A library with runs offers these operations on an application (`App.add_operation`). The gateway,
 the command line and clients read their values in this form, so they do not depend on the library.
@@ -23,6 +23,8 @@ STEPS_SHOWN_MAX: Final = 1_000
 LIST_RUNS: Final = "runs.list"
 SHOW_RUN: Final = "runs.show"
 RUN_EVENTS: Final = "runs.events"
+START_RUN: Final = "runs.start"
+RUN_RESULT: Final = "runs.result"
 CHECK_RUNS: Final = "runs.check"
 RUN_ACTIONS: Final = ("cancel", "retry", "fork", "signal", "query")
 """What people do with a run; the operation of each is `runs.<action>`."""
@@ -207,6 +209,44 @@ class RunEvents(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[RunEvent, ...] = ()
     has_more: bool = False
     has_ended: bool = False
+
+
+class StartedRun(msgspec.Struct, frozen=True):
+    """A run that was started, or that existed already with this id."""
+
+    id: str
+
+
+class RunResult(msgspec.Struct, frozen=True):
+    """How a run ended, or that it has not ended.
+
+    `result`: what the workflow returned, if `state` is `done`. `problem`: why it failed, was
+    cancelled or is parked.
+    """
+
+    state: str
+    result: Any = None
+    problem: str | None = None
+
+
+class FoundResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `runs.result`; `state`, `result` and `problem` are those of `RunResult`.
+
+    `has_ended`: nothing changes any more. `log`, `tag`: the sub-stream with the run's records, of
+    which those below seqnum `next` were seen.
+    """
+
+    log: str
+    tag: str
+    next: int
+    state: str
+    has_ended: bool
+    result: Any = None
+    problem: str | None = None
+
+    def shown(self) -> RunResult:
+        """Return what people see of it."""
+        return RunResult(self.state, self.result, self.problem)
 
 
 def merged(pages: Iterable[RunPage], limit: int) -> RunPage:

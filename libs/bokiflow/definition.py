@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import cached_property
 from types import CodeType
 from typing import Any, Final
@@ -67,8 +67,18 @@ class Definition:
     def _parameters(self) -> list[str]:
         return list(inspect.signature(self.body).parameters)[1:]
 
-    def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
+    def checked_text(self, given: tuple[object, ...], named: Mapping[str, object]) -> bytes:
         """Return the arguments of a start as a JSON object.
+
+        Raises:
+            InvalidArgumentsError: they do not fit the type hints, or have no JSON form.
+        """
+        text = self.arguments_text(given, named)
+        self.signature.arguments(text)
+        return text
+
+    def arguments_text(self, given: tuple[object, ...], named: Mapping[str, object]) -> bytes:
+        """Return the arguments of a start as a JSON object. Types are not checked.
 
         Raises:
             InvalidArgumentsError: too many arguments, or one has no JSON form.
@@ -91,8 +101,7 @@ class Definition:
         try:
             result = await self.body(wf, **arguments)
         except ContinuedAsNew as continued:
-            continued.arguments = self.arguments_text(continued.given, continued.named)
-            self.signature.arguments(continued.arguments)
+            continued.arguments = self.checked_text(continued.given, continued.named)
             continued.version = self.version
             raise
         return self.signature.result_text(result)

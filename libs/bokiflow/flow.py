@@ -10,7 +10,7 @@ handle = await reserve.start(order, id="order-42")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Final, Generic, Never, Protocol, TypeVar, overload
 
 from bokiflow.definition import Definition
@@ -96,14 +96,7 @@ class Startable(Generic[_ResultT_co]):
             OutcomeUnknownError: the run may have started. With an `id`, repeat the call.
             FlowSettingsError: called outside of a function, and `Flow.attach` was not called.
         """
-        if id is not None:
-            run_tag(id)
-        definition, logs = self.definition, self._flow.logs()
-        text = self.arguments_text(arguments, named)
-        with public_call():
-            runner = self._flow.runner_of(logs)
-            run, _ = await runner.start(logs, definition, text, id)
-        return Handle(runner, definition, run, logs, self._flow.queries)
+        return await self._flow.start_run(self.definition, arguments, named, id)
 
     def __call__(self, *_: object, **__: object) -> Never:
         """Refuse a direct call of the workflow.
@@ -148,9 +141,7 @@ class Startable(Generic[_ResultT_co]):
         Raises:
             InvalidArgumentsError: the arguments do not fit the workflow's type hints.
         """
-        text = self.definition.arguments_text(given, named)
-        self.definition.signature.arguments(text)
-        return text
+        return self.definition.checked_text(given, named)
 
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
         """Start a run as a step of another run, unless a run with this id exists."""
@@ -383,6 +374,37 @@ class Flow:
         raise FlowSettingsError(
             "Outside of a function, attach a source of logs first: flow.attach(client)."
         )
+
+    async def start(
+        self,
+        workflow: str,
+        arguments: Mapping[str, object],
+        *,
+        id: str | None = None,  # noqa: A002
+    ) -> Handle[Any]:
+        """Start a run by the name of its workflow, as `Startable.start` does.
+
+        Raises:
+            FlowSettingsError: this flow has no such workflow.
+        """
+        return await self.start_run(self._definition(workflow), (), arguments, id)
+
+    async def start_run(
+        self,
+        definition: Definition,
+        arguments: tuple[object, ...],
+        named: Mapping[str, object],
+        id: str | None,  # noqa: A002
+    ) -> Handle[Any]:
+        """Start a run of a workflow of this flow; see `Startable.start`."""
+        if id is not None:
+            run_tag(id)
+        logs = self.logs()
+        text = definition.checked_text(arguments, named)
+        with public_call():
+            runner = self.runner_of(logs)
+            run, _ = await runner.start(logs, definition, text, id)
+        return Handle(runner, definition, run, logs, self.queries)
 
     def handle(self, workflow: str, id: str) -> Handle[Any]:  # noqa: A002
         """Return a handle on a run, by the name of its workflow.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -31,6 +32,7 @@ from bokiflow.runs.records import (
     Origin,
     RecordedFailure,
     RunContinued,
+    RunFinished,
     RunRecord,
     RunStarted,
     RunWaits,
@@ -80,14 +82,17 @@ class InspectedFlow(Protocol):
     def runner_of(self, logs: Logs) -> Runner:
         """Return the executor of runs in this process."""
 
+    async def start(
+        self,
+        workflow: str,
+        arguments: Mapping[str, object],
+        *,
+        id: str | None = None,  # noqa: A002
+    ) -> Handle[Any]:
+        """Start a run by the name of its workflow."""
+
     async def fork(self, id: str, step: str) -> Handle[Any]:  # noqa: A002
         """Start a new run from a step of another one."""
-
-
-class Started(msgspec.Struct, frozen=True):
-    """A new run."""
-
-    id: str
 
 
 class RunOperations:
@@ -105,6 +110,8 @@ class RunOperations:
             (runs.SHOW_RUN, self.show),
             (runs.RUN_EVENTS, self.events),
             (runs.CHECK_RUNS, self.check),
+            (runs.START_RUN, self.start),
+            (runs.RUN_RESULT, self.result),
             ("runs.cancel", self.cancel),
             ("runs.retry", self.retry),
             ("runs.fork", self.fork),
@@ -237,6 +244,64 @@ class RunOperations:
         ]
         return runs.RunsCheck(len(checked), is_whole, tuple(mismatches))
 
+    async def start(
+        self,
+        ctx: Context,  # noqa: ARG002 - the flow starts the run with it
+        workflow: str,
+        arguments: dict[str, Any] | None = None,
+        id: str | None = None,  # noqa: A002
+        log: str = "",
+    ) -> runs.StartedRun:
+        """Start a run of a workflow. If there is a run with this id, return that run.
+
+        Args:
+            ctx: context of the call.
+            workflow: name of the workflow.
+            arguments: arguments of the workflow, by name.
+            id: id of the run; None: a new one.
+            log: name of the log of its flow, if several flows have such a workflow.
+        """
+        flows = [flow for flow in self.flows if workflow in flow.definitions]
+        if not flows:
+            there = ", ".join(sorted(name for flow in self.flows for name in flow.definitions))
+            raise NotFoundError(
+                f"App {self._app.name} has no workflow {workflow!r}; there are: {there or 'none'}."
+            )
+        flows = [flow for flow in flows if log in {"", flow.log_name}]
+        if len(flows) != 1:
+            problem = f"is needed to say which flow with a workflow {workflow!r} is meant"
+            raise InvalidArgumentsError(
+                f"Nothing was started: field 'log' {problem}.",
+                [{"field": "log", "problem": problem}],
+            )
+        with errors_for_people():
+            return runs.StartedRun((await flows[0].start(workflow, arguments or {}, id=id)).id)
+
+    async def result(self, ctx: Context, id: str, log: str = "") -> runs.FoundResult:  # noqa: A002
+        """Return how a run ended, or that it has not ended. Its history is not read.
+
+        Args:
+            ctx: context of the call.
+            id: id of the run.
+            log: name of the log of its flow, if several flows have a run with this id.
+        """
+        info, tail = await self._info(ctx, id, log), 0
+        if info.end is None:
+            tail = await ctx.log(info.log).tail()
+            info = await self._info(ctx, id, info.log)  # what happened below the tail is seen
+        result = b""
+        if info.end is not None and info.state == State.DONE:
+            result = await _result_at(ctx.log(info.log), id, info.end)
+        return runs.FoundResult(
+            log=info.log,
+            tag=run_tag(id),
+            next=tail,
+            state=info.state,
+            has_ended=info.end is not None,
+            result=plain_value(result) if result else None,
+            problem=info.problem,
+        )
+
     async def cancel(self, ctx: Context, id: str, log: str = "") -> None:  # noqa: A002
         """Cancel a run: its next operation raises `Cancelled` in it."""
         handle = await self._handle(ctx, id, log)
@@ -249,7 +314,7 @@ class RunOperations:
         with errors_for_people():
             await handle.retry()
 
-    async def fork(self, ctx: Context, id: str, step: str, log: str = "") -> Started:  # noqa: A002
+    async def fork(self, ctx: Context, id: str, step: str, log: str = "") -> runs.StartedRun:  # noqa: A002
         """Start a new run that continues from a step of this run, with the deployed code.
 
         Args:
@@ -260,7 +325,7 @@ class RunOperations:
         """
         flow = self._flow_of(await self._find(ctx, id, log))
         with errors_for_people():
-            return Started((await flow.fork(id, step)).id)
+            return runs.StartedRun((await flow.fork(id, step)).id)
 
     async def signal(
         self,
@@ -364,8 +429,8 @@ class RunOperations:
         mismatch = await find_mismatch(definition, log, ctx, info.id, found.run)
         return None if mismatch is None else mismatch.reason
 
-    async def _handle(self, ctx: Context, id: str, log: str) -> Handle[Any]:  # noqa: A002
-        """Return a handle on a run. Its history is not read.
+    async def _info(self, ctx: Context, id: str, log: str) -> runs.RunInfo:  # noqa: A002
+        """Return what a list says of a run. Its history is not read.
 
         Raises:
             NotFoundError, InvalidArgumentsError: as `_find`.
@@ -380,15 +445,22 @@ class RunOperations:
                 info = await find_run(one, flow.runner_of(ctx), id, self._app.name)
                 found += [info] if info is not None else []
         self._check_only(id, [info.log for info in found])
-        flow = self._flow_with(found[0].log, found[0].workflow)
+        return found[0]
+
+    async def _handle(self, ctx: Context, id: str, log: str) -> Handle[Any]:  # noqa: A002
+        """Return a handle on a run. Its history is not read.
+
+        Raises:
+            NotFoundError, InvalidArgumentsError: as `_find`.
+        """
+        info = await self._info(ctx, id, log)
+        flow = self._flow_with(info.log, info.workflow)
         runner = flow.runner_of(ctx)
-        definition = runner.definitions.get(found[0].workflow)
+        definition = runner.definitions.get(info.workflow)
         if definition is None:  # the code of the workflow is gone; another one serves as well
             definition = next(iter(runner.definitions.values()), None)
         if definition is None:
-            raise WrongStateError(
-                f"App {self._app.name} has no code of workflow {found[0].workflow}."
-            )
+            raise WrongStateError(f"App {self._app.name} has no code of workflow {info.workflow}.")
         return Handle(runner, definition, id, ctx, flow.queries)
 
     def _check_only(self, id: str, logs: Sequence[str]) -> None:  # noqa: A002
@@ -607,6 +679,21 @@ async def _read(log: Log, found: _Found) -> bool:
             found.apply(record)
         if not page or found.has_successor:
             return run.started is not None
+
+
+async def _result_at(log: Log, id: str, end: SeqNum) -> bytes:  # noqa: A002
+    """Return the JSON text with which a run ended at seqnum `end`.
+
+    Raises:
+        NotFoundError: the run was trimmed meanwhile.
+    """
+    record: Record | None = None
+    with suppress(TrimmedError):
+        record = await log.read(end)
+    finished = None if record is None else run_record(record.data)
+    if not isinstance(finished, RunFinished):
+        raise NotFoundError(f"Run {id!r} was trimmed after its retention.")
+    return finished.result
 
 
 def _info(id: str, run: Run, app: str, log: str) -> runs.RunInfo:  # noqa: A002

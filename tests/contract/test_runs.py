@@ -58,6 +58,7 @@ async def test_another_process_sees_and_steers_runs(logs: LogSource, name: str) 
         {"paid": 1},
         {"state": "done", "problem": None},
     ]
+    assert (await run.result(wait=60)).result == [1, "now"]
     found = await run.show()
     assert (found.result, await run.query("pay")) == ([1, "now"], 1)
     assert await ids(state="done") == ["r1"]

@@ -54,7 +54,7 @@ class GivenApps:
         app = self._apps.get(sources.get(_GIVEN, ""))
         if app is None:
             return load(next(_LOADED), name, sources, directory)
-        if not app.functions:
+        if not (app.functions or app.operations):
             raise DeployError(
                 f"App {app.name} has no functions; decorate at least one with @app.function."
             )

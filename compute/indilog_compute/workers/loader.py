@@ -135,12 +135,16 @@ def _own_names(sources: Mapping[str, str]) -> frozenset[str]:
 
 
 def _import_app(package: str, sources: Mapping[str, str]) -> App:
+    found: list[App] = []
     for module in _import_order(sources):
         _import(package, module)
         if found := _apps(package):
-            app = _only(found)
-            _check_no_other(app, package, sources)
-            return app
+            break
+    found = found or [app for app in _found(package) if app.operations]  # only workflows
+    if found:
+        app = _only(found)
+        _check_no_other(app, package, sources)
+        return app
     if empty := [app.name for app in _found(package) if not app.functions]:
         raise DeployError(
             f"App {empty[0]} has no functions; decorate at least one with @app.function."

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from indilog.apps.app import check_app_name, is_operation_name
 from indilog.base.errors import AppNameTakenError, DeployError, IndilogError, UnknownFunctionError
+from indilog.sdk.runs import START_RUN
 from indilog_compute.deployments import Deployment, DeploymentLog, Placed
 from indilog_compute.workers.call import DeployedApp
 
@@ -25,7 +26,10 @@ def unknown_function(
     same = [known for known in apps[app].functions if is_operation_name(known) == is_operation]
     near = get_close_matches(function, same, n=1)
     kind = "operation" if is_operation else "function"
-    return UnknownFunctionError(f"App {app} has no {kind} {function!r}{_did_you_mean(near)}")
+    sentence = f"App {app} has no {kind} {function!r}{_did_you_mean(near)}"
+    if not near and START_RUN in apps[app].functions:
+        sentence += f" A workflow is started by `indilog runs start {app}.{function}`."
+    return UnknownFunctionError(sentence)
 
 
 def no_function(name: str) -> UnknownFunctionError:

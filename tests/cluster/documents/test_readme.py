@@ -125,7 +125,9 @@ def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
         assert [json.loads(printed) for printed in reported] == [0, 1, ["ann", "bob"]]
 
         reader.source.write_text(functions + workflow)
-        assert [reader.types(command) for command in second][1:] == ["running"]
+        _deployed, started, shown = [reader.types(command) for command in second]
+        assert started == "tour-cleo"
+        assert "Run tour-cleo of visits: running." in shown
 
         read = reader.types(look[0])
         for command in look[1:]:

@@ -85,6 +85,11 @@ async def ended(id: str) -> str:
 
 STAMPS = False
 """
+DOUBLE = """
+@flow.workflow
+async def double(wf: bokiflow.Workflow, n: int) -> int:
+    return 2 * n
+"""
 OTHER = TRAVEL.replace('"travel"', '"other"')
 SLOW = """
 import asyncio, indilog
@@ -441,3 +446,56 @@ async def test_a_deployment_says_which_runs_its_code_does_not_continue(
     assert "what to do   Deploy code that does the decided steps first" in shown.stdout
     listed = await indi(platform, "runs", "list", "--state", "parked", "--json")
     assert "order-0" in listed.stdout
+
+
+async def test_runs_are_started_and_awaited_on_the_command_line_and_over_http(
+    platform: Platform,
+) -> None:
+    started = await indi(platform, "runs", "start", "travel.order", "n:=7", "--id", "a/b")
+    assert (started.exit_code, started.output) == (0, "a/b\n")
+    late = await indi(platform, "runs", "result", "a/b", "--wait", "0.1")
+    assert (late.exit_code, late.output) == (1, "Run a/b is running.\n")
+    answer = await platform.http.get("/runs/travel/a/b/result")
+    assert answer.json() == {"state": "running", "result": None, "problem": None}
+    waiting = asyncio.create_task(platform.http.get("/runs/travel/a/b/result?wait=60"))
+    await platform.http.post("/runs/travel/a/b/signal", json={"name": "paid"})
+    problem = "ValueError: Step 'send' failed: ValueError: no stamps"
+    assert (await waiting).json() == {"state": "failed", "result": None, "problem": problem}
+    failed = await indi(platform, "runs", "result", "a/b")
+    assert (failed.exit_code, failed.output) == (1, f"Run a/b is failed: {problem}\n")
+
+    body = {"workflow": "double", "arguments": {"n": 21}, "id": "d"}
+    await platform.deploy("travel", TRAVEL + DOUBLE)
+    for _ in range(2):
+        answer = await platform.http.post("/runs/travel", json=body)
+        assert (answer.status_code, answer.json()) == (200, {"id": "d"})
+    done = await indi(platform, "runs", "start", "travel.double", "n:=4", "--wait", "1m")
+    assert (done.exit_code, done.output) == (0, "8\n")
+    async with indilog.connect(platform.url) as client:
+        run = await client.start_run("travel", "double", {"n": 21}, id="d")
+        assert (await run.result(wait=60)).result == 42
+
+
+async def test_a_start_that_does_not_fit_is_explained_and_starts_nothing(
+    platform: Platform,
+) -> None:
+    for body, status, sentence in (
+        ({"workflow": "odrer"}, 404, "no workflow 'odrer'; there are: order, stuck, works."),
+        ({"workflow": "order"}, 422, "n"),
+        ({"workflow": "order", "arguments": {"n": "x"}}, 422, "n"),
+        ({"workflow": "order", "arguments": [1]}, 422, "arguments"),
+        ({"workflow": "order", "more": 1}, 422, "more"),
+        ({}, 422, "workflow"),
+        ([], 422, "the body is a JSON object"),
+    ):
+        answer = await platform.http.post("/runs/travel", json=body)
+        assert (answer.status_code, sentence in answer.json()["detail"]) == (status, True), answer
+    called = await indi(platform, "invoke", "travel.double")
+    assert "A workflow is started by `indilog runs start travel.double`." in called.output
+    for given, sentence in (
+        ("order", "A workflow is named APP.WORKFLOW, not 'order'."),
+        ("nothing.order", "No app 'nothing' is deployed"),
+    ):
+        started = await indi(platform, "runs", "start", given)
+        assert (started.exit_code, sentence in started.output) == (2, True), started.output
+    assert (await platform.http.get("/runs")).json()["runs"] == []

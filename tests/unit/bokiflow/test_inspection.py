@@ -20,6 +20,7 @@ from indilog import (
     WrongStateError,
 )
 from indilog.client import Client
+from indilog.sdk.runs import RunResult
 from indilog.testing import MemoryLogs
 from tests.support.damaged_log import DamagedView
 
@@ -468,3 +469,50 @@ async def test_a_run_that_is_not_in_memory_shows_for_what_it_waits(shop: Shop) -
     Flow(elsewhere)
     (wait,) = (await Client(shop.logs).run(elsewhere, "a").show()).waits
     assert (wait.what, wait.since, wait.until) == ("signal 'paid'", shop.now, shop.now + 60)
+
+
+async def test_a_run_is_started_by_the_name_of_its_workflow(shop: Shop) -> None:
+    run = await shop.client.start_run(shop.app, "order", {"count": 7}, id="a/1")
+    again = await shop.client.start_run(shop.app, "order", {"count": 7}, id="a/1")
+    assert (run.app, run.id, again.id) == ("shop", "a/1", "a/1")
+    new = await shop.client.start_run(shop.app, "other")
+    assert (await new.result(wait=5)).state == "done"
+    assert len(await shop.client.runs(shop.app)) == 2
+    with pytest.raises(NotFoundError, match="no workflow 'odrer'; there are: order, other"):
+        await shop.client.start_run(shop.app, "odrer")
+    with pytest.raises(InvalidArgumentsError, match="count"):
+        await shop.client.start_run(shop.app, "order", {"count": "many"})
+    with pytest.raises(WrongStateError, match="one of workflow 'order'"):
+        await shop.client.start_run(shop.app, "other", id="a/1")
+    with pytest.raises(InvalidArgumentsError):
+        await shop.client.start_run(shop.app, "other", id="")
+    assert len(await shop.client.runs(shop.app)) == 2
+
+
+async def test_a_workflow_of_two_flows_is_started_in_the_log_that_is_named(shop: Shop) -> None:
+    second = Flow(shop.app, log="second")
+    second.attach(shop.view)
+    second.workflow(shop._other)
+    arguments = {"workflow": "other", "id": "x"}
+    with pytest.raises(InvalidArgumentsError, match="field 'log' is needed"):
+        await shop.client._operate(shop.app, "runs.start", arguments)
+    await shop.client._operate(shop.app, "runs.start", arguments | {"log": "second"})
+    assert (await second.handle("other", "x").status()).id == "x"
+
+
+async def test_the_result_of_a_run_is_how_it_ended(shop: Shop) -> None:
+    run = await shop.client.start_run(shop.app, "order", {"count": 7})
+    assert await run.result(wait=0) == RunResult("running")
+    waiting = asyncio.create_task(run.result(wait=30))
+    await run.signal("paid", "by card")
+    assert await waiting == RunResult(
+        "failed", problem="ValueError: Step 'send' failed: ValueError: no stamps"
+    )
+    shop.broken = False
+    forked = await run.fork("send")
+    assert await forked.result(wait=30) == RunResult("done", [7, "by card", "sent"])
+    cancelled = await shop.client.start_run(shop.app, "order", {"count": 7})
+    await cancelled.cancel()
+    assert (await cancelled.result(wait=30)).state == "cancelled"
+    with pytest.raises(NotFoundError):
+        await shop.client.run(shop.app, "unknown").result(wait=30)

@@ -22,6 +22,7 @@ from indilog.sdk.runs import (
     LIST_RUNS,
     RUNS_MAX,
     SHOW_RUN,
+    START_RUN,
     STEPS_SHOWN,
     STEPS_SHOWN_MAX,
     RunPage,
@@ -32,9 +33,11 @@ from indilog.sdk.runs import (
     with_app,
 )
 from indilog_compute.gateway.clients import SHARE, cancel_if_left
+from indilog_compute.gateway.records import WAIT_S_MAX
 from indilog_compute.gateway.requests import body_of, check_query
 from indilog_compute.gateway.runs.events import EventStream
 from indilog_compute.gateway.runs.operations import OperationAnswer, Operations
+from indilog_compute.gateway.runs.results import wait_for_result
 from indilog_compute.workers.host import FunctionHost
 
 _APPS_AT_ONCE: Final = 32
@@ -42,6 +45,16 @@ _APPS_AT_ONCE: Final = 32
 _UNPROCESSABLE: Final = 422
 
 Position = Annotated[int, Header(alias="Indilog-Position", ge=0)]
+
+
+class StartIn(pydantic.BaseModel):
+    """A workflow and its arguments. A start with the `id` of a run that exists starts nothing."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    workflow: str
+    arguments: dict[str, Any] | None = None
+    id: str | None = None
 
 
 class ForkIn(pydantic.BaseModel):
@@ -139,6 +152,31 @@ class RunRoutes:
             if answer.is_failure and (app is not None or answer.status == _UNPROCESSABLE):
                 return answer.response()  # the question is wrong
         return self._merged(apps, answers, limit)
+
+    async def start(self, app: str, request: Request, position: Position = 0) -> Response:
+        """Start a run of a workflow; return its id. It is durable when this answers.
+
+        If there is a run with the given `id`, nothing is started. So a start can be repeated.
+        """
+        given = await self._fields(request)
+        return await self._operate(app, START_RUN, given, request, position)
+
+    async def result(
+        self,
+        app: str,
+        run: str,
+        request: Request,
+        wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX, allow_inf_nan=False)] = 0.0,
+        position: Position = 0,
+    ) -> Response:
+        """Return how a run ended: its `state`, `result` and `problem`. With `wait`, the request
+        waits up to that many seconds for the end; afterwards the state is that of an open run.
+        """
+        self._check_has_runs(app)
+        waiting = wait_for_result(
+            self._operations, self._logs, app=app, run=run, wait_s=wait, position=position
+        )
+        return await cancel_if_left(request.receive, waiting)
 
     async def show(
         self,
@@ -265,20 +303,28 @@ class RunRoutes:
     async def _act(
         self, app: str, run: str, action: str, request: Request, position: int
     ) -> Response:
-        body = await body_of(request, self._body_bytes_max)
-        try:
-            given = msgspec.json.decode(body or b"{}", type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise InvalidArgumentsError(
-                "Nothing was done: the body is a JSON object.",
-                [{"field": "body", "problem": "is a JSON object"}],
-            ) from None
+        given = await self._fields(request)
         if "id" in given:
             raise InvalidArgumentsError(
                 "Nothing was done: the path names the run; leave the field 'id' out.",
                 [{"field": "id", "problem": "is in the path"}],
             )
         return await self._operate(app, f"runs.{action}", {**given, "id": run}, request, position)
+
+    async def _fields(self, request: Request) -> dict[str, msgspec.Raw]:
+        """Return the fields of the body.
+
+        Raises:
+            InvalidArgumentsError: it is no JSON object.
+        """
+        body = await body_of(request, self._body_bytes_max)
+        try:
+            return msgspec.json.decode(body or b"{}", type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise InvalidArgumentsError(
+                "Nothing was done: the body is a JSON object.",
+                [{"field": "body", "problem": "is a JSON object"}],
+            ) from None
 
     async def _operate(
         self, app: str, operation: str, arguments: object, request: Request, position: int
@@ -322,6 +368,7 @@ def runs_router(
     routes = RunRoutes(host, operations, logs, answer_s=answer_s, body_bytes_max=body_bytes_max)
     router = APIRouter(prefix="/runs", tags=["runs"], dependencies=[Depends(check_query)])
     router.get("")(routes.list_runs)
+    router.post("/{app}", openapi_extra=_body(StartIn))(routes.start)
     # The id of a run may contain slashes.
     one = "/{app}/{run:path}"
     router.post(f"{one}/cancel")(routes.cancel)
@@ -330,6 +377,7 @@ def runs_router(
     router.post(f"{one}/signal", openapi_extra=_body(SignalIn))(routes.signal)
     router.post(f"{one}/query", openapi_extra=_body(QueryIn))(routes.query)
     router.get(f"{one}/events", response_class=StreamingResponse)(routes.events)
+    router.get(f"{one}/result")(routes.result)
     router.get(one)(routes.show)
     return router
 

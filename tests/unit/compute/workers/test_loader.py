@@ -109,6 +109,18 @@ def test_a_name_given_at_deployment_replaces_the_one_in_the_code(
     assert [spec.name for spec in one.specs()] == ["f"]
 
 
+def test_an_application_may_have_only_workflows(
+    tmp_path: Path, loaded: list[LoadedDeployment]
+) -> None:
+    source = HEAD + (
+        "import bokiflow\nflow = bokiflow.Flow(app)\n"
+        "@flow.workflow\nasync def tour(wf: bokiflow.Workflow) -> None: ...\n"
+    )
+    one = load_in(tmp_path, loaded, {"demo.py": source, "more.py": ""})
+    assert one.app.functions == {}
+    assert "runs.start" in one.app.operations
+
+
 @pytest.mark.parametrize(
     ("sources", "sentence"),
     [

@@ -1,0 +1,56 @@
+"""`GET /runs/{app}/{id}/result`: how a run ended, after a wait for its end.
+
+The application says how the run ended (operation `runs.result`). The gateway waits itself for
+further records of the run, so a client that waits occupies no slot of the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from fastapi import Response
+
+from indilog.base.errors import IndilogError
+from indilog.base.log import LogSource, Session
+from indilog.sdk.runs import RUN_RESULT, FoundResult
+from indilog_compute.gateway.runs.operations import OperationAnswer, Operations
+
+_PAUSE_S: Final = 0.1
+"""Shortest time between two questions to the application, in seconds."""
+
+
+async def wait_for_result(
+    operations: Operations, logs: LogSource, *, app: str, run: str, wait_s: float, position: int
+) -> Response:
+    """Return how a run ended, or, after `wait_s` seconds, that it has not ended.
+
+    Args:
+        operations: runs the operation.
+        logs: where the gateway waits for further records.
+        app: name of the application.
+        run: id of the run.
+        wait_s: longest wait, in seconds.
+        position: position of the client's session.
+    """
+    clock = asyncio.get_running_loop().time
+    session, ends = Session(position), clock() + wait_s
+    question = msgspec.json.encode({"id": run})
+    while True:
+        answer = await operations.run(app, RUN_RESULT, question, position=session.position)
+        session.saw(answer.position)
+        if answer.is_failure:
+            return answer.response()
+        found = msgspec.json.decode(answer.body, type=FoundResult)
+        if found.has_ended or clock() >= ends:
+            return _response(answer, found)
+        await asyncio.sleep(min(_PAUSE_S, max(ends - clock(), 0)))
+        with suppress(IndilogError):  # the application then says what is wrong
+            log = logs.log(found.log, session)
+            await log.read_next(found.tag, found.next, wait=max(ends - clock(), 0))
+
+
+def _response(answer: OperationAnswer, found: FoundResult) -> Response:
+    return answer._replace(body=msgspec.json.encode(found.shown())).response()
