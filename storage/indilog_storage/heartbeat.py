@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from indilog.base.ids import Instant
+from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.config import NodeConfig
 from indilog.roles.leadership import Leadership
-from indilog.roles.role import Effect, Send
+from indilog.roles.role import Effect, Received, Send
 from indilog.wire.replica_messages import PlacementIs, StorageAlive
 from indilog_storage.moved_shards import MovedShards
 from indilog_storage.ordering import Ordering
@@ -27,6 +27,8 @@ class StorageHeartbeat:
         self._pause_s = config.ordering.storage_lost_s / HEARTBEATS
         self.has_room = True
         self._due = Instant(0.0)
+        self._informed: dict[NodeId, Epoch] = {}
+        """The newest incarnation of each index node and aggregator that sent a request."""
 
     def make_due(self) -> None:
         """Send the next heartbeat at once."""
@@ -58,6 +60,20 @@ class StorageHeartbeat:
         message = PlacementIs(placement.view, placement.moved)
         receivers = (*placement.view.index_nodes, *placement.view.aggregators)
         return [Send(node, message) for node in receivers]
+
+    def inform(self, event: Received) -> list[Effect]:
+        """Return the placement as a message to the sender, if it is a new incarnation of an index
+        node or aggregator: a node that starts knows only a view, not which shards were moved.
+        """
+        view = self._moved.placement.view
+        receivers = (*view.index_nodes, *view.aggregators)
+        if event.sender not in receivers or not self._moved.placement.is_changed:
+            return []
+        if event.incarnation <= self._informed.get(event.sender, 0):
+            return []
+        self._informed[event.sender] = event.incarnation
+        self._informed = {n: known for n, known in self._informed.items() if n in receivers}
+        return [Send(event.sender, PlacementIs(view, self._moved.placement.moved))]
 
     def deadline(self) -> Instant | None:
         """When the next heartbeat is due."""

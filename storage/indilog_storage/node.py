@@ -378,7 +378,7 @@ class StorageNode:
             case (
                 ReadRecords() | IndexDataWanted() | TimeLookup() | PlacesLookup() | AuxSet()
             ) as message:
-                return self._on_reader(event, message, now)
+                return [*self._heartbeat.inform(event), *self._on_reader(event, message, now)]
             case TermIs(term, primary):
                 return self._on_term(TermBegun(term, primary), event.sender)
             case _:

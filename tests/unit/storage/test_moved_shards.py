@@ -10,6 +10,7 @@ from indilog.roles.role import FrameKind, Send
 from indilog.wire.messages import (
     AppendBatch,
     BatchesWanted,
+    IndexDataWanted,
     Message,
     MetalogEntries,
     ReadRecords,
@@ -309,6 +310,25 @@ def test_index_nodes_learn_of_replicas_at_once_and_periodically() -> None:
     nodes.wait()
     again = {send.to for send in nodes.sent if send.message == known}
     assert announced == again == {*VIEW.index_nodes, *VIEW.aggregators}
+
+
+def test_an_index_node_that_restarts_learns_of_replicas_with_its_first_request() -> None:
+    """It knows only a view, so it would send reads to nodes that no longer keep the shard."""
+    nodes = Nodes()
+    machine = nodes.nodes[B]
+    reader, wanted = VIEW.index_nodes[0], IndexDataWanted(0, 1, 1)
+
+    def learns(sender: NodeId, incarnation: int) -> list[NodeId]:
+        sent = machine.tell(wanted, sender=sender, incarnation=incarnation)
+        return [send.to for send in sent if isinstance(send.message, PlacementIs)]
+
+    assert learns(reader, 1) == [], "no shard was moved"
+    nodes.move(B, C, A)
+    assert learns(reader, 1) == [reader]
+    assert learns(reader, 1) == []
+    assert learns(reader, 2) == [reader]
+    assert learns(reader, 1) == [], "a late message of the earlier incarnation"
+    assert learns(ENGINE, 1) == [], "an engine learns of replicas from the metalog"
 
 
 def test_a_copy_waits_for_a_silent_replica_only_once() -> None:
