@@ -130,6 +130,10 @@ class Replica(Generic[_StateT, _OutcomeT]):
         self._seen: SeqNum = 0
         """Records below this seqnum are applied, or belong to other tags."""
         self._reading: Event | None = None
+        self._fresh_begun = 0
+        """Number of fresh reads that have begun."""
+        self._fresh_ended = 0
+        """The last fresh read that has succeeded, by number."""
         self._appending: dict[object, SeqNum] = {}
         """For each append in flight, a seqnum at or below that of its record; ascending."""
         self._outcomes: OrderedDict[SeqNum, _OutcomeT] = OrderedDict()
@@ -145,23 +149,28 @@ class Replica(Generic[_StateT, _OutcomeT]):
         Args:
             log: log of the sub-stream.
             own: a record of the sub-stream that the session of `log` appended; -1: there is none.
-            fresh: whether to see all records whose append has returned in any session.
+            fresh: whether to see all records whose append has returned in any session. Callers that
+                wait at the same time share one such read.
 
         Raises:
             DataLossError: a record that the state needs is lost; the message names the state.
             NotReadyError: the read did not return the record at `own`.
             TrimmedError: the whole log was trimmed, and with it the history of the state.
         """
-        while self._reading is not None:
-            await self._reading.wait()
-        if self.end > own >= 0:
+        needed = self._fresh_begun + 1  # a fresh read that has begun may lack later records
+        while not (self._fresh_ended >= needed if fresh else self.end > own >= 0):
+            if self._reading is not None:
+                await self._reading.wait()
+                continue
+            self._reading = reading = Event()
+            self._fresh_begun += fresh
+            try:
+                await self._read(log, own, fresh=fresh)
+                self._fresh_ended = self._fresh_begun if fresh else self._fresh_ended
+            finally:
+                self._reading = None
+                reading.set()
             return
-        self._reading = reading = Event()
-        try:
-            await self._read(log, own, fresh=fresh)
-        finally:
-            self._reading = None
-            reading.set()
 
     @property
     def known(self) -> SeqNum:
@@ -201,10 +210,12 @@ class Replica(Generic[_StateT, _OutcomeT]):
 
     async def _read(self, log: Log, own: SeqNum, *, fresh: bool) -> None:
         """Read page by page. A short page need not be the last, because pages are also limited in
-        bytes.
+        bytes. Only the first read needs to be fresh: the session then sees the same records.
         """
+        is_fresh = fresh
         while True:
-            page = await self._read_page(log, fresh=fresh)
+            page = await self._read_page(log, fresh=is_fresh)
+            is_fresh = False
             if page == []:
                 check_own_append(own, self.end)
                 return

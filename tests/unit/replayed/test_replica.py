@@ -277,6 +277,58 @@ async def test_callers_share_one_read() -> None:
     assert log.reads < 10
 
 
+class Slow(HookedLog):
+    """A log whose fresh reads take their answer at once and return it when they may.
+
+    Attributes:
+        may_return: lets reads return.
+        fresh: number of fresh reads.
+        failing: number of fresh reads that fail.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.may_return = asyncio.Event()
+        self.fresh = 0
+        self.failing = 0
+
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        if read.fresh:
+            self.fresh += 1
+            await self.may_return.wait()
+            if self.failing:
+                self.failing -= 1
+                raise NotReadyError("Not now.")
+        return records
+
+
+async def test_callers_share_one_fresh_read_that_begins_after_their_calls() -> None:
+    log, replica = Slow("work"), words()
+    first = asyncio.create_task(replica.catch_up(log, fresh=True))
+    await asyncio.sleep(0)
+    await log.append(b"b", tags=["words"])  # the first read does not see it
+    later = [asyncio.create_task(replica.catch_up(log, fresh=True)) for _ in range(20)]
+    await asyncio.sleep(0)
+    log.may_return.set()
+    await later[0]
+    assert replica.state.counts == {"b": 1}
+    await asyncio.gather(first, *later)
+    assert log.fresh == 2
+
+
+async def test_a_later_read_serves_the_callers_of_a_failed_one() -> None:
+    log, replica = Slow("work"), words()
+    log.failing = 2
+    first = asyncio.create_task(replica.catch_up(log, fresh=True))
+    await asyncio.sleep(0)
+    later = [asyncio.create_task(replica.catch_up(log, fresh=True)) for _ in range(5)]
+    await asyncio.sleep(0)
+    log.may_return.set()
+    outcomes = await asyncio.gather(first, *later, return_exceptions=True)
+    assert [isinstance(each, NotReadyError) for each in outcomes] == [True, True, *[False] * 4]
+    assert log.fresh == 3
+
+
 async def test_a_record_whose_author_keeps_no_replica_elects_no_process() -> None:
     """The checkpoint that it makes due waits for the next record of another author."""
 
