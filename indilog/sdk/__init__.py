@@ -12,7 +12,8 @@ for libraries are here:
   that appends a record and then reads its effect.
 - **Damage and trims**: `read_surviving_records`, `may_go_further`, `Losses`, `name_loss`.
 - **Time and waiting**: `LogClock` estimates the time of a log, `Event` lets callers wait on an
-  event loop or under a stepper.
+  event loop or under a stepper. `run_to_end` and `run_in_background` run work that outlives a
+  cancelled caller.
 - **What people see**: `indilog.sdk.runs` has the values of the operations `runs.*`, by which the
   platform shows and steers workflow runs (`indilog.App.add_operation`).
 - **Functions**: `Signature`, `ResultType`, `arguments_text` and `plain_value` convert arguments and
@@ -32,6 +33,7 @@ from indilog.sdk.losses import Losses, name_loss
 from indilog.sdk.outcomes import append_outcome_unknown, check_own_append
 from indilog.sdk.record_format import RecordFormat
 from indilog.sdk.surviving_records import may_go_further, read_surviving_records
+from indilog.sdk.tasks import run_in_background, run_to_end
 
 if TYPE_CHECKING:
     from indilog.apps.context import current_context
@@ -67,6 +69,8 @@ __all__ = [
     "next_due",
     "plain_value",
     "read_surviving_records",
+    "run_in_background",
+    "run_to_end",
 ]
 
 __getattr__ = lazy_names(

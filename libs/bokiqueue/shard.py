@@ -37,7 +37,7 @@ from indilog import (
     TrimmedError,
 )
 from indilog.replayed import Replica, RetryPolicy, SubStream
-from indilog.sdk import Event, SeqNum
+from indilog.sdk import Event, SeqNum, run_in_background, run_to_end
 
 CHECKPOINT_EVERY: Final = 1024
 """Smallest number of a shard's records between two checkpoints."""
@@ -199,7 +199,7 @@ class ShardReplica:
                 if self._appending is not None:
                     await self._appending.wait()
                 else:
-                    await waiting.run_to_end(self._append_waiting(log))
+                    await run_to_end(self._append_waiting(log))
         except BaseException:
             if own in self._waiting:
                 self._waiting.remove(own)
@@ -228,7 +228,7 @@ class ShardReplica:
 
     def _start_returning(self, log: Log) -> None:
         if self._to_return and not self._is_returning:
-            task = waiting.run_in_background(self._append_returns(log))
+            task = run_in_background(self._append_returns(log))
             self._is_returning = task is not None
 
     async def _append_returns(self, log: Log) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from indilog import Log, Record, TrimmedError
 from indilog.sdk import READ_RANGE_LIMIT_MAX, SeqNum
@@ -34,38 +34,9 @@ class Clock(Protocol):
         """Take note of the time of a record."""
 
 
-_RUNNING: Final[set[asyncio.Task[None]]] = set()
-"""Tasks that no caller waits for; the event loop itself keeps weak references only."""
-
-
 async def pause(seconds: float) -> None:
     """Return after `seconds`."""
     await asyncio.sleep(seconds)
-
-
-def run_in_background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-    """Run `work` on the event loop; without one, do nothing and return None."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        work.close()
-        return None
-    task = loop.create_task(work)
-    _RUNNING.add(task)
-    task.add_done_callback(_RUNNING.discard)
-    return task
-
-
-async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`. If the caller is cancelled, the work continues on the event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        await work
-        return
-    task = run_in_background(work)
-    assert task is not None, "there is an event loop"
-    await asyncio.shield(task)
 
 
 class Notifications:
