@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -85,6 +85,7 @@ class _NoCaller:
         _session: Session,
         *,
         key: str = "",  # noqa: ARG002
+        holder: str = "",  # noqa: ARG002
     ) -> bytes:
         """Refuse."""
         raise NotReadyError(f"{function} was not called: this program runs no functions.")
@@ -100,6 +101,13 @@ class _NoCaller:
     ) -> str:
         """Refuse."""
         raise NotReadyError(f"{function} was not sent: this program runs no functions.")
+
+    async def release(self, _holder: str, _keys: Sequence[str]) -> None:
+        """Do nothing: no outcome is held."""
+
+    async def holders(self, _prefix: str, _after: str, _session: Session) -> Sequence[str]:
+        """Return no holder."""
+        return ()
 
 
 @asynccontextmanager

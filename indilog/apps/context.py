@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 - `map` waits for several calls, sync functions for one
 import concurrent.futures
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeVar, overload
@@ -33,13 +42,22 @@ class Caller(Protocol):
     """Calls and starts functions for a context."""
 
     async def call(
-        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+        self, function: str, arguments: bytes, session: Session, *, key: str = "", holder: str = ""
     ) -> bytes:
         """Run `app.function` and return its result as JSON text.
 
         The call reads at the position of `session`, and raises it.
 
-        With an idempotency `key`, all calls with that key get one outcome.
+        With an idempotency `key`, all calls with that key get one outcome. It is held for `holder`,
+        if that is not empty.
+        """
+
+    async def release(self, holder: str, keys: Sequence[str]) -> None:
+        """Release the outcomes that are held for `holder` under these keys, or all of them."""
+
+    async def holders(self, prefix: str, after: str, session: Session) -> Sequence[str]:
+        """Return a page of the holders of outcomes; raise `session` to a position at which their
+        records before the calls can be read.
         """
 
     async def send(
@@ -144,13 +162,70 @@ class Context:
             FunctionFailedError: the function raised.
             WorkerCrashedError, CallOutcomeUnknownError: the call may have had effects.
         """
+        return await self._call(function, arguments, key=idempotency_key)
+
+    async def _call(
+        self,
+        function: str | Callable[..., Any],
+        arguments: Mapping[str, object],
+        *,
+        key: str,
+        holder: str = "",
+    ) -> Any:  # noqa: ANN401
         name, known = _named(function)
         text = await self._caller.call(
-            name, arguments_text(arguments), self.session, key=idempotency_key
+            name, arguments_text(arguments), self.session, key=key, holder=holder
         )
-        if known is not None:
-            return known.signature.result(text)
-        return plain_value(text)
+        return known.signature.result(text) if known is not None else plain_value(text)
+
+    async def call_held(
+        self,
+        function: str | Callable[..., Any],
+        arguments: Mapping[str, object],
+        *,
+        key: str,
+        holder: str,
+    ) -> Any:  # noqa: ANN401
+        """Do the same as `call` with an idempotency key, and hold the outcome for `holder` until
+        `release_calls`. For libraries that record the outcome elsewhere.
+
+        Args:
+            function: the function, or its name.
+            arguments: its arguments by name.
+            key: the idempotency key (1 to 255 printable characters).
+            holder: names who releases the outcome (1 to 512 characters).
+
+        Raises:
+            OverloadedError: too many outcomes of the application are held; nothing was done.
+            IndilogError: as in `call`.
+        """
+        return await self._call(function, arguments, key=key, holder=holder)
+
+    async def release_calls(self, holder: str, keys: Sequence[str] = ()) -> None:
+        """Release the outcomes that are held for `holder` under these keys (at most 1,000); without
+        a key, all of them. From then on they are kept for `results_kept_s` seconds.
+
+        The release is not durable when this returns. If the platform crashes within a second, the
+        outcomes may stay held, and must be released again.
+
+        Raises:
+            NotReadyError: the outcomes may stay held.
+        """
+        await self._caller.release(holder, keys)
+
+    async def holders(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the holders of outcomes whose names begin with `prefix`, in their order.
+
+        Later reads of this context see what a holder had appended before its calls.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: the platform does not answer.
+        """
+        after = ""
+        while page := await self._caller.holders(prefix, after, self.session):
+            for holder in page:
+                yield holder
+            after = page[-1]
 
     async def send(
         self,

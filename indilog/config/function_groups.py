@@ -245,9 +245,13 @@ class InvocationsConfig(Group):
     bytes of those without. The same on all nodes.
     """
     app_kept_share_max: float = 0.5
-    """Share of `results_kept_max`, `keys_kept_max` and `results_kept_bytes_max` that one
-    application may use (at most 1). The same on all nodes.
+    """Share of `results_kept_max`, `keys_kept_max`, `results_kept_bytes_max`, `held_calls_max` and
+    `held_bytes_max` that one application may use (at most 1). The same on all nodes.
     """
+    held_calls_max: int = 100_000
+    """Calls whose outcomes are held for workflow runs; further calls wait."""
+    held_bytes_max: int = 64 * MIB
+    """Bytes of arguments and results of the calls whose outcomes are held."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,20 @@ A call carries the session's position, and its answer carries the new one, even 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from indilog.base.errors import CallOutcomeUnknownError, NotReadyError
 from indilog.base.log import Session
 from indilog.link.link_messages import (
     Accepted,
     Answer,
+    AskHolders,
     CallFunction,
+    Done,
     Failed,
+    HoldersFound,
     LinkLostError,
+    ReleaseCalls,
     Returned,
     SendFunction,
     error_from,
@@ -36,11 +42,11 @@ class LinkCaller:
         self._depth = depth
 
     async def call(
-        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+        self, function: str, arguments: bytes, session: Session, *, key: str = "", holder: str = ""
     ) -> bytes:
         """Run `app.function` and return its result as JSON text."""
         answer = await self._asker.ask(
-            CallFunction(function, arguments, session.position, self._depth, key)
+            CallFunction(function, arguments, session.position, self._depth, key, holder)
         )
         if isinstance(answer, Returned):
             session.saw(answer.position)
@@ -58,10 +64,30 @@ class LinkCaller:
             return answer.invocation
         raise _call_error(answer, function, session)
 
+    async def release(self, holder: str, keys: Sequence[str]) -> None:
+        """Release the outcomes that are held for `holder` under these keys, or all of them."""
+        answer = await self._asker.ask(ReleaseCalls(holder, tuple(keys)))
+        if not isinstance(answer, Done):
+            raise _error(answer)
+
+    async def holders(self, prefix: str, after: str, session: Session) -> Sequence[str]:
+        """Return a page of the holders of outcomes."""
+        answer = await self._asker.ask(AskHolders(prefix, after))
+        if not isinstance(answer, HoldersFound):
+            raise _error(answer)
+        session.saw(answer.position)
+        return answer.holders
+
+
+def _error(answer: Answer) -> Exception:
+    if isinstance(answer, Failed):
+        return error_from(answer)
+    return NotReadyError(f"The compute node answered with {type(answer).__name__}.")
+
 
 def _call_error(answer: Answer, function: str, session: Session) -> Exception:
     if not isinstance(answer, Failed):
-        return NotReadyError(f"The compute node answered with {type(answer).__name__}.")
+        return _error(answer)
     session.saw(answer.position)
     if answer.kind == LinkLostError.__name__:
         return CallOutcomeUnknownError(

@@ -46,10 +46,12 @@ from indilog.link.worker_messages import (
     Unload,
 )
 
-LINK_VERSION: Final = 6
+LINK_VERSION: Final = 7
 """Version of the protocol. Each end sends its version first; a link between different versions is
 closed.
 """
+KEYS_LIMIT: Final = 1000
+"""Largest number of keys in one message."""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
@@ -309,7 +311,7 @@ class CallFunction(_Message, frozen=True):
 
     `depth` is the number of calls above this call in the chain; a client's call has 0. A call with
     an idempotency `key` is recorded and has one outcome. The node continues it even if no caller
-    waits for it.
+    waits for it. With a `holder`, the outcome is held until `ReleaseCalls`.
     Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); the node cancels the
     call.
     Repeated: never.
@@ -320,6 +322,7 @@ class CallFunction(_Message, frozen=True):
     position: MetalogPosition
     depth: int
     key: str = ""
+    holder: str = ""
 
 
 class SendFunction(_Message, frozen=True):
@@ -336,6 +339,30 @@ class SendFunction(_Message, frozen=True):
     position: MetalogPosition
     delay_s: float
     key: str = ""
+
+
+class ReleaseCalls(_Message, frozen=True):
+    """worker, client → compute node: release the outcomes held for this holder under these keys;
+    without a key, all that are held for it. Answered by `Done`.
+
+    Lost: the outcomes may stay held; releasing again is harmless.
+    Repeated: never.
+    """
+
+    holder: str
+    keys: Annotated[tuple[str, ...], msgspec.Meta(max_length=KEYS_LIMIT)]
+
+
+class AskHolders(_Message, frozen=True):
+    """worker, client → compute node: asks for whom outcomes are held: names with this prefix, above
+    `after`; answered by `HoldersFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    prefix: str
+    after: str
 
 
 class AskInvocation(_Message, frozen=True):
@@ -534,6 +561,18 @@ class Failed(_Message, frozen=True):
     position: MetalogPosition = 0
 
 
+class HoldersFound(_Message, frozen=True):
+    """compute node → worker, client: outcomes are held for these names, ascending; an empty list
+    proves that there is no further one.
+
+    Lost: as with the question.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    holders: tuple[str, ...]
+
+
 class InvocationFound(_Message, frozen=True):
     """compute node → client: the state of a recorded invocation; if `function` is empty, the id is
     unknown.
@@ -554,13 +593,13 @@ LogQuestion: TypeAlias = (
     | LogRetention
 )  # fmt: skip
 Question: TypeAlias = (
-    LogQuestion | CallFunction | SendFunction | AskInvocation | CancelInvocation
-    | DeployApp | UndeployApp | Invoke | Load | Unload
+    LogQuestion | CallFunction | SendFunction | ReleaseCalls | AskHolders
+    | AskInvocation | CancelInvocation | DeployApp | UndeployApp | Invoke | Load | Unload
     | RunServices | CheckArguments | Ping | Cancel
 )  # fmt: skip
 ClientQuestion: TypeAlias = (
-    LogQuestion | CallFunction | SendFunction | AskInvocation | CancelInvocation
-    | DeployApp | UndeployApp | Cancel
+    LogQuestion | CallFunction | SendFunction | ReleaseCalls | AskHolders
+    | AskInvocation | CancelInvocation | DeployApp | UndeployApp | Cancel
 )  # fmt: skip
 """All messages that a client may send. Each list in them has a limit, which the decoder checks
 before it decodes the items. So these limits bound the time to decode a message.
@@ -568,7 +607,7 @@ before it decodes the items. So these limits bound the time to decode a message.
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesChanged
 Answer: TypeAlias = (
     Appended | RecordsFound | TailFound | PlacesAre | ShardFound | TimeIs | RetentionFound | Done
-    | Returned | Accepted | InvocationFound | Loaded | Deployed | Undeployed | Failed
+    | Returned | Accepted | HoldersFound | InvocationFound | Loaded | Deployed | Undeployed | Failed
 )  # fmt: skip
 LinkMessage: TypeAlias = Question | Greeting | Answer
 

@@ -7,7 +7,7 @@ states from one log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
 import msgspec
@@ -24,17 +24,28 @@ class RecordFormat:
 
     Args:
         magic: two bytes; the first is 0xB0, because no UTF-8 text begins with it.
-        version: the version to read and write (1 to 255); other versions are refused.
+        version: the version to write and read (1 to 255); other versions are refused.
         of: name of the library, for error messages.
         error: type of the error raised for records of another version.
+        versions_read: earlier versions that are read, too. The later fields of a record must have
+            defaults.
     """
 
-    __slots__ = ("_error", "_magic", "_of", "_prefix", "_version")
+    __slots__ = ("_error", "_magic", "_of", "_prefix", "_prefixes", "_version")
 
-    def __init__(self, magic: bytes, version: int, *, of: str, error: type[IndilogError]) -> None:
+    def __init__(
+        self,
+        magic: bytes,
+        version: int,
+        *,
+        of: str,
+        error: type[IndilogError],
+        versions_read: Collection[int] = (),
+    ) -> None:
         self._magic = magic
         self._version = version
         self._prefix = magic + bytes((version,))
+        self._prefixes = (self._prefix, *(magic + bytes((v,)) for v in versions_read))
         self._of = of
         self._error = error
 
@@ -52,7 +63,7 @@ class RecordFormat:
         Raises:
             IndilogError: (of type `error`) another version wrote the record.
         """
-        if not data.startswith(self._prefix):
+        if not data.startswith(self._prefixes):
             if data.startswith(self._magic) and len(data) > 2:
                 raise self._error(
                     f"A record of {self._of} has format {data[2]}; this program reads format "

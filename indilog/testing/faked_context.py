@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -79,7 +79,13 @@ class _FakeCaller:
     ids: itertools.count[int] = field(default_factory=itertools.count)
 
     async def call(
-        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+        self,
+        function: str,
+        arguments: bytes,
+        session: Session,
+        *,
+        key: str = "",
+        holder: str = "",  # noqa: ARG002 - all outcomes are kept
     ) -> bytes:
         """Run the fake of `app.function`; with a `key`, once."""
         fake = self._fake(function)
@@ -95,6 +101,13 @@ class _FakeCaller:
             running = asyncio.ensure_future(self._run(function, fake, arguments, session))
             self.outcomes[function, key] = arguments, (outcome := running)
         return await asyncio.shield(outcome)
+
+    async def release(self, _holder: str, _keys: Sequence[str]) -> None:
+        """Do nothing: all outcomes are kept."""
+
+    async def holders(self, _prefix: str, _after: str, _session: Session) -> Sequence[str]:
+        """Return no holder."""
+        return ()
 
     async def send(
         self,

@@ -1,4 +1,5 @@
-"""Garbage-collects ended runs: trims their histories, and the lists that name them.
+"""Garbage-collects ended runs: trims their histories, and the lists that name them. Releases the
+outcomes of calls that are held for them.
 
 A driver does this for the partitions that its process owns, and for its share of those without an
 owner. It reads the ends of runs that are older than the retention period; open runs are not read,
@@ -15,12 +16,14 @@ import structlog
 
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.runner import Runner
+from bokiflow.runs.keys import holder_of
 from bokiflow.runs.records import (
     RUNS_TAG,
     RunContinued,
     RunStarted,
     ended_tag,
     lists_in,
+    partition_of,
     run_in,
     run_record,
     run_tag,
@@ -28,7 +31,7 @@ from bokiflow.runs.records import (
     workflow_in,
 )
 from bokiflow.runs.run_log import is_transient, seqnum_after_loss
-from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
+from indilog import Context, DataLossError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
 _PAGE: Final = 500
@@ -79,6 +82,26 @@ class Collector:
         if 0 in mine:
             await self._trim_starts(log, before)
         return collected
+
+    async def release_calls(self, ctx: Context) -> int:
+        """Release the outcomes of calls that are held for runs that are not open: their executor
+        crashed after the end of the run. Return the number of these runs.
+
+        The holders are read before the partitions, so the start of each holder's run is read.
+        """
+        runner, prefix = self._runner, holder_of(self._runner.log_name, "")
+        holders = dict[int, list[str]]()
+        async for holder in ctx.holders(prefix):
+            number = partition_of(holder.removeprefix(prefix), runner.member.count)
+            holders.setdefault(number, []).append(holder)
+        log, released = ctx.log(runner.log_name), 0
+        for number in holders.keys() & set(runner.member.collected()):
+            partition = await self._partition(log, number)
+            for holder in holders[number]:
+                if holder.removeprefix(prefix) not in partition.state.runs:
+                    await ctx.release_calls(holder)
+                    released += 1
+        return released
 
     async def _collect_partition(
         self, log: Log, number: int, before: float, lists: dict[str, SeqNum]

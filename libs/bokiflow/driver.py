@@ -20,7 +20,7 @@ from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.public_call import Stopped, public_call
 from bokiflow.runs.run_log import Logs
-from indilog import IndilogError
+from indilog import Context, IndilogError
 
 _PROBLEM_S: Final = 1.0
 _ITERATIONS_PER_LEASE: Final = 8
@@ -58,6 +58,8 @@ class Driver:
             await waiting.tick(self._collector.interval_s)
             try:
                 await self._collector.collect(log, await log.now())
+                if isinstance(logs, Context):
+                    await self._collector.release_calls(logs)
             except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("ended runs are not trimmed", reason=str(error))
 

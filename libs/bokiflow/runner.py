@@ -488,7 +488,17 @@ class Runner(Executor):
             return await execution.park(str(error))
         code = await_body(definition.result_text(wf, arguments))
         body = execution.grace.run_workflow(code, execution.mark_notified)
-        return await execution.execute(run_compensated(wf.compensations, body))
+        calls = running.calls = wf.held_calls
+        try:
+            finished = await execution.execute(run_compensated(wf.compensations, body))
+        except ContinuedAsNew:
+            await calls.release_all()
+            raise
+        except ChangedWorkflowError:  # it is parked
+            await calls.release_recorded()
+            raise
+        await calls.release_all()
+        return finished
 
     async def _next_execution(
         self, logs: Logs, running: LocalRun
@@ -596,6 +606,8 @@ class Runner(Executor):
         end = running.waits_end
         try:
             await execution.note_waits(None if until == math.inf else until, what, end)
+            if running.calls is not None:
+                await running.calls.release_recorded()
             page = await execution.log.read_range(run_tag(execution.id), end)
             running.has_news = running.has_news or len(page) > 1
         except BaseException:

@@ -9,6 +9,7 @@ from typing import Any
 from bokiflow.definition import Definition, check_same_run
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.runs.execution import Execution
+from bokiflow.runs.held_calls import HeldCalls
 from bokiflow.runs.records import RunFinished
 from indilog.sdk import SeqNum
 
@@ -26,6 +27,7 @@ class LocalRun:
         has_news: whether a record for the run came since it began here.
         was_stopped: whether this process stopped it, because the lease ended.
         is_passive: whether this execution ends because the run only waits.
+        calls: the calls of its execution; None: the execution has not begun.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class LocalRun:
         self.has_news = False
         self.was_stopped = False
         self.is_passive = False
+        self.calls: HeldCalls | None = None
 
     @property
     def has_finished(self) -> bool:

@@ -8,6 +8,7 @@ import random as chance
 import uuid as uuids
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, Final, Never, TypeAlias, TypeVar, overload
 
 import structlog
@@ -23,6 +24,7 @@ from bokiflow.operations.progress import EVENT, STATUS, plain_text
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import KEY, Execution, OperationOutcome, raise_failure
+from bokiflow.runs.held_calls import HeldCalls
 from bokiflow.runs.rounds import ContinuedAsNew
 from bokiflow.runs.run_log import Logs
 from indilog import Context, Log
@@ -81,6 +83,13 @@ class Workflow(Operations):
         if not isinstance(self._logs, Context):
             raise FlowSettingsError("This workflow runs outside of a function; it has no context.")
         return self._logs
+
+    @cached_property
+    def held_calls(self) -> HeldCalls:
+        """The calls whose outcomes are held for the run."""
+        execution, logs = self.execution, self._logs
+        ctx = logs if isinstance(logs, Context) else None
+        return HeldCalls(execution.log.name, execution.id, ctx, execution.is_durable)
 
     @property
     def logger(self) -> structlog.typing.FilteringBoundLogger:

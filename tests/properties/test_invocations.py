@@ -14,6 +14,7 @@ from indilog_compute.invocations.checkpoint import checkpoint_parts, newest_chec
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.records import (
     STREAMS,
+    CallsReleased,
     Checkpointed,
     Claimed,
     DeclaredDead,
@@ -44,6 +45,7 @@ def accepted(draw: st.DrawFn) -> InvocationAccepted:
         schedule="s" if is_scheduled else "",
         at=draw(st.sampled_from([60.0, 120.0, 180.0])) if is_scheduled else 0.0,
         after=draw(st.sampled_from([0.0, 60.0, 120.0])) if is_scheduled else 0.0,
+        holder=draw(st.sampled_from(["", "", "r1", "r2"])),
     )
 
 
@@ -52,6 +54,7 @@ EVENTS = st.one_of(
     st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(Freed, EXECUTORS, IDS, is_lost=st.booleans()),
     st.builds(Ended, EXECUTORS, IDS, st.just(0), st.sampled_from([b"1", b"2"])),
+    st.builds(CallsReleased, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(ExecutorHeartbeat, EXECUTORS),
     st.builds(DeclaredDead, EXECUTORS, st.integers(0, 40), EXECUTORS),
 )
@@ -97,6 +100,9 @@ class Model:
             del self.runs[event.id]
             self.outcomes[event.id] = event.result
 
+    def _callsreleased(self, place: int, event: CallsReleased) -> None:
+        pass  # it changes how long an outcome is kept, which is for ever here
+
     def _executorheartbeat(self, place: int, event: ExecutorHeartbeat) -> None:
         pass
 
@@ -112,7 +118,7 @@ class Model:
 
 def _by(event: Any) -> str | None:  # noqa: ANN401
     """Return the executor that wrote the record; None: no executor did."""
-    return None if isinstance(event, DeclaredDead) else event.executor
+    return None if isinstance(event, DeclaredDead | CallsReleased) else event.executor
 
 
 @given(st.lists(EVENTS, max_size=40))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from bokiflow import Workflow
@@ -24,7 +24,7 @@ from bokiflow.runs.run_log import read_run
 from bokiflow.runs.run_state import Run
 from indilog.apps.app import Context
 from indilog.apps.signature import ResultType
-from indilog.base.log import Log
+from indilog.base.log import Log, Session
 from indilog.testing import MemoryLogs
 
 FLOW_LOG = "shop/flow"
@@ -39,6 +39,16 @@ class NeverSure:
 
     def has_ended(self) -> bool:
         return False
+
+
+class NothingHeld:
+    """The part of a caller of functions that holds outcomes, for callers that keep all of them."""
+
+    async def release(self, holder: str, keys: Sequence[str]) -> None:
+        pass
+
+    async def holders(self, prefix: str, after: str, session: Session) -> Sequence[str]:
+        return ()
 
 
 class OneLog:

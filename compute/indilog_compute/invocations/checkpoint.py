@@ -29,6 +29,8 @@ class RecordedInvocation(msgspec.Struct, array_like=True, eq=False):
         tries: how often executors have begun to run it.
         ended: seqnum of its outcome; None until it has ended.
         ended_at: the log's time of its outcome, seconds since 1970; valid after it has ended.
+        holder: for whom its outcome is held; empty if it is not held.
+        released_at: the log's time at which it was released, seconds since 1970; 0 if it was not.
     """
 
     id: str
@@ -45,6 +47,8 @@ class RecordedInvocation(msgspec.Struct, array_like=True, eq=False):
     ended: SeqNum | None = None
     ended_at: float = 0.0
     failed: bool = False
+    holder: str = ""
+    released_at: float = 0.0
 
 
 class LastDue(NamedTuple):

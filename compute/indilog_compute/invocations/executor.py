@@ -21,6 +21,7 @@ from indilog_compute.invocations.checkpoint import RecordedInvocation
 from indilog_compute.invocations.invocation_table import InvocationTable, node_of
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
+    CallsReleased,
     Claimed,
     DeclaredDead,
     Ended,
@@ -34,6 +35,10 @@ from indilog_compute.invocations.scheduling import Schedules
 _BEATS_PER_LEASE: Final = 3
 CLAIMS_MAX: Final = 100
 """Largest number of invocations in one claim."""
+RELEASES_MAX: Final = 500
+"""Largest number of invocations that one record releases."""
+_RELEASED_AFTER_S: Final = 1.0
+"""Seconds for which releases are gathered into one record."""
 _STREAMS_MAX: Final = 16
 """Largest number of streams (tags) of the invocations in one claim."""
 _CHECKPOINT_RECORDS_MIN: Final = 1000
@@ -117,6 +122,8 @@ class Executor:
             config.invocations.invocations_running_max if config.functions.workers else 0
         )
         self._lasts: dict[str, _LastRecord] = {}
+        self._releasing: dict[str, None] = {}
+        self._release_at = 0.0
 
     @property
     def node(self) -> str:
@@ -134,6 +141,20 @@ class Executor:
         self.begun.clear()
         return stopped
 
+    def release(self, ids: Iterable[str], now: float) -> bool:
+        """Release held invocations of the table soon. Return whether `actions` or `rest_s` must be
+        called.
+
+        Args:
+            ids: ids of held invocations.
+            now: monotonic time, in seconds.
+        """
+        was_empty = not self._releasing
+        if was_empty:
+            self._release_at = now + _RELEASED_AFTER_S
+        self._releasing.update(dict.fromkeys(ids))
+        return bool(was_empty and self._releasing) or len(self._releasing) >= RELEASES_MAX
+
     def actions(self, now: Now) -> list[Action]:
         """Return the actions to perform now. Call it again after the records of these actions were
         read.
@@ -143,6 +164,7 @@ class Executor:
             *self._declare_dead(now.monotonic),
             *self._claim(now.log),
             *self._heartbeat(now.monotonic),
+            *self._release_held(now.monotonic),
             *self._run_scheduled(now.wall),
             *self._write_checkpoint(),
         ]
@@ -154,6 +176,8 @@ class Executor:
         ]
         if (own := self._lasts.get(self.name)) is not None:
             looks.append(own.at + self._lease_s / _BEATS_PER_LEASE)
+        if self._releasing:
+            looks.append(self._release_at)
         rests = [look - now.monotonic for look in looks]
         next_ = self._table.next_free(self.node, self._lease_s, self._is_full)
         if self._running_max and next_ is not None:
@@ -234,6 +258,21 @@ class Executor:
         own = self._lasts.get(self.name)
         if own is not None and now >= own.at + self._lease_s / _BEATS_PER_LEASE:
             yield Append(ExecutorHeartbeat(self.name), (EXECUTORS_TAG,))
+
+    def _release_held(self, now: float) -> Iterable[Action]:
+        """Release gathered invocations. Those that are still held after the record was read were
+        in a record that was lost; they are released again.
+        """
+        self._releasing = {
+            id_: None
+            for id_ in self._releasing
+            if (found := self._table.get(id_)) is not None and found.holder
+        }
+        ids = list(self._releasing)
+        if len(ids) >= RELEASES_MAX or (ids and now >= self._release_at):
+            for start in range(0, len(ids), RELEASES_MAX):
+                some = tuple(ids[start : start + RELEASES_MAX])
+                yield Append(CallsReleased(some), (EXECUTORS_TAG,))
 
     def _run_scheduled(self, now: float) -> Iterable[Action]:
         if self._running_max:

@@ -24,8 +24,10 @@ from indilog_compute.invocations.checkpoint import (
     RecordedInvocation,
     TableCheckpoint,
 )
+from indilog_compute.invocations.held_invocations import HeldInvocations
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
+    CallsReleased,
     Checkpointed,
     Claimed,
     DeclaredDead,
@@ -117,6 +119,7 @@ class InvocationTable:
         clock: time of the last record, seconds since 1970.
         open: invocations that have not ended, by id.
         open_by_application: number of open invocations of each application.
+        held: the invocations that are held, open or ended.
         executors: executors with running invocations, by name.
         last_due: the last accepted due time of each schedule.
     """
@@ -131,6 +134,7 @@ class InvocationTable:
         self.executors: dict[str, Running] = {}
         self.last_due: dict[str, LastDue] = {}
         self.open_by_application: Counter[str] = Counter()
+        self.held = HeldInvocations()
         self._limits = limits
         self._ended: dict[str, RecordedInvocation] = {}
         self._keys: dict[tuple[str, str], RecordedInvocation] = {}
@@ -173,16 +177,25 @@ class InvocationTable:
                 self._free_again(seqnum, event)
             case Ended():
                 self._end(seqnum, event)
-            case ExecutorHeartbeat(executor):
-                self._grown.add(EXECUTORS_TAG)
-                self._note_record(executor, seqnum)
-            case DeclaredDead(executor, seen, by):
-                self._grown.add(EXECUTORS_TAG)
-                self._declare_dead(executor, seen, node_of(by))
+            case CallsReleased() | ExecutorHeartbeat() | DeclaredDead():
+                self._apply_of_executors(seqnum, event)
             case Checkpointed():
                 self._cover(seqnum, event)
             case unreachable:
                 assert_never(unreachable)
+
+    def _apply_of_executors(
+        self, seqnum: SeqNum, event: CallsReleased | ExecutorHeartbeat | DeclaredDead
+    ) -> None:
+        """Apply a record that belongs to the stream of no invocation."""
+        self._grown.add(EXECUTORS_TAG)
+        match event:
+            case CallsReleased(ids):
+                self._release_held(ids)
+            case ExecutorHeartbeat(executor):
+                self._note_record(executor, seqnum)
+            case DeclaredDead(executor, seen, by):
+                self._declare_dead(executor, seen, node_of(by))
 
     def _accept(self, seqnum: SeqNum, event: InvocationAccepted) -> None:
         stream = event.stream
@@ -208,6 +221,7 @@ class InvocationTable:
             event.key,
             digest_of(event.arguments) if event.key else b"",
             len(event.arguments),
+            holder=event.holder,
         )
         self._open(made)
         self._remember(made)
@@ -246,9 +260,21 @@ class InvocationTable:
             self.clock,
             event.result is None,
         )
-        invocation.size += len(event.result or b"")
         assert state_of(invocation) is target
+        invocation.size += len(event.result or b"")
+        if invocation.holder:
+            self.held.grow(invocation, len(event.result or b""))
         self._keep(invocation)
+
+    def _release_held(self, ids: Iterable[str]) -> None:
+        for released in filter(None, map(self.get, ids)):
+            if not released.holder:
+                continue
+            self.held.remove(released)
+            released.holder, released.released_at = "", self.clock
+            if released.ended is not None:
+                self._ended.pop(released.id)  # its retention begins now
+                self._keep(released)
 
     def _free_again(self, seqnum: SeqNum, event: Freed) -> None:
         self._note_record(event.executor, seqnum)
@@ -338,11 +364,15 @@ class InvocationTable:
             running.last = seqnum
 
     def _keep(self, invocation: RecordedInvocation) -> None:
-        """Keep an ended invocation. An application above its share drops its oldest one."""
+        """Keep an ended invocation. An application above its share drops its oldest one that is
+        not held.
+        """
         assert invocation.ended is not None, "only ended invocations are kept here"
         assert invocation.executor is None, "no executor runs an ended invocation"
         limits = self._limits
         self._ended[invocation.id] = invocation
+        if invocation.holder:
+            return
         self._kept[bool(invocation.key)].add(invocation)
         place = (bool(invocation.key), application_of(invocation.function))
         own = self._kept_of.setdefault(place, _Kept())
@@ -361,12 +391,13 @@ class InvocationTable:
             while kept.invocations and (
                 len(kept.invocations) > most
                 or kept.size > limits.results_kept_bytes_max
-                or kept.oldest.ended_at + limits.results_kept_s <= self.clock
+                or _kept_since(kept.oldest) + limits.results_kept_s <= self.clock
             ):
                 self._forget(kept.oldest)
 
     def _forget(self, invocation: RecordedInvocation) -> None:
         assert invocation.ended is not None, "open invocations are never dropped"
+        assert not invocation.holder, "held invocations are never dropped"
         self._kept[bool(invocation.key)].remove(invocation)
         place = (bool(invocation.key), application_of(invocation.function))
         own = self._kept_of[place]
@@ -539,6 +570,8 @@ class InvocationTable:
         self._needed.setdefault(invocation.stream, SortedList()).add(invocation.seqnum)
         if invocation.key:
             self._keys[invocation.function, invocation.key] = invocation
+        if invocation.holder:
+            self.held.add(invocation)
 
     def check_invariants(self) -> None:
         """Assert that each open invocation is either queued or run by exactly one executor."""
@@ -555,7 +588,9 @@ class InvocationTable:
         assert sum(map(len, self._needed.values())) == len(self.open) + len(self._ended)
         for kept in self._kept.values():
             assert kept.size == sum(invocation.size for invocation in kept.invocations.values())
-        assert sum(len(own.invocations) for own in self._kept_of.values()) == len(self._ended)
+        self.held.check_invariants()
+        held = sum(bool(invocation.holder) for invocation in self._ended.values())
+        assert sum(len(own.invocations) for own in self._kept_of.values()) + held == self.kept
         assert +self.open_by_application == Counter(
             application_of(i.function) for i in self.open.values()
         )
@@ -572,6 +607,11 @@ class InvocationTable:
 def node_of(executor: str) -> str:
     """Return the compute node of an executor, from its name."""
     return executor.partition("#")[0]
+
+
+def _kept_since(invocation: RecordedInvocation) -> float:
+    """Return the log's time from which the retention of an ended invocation counts."""
+    return max(invocation.ended_at, invocation.released_at)
 
 
 def _place(invocation: RecordedInvocation) -> _Place:

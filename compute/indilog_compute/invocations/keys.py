@@ -11,7 +11,11 @@ import msgspec
 from indilog.base.errors import InvalidArgumentsError
 from indilog.link.link_messages import Failed, Returned
 from indilog_compute.invocations.invocation_table import InvocationTable
-from indilog_compute.invocations.records import KEY_CHARACTERS_MAX, digest_of
+from indilog_compute.invocations.records import (
+    HOLDER_CHARACTERS_MAX,
+    KEY_CHARACTERS_MAX,
+    digest_of,
+)
 
 _KEPT: Final = (
     "This is the outcome of the call with this idempotency key; to run it again, use another key."
@@ -26,6 +30,20 @@ def check_key(function: str, key: str) -> None:
     """
     if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
         raise _misfit(function, f"is 1 to {KEY_CHARACTERS_MAX} printable characters")
+
+
+def check_holder(function: str, key: str, holder: str) -> None:
+    """Check the holder of a call; an empty one means that the outcome is not held.
+
+    Raises:
+        InvalidArgumentsError: the holder is too long, or the call has no key.
+    """
+    if len(holder) > HOLDER_CHARACTERS_MAX or (holder and not key):
+        problem = f"has 1 to {HOLDER_CHARACTERS_MAX} characters and needs an idempotency key"
+        raise InvalidArgumentsError(
+            f"{function} was not run: the holder of an outcome {problem}.",
+            [{"field": "holder", "problem": problem}],
+        )
 
 
 def known_with(table: InvocationTable, function: str, arguments: bytes, key: str) -> str | None:

@@ -14,18 +14,24 @@ from bisect import bisect_left
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from indilog.base.errors import IndilogError
 from indilog.base.ids import MetalogPosition, SeqNum
 from indilog.sdk.record_format import RecordFormat
 
 INVOCATIONS_LOG: Final = "$invocations"
-VERSION: Final = 2
+VERSION: Final = 3
+_VERSIONS_READ: Final = (2,)
+"""Earlier versions, whose records lack the last fields, which have defaults."""
 EXECUTORS_TAG: Final = "executors"
 CHECKPOINTS_TAG: Final = "checkpoints"
 _STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
+_HELD_STREAMS: Final = 64
+"""Number of streams of held invocations, so that one that is held long pins few others."""
 STREAMS: Final = tuple(f"delay:{n}" for n in range(len(_STREAM_DELAYS_S) + 1))
 KEY_CHARACTERS_MAX: Final = 255
+HOLDER_CHARACTERS_MAX: Final = 512
 _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Raised for text that is not JSON, or is nested too deeply."""
 
@@ -52,7 +58,8 @@ class InvocationAccepted(
     `schedule` and `at` are a schedule and its due time (wall clock, seconds since 1970). The record
     takes effect only if `after` is the schedule's last accepted due time (0: none was accepted). So
     each due time takes effect once, even if the wall clock is set back. `depth` is the number of
-    calls above the invocation in the chain of calls.
+    calls above the invocation in the chain of calls. The outcome is held for `holder`, until a
+    `CallsReleased` record releases it; if empty, it is not held.
     """
 
     id: str
@@ -67,6 +74,7 @@ class InvocationAccepted(
     schedule: str = ""
     at: float = 0.0
     after: float = 0.0
+    holder: str = ""
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
@@ -97,6 +105,14 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     position: MetalogPosition
     result: bytes | None
     failure: Failure | None = None
+
+
+class CallsReleased(msgspec.Struct, frozen=True, array_like=True, tag="released"):
+    """These invocations are no longer held: their holder has recorded the outcomes, or has ended.
+    From this record on their outcomes are kept like those of other invocations.
+    """
+
+    ids: tuple[str, ...]
 
 
 class ExecutorHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
@@ -135,7 +151,14 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
 
 
 Event: TypeAlias = (
-    InvocationAccepted | Claimed | Freed | Ended | ExecutorHeartbeat | DeclaredDead | Checkpointed
+    InvocationAccepted
+    | Claimed
+    | Freed
+    | Ended
+    | CallsReleased
+    | ExecutorHeartbeat
+    | DeclaredDead
+    | Checkpointed
 )
 
 
@@ -143,7 +166,13 @@ class InvocationsVersionError(IndilogError):
     """A later version of the platform wrote a record of `$invocations`."""
 
 
-_FORMAT: Final = RecordFormat(b"\xb0V", VERSION, of="invocations", error=InvocationsVersionError)
+_FORMAT: Final = RecordFormat(
+    b"\xb0V",
+    VERSION,
+    of="invocations",
+    error=InvocationsVersionError,
+    versions_read=_VERSIONS_READ,
+)
 _decode = msgspec.msgpack.Decoder(Event).decode
 
 
@@ -171,6 +200,11 @@ def stream_of(delay_s: float, key: str = "") -> str:
     """Return the stream (a tag) of an invocation that is due after `delay_s`."""
     stream = STREAMS[bisect_left(_STREAM_DELAYS_S, delay_s)]
     return f"key:{stream}" if key else stream  # invocations with a key are kept longer
+
+
+def held_stream(holder: str) -> str:
+    """Return the stream of the invocations that are held for `holder`."""
+    return f"held:{xxh3_64_intdigest(holder.encode()) % _HELD_STREAMS}"
 
 
 def schedule_tag(schedule: str) -> str:

@@ -43,10 +43,11 @@ from indilog_compute.invocations.executor import (
     WriteCheckpoint,
 )
 from indilog_compute.invocations.fault_log import FaultLog
+from indilog_compute.invocations.held_invocations import HeldLimits
 from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted, newest
 from indilog_compute.invocations.invocation_status import InvocationStatus, forgotten, read_status
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
-from indilog_compute.invocations.keys import check_key, known_with
+from indilog_compute.invocations.keys import check_holder, check_key, known_with
 from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
 from indilog_compute.invocations.records import (
     INVOCATIONS_LOG,
@@ -58,6 +59,7 @@ from indilog_compute.invocations.records import (
     application_of,
     decode,
     encode,
+    held_stream,
     stream_of,
 )
 from indilog_compute.invocations.runs import CallT, Runs, StartCall, outcome_in
@@ -96,7 +98,8 @@ class InvocationService:
     ) -> None:
         self._config = config
         self._node = node or secrets.token_hex(6)
-        self._log = logs.log(INVOCATIONS_LOG, Session())
+        self._session = Session()
+        self._log = logs.log(INVOCATIONS_LOG, self._session)
         self._table = InvocationTable(_limits(config))
         self._schedules = Schedules(rank, config)
         self._executor = Executor(self._new_name(), self._table, self._schedules, config)
@@ -120,6 +123,7 @@ class InvocationService:
         self._disagreed = self._skipped = ""
         self._broken: IndilogError | None = None
         self._admission = Admission(OpenLimits.of(config))
+        self._held_limits = HeldLimits.of(config)
         self._lost_to: SeqNum = 0
         self._losses = Losses(
             "invocations", "Calls accepted there do not run; calls that ended there may run again."
@@ -158,11 +162,13 @@ class InvocationService:
         depth: int = 0,
         delay_s: float = 0.0,
         key: str = "",
+        holder: str = "",
     ) -> str:
         """Record that `function` is to run in `delay_s` seconds; return the invocation's id.
 
         With a `key`, only the first recorded invocation of the function with that key runs, and its
-        id is returned.
+        id is returned. With a `holder`, the outcome is held until `release`, without a limit in
+        time.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or is invalid.
@@ -170,19 +176,23 @@ class InvocationService:
             CallOutcomeUnknownError: the function may or may not run.
         """
         check_key(function, key)
+        check_holder(function, key, holder)
         if (known := self.known(function, arguments, key)) is not None:
             return known
         self._check_followed()
+        if holder:
+            self._table.held.check_room(application_of(function), self._held_limits)
         event = InvocationAccepted(
             id=secrets.token_hex(12),
             executor=self._executor.name,
             function=function,
             arguments=arguments,
             position=position,
-            stream=stream_of(delay_s, key),
+            stream=held_stream(holder) if holder else stream_of(delay_s, key),
             delay_s=delay_s,
             depth=depth,
             key=key,
+            holder=holder,
         )
         if not key:
             await self._append_accepted(event)
@@ -263,6 +273,32 @@ class InvocationService:
             await self._waiters.wait_for_record(seqnum, self._table.end)
             found = self._table.get(id)
         return await read_status(self._log, found) if found is not None else None
+
+    def release(self, holder: str, keys: Iterable[str]) -> None:
+        """Release the outcomes that are held for `holder` under these keys; all of them, if there
+        is no key. From then on they are kept like other outcomes.
+
+        A record says so within about a second. If this node crashes before, or does not know a call
+        yet, the outcome stays held, and the holder must release it again.
+        """
+        ids = [held.id for held in self._table.held.of(holder, keys)]
+        if self._executor.release(ids, time.monotonic()):
+            self._has_work.set()
+
+    async def holders(self, prefix: str, after: str = "") -> tuple[list[str], MetalogPosition]:
+        """Return holders of outcomes, and a position at which the records that they had appended
+        before their calls can be read.
+
+        Args:
+            prefix: only holders whose names begin with it.
+            after: only holders above it. The answer is a page of at most 1,000, ascending.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: the log cannot be read now.
+        """
+        self._check_followed()
+        await self._read_up_to_now()
+        return self._table.held.holders(prefix, after), self._session.position
 
     def open_of(self, application: str) -> int:
         """Return the number of open invocations of an application."""
@@ -393,6 +429,8 @@ class InvocationService:
             "scheduled": sum(i.executor is None for i in open_),
             "running_here": len(self._executor.begun),
             "results_kept": self._table.kept,
+            "held": self._table.held.total,
+            "held_bytes": self._table.held.size,
             "rerun": self._runs.rerun,
             "executors_declared_dead": self._declared_dead,
             "lost_ranges": len(self._losses),

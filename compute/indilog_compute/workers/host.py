@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, NoReturn
 
@@ -376,11 +376,22 @@ class FunctionHost:
         key: str,
         position: MetalogPosition = 0,
         depth: int = 0,
+        holder: str = "",
     ) -> str:
-        """Start `app.function` once for this idempotency key; return the invocation's id. It raises
-        the errors of `call_once`.
+        """Start `app.function` once for this idempotency key; return the invocation's id. The
+        outcome is held for `holder`, if it is not empty. It raises the errors of `call_once`.
         """
-        return await self._accept(name, arguments, key=key, position=position, depth=depth)
+        return await self._accept(
+            name, arguments, key=key, position=position, depth=depth, holder=holder
+        )
+
+    def release(self, holder: str, keys: Iterable[str]) -> None:
+        """Release held outcomes; see `InvocationService.release`."""
+        self._invocations.release(holder, keys)
+
+    async def holders(self, prefix: str, after: str) -> tuple[list[str], MetalogPosition]:
+        """Return holders of outcomes; see `InvocationService.holders`."""
+        return await self._invocations.holders(prefix, after)
 
     async def outcome(self, invocation: str) -> Returned | Failed:
         """Wait for the outcome of an invocation with a key, and return it. Call it inside
@@ -499,6 +510,7 @@ class FunctionHost:
         position: MetalogPosition,
         depth: int = 0,
         delay_s: float = 0.0,
+        holder: str = "",
     ) -> str:
         """Record a call unless its key is known.
 
@@ -516,7 +528,13 @@ class FunctionHost:
                     return known
                 raise
             return await self._invocations.accept(
-                name, arguments, position=position, depth=depth, delay_s=delay_s, key=key
+                name,
+                arguments,
+                position=position,
+                depth=depth,
+                delay_s=delay_s,
+                key=key,
+                holder=holder,
             )
         finally:
             self._accepting -= delay_s == 0

@@ -9,7 +9,7 @@ deployments and undeployments.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, Protocol
@@ -31,19 +31,23 @@ from indilog.link.link_messages import (
     CANCELLED,
     Accepted,
     Answer,
+    AskHolders,
     AskInvocation,
     CallFunction,
     Cancel,
     CancelInvocation,
     DeployApp,
     Deployed,
+    Done,
     Failed,
     Greeting,
+    HoldersFound,
     InvocationFound,
     LogAppend,
     LogReadNext,
     LogReadPrev,
     Question,
+    ReleaseCalls,
     Returned,
     SendFunction,
     UndeployApp,
@@ -109,9 +113,23 @@ class Functions(Protocol):
         ...
 
     async def accept_once(
-        self, name: str, arguments: bytes, *, key: str, position: MetalogPosition, depth: int
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        key: str,
+        position: MetalogPosition,
+        depth: int,
+        holder: str,
     ) -> str:
         """Record a call with an idempotency key; return the id of its invocation."""
+        ...
+
+    def release(self, holder: str, keys: Iterable[str]) -> None:
+        """Release held outcomes."""
+
+    async def holders(self, prefix: str, after: str) -> tuple[list[str], MetalogPosition]:
+        """Return holders of outcomes."""
         ...
 
     async def outcome(self, invocation: str) -> Returned | Failed:
@@ -236,13 +254,12 @@ class LinkServer:
             self._log_service.serve(link, call, message)
             return
         match message:
-            case CallFunction() if not message.key:
-                self._call(link, call, message)
             case CallFunction():
-                self._begin(link, call, self._call_once(call, message))
-                self._keyed[call] = _Keyed()  # now, because the next message may be its `Cancel`
+                self._call(link, call, message)
             case SendFunction():
                 self._begin(link, call, self._send(message))
+            case ReleaseCalls() | AskHolders():
+                self._ask(link, call, _answer_with(link, call, self._held(message)))
             case Cancel():
                 self._cancel(call)
             case DeployApp():
@@ -274,6 +291,10 @@ class LinkServer:
             raise OverloadedError("Too many calls of this connection are being started.")
 
     def _call(self, link: Link, number: int, message: CallFunction) -> None:
+        if message.key:
+            self._begin(link, number, self._call_once(number, message))
+            self._keyed[number] = _Keyed()  # now, because the next message may be its `Cancel`
+            return
         call = self._functions.call(
             message.function,
             message.arguments,
@@ -336,6 +357,7 @@ class LinkServer:
                     key=message.key,
                     position=message.position,
                     depth=0 if self._is_client else message.depth,
+                    holder=message.holder,
                 )
                 if keyed.is_left:
                     raise _left(message)
@@ -355,6 +377,13 @@ class LinkServer:
             key=message.key,
         )
         return Accepted(invocation)
+
+    async def _held(self, message: ReleaseCalls | AskHolders) -> Answer:
+        if isinstance(message, ReleaseCalls):
+            self._functions.release(message.holder, message.keys)
+            return Done(0)
+        holders, position = await self._functions.holders(message.prefix, message.after)
+        return HoldersFound(position, tuple(holders))
 
     async def _invocation(self, message: AskInvocation | CancelInvocation) -> Answer:
         id_ = message.invocation

@@ -1,7 +1,8 @@
 """Calls functions from workflows: `await wf.call(send_mail, room, seat)`.
 
 The operation's key is the call's idempotency key. So the platform records the call before it runs,
-and the call has one outcome, even if several executors repeat it.
+and the call has one outcome, even if several executors repeat it. The platform holds the outcome
+until the run has recorded it (`bokiflow.runs.held_calls`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bokiflow.operations.body import Body, check_function
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import Execution, OperationOutcome, failure_from, raise_failure
+from bokiflow.runs.held_calls import HeldCalls
 from bokiflow.runs.keys import short_key
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.run_log import PATIENCE_TRIES, is_transient
@@ -62,12 +64,12 @@ class FunctionCall:
         self._body = Body(function, None)
         self._function = function
 
-    async def run(self, ctx: Context, key: str) -> bytes:
+    async def run(self, ctx: Context, key: str, holder: str) -> bytes:
         """Call the function and return its result as JSON text."""
         if self._body is None:
-            value = await ctx.call(self.name, idempotency_key=key, **self.arguments)
+            value = await ctx.call_held(self.name, self.arguments, key=key, holder=holder)
             return ResultType(self.name, Any).text(value)
-        value = await ctx.call(self._function, idempotency_key=key, **self.arguments)
+        value = await ctx.call_held(self._function, self.arguments, key=key, holder=holder)
         return self._body.text(value)
 
     def result(self, text: bytes) -> Any:  # noqa: ANN401 - of the function's type
@@ -76,35 +78,44 @@ class FunctionCall:
 
 
 async def call(
-    execution: Execution, number: str, ctx: Callable[[], Context], of: FunctionCall
+    execution: Execution,
+    number: str,
+    ctx: Callable[[], Context],
+    of: FunctionCall,
+    held: HeldCalls,
 ) -> Any:  # noqa: ANN401
     """See `Operations.call`."""
     key = short_key(execution.key(number), _KEY_BYTES_MAX)
     errors: list[BaseException] = []
 
     async def called() -> OperationOutcome:
+        held.note_begun()
+        await held.release_if_many()
         try:
-            return OperationOutcome(await _call_with_retry(of, ctx(), key))
+            return OperationOutcome(await _call_with_retry(of, ctx(), key, held.holder))
         except Exception as error:  # noqa: BLE001 - each error is an outcome
             errors.append(error)
             return OperationOutcome(b"", failure_from(error))
 
     decided = await execution.decide(number, of.name, CALL, called, may_wait=True)
+    held.note_decided(number, key)
     raise_failure(decided, errors[-1] if errors else None)
     return of.result(decided.result)
 
 
-async def _call_with_retry(of: FunctionCall, ctx: Context, key: str) -> bytes:
+async def _call_with_retry(of: FunctionCall, ctx: Context, key: str, holder: str) -> bytes:
     """Call until there is an outcome; the key makes a repetition idempotent."""
     pause_s, unknown = _PAUSE_S_MIN, 0
+    last: IndilogError | None = None
     for tries in range(PATIENCE_TRIES):
         if tries:
             await waiting.pause(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         try:
-            return await of.run(ctx, key)
+            return await of.run(ctx, key, holder)
         except IndilogError as error:
+            last = error
             unknown += isinstance(error, OutcomeUnknownError)
             if not is_transient(error) or unknown == _UNKNOWN_TRIES:
                 raise  # the call's outcome is that it stays unknown
-    raise Stopped("The platform is unavailable.")
+    raise Stopped(f"{of.name} cannot be called now: {last}", last)

@@ -22,6 +22,7 @@ from bokiflow.operations.signals import Signals, check_name
 from bokiflow.operations.timers import SLEEP, sleep, start_timer
 from bokiflow.operations.transactions import TRANSACTION, transact
 from bokiflow.runs.execution import Execution
+from bokiflow.runs.held_calls import HeldCalls
 from bokiflow.runs.rounds import SIGNAL
 from bokiflow.runs.unawaited_operations import GATHER
 from indilog import Context, Log
@@ -74,6 +75,11 @@ class Operations:
     def compensations(self) -> Compensations:
         """The compensations to run if the workflow fails."""
         return Compensations(self.execution)
+
+    @property
+    def held_calls(self) -> HeldCalls:
+        """The calls whose outcomes are held for the run."""
+        raise NotImplementedError
 
     @cached_property
     def _signals(self) -> Signals:
@@ -268,7 +274,7 @@ class Operations:
             FlowSettingsError: `function` is not a function of an application.
         """
         of, number = FunctionCall(function, arguments, named), self.execution.number()
-        called = call(self.execution, number, lambda: self.ctx, of)
+        called = call(self.execution, number, lambda: self.ctx, of, self.held_calls)
         return self._register(number, of.name, CALL, called)
 
     # --- stores

@@ -731,6 +731,10 @@ class Execution:
         """
         self._is_driving = on
 
+    def is_durable(self, number: str) -> bool:
+        """Tell whether the outcome of an operation is a durable record of the run."""
+        return number in self._decided and all(one.number != number for one in self._unflushed)
+
     @property
     def has_unflushed(self) -> bool:
         """Tell whether a decision is not durable yet, and no task is appending it."""

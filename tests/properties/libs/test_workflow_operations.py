@@ -298,10 +298,12 @@ class Platform:
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    async def call(self, function: object, *, idempotency_key: str, executor: str) -> str:
-        tag = f"call:{idempotency_key or executor}"
+    async def call_held(
+        self, function: object, arguments: dict[str, str], *, key: str, holder: str
+    ) -> str:
+        tag = f"call:{key or arguments['executor']}"
         if await self._log.read_next(tag) is None:
-            await self._log.append(executor.encode(), tags=[tag])
+            await self._log.append(arguments["executor"].encode(), tags=[tag])
         record = await self._log.read_next(tag)
         assert record is not None
         return record.data.decode()

@@ -13,6 +13,7 @@ from indilog.apps.app import OPERATIONS_MAX, App, Context, function_of
 from indilog.base.errors import NotReadyError
 from indilog.base.log import Session
 from indilog.testing import MemoryLogs
+from tests.support.flow_executions import NothingHeld
 
 app = App("demo")
 
@@ -28,7 +29,7 @@ def triple(n: int) -> int:
     return 3 * n
 
 
-class Echo:
+class Echo(NothingHeld):
     """Answers every call with its arguments, and raises the session by one."""
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Echo:
         self.running_most = 0
 
     async def call(
-        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+        self, function: str, arguments: bytes, session: Session, *, key: str = "", holder: str = ""
     ) -> bytes:
         self.called.append((function, arguments, session.position))
         self.running += 1

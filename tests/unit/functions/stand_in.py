@@ -15,9 +15,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from indilog.apps.app import App, Context, Function
 from indilog.base.log import Session
 from indilog.testing import MemoryLogs
+from tests.support.flow_executions import NothingHeld
 
 
-class Functions:
+class Functions(NothingHeld):
     """An app's functions, which can call each other."""
 
     def __init__(self, app: App, logs: MemoryLogs | None = None) -> None:
@@ -34,7 +35,7 @@ class Functions:
         return context
 
     async def call(
-        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+        self, function: str, arguments: bytes, session: Session, *, key: str = "", holder: str = ""
     ) -> bytes:
         known: Function = self.app.functions[function.removeprefix(f"{self.app.name}.")]
         self.calls.append(known.name)

@@ -56,7 +56,7 @@ class Meeting(Functions):
         self.together = asyncio.Event()
 
     async def call(
-        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+        self, function: str, arguments: bytes, session: Session, *, key: str = "", holder: str = ""
     ) -> bytes:
         result = await super().call(function, arguments, session, key=key)
         if len(self.calls) == len(PARTS_COMPUTED):
@@ -89,7 +89,7 @@ class Dying(Functions):
     deaths = 0
 
     async def call(
-        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+        self, function: str, arguments: bytes, session: Session, *, key: str = "", holder: str = ""
     ) -> bytes:
         result = await super().call(function, arguments, session, key=key)
         if self.calls.count(function.removeprefix("media.")) <= self.deaths:

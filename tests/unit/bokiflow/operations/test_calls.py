@@ -10,6 +10,8 @@ import pytest
 import indilog
 from bokiflow import Flow, FlowSettingsError, RunFailedError, Workflow
 from bokiflow.runs import waiting
+from bokiflow.runs.keys import holder_of
+from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import RunFinished
 from indilog.apps.app import Context
 from indilog.base.errors import (
@@ -17,11 +19,12 @@ from indilog.base.errors import (
     FunctionFailedError,
     IndilogError,
     NotReadyError,
+    OverloadedError,
     WorkerCrashedError,
 )
 from indilog.base.log import Session
 from indilog.testing import MemoryLogs
-from tests.support.flow_executions import FLOW_LOG, begin, execute
+from tests.support.flow_executions import FLOW_LOG, NothingHeld, begin, execute
 
 app = indilog.App("shop")
 
@@ -41,20 +44,23 @@ async def send_mail(ctx: indilog.Context, to: str, text: str = "") -> Mail:
 
 
 @dataclass
-class Platform:
+class Platform(NothingHeld):
     """Runs what it is asked to, once for each key.
 
     Attributes:
         ran: keys, functions and arguments.
+        held_for: for whom outcomes are held.
         troubles: what it raises first.
     """
 
     ran: list[tuple[str, str, bytes]] = field(default_factory=list)
     troubles: list[IndilogError] = field(default_factory=list)
+    held_for: set[str] = field(default_factory=set)
 
     async def call(
-        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+        self, function: str, arguments: bytes, session: Session, *, key: str = "", holder: str = ""
     ) -> bytes:
+        self.held_for.add(holder)
         if key not in {done for done, _, _ in self.ran}:
             self.ran.append((key, function, arguments))
         if self.troubles:
@@ -90,6 +96,7 @@ async def test_a_call_is_made_under_the_key_of_its_operation(platform: Platform)
     finished = await executed(platform, logs)
     assert finished.result == b'{"to":"ann","size":1}'
     assert platform.ran == [(f"{FLOW_LOG}/r@0/1", "shop.send_mail", b'{"to":"ann","text":"hello"}')]
+    assert platform.held_for == {holder_of(FLOW_LOG, "r")}
 
 
 @pytest.mark.asyncio
@@ -99,6 +106,15 @@ async def test_a_call_whose_outcome_is_unknown_is_asked_for_again(platform: Plat
     await begin(logs.log(FLOW_LOG), "r")
     assert (await executed(platform, logs)).result == b'{"to":"ann","size":1}'
     assert len(platform.ran) == 1
+
+
+@pytest.mark.asyncio
+async def test_an_execution_without_room_for_a_call_stops_and_says_why(platform: Platform) -> None:
+    platform.troubles = [OverloadedError("Too many outcomes are held.")] * 100
+    logs = MemoryLogs()
+    await begin(logs.log(FLOW_LOG), "r")
+    with pytest.raises(Stopped, match=r"shop\.send_mail.*Too many outcomes are held\."):
+        await executed(platform, logs)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ class Away:
     """A log, function or store that is never there; it counts who asks."""
 
     tries = 0
+    name = "app.f"
 
     async def ask(self, *_: object, **__: object) -> bytes:
         self.tries += 1
@@ -87,7 +88,7 @@ class Away:
 
 ASKS: dict[str, Callable[[Any], Awaitable[object]]] = {
     "log": lambda away: retry_while_unavailable(away.ask),
-    "call": lambda away: calls._call_with_retry(away, away, "key"),
+    "call": lambda away: calls._call_with_retry(away, away, "key", "holder"),
     "transaction": lambda away: transactions._transact_with_retry(away, away.ask, "id"),
 }
 

@@ -400,10 +400,28 @@ def test_a_record_is_read_back(event: Event) -> None:
 def test_a_later_format_is_not_skipped() -> None:
     data = bytearray(encode(ExecutorHeartbeat(A)))
     data[2] += 1
-    with pytest.raises(InvocationsVersionError, match="invocations has format 3"):
+    with pytest.raises(InvocationsVersionError, match="invocations has format 4"):
         decode(bytes(data))
     assert decode(b"something else") is None
     assert decode(encode(ExecutorHeartbeat(A))[:-1]) is None
+
+
+def test_a_record_of_the_format_before_is_read() -> None:
+    """It has no holder; a record of an earlier format is refused."""
+    event = InvocationAccepted(
+        id="i",
+        executor=A,
+        function="app.f",
+        arguments=b"{}",
+        position=0,
+        stream=STREAMS[0],
+        key="k",
+    )
+    whole = msgspec.msgpack.decode(encode(event)[3:])
+    assert whole.pop() == ""
+    assert decode(b"\xb0V\x02" + msgspec.msgpack.encode(whole)) == event
+    with pytest.raises(InvocationsVersionError, match="invocations has format 1"):
+        decode(b"\xb0V\x01" + msgspec.msgpack.encode(whole))
 
 
 def test_arguments_are_equal_in_any_spelling_of_their_json() -> None:

@@ -1,0 +1,149 @@
+"""Invocations whose outcomes are held until their holder releases them
+(docs/decisions/0061).
+
+A holder is a run of a workflow. It calls a function with an idempotency key, and records the
+outcome in its own history. Until then a repetition of the call must get the outcome, however long
+that takes. So held outcomes have no retention, and nothing displaces them. Limits refuse new calls
+instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from sortedcontainers import SortedDict
+
+from indilog.base.errors import OverloadedError
+from indilog.config import NodeConfig
+from indilog_compute.invocations.checkpoint import RecordedInvocation
+from indilog_compute.invocations.records import application_of
+
+HOLDERS_PAGE: Final = 1000
+"""Largest number of holders in one answer."""
+
+
+class HeldLimits(NamedTuple):
+    """Limits on invocations that are held, open or ended.
+
+    Attributes:
+        total: held invocations of all applications.
+        size: bytes of their arguments and results.
+        share: the share of one application in both, between 0 and 1.
+    """
+
+    total: int
+    size: int
+    share: float
+
+    @classmethod
+    def of(cls, config: NodeConfig) -> HeldLimits:
+        """Return the limits that a configuration sets."""
+        invocations = config.invocations
+        return cls(
+            invocations.held_calls_max,
+            invocations.held_bytes_max,
+            invocations.app_kept_share_max,
+        )
+
+
+class HeldInvocations:
+    """The invocations that are held, by holder.
+
+    Attributes:
+        total: number of held invocations.
+        size: bytes of their arguments and results.
+    """
+
+    def __init__(self) -> None:
+        self.total = self.size = 0
+        self._by_holder: SortedDict[str, dict[str, RecordedInvocation]] = SortedDict()
+        self._count_of: Counter[str] = Counter()
+        self._size_of: Counter[str] = Counter()
+
+    def add(self, invocation: RecordedInvocation) -> None:
+        """Add an invocation that names its holder."""
+        assert invocation.holder, "only held invocations are counted here"
+        self._by_holder.setdefault(invocation.holder, {})[invocation.id] = invocation
+        self._count(invocation, 1, invocation.size)
+
+    def grow(self, invocation: RecordedInvocation, size: int) -> None:
+        """Note that an invocation has `size` bytes more."""
+        self._count(invocation, 0, size)
+
+    def remove(self, invocation: RecordedInvocation) -> None:
+        """Remove an invocation that is no longer held."""
+        held = self._by_holder[invocation.holder]
+        del held[invocation.id]
+        if not held:
+            del self._by_holder[invocation.holder]
+        self._count(invocation, -1, -invocation.size)
+
+    def _count(self, invocation: RecordedInvocation, number: int, size: int) -> None:
+        application = application_of(invocation.function)
+        self.total += number
+        self.size += size
+        self._count_of[application] += number
+        self._size_of[application] += size
+        assert self._count_of[application] >= 0, "only counted invocations are removed"
+        if not self._count_of[application]:
+            assert not self._size_of[application], "no invocation has no bytes"
+            del self._count_of[application], self._size_of[application]
+
+    def of(self, holder: str, keys: Iterable[str]) -> Iterator[RecordedInvocation]:
+        """Yield the invocations of a holder that have one of these keys; all of them, if there is
+        no key.
+        """
+        wanted = frozenset(keys)
+        for held in self._by_holder.get(holder, {}).values():
+            if not wanted or held.key in wanted:
+                yield held
+
+    def holders(self, prefix: str, after: str) -> list[str]:
+        """Return the first holders above `after` whose names begin with `prefix`, ascending; at
+        most `HOLDERS_PAGE`.
+        """
+        found = self._by_holder.irange(
+            max(prefix, after), prefix + "\U0010ffff", inclusive=(after < prefix, True)
+        )
+        return list(islice(found, HOLDERS_PAGE))
+
+    def check_room(self, application: str, limits: HeldLimits) -> None:
+        """Check that a further call of an application may be held.
+
+        Calls that are being recorded do not count, and a call may return a result after the limit
+        on bytes is reached. So both limits may be exceeded by the open invocations.
+
+        Raises:
+            OverloadedError: a limit is reached.
+        """
+        calls_max = max(1, int(limits.total * limits.share))
+        bytes_max = int(limits.size * limits.share)
+        is_full = (
+            self.total >= limits.total
+            or self.size >= limits.size
+            or self._count_of[application] >= calls_max
+            or self._size_of[application] >= bytes_max
+        )
+        if is_full:
+            raise OverloadedError(
+                f"The outcomes of {self._count_of[application]:,} calls of app {application}, with "
+                f"{self._size_of[application]:,} bytes, are held for workflow runs that have not "
+                f"recorded them; of all apps {self.total:,} with {self.size:,} bytes. The limits "
+                f"are {calls_max:,} with {bytes_max:,} bytes for one app, and {limits.total:,} "
+                f"with {limits.size:,} bytes for all (held_calls_max, held_bytes_max, "
+                "app_kept_share_max). Let stuck runs end: `indilog runs list`."
+            )
+
+    def check_invariants(self) -> None:
+        """Assert that the counts are those of the invocations."""
+        held = [one for of_one in self._by_holder.values() for one in of_one.values()]
+        assert self.total == len(held)
+        assert self.size == sum(one.size for one in held)
+        assert all(
+            one.holder == holder for holder, m in self._by_holder.items() for one in m.values()
+        )
+        assert all(self._by_holder.values()), "a holder holds at least one invocation"
+        assert self._count_of == Counter(application_of(one.function) for one in held)

@@ -1,0 +1,96 @@
+"""The calls of a run whose outcomes the platform holds until the run has recorded them
+(docs/decisions/0061).
+
+An outcome is held from the call on, without a limit in time. So an execution that repeats the call
+gets it, however long the run was stopped. When the outcome is a durable record of the run, no
+execution asks for it any more, and it is released. Outcomes that a crash leaves held are released
+by the next execution, which replays the recorded calls, or after the end of the run
+(`bokiflow.collecting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+import structlog
+
+from bokiflow.runs.keys import holder_of
+from indilog import Context, IndilogError
+
+_TOGETHER: Final = 100
+"""Recorded outcomes that are released at once."""
+_RECORDED_MAX: Final = 1000
+"""Recorded outcomes that are noted while the platform is unavailable. The oldest are dropped, and
+released at the end of the run.
+"""
+
+
+class HeldCalls:
+    """The calls of one execution.
+
+    Args:
+        log_name: name of the log of the run.
+        run: id of the run.
+        ctx: the context of the function that executes the run; None: it makes no calls.
+        is_durable: tells whether the outcome of an operation is durable, by its number.
+
+    Attributes:
+        holder: for whom the outcomes are held.
+    """
+
+    def __init__(
+        self, log_name: str, run: str, ctx: Context | None, is_durable: Callable[[str], bool]
+    ) -> None:
+        self.holder = holder_of(log_name, run)
+        self._ctx = ctx
+        self._is_durable = is_durable
+        self._recorded: dict[str, str] = {}
+        self._has_called = False
+
+    def note_begun(self) -> None:
+        """Note that a call begins, whose outcome is held."""
+        self._has_called = True
+
+    def note_decided(self, number: str, key: str) -> None:
+        """Note that the outcome of a call is decided, here or in an earlier execution.
+
+        Args:
+            number: number of the operation.
+            key: idempotency key of the call.
+        """
+        self._has_called = True
+        self._recorded[number] = key
+        if len(self._recorded) > _RECORDED_MAX:
+            del self._recorded[next(iter(self._recorded))]
+
+    async def release_if_many(self) -> None:
+        """Release the recorded outcomes, if there are many."""
+        if len(self._recorded) >= _TOGETHER:
+            await self.release_recorded()
+
+    async def release_recorded(self) -> None:
+        """Release the outcomes that are durable records of the run."""
+        durable = filter(self._is_durable, self._recorded)
+        keys = {number: self._recorded[number] for number in islice(durable, _RECORDED_MAX)}
+        if keys and await self._release(*keys.values()):
+            for number in keys:
+                self._recorded.pop(number, None)
+
+    async def release_all(self) -> None:
+        """Release all outcomes, because the round or the run has ended."""
+        if self._has_called and await self._release():
+            self._recorded.clear()
+
+    async def _release(self, *keys: str) -> bool:
+        if self._ctx is None:
+            return False
+        try:
+            await self._ctx.release_calls(self.holder, keys)
+        except IndilogError as error:
+            structlog.get_logger().warning(
+                "outcomes of calls stay held", holder=self.holder, reason=str(error)
+            )
+            return False
+        return True
