@@ -218,13 +218,15 @@ class Runner(Executor):
         partition = self.owns(number)
         if partition is not None and not started.queue:
             started = _by(started, self.member.name)
-        tags = _start_tags(run_id, definition.name, number)
+        is_here = bool(started.executor)
+        tags = _start_tags(run_id, definition.name, number, is_here=is_here)
         again = list[str]()
         entry = Entry(encode(started), tags)
         seqnum = await append_with_retry(log, [entry], lambda: again.append(run_id))
         run = Run()
-        if partition is not None and is_new and not again:  # else an earlier copy may be the start
+        if partition is not None:
             partition.note_record()
+        if partition is not None and is_new and not again:  # else an earlier copy may be the start
             run.apply(seqnum, max(0.0, log_clock(log).now()), started)
         else:
             await read_run(log, run_id, run, seqnum, is_reused=True)
@@ -235,6 +237,8 @@ class Runner(Executor):
             return self.execute(logs, definition, run_id, run, partition)
         if run.finished is None:
             await self._leave_to_owner(logs, number, run_id)
+        elif partition is not None:
+            self.taking.want(run_id)  # it removes this start from the open runs
         return None
 
     async def _leave_to_owner(self, logs: Logs, number: int, run_id: str) -> None:
@@ -271,10 +275,13 @@ class Runner(Executor):
                 started = RunStarted(
                     definition.name, arguments, name, definition.version, forked=forked
                 )
-                tags = _start_tags(run_id, definition.name, number)
+                is_here = partition is not None
+                tags = _start_tags(run_id, definition.name, number, is_here=is_here)
                 steps = [Entry(encode(step), tags[:1]) for step in decided]
                 last = await append_with_retry(log, [Entry(encode(started), tags), *steps])
                 run = await read_run(log, run_id, Run(), last)
+                if partition is not None:
+                    partition.note_record()
                 if partition is not None and not self.lease_of(partition).has_ended():
                     self.execute(logs, definition, run_id, run, partition)
                 else:
@@ -538,7 +545,7 @@ class Runner(Executor):
     def _on_news(self, partition: OwnedPartition, run: str, record: RunRecord | None) -> None:
         partition.note_record()
         if isinstance(record, CancelAsked):
-            self._cancels[run] = self._inbox_end or 0
+            self._cancels[run] = self._inbox.end or 0
         if (running := self.running.get(run)) is not None:
             running.has_news = True
             if isinstance(record, CancelAsked):
@@ -639,9 +646,13 @@ class Runner(Executor):
         return [*super().tasks(), *running, *self.taking.tasks()]
 
 
-def _start_tags(run: str, workflow: str, partition: int) -> tuple[str, ...]:
+def _start_tags(run: str, workflow: str, partition: int, *, is_here: bool) -> tuple[str, ...]:
+    """Return the tags of a start. `is_here`: the executor that appends it executes the run, so
+    no other one needs to handle the record at once.
+    """
+    wakes = () if is_here else (INBOX_TAG,)
     lists = (starts_tag(None), starts_tag(workflow))
-    return (run_tag(run), *lists, partition_tag(partition), INBOX_TAG)
+    return (run_tag(run), *lists, partition_tag(partition), *wakes)
 
 
 def _by(started: RunStarted, executor: str) -> RunStarted:

@@ -1,9 +1,14 @@
 """Keeps this process an executor while it has work: heartbeats, watchdog, and the flow's inbox.
 
-Three tasks run while it has work. One writes heartbeats. One is the watchdog: when the lease is
+Four tasks run while it has work. One writes heartbeats. One is the watchdog: when the lease is
 nearly over, it cancels all executions, because another process may execute the runs soon. One waits
 for records of the inbox (`INBOX_TAG`), such as signals to runs, and hands each to its partition. If
 nothing is open in its partitions, the executor leaves, and an idle process writes nothing.
+
+The fourth task looks for late starts. An executor that starts a run in a partition of its own
+executes the run itself, so such a start is not in the inbox. If that executor loses the partition
+while its append is in flight, the start may come after the new owner has read the partition. So
+each executor also reads the list of starts, some times a lease, many starts at once.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -19,7 +25,15 @@ from bokiflow.ownership.member import Member
 from bokiflow.ownership.partition import OwnedPartition, PartitionLease
 from bokiflow.runs import waiting
 from bokiflow.runs.public_call import CALL, Stopped
-from bokiflow.runs.records import INBOX_TAG, RunRecord, partition_of, run_in, run_record
+from bokiflow.runs.records import (
+    INBOX_TAG,
+    RunRecord,
+    RunStarted,
+    partition_of,
+    run_in,
+    run_record,
+    starts_tag,
+)
 from bokiflow.runs.run_log import Logs, seqnum_after_loss
 from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum
@@ -32,10 +46,27 @@ _WATCHES: Final = 8
 """Smallest number of checks of the lease per lease."""
 _INBOX_WAIT_S: Final = 300.0
 _INBOX_PAGE: Final = 1000
+_STARTS_PAGE: Final = 100
+"""Starts that are read at once: so few that a page does not delay what else the process does."""
+_STARTS_PER_LEASE: Final = 8
+"""How often the list of starts is read per lease."""
 _INBOX_TRIM_BEATS: Final = 64
 _PROBLEM_S: Final = 1.0
 _TICK_S_MIN: Final = 0.001
 _SAVE_EVERY: Final = 256
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A list of records that an executor follows.
+
+    Attributes:
+        tag: tag of the list.
+        end: up to where it was read; None: it is not followed.
+    """
+
+    tag: str
+    end: SeqNum | None = None
 
 
 class Executor(ABC):
@@ -62,7 +93,8 @@ class Executor(ABC):
         self.woken = asyncio.Event()
         self.logs: Logs | None = None
         self._log: Log | None = None
-        self._inbox_end: SeqNum | None = None
+        self._inbox = _Followed(INBOX_TAG)
+        self._starts = _Followed(starts_tag(None))
         self._beats = 0
         self._inbox_seen: SeqNum = 0
         self._hops: dict[int, float] = {}
@@ -139,10 +171,10 @@ class Executor(ABC):
             Stopped: the log is unavailable, or slower than the lease.
         """
         log = self.own_log(logs)
-        if self._inbox_end is None:
+        if self._inbox.end is None:
             await self.member.look_once(log)
             # Records from here on are read; loading a partition reads those before its claim.
-            self._inbox_end = self.member.replica.end
+            self._inbox.end = self._starts.end = self.member.replica.end
         await self.member.join(log, claims)
         self._adopt()
         self.begin("beat", self._beat)
@@ -150,8 +182,9 @@ class Executor(ABC):
         self.listen()
 
     def listen(self) -> None:
-        """Begin to read the inbox."""
+        """Begin to read the inbox and the list of starts."""
         self.begin("listen", self._listen)
+        self.begin("starts", self._look_for_late_starts)
 
     def _adopt(self) -> None:
         """Begin and stop to own partitions, as the records say."""
@@ -201,8 +234,10 @@ class Executor(ABC):
                     await self._claim_hops()
                     self._adopt()
                 elif lease.age_s >= _LEAVES_AFTER * lease.lease_s:
-                    await self._leave(log)
-                    return
+                    await self._read_starts(log, wait=None)
+                    if not self._has_work():
+                        await self._leave(log)
+                        return
             except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("executor cannot renew its lease", reason=str(error))
             else:
@@ -245,7 +280,7 @@ class Executor(ABC):
                     await self.member.replica.save(log)
                 if self._beats % _INBOX_TRIM_BEATS == 0:
                     await log.trim(self._inbox_seen, tag=INBOX_TAG)
-                    self._inbox_seen = self._inbox_end or 0
+                    self._inbox_seen = self._inbox.end or 0
             self._tidy()
         except (IndilogError, Stopped) as error:
             structlog.get_logger().warning("executor waits for the log", reason=str(error))
@@ -275,7 +310,8 @@ class Executor(ABC):
         self.owned.clear()
         if not self.member.takes:
             self._end_task("listen")
-            self._inbox_end = None
+            self._end_task("starts")
+            self._inbox.end = self._starts.end = None
         self._end_task("watch")
         await self.member.leave(log, uncertain)
         self.woken.set()
@@ -299,7 +335,7 @@ class Executor(ABC):
         for task in tasks:
             task.cancel()
         await _ended([*running, *tasks])
-        self._inbox_end = None
+        self._inbox.end = self._starts.end = None
         if self._log is not None:
             await self.member.leave(self._log, busy)
 
@@ -323,26 +359,45 @@ class Executor(ABC):
     async def _listen(self) -> None:
         log = self._log
         assert log is not None, "a member has a log"
-        if self._inbox_end is None:
-            self._inbox_end = await _tail(log)
         while True:
-            try:
-                page = await log.read_range(
-                    INBOX_TAG, self._inbox_end, limit=_INBOX_PAGE, wait=_INBOX_WAIT_S
-                )
-            except TrimmedError as error:
-                self._inbox_end = max(self._inbox_end, error.first_seqnum)
-                self._reload()
-            except DataLossError as error:
-                self._inbox_end = seqnum_after_loss(error, self._inbox_end)
-                self._reload()
-            except IndilogError as error:
-                structlog.get_logger().warning("executor cannot read its inbox", reason=str(error))
-                await waiting.pause(_PROBLEM_S)
-            else:
-                for record in page:
-                    self._inbox_end = record.seqnum + 1
-                    self._on_inbox(record)
+            for record in await self._read(log, self._inbox, _INBOX_PAGE, wait=_INBOX_WAIT_S):
+                self._inbox.end = record.seqnum + 1
+                self._on_inbox(record)
+
+    async def _look_for_late_starts(self) -> None:
+        log = self._log
+        assert log is not None, "a member has a log"
+        while True:
+            if await self._read_starts(log, wait=_INBOX_WAIT_S) < _STARTS_PAGE:
+                await waiting.tick(self.member.lease.lease_s / _STARTS_PER_LEASE)
+
+    async def _read_starts(self, log: Log, wait: float | None) -> int:
+        """Handle new starts, up to one page of them; return how many there were."""
+        page = await self._read(log, self._starts, _STARTS_PAGE, wait=wait)
+        for record in page:
+            # `_leave` may have read further meanwhile.
+            self._starts.end = max(self._starts.end or 0, record.seqnum + 1)
+            self._on_start(record)
+        return len(page)
+
+    async def _read(
+        self, log: Log, followed: _Followed, limit: int, *, wait: float | None
+    ) -> list[Record]:
+        """Return the next records of a list; none if the log is unavailable, or some are lost."""
+        if followed.end is None:
+            followed.end = await _tail(log)
+        try:
+            return await log.read_range(followed.tag, followed.end, limit=limit, wait=wait)
+        except TrimmedError as error:
+            followed.end = max(followed.end, error.first_seqnum)
+            self._reload()
+        except DataLossError as error:
+            followed.end = seqnum_after_loss(error, followed.end)
+            self._reload()
+        except IndilogError as error:
+            structlog.get_logger().warning("executor cannot read its inbox", reason=str(error))
+            await waiting.pause(_PROBLEM_S)
+        return []
 
     def _reload(self) -> None:
         """Read all partitions again, because records of the inbox were missed."""
@@ -366,6 +421,28 @@ class Executor(ABC):
             self._on_news(partition, run, run_record(record.data))
         except IndilogError as error:
             structlog.get_logger().error("record cannot be read", run=run, reason=str(error))
+
+    def _on_start(self, record: Record) -> None:
+        """Handle a start that an executor appended for itself, if that executor may not execute the
+        run: it has lost the partition, or the start had an unknown outcome.
+        """
+        run = run_in(record.tags)
+        if run is None:
+            return
+        number = partition_of(run, self.member.count)
+        partition = self.owned.get(number)
+        if partition is not None and record.seqnum < partition.since:
+            return  # loading the partition has read it
+        try:
+            started = run_record(record.data)
+        except IndilogError as error:
+            structlog.get_logger().error("record cannot be read", run=run, reason=str(error))
+            return
+        if not isinstance(started, RunStarted) or not started.executor:
+            return  # it is in the inbox
+        is_own = started.executor == self.member.name
+        if not is_own or number in self._uncertain():
+            self._on_inbox(record)
 
 
 async def _outlive_call(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -3,8 +3,8 @@
 All records of a run have the tag `flow:<id>`, so this sub-stream is the whole history of the run. A
 run lies in a partition (`partition_of`). Records that begin, end or wake a run also have the tag of
 its partition, `flow-p:<n>`. So this sub-stream shows which runs of the partition are open. Records
-that an owner must handle at once also have the tag `flow-in`. `indilog.sdk.record_format` defines
-the frame of a record.
+that an owner must handle at once also have the tag `flow-in`; a start that names its executor does
+not. `indilog.sdk.record_format` defines the frame of a record.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 from unittest import mock
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -373,6 +374,9 @@ def _only_of_running(
 _noted = Runner._on_news
 FAULTS: dict[str, Callable[[], Any]] = {
     "no watchdog": lambda: mock.patch.object(Executor, "_watch", _nothing),
+    "late starts are not looked for": lambda: mock.patch.multiple(
+        Executor, _look_for_late_starts=_nothing, _read_starts=AsyncMock(return_value=0)
+    ),
     "a start lost with its starter": lambda: mock.patch.multiple(
         runner_module, partition_tag=lambda _: "elsewhere", INBOX_TAG=RUNS_TAG
     ),

@@ -207,7 +207,7 @@ async def test_a_parked_run_is_not_executed_because_of_a_late_copy_of_its_start(
     await log.append_batch([START, PARKED])
     copy = await log.append(START.data, tags=[*START.tags, INBOX_TAG])
     async with asyncio.timeout(10):
-        while (runner._inbox_end or 0) <= copy or runner.taking.has_work:  # noqa: ASYNC110 - no event announces it
+        while (runner._inbox.end or 0) <= copy or runner.taking.has_work:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)
     assert not [record for record in await records(log, "r") if isinstance(record, RunTaken)]
     await owner.stop()
