@@ -335,6 +335,7 @@ def test_every_package_is_typed_for_those_who_import_it() -> None:
         "pipeline/indilog_pipeline",
         "libs/bokistore",
         "libs/bokiqueue",
+        "libs/bokistream",
         "libs/bokiflow",
     ]
     assert all((ROOT / package / "py.typed").exists() for package in packages)

@@ -83,6 +83,9 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/bokiqueue", "tests/contract/test_bokiqueue.py",
         "tests/properties/libs/test_bokiqueue.py",
     ),
+    "libs/bokistream": (
+        "tests/unit/bokistream", "tests/properties/libs/test_bokistream.py",
+    ),
     "libs/bokistore": (
         "tests/unit/bokistore", "tests/properties/libs/test_bokistore.py",
         "tests/serializability",

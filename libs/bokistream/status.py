@@ -1,0 +1,126 @@
+"""What people see of a stream: what each writer appended, and how far readers are."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from bokistream.catalog import StreamInfo
+from bokistream.chain import Last, read_last, state_after
+from bokistream.reader import read_cursor
+from bokistream.records import StreamEntry, decode_entry, heartbeats_tag, records_tag
+from indilog import Log, Record, TrimmedError
+from indilog.sdk import SeqNum
+
+SEGMENTS_MAX: Final = 1_000
+
+
+class Segment(NamedTuple):
+    """The records that one writer appended.
+
+    Attributes:
+        token: its fencing token; -1: they were appended before the stream had a writer.
+        started_at: when it took the stream over, seconds since 1970; None: before the first one,
+            or its claim was trimmed.
+        first_offset: offset of its first data record; None: its claim was trimmed.
+        end_offset: offset after its last data record.
+        size_bytes: bytes of its data; None: its claim was trimmed.
+        last_txid: transaction id of its last data record.
+    """
+
+    token: SeqNum
+    started_at: float | None
+    first_offset: int | None
+    end_offset: int
+    size_bytes: int | None
+    last_txid: int
+
+
+class ReaderStatus(NamedTuple):
+    """A named reader.
+
+    Attributes:
+        name: its name.
+        done: seqnum that it committed last; -1: none.
+        behind: data records that it has still to process; None: its position was trimmed.
+    """
+
+    name: str
+    done: SeqNum
+    behind: int | None
+
+
+class StreamStatus(NamedTuple):
+    """A stream, its writer and its readers.
+
+    Attributes:
+        info: its settings.
+        last: its state after the last record.
+        heartbeat_age_s: seconds since the last heartbeat of a writer; None: there was none.
+        readers: its named readers.
+    """
+
+    info: StreamInfo
+    last: Last
+    heartbeat_age_s: float | None
+    readers: list[ReaderStatus]
+
+
+async def read_segments(log: Log, last: Last, limit: int) -> list[Segment]:
+    """Return what each writer appended before `last`, newest first. Writers without data records
+    are left out, except the newest.
+    """
+    segments: list[Segment] = []
+    while len(segments) < limit:
+        if last.token < 0:
+            if last.offset > 0:
+                segments.append(Segment(-1, None, 0, last.offset, last.size_bytes, last.txid))
+            break
+        found = await _read_entry(log, last.token)
+        if found is None:
+            segments.append(Segment(last.token, None, None, last.offset, None, last.txid))
+            break
+        claim, entry = found
+        segments.append(
+            Segment(
+                last.token,
+                claim.ordered_at,
+                entry.offset,
+                last.offset,
+                last.size_bytes - entry.size_bytes,
+                last.txid,
+            )
+        )
+        previous = await _read_entry(log, entry.previous) if entry.previous >= 0 else None
+        if previous is None:
+            break
+        last = state_after(previous[0].seqnum, previous[1])
+    return segments
+
+
+async def _read_entry(log: Log, seqnum: SeqNum) -> tuple[Record, StreamEntry] | None:
+    """Return the record of a stream at `seqnum`; None: it was trimmed."""
+    try:
+        record = await log.read(seqnum)
+    except TrimmedError:
+        return None
+    entry = None if record is None else decode_entry(record.data)
+    return None if record is None or entry is None else (record, entry)
+
+
+async def read_status(log: Log, info: StreamInfo) -> StreamStatus:
+    """Return the status of a stream."""
+    last = await read_last(log, records_tag(info.created), info.name, fresh=True)
+    try:
+        beat = await log.read_prev(heartbeats_tag(info.created))
+    except TrimmedError:
+        beat = None
+    age_s = None if beat is None else max(0.0, await log.now() - beat.ordered_at)
+    readers: list[ReaderStatus] = []
+    for name in info.readers:
+        done = await read_cursor(log, info.created, name)
+        found = await _read_entry(log, done) if done >= 0 else None
+        offset = 0 if done < 0 else None
+        if found is not None:
+            offset = state_after(found[0].seqnum, found[1]).offset
+        readers.append(ReaderStatus(name, done, None if offset is None else last.offset - offset))
+    return StreamStatus(info, last, age_s, readers)
