@@ -234,7 +234,8 @@ class Executor(ABC):
                     await self._claim_hops()
                     self._adopt()
                 elif lease.age_s >= _LEAVES_AFTER * lease.lease_s:
-                    await self._read_starts(log, wait=None)
+                    while await self._read_starts(log, wait=None) == _STARTS_PAGE:
+                        pass  # a late start may be on any page
                     if not self._has_work():
                         await self._leave(log)
                         return
