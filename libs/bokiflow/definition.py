@@ -12,7 +12,9 @@ from typing import Any, Final
 import structlog
 from xxhash import xxh3_64
 
+from bokiflow.limits.limit import Limit, Limits
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError
+from bokiflow.runs.records import RunLimit
 from bokiflow.runs.rounds import ContinuedAsNew
 from bokiflow.runs.run_state import Run
 from bokiflow.workflow import Workflow
@@ -28,15 +30,21 @@ class Definition:
     Attributes:
         name: unique in its flow.
         body: the decorated function.
+        limit: how many runs may execute at a time, and begin in an interval; None: no limit.
         version: a digest of the code, which shows whether a run began with other code.
 
     Raises:
         FlowSettingsError: the name is invalid, the body is not async, or its first parameter is not
             the workflow. If type hints name types that are not defined yet, only `signature` checks
-            that parameter.
+            that parameter. Or a limit is invalid.
     """
 
-    def __init__(self, name: str, body: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        body: Callable[..., Coroutine[Any, Any, Any]],
+        limits: Limits | None = None,
+    ) -> None:
         if not can_be_in_tag(name, _NAME_BYTES_MAX):
             raise FlowSettingsError(
                 f"A workflow's name must be 1 to {_NAME_BYTES_MAX} bytes of text."
@@ -48,6 +56,7 @@ class Definition:
         self.name = name
         self.body = body
         self.version = version_of(body.__code__)
+        self.limit = None if limits is None else Limit(name, body, limits)
 
     @cached_property
     def signature(self) -> Signature:
@@ -62,6 +71,16 @@ class Definition:
         if not signature.takes_context:
             raise _takes_no_workflow(self.name)
         return signature
+
+    def limit_of(self, arguments: bytes) -> RunLimit | None:
+        """Return the limit of a run with these arguments, which are a JSON object.
+
+        Raises:
+            InvalidArgumentsError: the limit has no key or no priority for them.
+        """
+        if self.limit is None:
+            return None
+        return self.limit.of(self.signature.arguments(arguments))
 
     @cached_property
     def _parameters(self) -> list[str]:

@@ -18,6 +18,7 @@ from bokiflow.driver import Driver
 from bokiflow.handle import Handle, unknown
 from bokiflow.history import decided_before
 from bokiflow.inspection import add_run_operations
+from bokiflow.limits.limit import Chosen, Limits
 from bokiflow.queries import Query
 from bokiflow.replay_check import ReplayMismatch, find_mismatch
 from bokiflow.run_lists import Wanted, list_runs
@@ -273,6 +274,11 @@ class Flow:
         timezone: str = "UTC",
         catch_up: CatchUp = "last",
         overlap: Overlap = "skip",
+        concurrency: int | None = None,
+        total: int | None = None,
+        rate: str | None = None,
+        key: Chosen | None = None,
+        priority: Chosen | None = None,
     ) -> _Decorator: ...
 
     def workflow(
@@ -284,6 +290,11 @@ class Flow:
         timezone: str = "UTC",
         catch_up: CatchUp = "last",
         overlap: Overlap = "skip",
+        concurrency: int | None = None,
+        total: int | None = None,
+        rate: str | None = None,
+        key: Chosen | None = None,
+        priority: Chosen | None = None,
     ) -> Any:
         """Make an async function a workflow of this flow.
 
@@ -291,6 +302,10 @@ class Flow:
         restarts. The run of a due time has the id `<workflow>@<due time>`, so a due time starts one
         run. A parameter `due` of the workflow gets the due time (a datetime in UTC); all other
         parameters need defaults. The flow must be that of an application.
+
+        With `concurrency` or `rate`, further runs are started durably and wait for their turn, in
+        the order of their starts. The limits hold for all processes together. A run has its turn
+        from its first line until it ends or is parked, also while it sleeps or waits.
 
         Args:
             body: the function, if the decorator is used without arguments.
@@ -301,26 +316,42 @@ class Flow:
             overlap: what happens at a due time while an earlier run of the schedule is open: `skip`
                 (the run ends as cancelled at once), `queue` (it waits for the earlier ones), or
                 `concurrent`.
+            concurrency: largest number of runs that execute at a time (1 to 10,000); with `key`, of
+                the runs with one key.
+            total: with `key`, the same for all keys together, which are served round robin.
+            rate: largest number of runs that begin in an interval, such as `10/s`, `100/min`
+                or `5/2h`; with `key`, of the runs with one key.
+            key: what a run counts for: the name of an argument, or a function whose parameters are
+                arguments. Its value as text has 1 to 256 characters.
+            priority: name of an argument, or a function of arguments: a whole number. Of the
+                waiting runs with one key, those with a larger number (up to 1,000,000) are first.
 
         Raises:
             FlowSettingsError: the function is not async, its first parameter is not the workflow,
-                the flow has a workflow of this name, or the schedule is invalid.
+                the flow has a workflow of this name, or the schedule or a limit is invalid.
         """
+        given = (concurrency, total, rate, key, priority)
+        limits = None if given == (None,) * len(given) else Limits(*given)
+        cron = None if schedule is None else (schedule, timezone, catch_up)
 
         def registered(
             body: Callable[Concatenate[Workflow, ...], Coroutine[Any, Any, Any]],
         ) -> Startable[Any]:
-            definition = Definition(body.__name__, body)
-            if definition.name in self.definitions:
-                raise FlowSettingsError(f"There are two workflows {definition.name!r}; rename one.")
-            scheduled: Schedule | None = None
-            if schedule is not None:
-                spec = ScheduleSpec(f"start-{definition.name}", schedule, timezone, catch_up)
-                scheduled = self._scheduled(Schedule(self, definition, spec, overlap))
-            self.definitions[definition.name] = definition
-            return Startable(self, definition, scheduled)
+            return self._register(Definition(body.__name__, body, limits), cron, overlap)
 
         return registered if body is None else registered(body)
+
+    def _register(
+        self, definition: Definition, cron: tuple[str, str, CatchUp] | None, overlap: Overlap
+    ) -> Startable[Any]:
+        if definition.name in self.definitions:
+            raise FlowSettingsError(f"There are two workflows {definition.name!r}; rename one.")
+        scheduled: Schedule | None = None
+        if cron is not None:
+            spec = ScheduleSpec(f"start-{definition.name}", *cron)
+            scheduled = self._scheduled(Schedule(self, definition, spec, overlap))
+        self.definitions[definition.name] = definition
+        return Startable(self, definition, scheduled)
 
     def _scheduled(self, schedule: Schedule) -> Schedule:
         if not isinstance(self._app, App):

@@ -19,6 +19,7 @@ from bokiflow.advice import advice_for
 from bokiflow.definition import Definition
 from bokiflow.errors_for_people import errors_for_people
 from bokiflow.handle import Handle, status_of
+from bokiflow.limits.waits_text import turn_wait
 from bokiflow.operations.progress import EVENT, status_value_in
 from bokiflow.operations.signals import value_of
 from bokiflow.operations.timers import TIMER
@@ -194,7 +195,7 @@ class RunOperations:
                 f"Run {id!r} has no round {round} in its history; it is in round "
                 f"{found.run.round}, and at least the round before it is kept."
             )
-        return found.details(self._waits(ctx, found))
+        return found.details(await self._waits(ctx, found))
 
     async def events(
         self,
@@ -480,17 +481,19 @@ class RunOperations:
                 f"Nothing was done: field 'log' {problem}.", [{"field": "log", "problem": problem}]
             )
 
-    def _waits(self, ctx: Context, found: _Found) -> tuple[runs.RunWait, ...]:
+    async def _waits(self, ctx: Context, found: _Found) -> tuple[runs.RunWait, ...]:
         """Return the operations that have begun and not ended. If this process executes the run,
         these are all of them. Otherwise they are those in the log: timers, operations that take
         long, and what a run waits for that is not in memory.
         """
         if found.run.state is not State.RUNNING or found.has_successor:
             return ()
-        timers = found.timers()
-        running = self._flow_of(found).runner_of(ctx).running.get(found.id)
-        if found.run.epoch == 0 and found.started.queue:
-            return (runs.RunWait(what="earlier runs of its schedule"),)
+        timers, runner = found.timers(), self._flow_of(found).runner_of(ctx)
+        running = runner.running.get(found.id)
+        if running is None and (limit := found.started.limit) is not None:
+            state = await runner.taking.turns.read(ctx.log(found.log), limit.name)
+            if (wait := turn_wait(limit.name, state, found.id)) is not None:
+                return (msgspec.structs.replace(wait, since=found.changed),)
         if running is None and (waits := found.run.waits) is not None:
             return (runs.RunWait(what=waits.what, since=found.waits_since, until=waits.until),)
         if running is None:

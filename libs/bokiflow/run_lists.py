@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 - the runs of a page are looked up concurrently
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
+from bokiflow.limits.limit_state import LimitState
+from bokiflow.limits.waits_text import turn_wait
 from bokiflow.ownership import crash_loops
 from bokiflow.ownership.partition_state import OpenRun, PartitionState, Phase
 from bokiflow.runner import Runner
@@ -168,7 +170,8 @@ async def find_run(log: Log, runner: Runner, id: str, app: str = "") -> runs.Run
     state = await runner.read_partition(log, partition_of(id, runner.member.count))
     run = state.runs.get(id)
     if run is not None and not await _is_repeated(log, state, id, run):
-        return _open_info(id, run, app, log.name)
+        limits = await _limits(log, runner, [run])
+        return _open_info(id, run, app, log.name, limits)
     return await _find_ended(log, state, id, app, MAX_SEQNUM)
 
 
@@ -215,7 +218,20 @@ async def _read_whole(log: Log, id_: str, app: str, bound: SeqNum) -> runs.RunIn
 # --- what is shown
 
 
-def _open_info(id_: str, run: OpenRun, app: str, log: str) -> runs.RunInfo:
+async def _limits(log: Log, runner: Runner, found: Iterable[OpenRun]) -> dict[str, LimitState]:
+    """Return the limits for which these runs may wait, by name."""
+    names = {run.limit for run in found if run.limit}
+    states = await asyncio.gather(*(runner.taking.turns.read(log, name) for name in names))
+    return dict(zip(names, states, strict=True))
+
+
+def _open_info(
+    id_: str, run: OpenRun, app: str, log: str, limits: Mapping[str, LimitState]
+) -> runs.RunInfo:
+    waits = run.what if run.phase == Phase.WAITING else None
+    if (limit := limits.get(run.limit)) is not None:
+        wait = turn_wait(run.limit, limit, id_, is_brief=True)
+        waits = waits if wait is None else wait.what
     is_parked = run.phase == Phase.PARKED
     problem = run.what if is_parked else None
     if not is_parked and run.crashes:
@@ -227,7 +243,7 @@ def _open_info(id_: str, run: OpenRun, app: str, log: str) -> runs.RunInfo:
         began=run.began,
         app=app,
         problem=problem,
-        waits=run.what if run.phase == Phase.WAITING else None,
+        waits=waits,
         log=log,
         seqnum=run.started_at,
     )
@@ -288,7 +304,8 @@ async def _open_page(
         if not some:
             break
         below = _started_at(some[-1])
-        infos = [_open_info(id_, run, wanted.app, wanted.log) for id_, run in some]
+        limits = await _limits(log, runner, (run for _, run in some))
+        infos = [_open_info(id_, run, wanted.app, wanted.log, limits) for id_, run in some]
         repeated = await asyncio.gather(
             *(_is_repeated(log, states[partition_of(id_, count)], id_, run) for id_, run in some)
         )
@@ -459,13 +476,19 @@ async def _runs_of(
     numbers = {partition_of(run_in(record.tags) or "", count) for record in left}
     read = [runner.read_partition(log, number) for number in numbers]
     states = dict(zip(numbers, await asyncio.gather(*read), strict=True))
+    known = [
+        states[partition_of(id_, count)].runs.get(id_)
+        for id_ in (run_in(record.tags) or "" for record in left)
+    ]
+    limits = await _limits(log, runner, filter(None, known))
 
     async def one(record: Record) -> runs.RunInfo | None:
         if (info := ended.get(record.seqnum)) is not None:
             return info
         id_ = run_in(record.tags)
         assert id_ is not None, "a start is wanted only if it names its run"
-        return await _run_of(log, states[partition_of(id_, count)], wanted, id_, record)
+        state = states[partition_of(id_, count)]
+        return await _run_of(log, state, limits, wanted, id_, record)
 
     return await asyncio.gather(*map(one, starts))
 
@@ -494,14 +517,19 @@ async def _ends_after(
 
 
 async def _run_of(
-    log: Log, state: PartitionState, wanted: Wanted, id_: str, record: Record
+    log: Log,
+    state: PartitionState,
+    limits: Mapping[str, LimitState],
+    wanted: Wanted,
+    id_: str,
+    record: Record,
 ) -> runs.RunInfo | None:
     run = state.runs.get(id_)
     if run is not None and run.started_at <= record.seqnum:
         is_its = run.started_at == record.seqnum
         if not is_its or await _is_repeated(log, state, id_, run):
             return None
-        return _open_info(id_, run, wanted.app, wanted.log)
+        return _open_info(id_, run, wanted.app, wanted.log, limits)
     try:
         bound = MAX_SEQNUM if run is None else run.started_at - 1
         info = await _find_ended(log, state, id_, wanted.app, bound)

@@ -17,8 +17,10 @@ from typing import Final
 
 import structlog
 from cachetools import LRUCache
+from msgspec.structs import replace
 
 from bokiflow.definition import Definition, check_same_run
+from bokiflow.limits.limit_state import WAITING_MAX
 from bokiflow.operations.compensation import run_compensated
 from bokiflow.operations.notifications import WAIT_COUNTER
 from bokiflow.ownership.executor import Executor
@@ -38,11 +40,13 @@ from bokiflow.runs.records import (
     Origin,
     RetryAsked,
     RunFinished,
+    RunLimit,
     RunRecord,
     RunStarted,
     RunTaken,
     StepDecided,
     encode,
+    limit_tags,
     partition_of,
     partition_tag,
     run_tag,
@@ -145,21 +149,23 @@ class Runner(Executor):
         id: str | None,  # noqa: A002 - a public name
         *,
         parent: Origin | None = None,
-        queue: str = "",
-        skips: bool = False,
+        limit: RunLimit | None = None,
     ) -> tuple[str, LocalRun | None]:
         """Start a run, unless a run with this id exists. Return the id, and the run if it executes
-        here. For `queue` and `skips`, see `RunStarted`.
+        here. `limit` is that of the run; None: that of its workflow, if it has one.
 
         Raises:
             RunIdInUseError: a run of another workflow has this id.
-            OverloadedError: this process executes too many runs; nothing was done.
+            OverloadedError: this process executes too many runs, or too many wait for their turn;
+                nothing was done.
+            InvalidArgumentsError: the limit has no key for these arguments; nothing was done.
         """
         if id is not None and (running := self.running.get(id)) is not None:
             running.check_same_run(definition, arguments)
             return id, running
+        limit = limit or definition.limit_of(arguments)
         if parent is None:  # a parent must not wait for room for its child
-            self._check_room()
+            self._check_room(limit)
         self._starting += 1
         try:
             run_id = await self._place(logs, id)
@@ -173,8 +179,7 @@ class Runner(Executor):
                     "",
                     definition.version,
                     parent,
-                    queue=queue,
-                    skips=skips,
+                    limit=limit,
                 )
                 return run_id, await self._begin(
                     logs, run_id, definition, started, is_new=id is None
@@ -216,10 +221,9 @@ class Runner(Executor):
     ) -> LocalRun | None:
         log, number = logs.log(self.log_name), partition_of(run_id, self.member.count)
         partition = self.owns(number)
-        if partition is not None and not started.queue:
-            started = _by(started, self.member.name)
-        is_here = bool(started.executor)
-        tags = _start_tags(run_id, definition.name, number, is_here=is_here)
+        if partition is not None and started.limit is None:
+            started = replace(started, executor=self.member.name)
+        tags = _start_tags(run_id, started, number, is_here=bool(started.executor))
         again = list[str]()
         entry = Entry(encode(started), tags)
         seqnum = await append_with_retry(log, [entry], lambda: again.append(run_id))
@@ -236,21 +240,30 @@ class Runner(Executor):
         if is_its and partition is not None and not self.lease_of(partition).has_ended():
             return self.execute(logs, definition, run_id, run, partition)
         if run.finished is None:
-            await self._leave_to_owner(logs, number, run_id)
+            await self._leave_to_owner(logs, number, run_id, started.limit)
         elif partition is not None:
             self.taking.want(run_id)  # it removes this start from the open runs
         return None
 
-    async def _leave_to_owner(self, logs: Logs, number: int, run_id: str) -> None:
+    async def _leave_to_owner(
+        self, logs: Logs, number: int, run_id: str, limit: RunLimit | None
+    ) -> None:
         """Let the owner of the partition execute a run; this process, if there is none."""
         if self.owns(number) is not None:
-            self.taking.want(run_id)
+            self._want_started(run_id, limit)
             return
         await self.look(logs)
         if self.member.is_claimable(number):
             await self.join(logs, [number])
         elif not self.member.takes:
             self.hop(number)
+
+    def _want_started(self, run_id: str, limit: RunLimit | None) -> None:
+        """Execute a run that has started, when it has its turn."""
+        if limit is None:
+            self.taking.want(run_id)
+        else:
+            self.taking.turns.look(limit.name)
 
     async def fork(
         self,
@@ -265,7 +278,8 @@ class Runner(Executor):
         Raises:
             TooLargeError: the outcomes do not fit into one batch of records; nothing was done.
         """
-        self._check_room()
+        limit = definition.limit_of(arguments)
+        self._check_room(limit)
         self._starting += 1
         try:
             run_id = await self._place(logs, None)
@@ -273,19 +287,25 @@ class Runner(Executor):
                 log, number = logs.log(self.log_name), partition_of(run_id, self.member.count)
                 partition, name = self.owns(number), self.member.name
                 started = RunStarted(
-                    definition.name, arguments, name, definition.version, forked=forked
+                    definition.name,
+                    arguments,
+                    name,
+                    definition.version,
+                    forked=forked,
+                    limit=limit,
                 )
                 is_here = partition is not None
-                tags = _start_tags(run_id, definition.name, number, is_here=is_here)
+                tags = _start_tags(run_id, started, number, is_here=is_here)
                 steps = [Entry(encode(step), tags[:1]) for step in decided]
                 last = await append_with_retry(log, [Entry(encode(started), tags), *steps])
                 run = await read_run(log, run_id, Run(), last)
                 if partition is not None:
                     partition.note_record()
-                if partition is not None and not self.lease_of(partition).has_ended():
+                may_begin = partition is not None and not self.lease_of(partition).has_ended()
+                if partition is not None and may_begin and limit is None:
                     self.execute(logs, definition, run_id, run, partition)
                 else:
-                    await self._leave_to_owner(logs, number, run_id)
+                    await self._leave_to_owner(logs, number, run_id, limit)
         finally:
             self._starting -= 1
             assert self._starting >= 0, "each start ends once"
@@ -345,7 +365,12 @@ class Runner(Executor):
 
     # --- room
 
-    def _check_room(self) -> None:
+    def _check_room(self, limit: RunLimit | None) -> None:
+        if limit is not None and self.taking.turns.is_full(limit.name):
+            raise OverloadedError(
+                f"{WAITING_MAX:,} runs wait for their turn in {limit.name!r} already; try again "
+                "later."
+            )
         if self.room <= 0:
             raise OverloadedError(
                 f"{self.executions_max:,} workflows run in this process already; try again later."
@@ -533,7 +558,8 @@ class Runner(Executor):
         executions have no effect. Return whether the run is open and of this executor.
         """
         taken = RunTaken(run.epoch + 1, self.member.name, crashes)
-        tags = (run_tag(id_), partition_tag(partition.number))
+        assert run.started is not None, "only a run that has begun is taken"
+        tags = (run_tag(id_), partition_tag(partition.number), *limit_tags(run.started.limit))
         seqnum = await append_with_retry(log, [Entry(encode(taken), tags)])
         partition.note_record()
         await read_run(log, id_, run, seqnum)
@@ -552,6 +578,8 @@ class Runner(Executor):
                 self._notify_cancelled(running.execution)
         elif isinstance(record, RetryAsked):
             self.taking.retry(run)
+        elif isinstance(record, RunStarted):
+            self._want_started(run, record.limit)
         else:
             self.want(run)
 
@@ -583,6 +611,9 @@ class Runner(Executor):
 
     def _load(self, partition: OwnedPartition) -> None:
         self.taking.load(partition)
+
+    def _on_limit(self, limit: str) -> None:
+        self.taking.turns.on_record(limit)
 
     def _uncertain(self) -> set[int]:
         uncertain = {partition_of(run, self.member.count) for run in self.taking.uncertain}
@@ -646,24 +677,13 @@ class Runner(Executor):
         return [*super().tasks(), *running, *self.taking.tasks()]
 
 
-def _start_tags(run: str, workflow: str, partition: int, *, is_here: bool) -> tuple[str, ...]:
+def _start_tags(run: str, started: RunStarted, partition: int, *, is_here: bool) -> tuple[str, ...]:
     """Return the tags of a start. `is_here`: the executor that appends it executes the run, so
     no other one needs to handle the record at once.
     """
     wakes = () if is_here else (INBOX_TAG,)
-    lists = (starts_tag(None), starts_tag(workflow))
+    lists = (starts_tag(None), starts_tag(started.workflow), *limit_tags(started.limit))
     return (run_tag(run), *lists, partition_tag(partition), *wakes)
-
-
-def _by(started: RunStarted, executor: str) -> RunStarted:
-    return RunStarted(
-        started.workflow,
-        started.arguments,
-        executor,
-        started.version,
-        started.parent,
-        started.forked,
-    )
 
 
 def _has_done_nothing(error: BaseException) -> bool:

@@ -24,6 +24,8 @@ from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.public_call import public_call
 from bokiflow.runs.records import (
+    LimitSettings,
+    RunLimit,
     ScheduleSet,
     encode,
     partition_of,
@@ -110,6 +112,11 @@ class Schedule:
     ) -> None:
         if overlap not in OVERLAPS:
             raise FlowSettingsError(f"overlap is skip, queue or concurrent, not {overlap!r}.")
+        if definition.limit is not None and overlap != "concurrent":
+            raise FlowSettingsError(
+                f"Workflow {definition.name!r} has a limit, which decides whether its runs "
+                "overlap; write overlap='concurrent'."
+            )
         parameters = list(inspect.signature(definition.body).parameters.values())[1:]
         for one in parameters:
             is_needed = one.default is one.empty and one.kind not in {
@@ -219,12 +226,12 @@ class Schedule:
     async def _start(self, logs: Logs, due: datetime, *, skips: bool) -> str:
         id_ = self.run_id(due)
         arguments = arguments_text({_DUE: due} if self._takes_due else {})
-        queue = "" if self.overlap == "concurrent" else self.workflow
+        limit: RunLimit | None = None
+        if self.overlap != "concurrent":
+            limit = RunLimit(f"{self.workflow}@", LimitSettings(concurrency=1), skips=skips)
         with public_call():
             runner = self._flow.runner_of(logs)
-            await runner.start(
-                logs, self._definition, arguments, id_, queue=queue, skips=skips and bool(queue)
-            )
+            await runner.start(logs, self._definition, arguments, id_, limit=limit)
         return id_
 
     async def _is_paused(self, logs: Logs) -> bool:

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import structlog
 
 from bokiflow.definition import Definition
+from bokiflow.limits.limit_state import WAITING_MAX, Turn
 from bokiflow.ownership.crash_loops import (
     CRASHES_PARKED,
     CrashLoops,
@@ -37,9 +38,17 @@ from bokiflow.runs import waiting
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import Stopped
-from bokiflow.runs.records import RunForgotten, encode, partition_of, partition_tag
+from bokiflow.runs.records import (
+    INBOX_TAG,
+    RunForgotten,
+    encode,
+    limit_tag,
+    partition_of,
+    partition_tag,
+)
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
 from bokiflow.runs.run_state import Run
+from bokiflow.turns import Turns
 from indilog import Entry, IndilogError, Log, TrimmedError
 from indilog.sdk import SeqNum
 
@@ -48,8 +57,6 @@ _PROBLEM_S: Final = 1.0
 _WATCH_BEATS: Final = 2
 _LOOKS: Final = 64
 """Heartbeats for which a start of unknown outcome is looked for."""
-QUEUE_MAX: Final = 1000
-"""Largest number of open runs in a queue."""
 _UNCERTAIN_MAX: Final = 1024
 """Largest number of such starts. For further ones, only the partition is kept."""
 _FAILURES_MAX: Final = 6
@@ -108,6 +115,7 @@ class Taking:
     """Takes over runs of the partitions of one process.
 
     Attributes:
+        turns: the limits of the runs.
         uncertain: runs that this process may have started, and how often each is looked for.
         lost_sight_of: partitions in which such a run may begin later.
     """
@@ -126,6 +134,7 @@ class Taking:
         self._failures: dict[str, int] = {}
         self._tasks = Tasks()
         self._crash_loops = CrashLoops(runner.member.lease.lease_s * _WATCH_BEATS / BEATS)
+        self.turns = Turns(runner, self._on_turn)
         self.uncertain: dict[str, int] = {}
         self.lost_sight_of: set[int] = set()
 
@@ -137,7 +146,7 @@ class Taking:
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """Return all tasks that take runs."""
-        return [*self._tasks.tasks(), *self._crash_loops.tasks()]
+        return [*self._tasks.tasks(), *self._crash_loops.tasks(), *self.turns.tasks()]
 
     async def stop(self) -> None:
         """Stop taking runs."""
@@ -145,6 +154,7 @@ class Taking:
         self._timers.clear()
         await self._tasks.stop()
         await self._crash_loops.stop()
+        await self.turns.stop()
 
     # --- what is due
 
@@ -198,14 +208,8 @@ class Taking:
         return self._runner.owns(partition_of(run, self._runner.member.count))
 
     def tidy(self) -> None:
-        """Look for starts with an unknown outcome, and for runs that are now the first of their
-        queue; after a heartbeat.
-        """
-        for partition in self._runner.owned.values():
-            for queue in partition.state.queues:
-                first = partition.state.first_in(queue)
-                if first is not None and not partition.state.runs[first].epoch:
-                    self.want(first)
+        """Look for starts with an unknown outcome, and check turns; after a heartbeat."""
+        self.turns.tidy()
         for run, looks in list(self.uncertain.items()):
             if looks <= 0:
                 del self.uncertain[run]
@@ -230,9 +234,17 @@ class Taking:
         await partition.catch_up(log, runner.wanted.pop(partition.number, -1))
         partition.is_loaded = True
         await log_clock(log).begin(log)
+        limits = {run.limit for run in partition.state.runs.values() if run.limit}
+        turns = {name: (await self.turns.read(log, name)).runs for name in limits}
         for id_, run in list(partition.state.runs.items()):
-            if id_ not in runner.running:
+            if id_ in runner.running:
+                continue
+            limited = turns.get(run.limit, {}).get(id_)
+            # A run that waits for its turn was not executed, so it is read only if cancelled.
+            if limited is None or limited.turn != Turn.WAITS or run.epoch or run.news >= 0:
                 self._schedule(log, id_, run)
+        for name in limits:
+            self.turns.look(name)
 
     def _schedule(self, log: Log, id_: str, run: OpenRun) -> None:
         """Take a run now or later, as its phase says. Parked runs are retried with the current
@@ -298,6 +310,18 @@ class Taking:
         self._again.add(run)
         self.want(run)
 
+    def _on_turn(self, id_: str, is_parked: bool) -> None:  # noqa: FBT001 - a callback
+        """Execute a run that has got its turn, or end one that gets none."""
+        partition = self._partition(id_)
+        if partition is None or id_ in self._runner.running:
+            return
+        if is_parked and partition.state.runs[id_].crashes >= CRASHES_PARKED:
+            self._begin_group(id_)
+        elif is_parked:
+            self.retry(id_)
+        else:
+            self.want(id_)
+
     def _begin_group(self, id_: str) -> None:
         """Take a run that was parked as crash-looping, alone."""
         self._again.add(id_)
@@ -347,12 +371,8 @@ class Taking:
                 return None
             if not (is_retried or run.is_cancelled_while_parked):
                 return None
-        if run.epoch == 0 and run.started.queue:
-            await partition.catch_up(log, run.started_at)
-            first = partition.state.first_in(run.started.queue)
-            if first not in {None, id_}:
-                await self._keep_in_queue(log, id_, run, partition, first or "")
-                return None
+        if run.started.limit is not None and not await self._has_turn(log, id_, run, partition):
+            return None
         crashes = crashes_of(run, self._runner.member.owners)
         is_looping = is_crash_looping(crashes) and crashes < CRASHES_PARKED
         if crash_looping is not None and is_looping and run.parked is None:
@@ -360,26 +380,32 @@ class Taking:
             return None
         return await self._take_run(log, id_, run, partition, crashes)
 
-    async def _keep_in_queue(
-        self, log: Log, id_: str, run: Run, partition: OwnedPartition, first: str
-    ) -> None:
-        """Let a run wait until the runs before it in its queue have ended; end it if it must not
-        wait. `tidy` finds it when it is the first one.
-        """
-        started, runner = run.started, self._runner
-        assert started is not None, "only a run that has begun is in a queue"
-        if run.cancel_asked:
+    async def _has_turn(self, log: Log, id_: str, run: Run, partition: OwnedPartition) -> bool:
+        """Tell whether a run of a limit may execute now. End it if it must not wait."""
+        limited = await self.turns.find(log, id_, run)
+        if limited is None or limited.turn == Turn.HAS_TURN:
+            return True
+        if limited.turn == Turn.SKIPPED:
+            reason = await self._why_skipped(log, run)
+        elif limited.turn == Turn.REFUSED:
+            reason = f"Refused, because {WAITING_MAX:,} runs waited for their turn."
+        elif run.cancel_asked and not limited.has_begun:
             reason = "The run was cancelled before it began."
-        elif started.skips:
-            reason = f"Skipped, because run {first!r} of the same schedule had not ended."
-        elif len(partition.state.queues[started.queue]) > QUEUE_MAX:
-            reason = f"Skipped, because more than {QUEUE_MAX:,} runs of the schedule are open."
         else:
-            return
+            return False
+        runner = self._runner
         if await runner.take_epoch(log, id_, run, partition, 0):
             execution = Execution(log, id_, run, runner.lease_of(partition), runner.member.count)
             await execution.end_unbegun(reason)
             partition.note_record()
+        return False
+
+    async def _why_skipped(self, log: Log, run: Run) -> str:
+        assert run.started is not None, "only a run that has begun is skipped"
+        assert run.started.limit is not None, "only a limited run is skipped"
+        first = next(iter((await self.turns.read(log, run.started.limit.name)).having), None)
+        other = "an earlier run" if first is None else f"run {first!r}"
+        return f"Skipped, because {other} of the same schedule had not ended."
 
     def _is_paused(self, log: Log, id_: str, run: Run) -> bool:
         """Tell whether a run was parked as crash-looping; set its timer."""
@@ -398,8 +424,9 @@ class Taking:
         known = partition.state.runs.get(id_)
         if known is None or (run.started is not None and run.started_at == known.started_at):
             return
+        tags = (limit_tag(known.limit), INBOX_TAG) if known.limit else ()
         forgotten = Entry(
-            encode(RunForgotten(id_, known.started_at)), (partition_tag(partition.number),)
+            encode(RunForgotten(id_, known.started_at)), (partition_tag(partition.number), *tags)
         )
         await append_with_retry(log, [forgotten])
         partition.note_record()

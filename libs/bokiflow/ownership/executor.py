@@ -27,8 +27,10 @@ from bokiflow.runs import waiting
 from bokiflow.runs.public_call import CALL, Stopped
 from bokiflow.runs.records import (
     INBOX_TAG,
+    RUNS_TAG,
     RunRecord,
     RunStarted,
+    limit_in,
     partition_of,
     run_in,
     run_record,
@@ -117,6 +119,10 @@ class Executor(ABC):
     @abstractmethod
     def _on_news(self, partition: OwnedPartition, run: str, record: RunRecord | None) -> None:
         """Handle a record of the inbox for a run of an owned partition."""
+
+    @abstractmethod
+    def _on_limit(self, limit: str) -> None:
+        """Handle a record of the inbox for a limit."""
 
     @abstractmethod
     async def _stop_taking(self) -> None:
@@ -408,7 +414,11 @@ class Executor(ABC):
         self.woken.set()
 
     def _on_inbox(self, record: Record) -> None:
-        run = run_in(record.tags)
+        run, limit = run_in(record.tags), limit_in(record.tags)
+        if limit is not None:
+            self._on_limit(limit)
+            if RUNS_TAG not in record.tags:
+                return  # it wakes no run of its partition
         if run is None:
             self.woken.set()  # a record of an executor
             return

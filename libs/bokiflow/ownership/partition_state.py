@@ -59,7 +59,7 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
         since: time of the record that began the phase, seconds since 1970.
         crashes: how many executors in a row crashed right after they got the run.
         is_woken: whether a record for the run came while it was waiting or parked.
-        queue: the queue of runs of which only the first one begins; empty: none.
+        limit: name of the limit of the run; empty: it has none.
         news: seqnum of the last record for the run that is not of its execution, such as a signal;
             -1: there is none.
     """
@@ -74,7 +74,7 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
     since: float = 0.0
     crashes: int = 0
     is_woken: bool = False
-    queue: str = ""
+    limit: str = ""
     news: SeqNum = -1
 
 
@@ -92,14 +92,12 @@ class PartitionState(State[None]):
         parked: the ids of those that are parked.
         void_ends: seqnums of records that say that a run has ended and had no effect: of an earlier
             epoch, or repeated. Lists of ended runs leave them out.
-        queues: the ids of those in each queue, in the order of their starts.
     """
 
     def __init__(self) -> None:
         self.runs: dict[str, OpenRun] = {}
         self.parked: dict[str, None] = {}
         self.void_ends: dict[SeqNum, None] = {}
-        self.queues: dict[str, dict[str, None]] = {}
 
     @property
     def active(self) -> int:
@@ -121,10 +119,9 @@ class PartitionState(State[None]):
         """Return the state of an encoded snapshot."""
         state = cls()
         state.runs, void_ends = msgspec.msgpack.decode(content, type=_Snapshot)
-        for id_, run in state.runs.items():  # many runs share a text
+        for run in state.runs.values():  # many runs share a text
             run.workflow, run.what = sys.intern(run.workflow), sys.intern(run.what)
-            run.queue = sys.intern(run.queue)
-            state._enqueue(id_, run)
+            run.limit = sys.intern(run.limit)
         state.parked = {id_: None for id_, run in state.runs.items() if run.phase == Phase.PARKED}
         state.void_ends = dict.fromkeys(void_ends)
         return state
@@ -154,15 +151,10 @@ class PartitionState(State[None]):
             if run is None:
                 epoch = int(bool(said.executor))
                 at = record.ordered_at
-                run = self.runs[id_] = OpenRun(
-                    sys.intern(said.workflow),
-                    record.seqnum,
-                    at,
-                    epoch,
-                    since=at,
-                    queue=sys.intern(said.queue),
+                limit = "" if said.limit is None else sys.intern(said.limit.name)
+                self.runs[id_] = OpenRun(
+                    sys.intern(said.workflow), record.seqnum, at, epoch, since=at, limit=limit
                 )
-                self._enqueue(id_, run)
         elif run is not None:
             self._apply_to(id_, run, said, record)
 
@@ -208,21 +200,8 @@ class PartitionState(State[None]):
             self.parked.pop(id_, None)
 
     def _end(self, id_: str) -> None:
-        run = self.runs.pop(id_)
+        del self.runs[id_]
         self.parked.pop(id_, None)
-        if run.queue:
-            queue = self.queues[run.queue]
-            del queue[id_]
-            if not queue:
-                del self.queues[run.queue]
-
-    def _enqueue(self, id_: str, run: OpenRun) -> None:
-        if run.queue:
-            self.queues.setdefault(run.queue, {})[id_] = None
-
-    def first_in(self, queue: str) -> str | None:
-        """Return the open run of a queue that may begin; None: the queue is empty."""
-        return next(iter(self.queues.get(queue, ())), None)
 
 
 def partition_stream(partition: int) -> SubStream:

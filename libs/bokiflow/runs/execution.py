@@ -53,6 +53,7 @@ from bokiflow.runs.records import (
     encode,
     ended_tag,
     ends_tag,
+    limit_tags,
     partition_of,
     partition_tag,
     run_tag,
@@ -230,6 +231,7 @@ class Execution:
         self._relisted_after_s = relisted_after_s
         self._lease = lease
         self._parent = run.started.parent
+        self._limit_tags = limit_tags(run.started.limit)
         self._round_at = run.round_at
         self._is_first_round = run.round == 1
         self._decided = dict(run.steps)
@@ -716,6 +718,10 @@ class Execution:
         if isinstance(record, StepDecided):
             return (self._tag,)
         tags = (self._tag, partition_tag(self.partition))
+        if self._limit_tags and not isinstance(record, RunWaits):
+            # An end or a parking frees a place, so it is an item of the inbox.
+            frees = isinstance(record, RunFinished | RunParked)
+            tags = (*tags, *self._limit_tags, *((INBOX_TAG,) if frees else ()))
         if not isinstance(record, RunFinished):
             return tags
         # The start of a run this old may be trimmed from the list of starts.

@@ -33,6 +33,7 @@ RUN_PREFIX: Final = "flow:"
 _PARTITION_PREFIX: Final = "flow-p:"
 _ENDED_PREFIX: Final = "flow-ended:"
 _SCHEDULE_PREFIX: Final = "flow-schedule:"
+_LIMIT_PREFIX: Final = "flow-limit:"
 ID_BYTES_MAX: Final = 242
 LEASE_S_MAX: Final = 3600.0
 PARTITIONS: Final = 64
@@ -42,6 +43,8 @@ assert len(RUN_PREFIX) + ID_BYTES_MAX <= TAG_BYTES_MAX
 
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 _Epoch = Annotated[int, msgspec.Meta(ge=1)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_IntervalS = Annotated[float, msgspec.Meta(gt=0)]
 _Partitions = tuple[Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS_MAX)], ...]
 
 
@@ -59,15 +62,47 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     step: str
 
 
+class LimitSettings(msgspec.Struct, frozen=True, array_like=True):
+    """How many runs of a limit may execute, and begin.
+
+    Attributes:
+        concurrency: largest number of runs with one key that execute at a time; None: no limit.
+        total: the same for all keys together.
+        starts: largest number of runs with one key that begin in an interval; None: no limit.
+        interval_s: length of that interval in seconds.
+    """
+
+    concurrency: _Count | None = None
+    total: _Count | None = None
+    starts: _Count | None = None
+    interval_s: _IntervalS = 1.0
+
+
+class RunLimit(msgspec.Struct, frozen=True, array_like=True):
+    """The limit that a run waits for (`bokiflow.limits`).
+
+    Attributes:
+        name: name of the limit, unique in the flow.
+        settings: its settings. Those of the newest record count for all runs of the limit.
+        key: the key of the run; empty: the limit has no keys.
+        priority: of the runs with one key, those with a larger number begin first.
+        skips: whether the run ends at once if it cannot begin at once.
+    """
+
+    name: str
+    settings: LimitSettings
+    key: str = ""
+    priority: int = 0
+    skips: bool = False
+
+
 class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """A run starts. Only the first such record of a run takes effect.
 
     `executor` executes it in epoch 1; if empty, the owner of its partition takes it. `arguments` is
     a JSON object; `version` is a digest of the code. `parent` is the step that started the run,
-    `forked` the step of another run from which it continues.
-
-    Of the open runs of a partition with the same `queue`, only the first one begins; its start
-    names no executor. If `skips` is set and it is not the first one, the owner ends it at once.
+    `forked` the step of another run from which it continues. A run with a `limit` executes only
+    when it has its turn.
     """
 
     workflow: str
@@ -76,8 +111,7 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     version: str
     parent: Origin | None = None
     forked: Origin | None = None
-    queue: str = ""
-    skips: bool = False
+    limit: RunLimit | None = None
 
 
 class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
@@ -228,6 +262,7 @@ class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="continued"
         signals: the signals that no operation has consumed.
         keys: the keys of the newest signals.
         parent: the step of another run that started the run.
+        limit: the limit of the run.
     """
 
     epoch: _Epoch
@@ -243,16 +278,25 @@ class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="continued"
     signals: tuple[UnreadSignal, ...] = ()
     keys: tuple[str, ...] = ()
     parent: Origin | None = None
+    limit: RunLimit | None = None
 
 
 class RunForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):
     """`run`, whose start is at seqnum `started_at`, is not open: this start was a repeated one.
 
-    It is a record of the partition only.
+    It is a record of the partition, and of the limit of the run.
     """
 
     run: str
     started_at: _SeqNum
+
+
+class LimitReminded(msgspec.Struct, frozen=True, array_like=True, tag="reminded"):
+    """A record of a limit, at whose time further runs may begin. `settings` replace those of the
+    limit; None: they stay.
+    """
+
+    settings: LimitSettings | None = None
 
 
 class ScheduleSet(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
@@ -325,11 +369,13 @@ RunRecord: TypeAlias = (
     | RunContinued
 )
 PartitionRecord: TypeAlias = RunRecord | RunForgotten
+LimitRecord: TypeAlias = PartitionRecord | LimitReminded
 ExecutorRecord: TypeAlias = Heartbeat | Claimed | Released | ExecutorLeft
-FlowRecord: TypeAlias = PartitionRecord | ExecutorRecord | ScheduleSet
+FlowRecord: TypeAlias = LimitRecord | ExecutorRecord | ScheduleSet
 
 _decode_run = msgspec.msgpack.Decoder(RunRecord).decode
 _decode_partition = msgspec.msgpack.Decoder(PartitionRecord).decode
+_decode_limit = msgspec.msgpack.Decoder(LimitRecord).decode
 _decode_schedule = msgspec.msgpack.Decoder(ScheduleSet).decode
 _decode_executor = msgspec.msgpack.Decoder(ExecutorRecord).decode
 
@@ -400,6 +446,24 @@ def schedule_tag(workflow: str) -> str:
     return _SCHEDULE_PREFIX + workflow
 
 
+def limit_tag(limit: str) -> str:
+    """Return the tag of the records that begin, end, park or take runs of a limit."""
+    return _LIMIT_PREFIX + limit
+
+
+def limit_tags(limit: RunLimit | None) -> tuple[str, ...]:
+    """Return the tag that records of a run with this limit have in addition, if there is one."""
+    return () if limit is None else (limit_tag(limit.name),)
+
+
+def limit_in(tags: tuple[str | int, ...]) -> str | None:
+    """Return the name of the limit that a record's tags name."""
+    for tag in tags:
+        if isinstance(tag, str) and tag.startswith(_LIMIT_PREFIX):
+            return tag.removeprefix(_LIMIT_PREFIX)
+    return None
+
+
 def run_in(tags: tuple[str | int, ...]) -> str | None:
     """Return the id of the run that a record's tags name."""
     for tag in tags:
@@ -428,6 +492,13 @@ def partition_record(data: bytes) -> PartitionRecord | None:
     """Return a record of a partition. None and errors are as in `run_record`."""
     _refuse_older(data)
     record: PartitionRecord | None = _FORMAT.decoded(data, _decode_partition)
+    return record
+
+
+def limit_record(data: bytes) -> LimitRecord | None:
+    """Return a record of a limit. None and errors are as in `run_record`."""
+    _refuse_older(data)
+    record: LimitRecord | None = _FORMAT.decoded(data, _decode_limit)
     return record
 
 

@@ -93,6 +93,7 @@ def next_round(
         ),
         keys=tuple(run.signal_keys)[-SIGNAL_KEYS_MAX:],
         parent=started.parent,
+        limit=started.limit,
     )
 
 

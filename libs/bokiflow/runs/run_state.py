@@ -188,7 +188,12 @@ class Run:
             self._add_signal(at, signal)
         self.cancel_asked = record.cancel_asked or self._cancelled_at >= record.end
         self.started = RunStarted(
-            record.workflow, record.arguments, record.executor, record.version, record.parent
+            record.workflow,
+            record.arguments,
+            record.executor,
+            record.version,
+            record.parent,
+            limit=record.limit,
         )
         self.started_at, self.began = record.started_at, record.began
         self.round, self.round_at = record.round, seqnum

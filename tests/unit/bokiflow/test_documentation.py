@@ -35,6 +35,7 @@ async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
         "part 2 is packed",
         "2",
         "3 5",
+        "mail to bob",
         "4 3",
         "0",
         "True",

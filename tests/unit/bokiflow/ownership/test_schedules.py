@@ -7,12 +7,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from bokiflow import Flow, FlowSettingsError, RunCancelledError, Startable, State, Workflow
-from bokiflow.ownership.partition_state import PartitionState
-from bokiflow.runs.records import RunStarted, encode, partition_tag, run_tag
 from indilog import App, Context, InvalidArgumentsError, NotFoundError, TrimmedError
 from indilog.apps.schedule import next_due
 from indilog.base.deployed import due_time_in, scheduled_invocation
@@ -111,7 +108,8 @@ async def test_queued_runs_begin_one_after_the_other(logs: MemoryLogs) -> None:
     ids = [cast("str", await reports.call(due)) for due in (FIRST, SECOND, THIRD)]
     await reports.until_begun(FIRST)
     shown = await reports.client.run(reports.app, ids[1]).show()
-    assert [wait.what for wait in shown.waits] == ["earlier runs of its schedule"]
+    [wait] = shown.waits
+    assert wait.what == f"concurrency 'report' (1 of 1 running: {ids[0]})"
     await asyncio.sleep(0.3)
     assert reports.begun == [FIRST]
     assert await reports.end(ids[0]) == "daily 22:00"
@@ -153,17 +151,6 @@ async def test_another_process_continues_the_queue(logs: MemoryLogs) -> None:
     finally:
         driving.cancel()
         await asyncio.wait([driving])
-
-
-async def test_a_checkpoint_of_a_partition_keeps_its_queues(logs: MemoryLogs) -> None:
-    state, log = PartitionState(), logs.log("shop/flow")
-    for run in ("w@1", "w@2"):
-        started = encode(RunStarted("w", b"{}", "", "v", queue="w"))
-        await log.append(started, tags=(run_tag(run), partition_tag(0)))
-    for record in await log.read_range(partition_tag(0)):
-        state.apply(record)
-    restored = PartitionState.restore(msgspec.msgpack.encode(state.snapshot()))
-    assert (restored.queues, restored.first_in("w")) == ({"w": {"w@1": None, "w@2": None}}, "w@1")
 
 
 async def test_a_paused_schedule_starts_nothing_in_any_process(logs: MemoryLogs) -> None:
@@ -244,10 +231,15 @@ def wrong_parameter(flow: Flow) -> None:
     async def needs(wf: Workflow, item: str) -> None: ...
 
 
+def wrong_limit(flow: Flow) -> None:
+    flow.workflow(schedule="* * * * *", concurrency=2)(fine)
+
+
 async def fine(wf: Workflow) -> None: ...
 
 
 @pytest.mark.parametrize(("mistake", "sentence"), [
+    (wrong_limit, "decides whether its runs overlap; write overlap='concurrent'"),
     (wrong_overlap, "overlap is skip, queue or concurrent, not 'sometimes'"),
     (wrong_expression, "Workflow 'fine' has no schedule: A schedule has five fields"),
     (wrong_parameter, "give 'item' a default"),
