@@ -37,9 +37,11 @@ class _Submission:
     Attributes:
         seqnum: its seqnum, as soon as it has effect.
         error: why it has none, or why that is not known.
+        first: the first record of the same call; if that is refused, so is this one.
+        over: set when one of both is known; only the last record of a call has an event.
     """
 
-    __slots__ = ("data", "error", "kind", "match_seqnum", "seqnum", "txid")
+    __slots__ = ("data", "error", "first", "kind", "match_seqnum", "over", "seqnum", "txid")
 
     def __init__(
         self, data: bytes, txid: int | None, match_seqnum: SeqNum | None, kind: int = DATA
@@ -50,10 +52,14 @@ class _Submission:
         self.match_seqnum = match_seqnum
         self.seqnum: SeqNum | None = None
         self.error: BaseException | None = None
+        self.first: _Submission = self
+        self.over: Event | None = None
 
-    @property
-    def is_over(self) -> bool:
-        return self.seqnum is not None or self.error is not None
+    def end(self, seqnum: SeqNum | None, error: BaseException | None = None) -> None:
+        """Note the outcome, and wake the caller."""
+        self.seqnum, self.error = seqnum, error
+        if self.over is not None:
+            self.over.set()
 
 
 class Appender:
@@ -80,8 +86,8 @@ class Appender:
         """State of the stream after this appender's last batch; None: it must be read."""
         self._waiting: deque[_Submission] = deque()
         self._waiting_bytes = 0
-        self._appending: Event | None = None
-        """Set when the batch in flight is decided; None: there is none."""
+        self._is_appending = False
+        """Whether a task appends the records that wait."""
         self._batch_records_max = BATCH_RECORDS
 
     async def append(
@@ -139,6 +145,8 @@ class Appender:
         for data in records:
             if not isinstance(data, bytes):
                 raise TypeError(f"A record must be bytes, not {type(data).__name__}.")
+        if not records:
+            return []
         own = [_Submission(data, txid, match_seqnum if n == 0 else None)
                for n, data in enumerate(records)]  # fmt: skip
         return await self._submit(own)
@@ -166,21 +174,29 @@ class Appender:
             )
         self._waiting.extend(own)
         self._waiting_bytes += size
-        while not all(one.is_over for one in own):
-            if self._appending is not None:
-                await self._appending.wait()
-            else:
-                await waiting.run_to_end(self._append_waiting())
+        over = own[-1].over = Event()
+        for one in own:
+            one.first = own[0]
+        if not self._is_appending:
+            self._is_appending = True
+            await waiting.run_to_end(self._append_all())
+        await over.wait()
         for one in own:
             if one.error is not None:
                 raise one.error
         return [one.seqnum for one in own if one.seqnum is not None]
 
-    async def _append_waiting(self) -> None:
+    async def _append_all(self) -> None:
+        """Append batch after batch, until no record waits."""
+        try:
+            while self._waiting:
+                await self._append_next()
+                await waiting.yield_to_callers()
+        finally:
+            self._is_appending = False
+
+    async def _append_next(self) -> None:
         """Append one batch of records that wait, and decide them."""
-        if self._appending is not None:
-            return
-        self._appending = appending = Event()
         batch: list[_Submission] = []
         try:
             await self._append_batch(batch)
@@ -191,9 +207,6 @@ class Appender:
         except BaseException:
             self._fail(batch, AppendOutcomeUnknownError("The event loop ended during an append."))
             raise
-        finally:
-            self._appending = None
-            appending.set()
 
     async def _append_batch(self, batch: list[_Submission]) -> None:
         """Move submissions that wait to `batch`, append them and note their seqnums."""
@@ -212,7 +225,7 @@ class Appender:
                 self._last = state_after(place + len(batch) - 1, entries[-1])
                 self._batch_records_max = min(2 * self._batch_records_max, BATCH_RECORDS)
                 for index, one in enumerate(batch):
-                    one.seqnum = place + index
+                    one.end(place + index)
                 return
         raise AppendContendedError(self.name)
 
@@ -239,10 +252,12 @@ class Appender:
                 break
             self._waiting.popleft()
             self._waiting_bytes -= len(one.data)
-            if one.match_seqnum is not None and one.match_seqnum != last.seqnum:
-                one.error = MatchFailedError(self.name, one.match_seqnum, last.seqnum)
+            if one.first.error is not None:
+                one.end(None, one.first.error)
+            elif one.match_seqnum is not None and one.match_seqnum != last.seqnum:
+                one.end(None, MatchFailedError(self.name, one.match_seqnum, last.seqnum))
             elif one.txid is not None and one.txid < txid:
-                one.error = TransactionOrderError(self.name, one.txid, txid)
+                one.end(None, TransactionOrderError(self.name, one.txid, txid))
             else:
                 txid = txid if one.txid is None else one.txid
                 size += len(one.data)
@@ -257,7 +272,7 @@ class Appender:
 
     def _retry_in_parts(self, batch: list[_Submission], error: TooLargeError) -> None:
         if len(batch) == 1:
-            batch[0].error = error
+            batch[0].end(None, error)
             return
         self._batch_records_max = max(1, len(batch) // 2)
         self._return_to_waiting(batch)
@@ -265,7 +280,7 @@ class Appender:
     def _fail(self, batch: list[_Submission], error: BaseException) -> None:
         """Fail a batch, and all later submissions, because order would break without the batch."""
         for one in batch:
-            one.error = error
+            one.end(None, error)
         later = error
         if batch and not isinstance(error, FencedError | StreamSealedError):
             later = OverloadedError(
@@ -273,6 +288,6 @@ class Appender:
                 f"{error}"
             )
         for one in self._waiting:
-            one.error = later
+            one.end(None, later)
         self._waiting.clear()
         self._waiting_bytes = 0

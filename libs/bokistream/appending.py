@@ -65,9 +65,10 @@ class _Batch:
         try:
             first = await self._read_next(self._after + 1)
         except TrimmedError as error:
-            if error.first_seqnum <= self._after + 1 or not self._is_own(
-                await self._read_next(error.first_seqnum)
-            ):
+            floor = error.first_seqnum
+            if self.place is not None and self.place > floor:
+                return False  # the record at the floor has effect, and lies between
+            if not self._is_own(await self._read_next(floor)):
                 raise AppendOutcomeUnknownError(
                     "The stream was truncated before the outcome of an append could be read; read "
                     "the stream to see whether the record is in it."

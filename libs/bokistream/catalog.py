@@ -203,6 +203,15 @@ class Catalog:
             )
         return found
 
+    async def known_stream(self, name: str) -> StreamInfo:
+        """Return a stream as this process knows it; it reads the log only if it knows none with
+        this name. The stream may have been deleted meanwhile.
+
+        Raises:
+            StreamNotFoundError: there is none with this name.
+        """
+        return self._replica.state.streams.get(name) or await self.stream(name)
+
     async def change(self, command: Command) -> bool:
         """Append a command and return whether it had effect. Errors are those of `Log.append`."""
         had_effect = await self._replica.append(self._log, FORMAT.encoded(command))

@@ -15,7 +15,7 @@ from bokistream.appender import Appender
 from bokistream.appending import append_in_any_case
 from bokistream.catalog import STREAMS_MAX, Catalog, StreamInfo
 from bokistream.chain import Last, NewRecord, StreamRecord, read_last
-from bokistream.errors import StreamExistsError, StreamSettingsError
+from bokistream.errors import StreamExistsError, StreamSealedError, StreamSettingsError
 from bokistream.reader import Reader, read_cursor
 from bokistream.reading import AHEAD_BYTES, Reading
 from bokistream.records import (
@@ -222,15 +222,27 @@ class Streams:
             raise StreamSettingsError(
                 f"fencing_token must be the token of a writer, or None, not {fencing_token!r:.40}."
             )
-        info = await self._catalog.stream(name)
+        known = await self._catalog.known_stream(name)
+        try:
+            return await self._appender(known, token).append(
+                data, txid=txid, match_seqnum=match_seqnum
+            )
+        except StreamSealedError:  # perhaps another stream has this name now
+            info = await self._catalog.stream(name)
+            if info.created == known.created:
+                raise
+        return await self._appender(info, token).append(data, txid=txid, match_seqnum=match_seqnum)
+
+    def _appender(self, info: StreamInfo, token: SeqNum) -> Appender:
+        """Return what this object knows about a stream and a token."""
         place = (info.created, token)
         appender = self._appenders.get(place)
         if appender is None:
-            appender = self._appenders[place] = Appender(self.log, name, info.created, token)
+            appender = self._appenders[place] = Appender(self.log, info.name, info.created, token)
             if len(self._appenders) > APPENDERS_MAX:
                 self._appenders.popitem(last=False)
         self._appenders.move_to_end(place)
-        return await appender.append(data, txid=txid, match_seqnum=match_seqnum)
+        return appender
 
     async def seal(self, name: str) -> None:
         """End a stream, with any owner: later appends are refused, and readers end there.

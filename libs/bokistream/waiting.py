@@ -12,6 +12,8 @@ _T = TypeVar("_T")
 Background: TypeAlias = asyncio.Task[None]
 """Work that runs on the event loop."""
 
+_YIELDS: Final = 3
+"""Iterations of the event loop between two batches: one wakes callers, the others run them."""
 _RUNNING: Final[set[asyncio.Task[None]]] = set()
 """Tasks that no caller waits for; the event loop itself keeps weak references only."""
 
@@ -34,6 +36,16 @@ async def pause(seconds: float) -> None:
     """Return after `seconds`; without an event loop, at once."""
     if has_loop():
         await asyncio.sleep(seconds)
+
+
+async def yield_to_callers() -> None:
+    """Let callers run whose records were just appended, so that their next records share a batch.
+
+    Otherwise the first of them would get a batch of its own, and all others would wait for it.
+    """
+    if has_loop():
+        for _ in range(_YIELDS):
+            await asyncio.sleep(0)
 
 
 def run_in_background(work: Coroutine[Any, Any, None]) -> Background | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from bokistream import (
+    Catalog,
     FencedError,
     MatchFailedError,
     StreamExistsError,
@@ -19,6 +20,7 @@ from bokistream import (
     appender,
     appending,
 )
+from bokistream.catalog import catalog_replica
 from indilog import DiskFullError, OverloadedError, TooLargeError
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.base.log import Entry
@@ -169,10 +171,15 @@ async def test_a_fenced_writer_learns_it_from_its_heartbeat() -> None:
 async def test_conditions_and_transaction_ids_are_refused_without_effect() -> None:
     streams = Streams(MemoryLog("work"))
     await streams.create("s")
+    await streams.create("other")
     first = await streams.append("s", b"1", txid=5, match_seqnum=-1)
     with pytest.raises(MatchFailedError, match=f"has seqnum {first}, not -1") as failed:
         await streams.append("s", b"x", match_seqnum=-1)
     assert failed.value.last_seqnum == first
+    async with streams.writer("other", heartbeat_s=None) as other:
+        with pytest.raises(MatchFailedError):
+            await other.append_many([b"x", b"y", b"z"], match_seqnum=first)
+    assert await datas(streams, "other") == []
     with pytest.raises(TransactionOrderError, match="Transaction id 4 is smaller than 5"):
         await streams.append("s", b"x", txid=4)
     await streams.append("s", b"2", match_seqnum=first)
@@ -198,15 +205,21 @@ async def test_a_new_stream_of_a_name_has_no_records_of_the_old_one() -> None:
     with pytest.raises(StreamExistsError):
         await streams.create("s")
     await streams.create("s", exist_ok=True)
+    other = Streams(streams.log, catalog=Catalog(streams.log, catalog_replica()))
+    await other.append("s", b"old")
     async with streams.writer("s", heartbeat_s=None) as writer:
         await writer.append(b"old")
         await streams.delete("s")
         with pytest.raises(StreamNotFoundError):
             await streams.delete("s")
+        with pytest.raises(StreamNotFoundError):
+            await other.append("s", b"late")
         await streams.create("s")
         with pytest.raises(StreamSealedError):
             await writer.append(b"late")
     assert await datas(streams) == []
+    await other.append("s", b"new")
+    assert await datas(streams) == [b"new"]
 
 
 @pytest.mark.parametrize(
