@@ -336,6 +336,7 @@ def test_every_package_is_typed_for_those_who_import_it() -> None:
         "libs/bokistore",
         "libs/bokiqueue",
         "libs/bokistream",
+        "libs/bokiviews",
         "libs/bokiflow",
     ]
     assert all((ROOT / package / "py.typed").exists() for package in packages)

@@ -148,7 +148,7 @@ def test_the_wheel_adds_only_names_of_its_own(installed: Installed) -> None:
     assert top == {
         *("indilog", "indilog_compute", "indilog_index", "indilog_ordering", "indilog_pipeline"),
         *("indilog_storage", "pyspark_indilog"),
-        *("bokiflow", "bokiqueue", "bokistore", "bokistream"),
+        *("bokiflow", "bokiqueue", "bokistore", "bokistream", "bokiviews"),
     }
     said = installed.run("python", "-c", "import indilog; print(indilog.__file__)")
     assert str(ROOT) not in said

@@ -77,13 +77,12 @@ def test_every_public_name_has_a_place_in_the_reference(site: Path) -> None:
     import bokiqueue
     import bokistore
     import bokistream
+    import bokiviews
     import indilog.replayed
     import indilog.sdk
 
-    packages = (
-        *(indilog, indilog.sdk, indilog.replayed),
-        *(bokistore, bokiflow, bokiqueue, bokistream),
-    )
+    libraries = (bokistore, bokiflow, bokiqueue, bokistream, bokiviews)
+    packages = (indilog, indilog.sdk, indilog.replayed, *libraries)
     names = {p: p.__name__.rpartition(".")[2] for p in packages}
     pages = {p: (site / "reference" / f"{name}.html").read_text() for p, name in names.items()}
     for package in packages:

@@ -86,6 +86,10 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     "libs/bokistream": (
         "tests/unit/bokistream", "tests/properties/libs/test_bokistream.py",
     ),
+    "libs/bokiviews": (
+        "tests/unit/bokiviews", "tests/properties/libs/test_bokiviews.py",
+        "tests/serializability/test_views.py",
+    ),
     "libs/bokistore": (
         "tests/unit/bokistore", "tests/properties/libs/test_bokistore.py",
         "tests/serializability",

@@ -1,0 +1,63 @@
+"""Objects of a program's own state machines."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from bokiviews.errors import ViewsError
+from bokiviews.objects import Joined, MachineT, Part, ViewObject
+
+
+class MachinePart(Part[MachineT], Generic[MachineT]):
+    """A state machine within a transaction. Its own commands take effect at the commit, so read
+    before you write.
+    """
+
+    def __init__(self, obj: ViewObject[MachineT, object, object], txn: Joined) -> None:
+        super().__init__(obj, txn)
+        self._is_written = False
+
+    @property
+    def state(self) -> MachineT:
+        """The state. The commit then conflicts with every command of the machine.
+
+        Raises:
+            ViewsError: the transaction has submitted a command, which the state would not show.
+        """
+        if self._is_written:
+            raise ViewsError(
+                f"The transaction has changed {self._object.name!r}, and its state does not show "
+                "that yet; read it before the first submit()."
+            )
+        return self._read_all()
+
+    def submit(self, command: object) -> None:
+        """Add a command to the transaction."""
+        self._write(command)
+        self._is_written = True
+
+
+class Machine(ViewObject[MachineT, MachineT, MachinePart[MachineT]]):
+    """A replicated state machine.
+
+    `view` is the machine of this process itself: read it, do not change it.
+    """
+
+    @property
+    def view(self) -> MachineT:
+        """See `ViewObject.view`."""
+        return self.current()
+
+    def join(self, txn: Joined) -> MachinePart[MachineT]:
+        """See `ViewObject.join`."""
+        return MachinePart(self, txn)
+
+    async def submit(self, command: object) -> object:
+        """Append a command; return the result of `StateMachine.apply`.
+
+        Raises:
+            InvalidValueError: it is no command of the machine; nothing was appended.
+            AppendOutcomeUnknownError: the command may or may not take effect.
+        """
+        result: object = await self._submit(command)
+        return result

@@ -1,0 +1,141 @@
+"""Checkpoints are automatic; a process that starts from one is like one that read all records."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bokiviews import ConflictError, Views, places, replica
+from indilog.base.errors import NotReadyError, TrimmedError
+from indilog.testing import MemoryLog
+from tests.support.hooked_log import HookedLog, Read
+from tests.unit.bokiviews.groups import Deposit, Ledger, process, refused
+
+pytestmark = pytest.mark.asyncio
+EVERY = 4
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+    monkeypatch.setattr(replica, "CHECKPOINT_EVERY", EVERY)
+    return MemoryLog("objects")
+
+
+async def filled(log: MemoryLog) -> Views:
+    """Return a group with objects of all kinds, whose first records are trimmed."""
+    views = process(log, machines=[Ledger])
+    users, items, count, tags, bank = (
+        await views.map("users"), await views.list("items"), await views.counter("count"),
+        await views.set("tags"), await views.machine("bank", Ledger),
+    )  # fmt: skip
+    for number in range(4 * EVERY):
+        await users.put(number % 5, number)
+        await items.append(number)
+        await count.add(2**62)
+        await tags.add(f"t{number % 3}")
+        await bank.submit(Deposit("ann", number))
+    with pytest.raises(TrimmedError):
+        await log.read_range("views:views:changes", 0)
+    return views
+
+
+async def test_a_new_process_continues_from_a_checkpoint(log: MemoryLog) -> None:
+    old = await filled(log)
+    new = process(log, machines=[Ledger])
+    count = 4 * EVERY
+    assert dict((await new.map("users")).view) == dict((await old.map("users")).view)
+    assert list((await new.list("items")).view) == list(range(count))
+    assert (await new.counter("count")).view == count * 2**62
+    assert set((await new.set("tags")).view) == {"t0", "t1", "t2"}
+    assert (await new.machine("bank", Ledger)).view.accounts == {"ann": sum(range(count))}
+    for views in (old, new):
+        views._replica.state.check_invariants()
+    assert new._replica.state.size == old._replica.state.size
+
+
+async def test_a_process_that_starts_from_a_checkpoint_decides_like_the_others(
+    log: MemoryLog,
+) -> None:
+    """A checkpoint has the recent writes, because transactions may have begun before it."""
+    old = await filled(log)
+    users = await old.map("users")
+    async with refused(ConflictError, old.transaction()) as txn:
+        txn[users].put("n", txn[users].get(0, 0))
+        other = process(log, machines=[Ledger])
+        await (await other.map("users")).put(0, -1)
+        await other.save()
+        await other.save()
+    late = process(log, machines=[Ledger])
+    assert (await late.map("users")).view.get("n") is None
+    async with old.transaction() as txn:
+        txn[users].put("n", txn[users].get(0, 0))
+        await (await other.map("users")).put(1, -1)
+        await other.save()
+    assert (await process(log, machines=[Ledger]).map("users")).view["n"] == -1
+
+
+async def test_the_floor_of_recent_writes_is_in_checkpoints(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "RECENT_MAX", 4)
+    old, other = process(log), process(log)
+    users, theirs = await old.map("users"), await other.map("users")
+    async with refused(ConflictError, old.transaction()) as txn:
+        txn[users].put("n", txn[users].get("never written", 0))
+        for key in range(8):
+            await theirs.put(key, 1)
+        await other.save()
+        await other.save()
+    late = await process(log).map("users")
+    assert late.view.get("n") is None
+    assert late._replica.state.recent.floor == other._replica.state.recent.floor > 0
+
+
+async def test_a_checkpoint_that_fails_fails_no_command(log: MemoryLog) -> None:
+    class Unreadable(HookedLog):
+        async def before_read(self, read: Read) -> None:
+            if str(read.tag).endswith("checkpoints"):
+                raise NotReadyError("Not now.")
+
+    counter = await process(Unreadable("objects")).counter("c")
+    for number in range(3 * EVERY):
+        assert await counter.add(1) == number + 1
+
+
+async def test_concurrent_callers_write_one_checkpoint(log: MemoryLog) -> None:
+    class Slow(HookedLog):
+        async def before_read(self, read: Read) -> None:
+            await asyncio.sleep(0)
+
+    counter = await process(Slow("objects", logs=log.logs)).counter("c")
+    for _ in range(EVERY):
+        await asyncio.gather(*(counter.add(1) for _ in range(20)))
+    assert await log.tail() == EVERY + 1
+
+
+async def test_a_group_is_followed_until_its_reader_is_cancelled(log: MemoryLog) -> None:
+    writer, views = await process(log).counter("c"), process(log)
+    reader = await views.counter("c")
+    following = asyncio.create_task(views.follow())
+    async with asyncio.timeout(10):
+        for number in range(1, 3 * EVERY):
+            await writer.add(1)
+            while reader.view < number:  # noqa: ASYNC110 - the view is not awaited
+                await asyncio.sleep(0)
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+
+
+async def test_a_follower_that_lags_behind_a_trim_continues_from_a_checkpoint(
+    log: MemoryLog,
+) -> None:
+    views = process(log)
+    reader = await views.counter("count")
+    await filled(log)
+    following = asyncio.create_task(views.follow())
+    async with asyncio.timeout(10):
+        while reader.view < 4 * EVERY * 2**62:  # noqa: ASYNC110 - the view is not awaited
+            await asyncio.sleep(0)
+    following.cancel()
