@@ -33,6 +33,8 @@ records cost about the same.
 _OUTCOMES_MAX: Final = 65_536
 """Largest number of outcomes kept while appends are in flight."""
 _PAGE: Final = 1000
+_LOADS_MAX: Final = 8
+"""Largest number of searches for a checkpoint that replaces trimmed records."""
 _ITEMS_IN_THREAD: Final = 10_000
 """Number of items from which a state is encoded in a thread."""
 
@@ -240,11 +242,16 @@ class Replica(Generic[_StateT, _OutcomeT]):
     async def _continue_from_checkpoint(self, log: Log, error: TrimmedError) -> None:
         """Load a checkpoint, because records that are not applied were trimmed."""
         # The floor may become visible before the checkpoint, although the checkpoint was appended
-        # first.
-        await log.tail()
-        lost = await self._load(log)
-        if self.end >= error.first_seqnum:
-            return
+        # first. Meanwhile, a later checkpoint may replace it.
+        lost: DataLossError | None = None
+        tail: SeqNum = -1
+        for _ in range(_LOADS_MAX):
+            before, tail = tail, await log.tail()
+            if tail == before:
+                break
+            lost = await self._load(log)
+            if self.end >= error.first_seqnum:
+                return
         if lost is None:
             raise error
         raise name_loss(self.stream.what, lost) from error

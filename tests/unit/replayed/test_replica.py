@@ -165,6 +165,25 @@ async def test_a_floor_seen_before_its_checkpoint_is_not_taken_for_a_trimmed_log
     assert await counts_at(behind) == dict.fromkeys("abc", 4)
 
 
+async def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_no_trimmed_log() -> None:
+    writer, logs = words(), MemoryLogs()
+
+    class Replaced(Behind):
+        times = 3
+
+        async def before_read(self, read: Read) -> None:
+            if read.tag == STREAM.checkpoints_tag and self.times:
+                self.times -= 1
+                await write(logs.log("work"), writer, "abcd")
+
+    log = Replaced("work", logs)
+    await write(logs.log("work"), writer, "abcdabcdabcd")
+    log.end = 0
+    late = words()
+    await late.catch_up(log)
+    assert late.state.counts == dict.fromkeys("abcd", 6)
+
+
 async def test_a_log_that_was_trimmed_as_a_whole_is_an_error() -> None:
     log = MemoryLog("work")
     await write(log, words(), "abcabcabcabc")
