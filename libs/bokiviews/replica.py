@@ -1,8 +1,8 @@
 """The views of a group of objects in one process, and the changes that its callers append together.
 
 While a record is being appended, the changes of further callers wait, and then go into one record
-(CORFU, TOCS 2013, section 4.4: seven commands share an entry). So under load a record holds the
-changes of many callers. A caller that is alone waits for no other.
+(CORFU, TOCS 2013, section 4.4: seven commands share an entry), or into a few if they are large. So
+under load a record holds the changes of many callers. A caller that is alone waits for no other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from itertools import chain
 from typing import Final
 
 from bokiviews.errors import NotHostedError, ViewKindError
@@ -21,6 +22,7 @@ from bokiviews.state import ChangeOutcome, ViewsState
 from indilog import (
     AppendOutcomeUnknownError,
     DataLossError,
+    Entry,
     IndilogError,
     Log,
     TooLargeError,
@@ -32,9 +34,11 @@ from indilog.sdk import Event, SeqNum, run_to_end
 CHECKPOINT_EVERY: Final = 256
 """Smallest number of a group's records between two checkpoints."""
 CHANGES_MAX: Final = 1024
-"""Largest number of changes in one record."""
+"""Largest number of changes that are appended at once."""
 BYTES_MAX: Final = 256 * 1024
 """Bytes of changes in one record, unless it has only one change."""
+RECORDS_MAX: Final = 8
+"""Largest number of records that are appended at once."""
 _OVERHEAD_BYTES: Final = 32
 """Bytes of a command beside its content and keys, about."""
 _GROUPS_MAX: Final = 256
@@ -169,15 +173,15 @@ class ViewsReplica:
         return own.outcome
 
     async def _append_waiting(self, log: Log) -> None:
-        """Append one record with changes of callers that wait, and decide them."""
+        """Append records with the changes of callers that wait, at once, and decide them."""
         if self._appending is not None or not self._waiting:
             return
         self._appending = appending = Event()
-        batch = self._next_batch()
+        records = self._next_records()
+        batch = [one for record in records for one in record]
         try:
-            changes = ChangeList(tuple([one.change for one in batch]), self.state.is_full)
-            outcomes = await self._replica.append(log, encode_changes(changes))
-            for one, outcome in zip(batch, outcomes, strict=True):
+            outcomes = await self._replica.append_batch(log, [*map(self._entry, records)])
+            for one, outcome in zip(batch, chain(*outcomes), strict=True):
                 one.outcome = outcome
         except TooLargeError as error:
             self._retry_in_parts(batch, error)
@@ -190,15 +194,24 @@ class ViewsReplica:
             self._appending = None
             appending.set()
 
-    def _next_batch(self) -> list[_Submission]:
-        batch = [self._waiting.popleft()]
-        size = batch[0].bytes
-        while self._waiting and len(batch) < self._changes_max:
-            size += self._waiting[0].bytes
+    def _next_records(self) -> list[list[_Submission]]:
+        """Take changes that wait, and return those of each record."""
+        records = [[self._waiting.popleft()]]
+        size = records[0][0].bytes
+        for _ in range(min(len(self._waiting), self._changes_max - 1)):
+            one = self._waiting[0]
+            size += one.bytes
             if size > BYTES_MAX:
-                break
-            batch.append(self._waiting.popleft())
-        return batch
+                if len(records) == RECORDS_MAX:
+                    break
+                records.append([])
+                size = one.bytes
+            records[-1].append(self._waiting.popleft())
+        return records
+
+    def _entry(self, record: list[_Submission]) -> Entry:
+        changes = ChangeList(tuple([one.change for one in record]), self.state.is_full)
+        return Entry(encode_changes(changes))
 
     def _retry_in_parts(self, batch: list[_Submission], error: TooLargeError) -> None:
         if len(batch) == 1:

@@ -33,7 +33,7 @@ from bokiviews.transaction import Transaction
 from bokiviews.values import ValueType
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.ids import SeqNum, UserTag
-from indilog.base.log import Log, Record
+from indilog.base.log import After, Entry, Log, Record
 from indilog.testing.stepper import SteppedLog, run_stepped
 from tests.support.elapsing_log import Kept, Time
 
@@ -67,9 +67,7 @@ class Unreliable(SteppedLog):
         is_dead: whether the process has crashed.
     """
 
-    def __init__(
-        self, log: Log, rng: random.Random, late: list[tuple[bytes, list[UserTag]]]
-    ) -> None:
+    def __init__(self, log: Log, rng: random.Random, late: list[Sequence[Entry]]) -> None:
         super().__init__(log)
         self.is_dead = False
         self._rng = rng
@@ -82,19 +80,24 @@ class Unreliable(SteppedLog):
             raise Crash
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        return (await self.append_batch([Entry(data, tuple(tags))]))[0]
+
+    async def append_batch(
+        self, entries: Sequence[Entry], *, after: After | None = None
+    ) -> list[SeqNum]:
         self._maybe_crash(0.01)
-        listed, fate = list(tags), self._rng.random()
+        fate = self._rng.random()
         if fate < 0.03:
             raise AppendOutcomeUnknownError
         if fate < 0.06:
-            self._late.append((data, listed))
+            self._late.append(entries)
             raise AppendOutcomeUnknownError
-        seqnum = await super().append(data, tags=listed)
+        seqnums = await super().append_batch(entries, after=after)
         self._maybe_crash(0.01)
         if fate < 0.09:
             raise AppendOutcomeUnknownError
-        self._seen = max(self._seen, seqnum + 1)
-        return seqnum
+        self._seen = max(self._seen, seqnums[-1] + 1)
+        return seqnums
 
     async def read_range(
         self,
@@ -275,7 +278,7 @@ class World:
         time = Time()
         self.logs = Kept(time)
         self.logs.page_bytes_max = self.rng.choice((200, 1 << 22))
-        self.late: list[tuple[bytes, list[UserTag]]] = []
+        self.late: list[Sequence[Entry]] = []
         self.ids = count(1)
         self.told: dict[bytes, ChangeOutcome] = {}
         self.reads: dict[bytes, Reads] = {}
@@ -385,8 +388,7 @@ class World:
         while self.running:
             await log.tail()
             if self.late and self.rng.random() < 0.2:
-                data, tags = self.late.pop(self.rng.randrange(len(self.late)))
-                await log.append(data, tags=tags)
+                await log.append_batch(self.late.pop(self.rng.randrange(len(self.late))))
 
     def check(self) -> None:
         """Compare everything with the model."""
@@ -412,7 +414,8 @@ def run(seed: int) -> World:
     """Run all processes and compare their evidence with the model."""
     world = World(seed)
     callers = [world.caller(number % PROCESSES) for number in range(PROCESSES * CALLERS)]
-    with mock.patch.object(replica, "CHECKPOINT_EVERY", world.rng.choice((2, 3, 7))):
+    every, size = world.rng.choice((2, 3, 7)), world.rng.choice((1, 1 << 18))
+    with mock.patch.multiple(replica, CHECKPOINT_EVERY=every, BYTES_MAX=size):
         run_stepped([*callers, world.append_late()], world.rng.choice)
     world.check()
     return world

@@ -59,16 +59,25 @@ async def test_a_lone_caller_waits_for_no_other() -> None:
     assert await log.tail() == 3
 
 
-async def test_a_record_has_limited_changes_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_append_has_limited_changes_records_and_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counting(HookedLog):
+        appends = 0
+
+        async def before_append(self, entries: Sequence[Entry]) -> None:
+            self.appends += 1
+
     monkeypatch.setattr(replica, "CHANGES_MAX", 10)
     monkeypatch.setattr(replica, "BYTES_MAX", 4096)
-    log = MemoryLog("objects")
+    monkeypatch.setattr(replica, "RECORDS_MAX", 2)
+    log = Counting("objects")
     views = process(log)
     counter, items = await views.counter("c"), await views.list("l")
     await asyncio.gather(*(counter.add(1) for _ in range(40)))
     assert await log.tail() == 4
     await asyncio.gather(*(items.append("x" * 1500) for _ in range(6)))
-    assert await log.tail() == 7
+    assert (await log.tail(), log.appends) == (7, 4 + 2)
     await items.append("x" * 9000)
     assert await log.tail() == 8
 
