@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 QUICK: Final = ("tests/unit", "tests/contract")
 """Folders whose tests take seconds."""
-PATHS: Final = (".", "libs", "ordering", "storage", "index_tier", "compute", "pipeline")
+PATHS: Final = (".", "libs", "ordering", "storage", "index_tier", "compute", "cells", "pipeline")
 """Folders that packages are imported from."""
 
 

@@ -35,7 +35,8 @@ from tests.support import protocol_table, settings_table, state_diagrams
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = (
-    "indilog", "ordering", "storage", "index_tier", "compute", "pipeline", "libs", "functions",
+    "indilog", "ordering", "storage", "index_tier", "compute", "cells", "pipeline", "libs",
+    "functions",
     "bench",
 )  # fmt: skip
 FILE_LINES_MAX = 800
@@ -44,7 +45,7 @@ FUNCTION_LINES_MAX = 60
 FOLDER_FILES_MAX = 25
 PROSE_COLUMNS_MAX = 100
 
-ROLE_FOLDERS = ("ordering", "storage", "index_tier", "compute")
+ROLE_FOLDERS = ("ordering", "storage", "index_tier", "compute", "cells")
 SHELLS = (
     "compute/indilog_compute/gateway",
     "compute/indilog_compute/invocations/outcome_waiters.py",
@@ -54,6 +55,9 @@ SHELLS = (
     "compute/indilog_compute/workers",
     "compute/indilog_compute/log_service.py",
     "compute/indilog_compute/retention_service.py",
+    "cells/indilog_cells/driver.py",
+    "cells/indilog_cells/log.py",
+    "cells/indilog_cells/object_store.py",
 )
 """What does I/O inside the tiers' folders: it faces people's code and sockets, and is no role."""
 AWAITING = ("compute/indilog_compute/local_log.py",)
@@ -456,7 +460,7 @@ def test_no_folder_has_too_many_files() -> None:
     assert not [f"{name_of(f)}: {n}" for f, n in folders.items() if n > FOLDER_FILES_MAX]
 
 
-ROOTS = ("ordering", "storage", "index_tier", "compute", "pipeline", "libs")
+ROOTS = ("ordering", "storage", "index_tier", "compute", "cells", "pipeline", "libs")
 """Folders whose packages are imported without the folder's name."""
 
 

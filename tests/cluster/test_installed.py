@@ -121,7 +121,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         checkout.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, checkout)
-    for name in ("indilog", "ordering", "storage", "index_tier", "compute", "pipeline", "libs"):
+    for name in (
+        "indilog", "ordering", "storage", "index_tier", "compute", "cells", "pipeline", "libs",
+    ):  # fmt: skip
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]

@@ -27,9 +27,15 @@ from indilog.link.remote import RemoteLogs
 from indilog.remote_client import connect
 from indilog.runtime.cluster.assembly import embedded
 from indilog.testing import MemoryLogs
+from indilog_cells.driver import driver_running
+from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
+from indilog_cells.log import CellLogs
+from indilog_cells.object_cells import ObjectCells
+from indilog_cells.object_store import object_store_at
 from tests.cluster.platform_process import PlatformProcess, platform
 from tests.grpc.log import GrpcLogs, grpc_address
 from tests.support.link_pair import linked_logs
+from tests.support.s3_server import credentials_set, s3_running
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,64 @@ async def over_grpc(directory: Path) -> AsyncIterator[LogSource]:
         yield GrpcLogs(channel, token)
 
 
+@asynccontextmanager
+async def cells_at(
+    place: str,
+    folder: str,
+    *,
+    is_shared: bool,
+    generation_limits: GenerationLimits = GENERATION_LIMITS,
+) -> AsyncIterator[CellLogs]:
+    """Logs over the objects of one folder of an object store."""
+    store = object_store_at(place, timeout_s=10.0)
+    cells = await ObjectCells.opened(store, folder, generation_limits=generation_limits)
+    async with driver_running(cells, is_shared=is_shared) as driver:
+        yield CellLogs(driver)
+
+
+@asynccontextmanager
+async def object_directory(directory: Path) -> AsyncIterator[LogSource]:
+    """Logs over the files of a directory, which no other process uses."""
+    async with cells_at(str(directory / "objects"), "log", is_shared=False) as logs:
+        yield logs
+
+
+@asynccontextmanager
+async def object_directory_small(directory: Path) -> AsyncIterator[LogSource]:
+    """The same, with generations of the index of 3 cells, so that all reads use closed ones."""
+    small = GenerationLimits(cells=3)
+    place = str(directory / "objects")
+    async with cells_at(place, "log", is_shared=False, generation_limits=small) as logs:
+        yield logs
+
+
+@asynccontextmanager
+async def object_directory_shared(directory: Path) -> AsyncIterator[LogSource]:
+    """Three drivers of one log over a directory, as in three processes."""
+    async with contextlib.AsyncExitStack() as stack:
+        place = str(directory / "objects")
+        opened = [cells_at(place, "log", is_shared=True) for _ in range(3)]
+        yield SpreadSource([await stack.enter_async_context(logs) for logs in opened])
+
+
+@asynccontextmanager
+async def object_s3(directory: Path) -> AsyncIterator[LogSource]:
+    """Logs over the objects of an S3-compatible server, one folder for each directory."""
+    place = running_s3()
+    with credentials_set():
+        async with cells_at(place, directory.name, is_shared=True) as logs:
+            yield logs
+
+
+@functools.cache
+def running_s3() -> str:
+    """Start an S3-compatible server once for all tests of this process; return its place."""
+    until_exit = contextlib.ExitStack()
+    server = until_exit.enter_context(s3_running())
+    atexit.register(until_exit.close)
+    return server.place
+
+
 @functools.cache
 def running_platform(*options: str) -> PlatformProcess:
     """Start a platform once for all tests of this process; it ends with the process."""
@@ -154,5 +218,9 @@ KINDS: dict[str, Kind] = {
     "gRPC": Kind(open=over_grpc, marks=(pytest.mark.cluster,)),
     "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,)),
     "embedded, three compute nodes": Kind(open=embedded_spread, durable=True),
+    "object-store, directory": Kind(open=object_directory, durable=True),
+    "object-store, directory, small index": Kind(open=object_directory_small, durable=True),
+    "object-store, directory, three processes": Kind(open=object_directory_shared, durable=True),
+    "object-store, S3": Kind(open=object_s3, durable=True),
     "embedded, replicated, without local index": Kind(open=embedded_replicated, durable=True),
 }

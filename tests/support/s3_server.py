@@ -6,12 +6,14 @@ that waits for an answer while it holds the lock would block the server.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from pyarrow import fs
 
@@ -51,6 +53,26 @@ class S3Server:
         """End the server; all its objects are lost."""
         self._process.kill()
         self._process.wait(_STOP_S_MAX)
+
+
+CREDENTIALS: Final = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+"""What the environment of the server's clients has; the server accepts any credentials."""
+
+
+@contextmanager
+def credentials_set() -> Iterator[None]:
+    """Set the clients' credentials in the environment of this process."""
+    before = dict(os.environ)
+    os.environ.update(CREDENTIALS)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager

@@ -1,0 +1,529 @@
+"""The client of a log over cells, without I/O: appends, and catching up with other writers.
+
+An append takes a token (a cell), and asks for a write of its content. A cell takes one content. So
+if another writer was faster, the items go into a later cell. The core applies all cells in order
+(`indilog_cells.state`), and an append is complete when its own cell is applied. So a process that
+has read all cells up to the first unwritten one knows every append that was complete before.
+
+The first content of a core *claims* an epoch: it makes contents void that the same process wrote
+before it crashed, if they reach their cells later.
+
+A cell below an own content that no writer writes within `fill_after_us` is filled with junk: its
+writer probably crashed. If an outcome is unknown, the same content is written to the same cell
+again, never to another one, until the cell is known to hold some content. So no record is in the
+log twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias, assert_never
+
+from indilog_cells.content import JUNK, Content, Item, Records, decode, encode
+from indilog_cells.state import Closed, LogState, Outcome, Placed
+
+_RETRY_US: Final = 100_000
+_RETRY_US_MAX: Final = 2_000_000
+"""Microseconds until a failed request is repeated: the first one, doubled up to the second."""
+_LOOKS: Final = 64
+"""An unwritten cell below an own content is first read again after this part of `fill_after_us`."""
+_OWN: Final = -1
+"""The ticket of catching up before the first own append, and after an own cell was taken."""
+
+
+class CoreLimits(NamedTuple):
+    """Limits of a core.
+
+    Attributes:
+        cells_in_flight: own cells that may be unfinished at once.
+        cell_bytes: bytes of items in a cell; a larger item has a cell of its own.
+        items_waiting: items that may wait for a cell.
+        read_ahead: cells that are read at once while catching up.
+        fill_after_us: microseconds after which an unwritten cell below an own content is filled.
+        token_after_us: microseconds after which a core that has no answer of the sequencer chooses
+            a cell itself.
+    """
+
+    cells_in_flight: int = 2
+    cell_bytes: int = 4 * 1024 * 1024
+    items_waiting: int = 65_536
+    read_ahead: int = 32
+    fill_after_us: int = 1_000_000
+    token_after_us: int = 1_000_000
+
+
+CORE_LIMITS: Final = CoreLimits()
+"""The default."""
+
+
+# --- events
+
+
+class TokenGiven(NamedTuple):
+    """The sequencer gave a cell."""
+
+    position: int
+
+
+class CellWritten(NamedTuple):
+    """The cell took the content of a `WriteCell`."""
+
+    position: int
+    content: bytes
+
+
+class CellTaken(NamedTuple):
+    """The cell holds some content, so it refused that of `WriteCell`."""
+
+    position: int
+
+
+class CellRead(NamedTuple):
+    """The content of a cell, as bytes; None: it was unwritten. Empty: it is trimmed."""
+
+    position: int
+    content: bytes | None
+
+
+class CellFailed(NamedTuple):
+    """A request failed; a write may have taken effect."""
+
+    position: int
+    is_write: bool
+
+
+Event: TypeAlias = TokenGiven | CellWritten | CellTaken | CellRead | CellFailed
+
+# --- effects
+
+
+class AskToken(NamedTuple):
+    """Ask the sequencer for a cell; all cells below `at_least` are written."""
+
+    at_least: int
+
+
+class WriteCell(NamedTuple):
+    """Write a content into a cell, unless it holds one."""
+
+    position: int
+    content: bytes
+
+
+class ReadCell(NamedTuple):
+    """Read a cell."""
+
+    position: int
+
+
+class ItemApplied(NamedTuple):
+    """An item has its outcome; None: it is unknown."""
+
+    ticket: int
+    outcome: Outcome | None
+
+
+class CaughtUp(NamedTuple):
+    """All appends are applied that were complete when `Core.catch_up` was called."""
+
+    ticket: int
+
+
+class FellBehind(NamedTuple):
+    """The next cell was trimmed: continue from a newer checkpoint (`Core.restart`)."""
+
+
+Effect: TypeAlias = AskToken | WriteCell | ReadCell | ItemApplied | CaughtUp | FellBehind | Closed
+
+
+class _Submitted(NamedTuple):
+    ticket: int
+    item: Item
+
+
+class _Place(NamedTuple):
+    """Where a submitted item is in a content: in an item, with this many records before it."""
+
+    item: int
+    offset: int
+
+    def outcome(self, outcomes: Sequence[Outcome]) -> Outcome:
+        """Return the outcome of the submitted item, given those of the content's items."""
+        outcome = outcomes[self.item]
+        if isinstance(outcome, Placed):
+            return Placed(outcome.first + self.offset)
+        return outcome
+
+
+def _merged(submitted: Sequence[_Submitted]) -> tuple[list[Item], list[_Place]]:
+    """Return the items of a content, and the place of each submitted item among them.
+
+    Consecutive records without conditions become one item.
+    """
+    items: list[Item] = []
+    places: list[_Place] = []
+    open_item: Records | None = None
+    for _, item in submitted:
+        if not isinstance(item, Records) or item.after is not None:
+            open_item = None
+        elif open_item is not None:
+            places.append(_Place(len(items) - 1, len(open_item.data)))
+            open_item.tags.extend(item.tags)
+            open_item.names.extend(item.names)
+            open_item.data.extend(item.data)
+            continue
+        else:
+            item = open_item = Records(  # noqa: PLW2901 - its lists grow, those given do not
+                item.time_us, list(item.tags), list(item.names), list(item.data)
+            )
+        items.append(item)
+        places.append(_Place(len(items) - 1, 0))
+    return items, places
+
+
+class _Sent:
+    """An own content in flight."""
+
+    __slots__ = ("backoff_us", "content", "places", "retry_us", "serial", "submitted")
+
+    def __init__(
+        self, content: bytes, serial: int, submitted: list[_Submitted], places: list[_Place]
+    ) -> None:
+        self.content = content
+        self.serial = serial
+        self.submitted = submitted
+        self.places = places
+        self.retry_us: int | None = None
+        self.backoff_us = _RETRY_US
+
+
+class Core:
+    """Appends to the cells of one log, and applies them.
+
+    Args:
+        state: what the process knows of the log so far.
+        writer: bytes that no other core has; they name its contents.
+        limits: limits.
+
+    Attributes:
+        state: the state of the log.
+        stamp_us: the time of the next contents, microseconds since 1970.
+    """
+
+    def __init__(self, state: LogState, writer: bytes, limits: CoreLimits = CORE_LIMITS) -> None:
+        self.state = state
+        self.writer = writer
+        self.stamp_us = 0
+        self._limits = limits
+        self._serial = 0
+        self._epoch: int | None = None
+        """Epoch of the next contents; None: the next one begins a later epoch than any before."""
+        self._waiting: deque[_Submitted] = deque()
+        self._token_until_us: int | None = None
+        """When to go without the sequencer; None: it was not asked for a token."""
+        self._in_flight: dict[int, _Sent] = {}
+        self._filling: dict[int, int | None] = {}
+        """Cells for which junk is in flight, and when to try again."""
+        self._known: dict[int, Content | None] = {}
+        """Contents above the first cell that is not applied; None: junk."""
+        self._taken: set[int] = set()
+        """Cells that hold a content not read yet."""
+        self._reading: dict[int, int] = {}
+        """Cells that are being read, and the number of each read."""
+        self._reads = 0
+        self._ahead = 1
+        self._read_again_us: int | None = None
+        self._read_backoff_us = _RETRY_US
+        self._catching_up: dict[int, int] = {_OWN: 0}
+        """Tickets, and the number of reads that were issued before."""
+        self._hole = -1
+        """The next cell, if it is unwritten below an own content."""
+        self._hole_look_us = 0
+        self._hole_pause_us = 0
+        self._hole_fill_us = 0
+        self._is_behind = False
+
+    # --- calls
+
+    @property
+    def waiting(self) -> int:
+        """How many items have no outcome and are in no cell."""
+        return len(self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """How many own cells are unfinished."""
+        return len(self._in_flight)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `submit` may be called."""
+        return len(self._waiting) < self._limits.items_waiting
+
+    def submit(self, ticket: int, item: Item) -> None:
+        """Append an item; `ItemApplied` gives its outcome. Call `handle` afterwards."""
+        self._waiting.append(_Submitted(ticket, item))
+
+    def withdraw(self, ticket: int) -> bool:
+        """Forget an item; return whether it was in no cell, so that it never takes effect."""
+        for submitted in self._waiting:
+            if submitted.ticket == ticket:
+                self._waiting.remove(submitted)
+                return True
+        return False
+
+    def catch_up(self, ticket: int) -> None:
+        """Apply all appends that are complete now; `CaughtUp` says when. Call `handle`
+        afterwards.
+        """
+        self._catching_up[ticket] = self._reads
+
+    def abandon(self, ticket: int) -> None:
+        """Forget a `catch_up`."""
+        self._catching_up.pop(ticket, None)
+
+    def restart(self, state: LogState, now_us: int) -> list[Effect]:
+        """Continue from a newer state. The outcome of own cells below it is unknown, unless they
+        hold another content.
+        """
+        assert state.position >= self.state.position, "a checkpoint is newer"
+        self.state = state
+        self._is_behind = False
+        effects: list[Effect] = []
+        for position in [each for each in self._in_flight if each < state.position]:
+            sent = self._in_flight.pop(position)
+            effects += [ItemApplied(each.ticket, None) for each in sent.submitted]
+        self._known = {p: c for p, c in self._known.items() if p >= state.position}
+        self._taken = {p for p in self._taken if p >= state.position}
+        self._filling = {p: at for p, at in self._filling.items() if p >= state.position}
+        return effects + self.handle([], now_us)
+
+    def handle(self, events: Sequence[Event], now_us: int) -> list[Effect]:
+        """Take events; return what to do.
+
+        Raises:
+            MalformedFrameError: a cell is damaged, so the log cannot be read beyond it.
+        """
+        effects: list[Effect] = []
+        for event in events:
+            effects += self._on_event(event, now_us)
+        effects += self._advance()
+        effects += self._repeat(now_us)
+        effects += self._repair_hole(now_us)
+        effects += self._read_on(now_us)
+        effects += self._dispatch(now_us)
+        return effects
+
+    def deadline_us(self) -> int | None:
+        """When to call `handle` even without events, microseconds since 1970; None: never."""
+        times = [sent.retry_us for sent in self._in_flight.values()]
+        times += [*self._filling.values(), self._read_again_us, self._token_until_us]
+        if self._hole == self.state.position:
+            times.append(self._hole_fill_us)
+            if self._hole not in self._reading:
+                times.append(self._hole_look_us)
+        return min((time for time in times if time is not None), default=None)
+
+    # --- events
+
+    def _on_event(self, event: Event, now_us: int) -> list[Effect]:
+        match event:
+            case TokenGiven(position):
+                return self._on_token(position)
+            case CellWritten(position, content):
+                self._on_written(position, content)
+            case CellTaken(position):
+                self._on_taken(position)
+            case CellRead(position, content):
+                return self._on_read(position, content)
+            case CellFailed():
+                self._on_failed(event, now_us)
+            case unreachable:
+                assert_never(unreachable)
+        return []
+
+    def _on_token(self, position: int) -> list[Effect]:
+        is_late, self._token_until_us = self._token_until_us is None, None
+        if position < self.state.position or position in self._in_flight:
+            return []  # given by a sequencer that knows less; `_dispatch` asks again
+        if is_late or not self._waiting:  # nothing is written there, and others need not wait
+            self._filling[position] = None
+            return [WriteCell(position, JUNK)]
+        submitted = [self._waiting.popleft()]
+        size = submitted[0].item.size_bytes
+        while self._waiting:
+            size += self._waiting[0].item.size_bytes
+            if size > self._limits.cell_bytes:
+                break
+            submitted.append(self._waiting.popleft())
+        is_claim = self._epoch is None
+        epoch = self.state.epoch + 1 if self._epoch is None else self._epoch
+        items, places = _merged(submitted)
+        content = Content(epoch, is_claim, self.writer, self._serial, self.stamp_us, items)
+        sent = self._in_flight[position] = _Sent(encode(content), self._serial, submitted, places)
+        self._serial += 1
+        return [WriteCell(position, sent.content)]
+
+    def _on_written(self, position: int, content: bytes) -> None:
+        """Note the content of a cell: an own one, or junk."""
+        if position >= self.state.position:
+            self._known[position] = decode(content)
+        self._filling.pop(position, None)
+        if (sent := self._in_flight.get(position)) is not None:
+            sent.retry_us = None
+
+    def _on_taken(self, position: int) -> None:
+        if position < self.state.position or position in self._known:
+            return
+        self._taken.add(position)
+        if position in self._in_flight:
+            self._in_flight[position].retry_us = None
+            self._catching_up[_OWN] = self._reads
+
+    def _on_read(self, position: int, content: bytes | None) -> list[Effect]:
+        number = self._reading.pop(position, None)
+        self._read_backoff_us = _RETRY_US
+        if content is None:
+            return self._on_unwritten(position, number)
+        if position < self.state.position or position in self._known:
+            return []
+        if not content:
+            if position > self.state.position or self._is_behind:
+                return []  # so is the next one
+            self._is_behind = True
+            return [FellBehind()]
+        self._known[position] = decode(content)
+        self._taken.discard(position)
+        self._filling.pop(position, None)
+        if (sent := self._in_flight.get(position)) is not None:
+            sent.retry_us = None
+        self._ahead = min(self._ahead + 1, self._limits.read_ahead)  # doubles with each round
+        return []
+
+    def _on_unwritten(self, position: int, number: int | None) -> list[Effect]:
+        self._ahead = max(1, min(self._ahead, position - self.state.position))
+        if position != self.state.position or number is None:
+            return []
+        done = [ticket for ticket, before in self._catching_up.items() if before < number]
+        for ticket in done:
+            del self._catching_up[ticket]
+        return [CaughtUp(ticket) for ticket in done if ticket != _OWN]
+
+    def _on_failed(self, event: CellFailed, now_us: int) -> None:
+        position, is_write = event
+        if not is_write:
+            self._reading.pop(position, None)
+            self._read_again_us = now_us + self._read_backoff_us
+            self._read_backoff_us = min(2 * self._read_backoff_us, _RETRY_US_MAX)
+        elif (sent := self._in_flight.get(position)) is not None:
+            sent.retry_us = now_us + sent.backoff_us
+            sent.backoff_us = min(2 * sent.backoff_us, _RETRY_US_MAX)
+        elif position in self._filling:
+            self._filling[position] = now_us + _RETRY_US_MAX
+
+    # --- what follows
+
+    def _advance(self) -> list[Effect]:
+        """Apply the known cells in order."""
+        effects: list[Effect] = []
+        while (position := self.state.position) in self._known:
+            content = self._known.pop(position)
+            self._taken.discard(position)
+            self._filling.pop(position, None)
+            outcomes = self.state.apply(content)
+            if (complete := self.state.close_generation()) is not None:
+                effects.append(complete)
+            if (sent := self._in_flight.pop(position, None)) is not None:
+                effects += self._settle(sent, content, outcomes)
+        return effects
+
+    def _settle(
+        self, sent: _Sent, content: Content | None, outcomes: list[Outcome] | None
+    ) -> list[Effect]:
+        """Give the items of an own cell their outcomes, or put them back."""
+        is_own = (
+            content is not None and content.writer == self.writer and content.serial == sent.serial
+        )
+        if is_own and content is not None and outcomes is not None:
+            self._epoch = content.epoch
+            placed = zip(sent.submitted, sent.places, strict=True)
+            return [ItemApplied(each.ticket, at.outcome(outcomes)) for each, at in placed]
+        if self._epoch is not None:
+            self._epoch = self.state.epoch
+        self._waiting.extendleft(reversed(sent.submitted))
+        return []
+
+    def _repeat(self, now_us: int) -> list[Effect]:
+        """Repeat the writes that failed."""
+        effects: list[Effect] = []
+        for position, sent in self._in_flight.items():
+            if sent.retry_us is not None and sent.retry_us <= now_us:
+                sent.retry_us = None
+                effects.append(WriteCell(position, sent.content))
+        for position, at in self._filling.items():
+            if at is not None and at <= now_us:
+                self._filling[position] = None
+                effects.append(WriteCell(position, JUNK))
+        return effects
+
+    def _repair_hole(self, now_us: int) -> list[Effect]:
+        """Read the next cell repeatedly, and finally fill it, if it is unwritten below an own
+        content: its writer may be slow, or may have crashed.
+        """
+        position = self.state.position
+        if not self._in_flight or position in self._in_flight or position in self._taken:
+            self._hole = -1
+            return []
+        if self._hole != position:
+            self._hole, self._hole_fill_us = position, now_us + self._limits.fill_after_us
+            self._hole_look_us, self._hole_pause_us = now_us, self._limits.fill_after_us // _LOOKS
+        if self._hole_fill_us <= now_us:
+            self._hole_fill_us = now_us + self._limits.fill_after_us
+            if position not in self._filling:
+                self._filling[position] = None
+                return [WriteCell(position, JUNK)]
+        if self._hole_look_us <= now_us:
+            self._hole_look_us = now_us + self._hole_pause_us
+            self._hole_pause_us *= 2
+            return self._read([position])
+        return []
+
+    def _read_on(self, now_us: int) -> list[Effect]:
+        """Read cells that are known to be written; while a caller is catching up, read the next
+        ones.
+        """
+        if self._read_again_us is not None and self._read_again_us <= now_us:
+            self._read_again_us = None
+        if self._is_behind or self._read_again_us is not None:
+            return []
+        wanted = sorted(self._taken)
+        is_own = bool(self._waiting) and _OWN in self._catching_up
+        if is_own or self._catching_up.keys() - {_OWN}:
+            start = self.state.position
+            wanted += range(start, start + self._ahead)
+        return self._read(p for p in wanted if p not in self._known)
+
+    def _read(self, positions: Iterable[int]) -> list[Effect]:
+        effects: list[Effect] = []
+        for position in positions:
+            if position not in self._reading:
+                self._reads += 1
+                self._reading[position] = self._reads
+                effects.append(ReadCell(position))
+        return effects
+
+    def _dispatch(self, now_us: int) -> list[Effect]:
+        """Ask for a cell if there are items for it. If the sequencer does not answer, take the next
+        cell that this core does not know to be written: slower when others do so, too.
+        """
+        at_least = max(self.state.position, max(self._in_flight, default=-1) + 1)
+        if self._token_until_us is not None:
+            return self._on_token(at_least) if self._token_until_us <= now_us else []
+        in_flight_max = 1 if self._epoch is None else self._limits.cells_in_flight
+        if not self._waiting or len(self._in_flight) >= in_flight_max:
+            return []
+        if _OWN in self._catching_up:
+            return []  # the next cell would be taken, too
+        self._token_until_us = now_us + self._limits.token_after_us
+        return [AskToken(at_least)]

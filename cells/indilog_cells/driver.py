@@ -1,0 +1,512 @@
+"""Runs the core of a log over cells on the event loop: requests, timers, caches.
+
+A driver serves all sessions of one log in one process. Several processes may have drivers of one
+log. If `is_shared` is not set, this process is the only one; then what the driver has applied is
+all that there is, and reads need no request to the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Generic, TypeVar
+
+import structlog
+
+from indilog.base.errors import (
+    AppendOutcomeUnknownError,
+    DataLossError,
+    IndilogError,
+    MalformedFrameError,
+    NotReadyError,
+    OverloadedError,
+)
+from indilog_cells.cells import CellsAndNotes, CellsError
+from indilog_cells.content import Content, Item, decode
+from indilog_cells.core import (
+    CORE_LIMITS,
+    AskToken,
+    CaughtUp,
+    CellFailed,
+    CellRead,
+    CellTaken,
+    CellWritten,
+    Core,
+    CoreLimits,
+    Effect,
+    Event,
+    FellBehind,
+    ItemApplied,
+    ReadCell,
+    TokenGiven,
+    WriteCell,
+)
+from indilog_cells.index import Generation, GenerationInfo
+from indilog_cells.sequencer import TokenSequencer
+from indilog_cells.state import Closed, LogState, Outcome
+
+_WRITER_BYTES: Final = 8
+_NOTE_PAUSE_S: Final = 1.0
+_NOTE_PAUSE_S_MAX: Final = 60.0
+_UNWRITTEN_MAX: Final = 64
+"""Closed generations that may wait for the store; then appends are refused."""
+_STOP_S: Final = 5.0
+
+_log = structlog.get_logger(__name__)
+
+_ValueT = TypeVar("_ValueT")
+
+
+class TrimmedCellError(Exception):
+    """What a read needs was trimmed; catch up, and read the floors again."""
+
+
+class _Cache(Generic[_ValueT]):
+    """Values by number, bounded in bytes; the least recently used one goes first."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[int, tuple[_ValueT, int]] = OrderedDict()
+
+    def get(self, key: int) -> _ValueT | None:
+        """Return a value; None: it is not cached."""
+        if (found := self._kept.get(key)) is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def put(self, key: int, value: _ValueT, size_bytes: int) -> None:
+        """Cache a value."""
+        if size_bytes > self._bytes_max:
+            return
+        if (old := self._kept.pop(key, None)) is not None:
+            self._bytes -= old[1]
+        self._kept[key] = value, size_bytes
+        self._bytes += size_bytes
+        while self._bytes > self._bytes_max:
+            _, (_, size) = self._kept.popitem(last=False)
+            self._bytes -= size
+
+
+class CellDriver:
+    """One log over cells, in this process; made by `driver_running`.
+
+    Args:
+        cells: the cells of the log.
+        limits: limits of appends.
+        cache_bytes_max: bytes of cells, and again of closed generations, that are cached.
+        timeout_s: seconds after which a call fails.
+        is_shared: other processes may write to the log, too.
+        clock: returns seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        cells: CellsAndNotes,
+        *,
+        limits: CoreLimits,
+        cache_bytes_max: int,
+        timeout_s: float,
+        is_shared: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.is_shared = is_shared
+        self._cells = cells
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._core = Core(
+            LogState(cells.generation_limits), secrets.token_bytes(_WRITER_BYTES), limits
+        )
+        self._sequencer = TokenSequencer()
+        self._tickets = 0
+        self._outcomes: dict[int, asyncio.Future[Outcome | None]] = {}
+        self._caught_up: dict[int, asyncio.Future[None]] = {}
+        self._watchers: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._turn: asyncio.Handle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cache: _Cache[Content] = _Cache(cache_bytes_max)
+        self._generations: _Cache[Generation] = _Cache(cache_bytes_max)
+        self._unwritten: dict[int, bytes] = {}
+        """Closed generations that are not in the store yet."""
+        self._notes: set[asyncio.Task[None]] = set()
+        """Tasks that write closed generations; `close` waits for them."""
+        self._noting = asyncio.Lock()
+        self._error: IndilogError | None = None
+
+    @property
+    def state(self) -> LogState:
+        """The state of the log as applied here. Do not keep it over an await."""
+        return self._core.state
+
+    def now_us(self) -> int:
+        """Return this process's time, microseconds since 1970; it never goes back, and is not
+        before that of any applied cell.
+        """
+        core = self._core
+        core.stamp_us = max(core.stamp_us, core.state.time_us, int(self._clock() * 1e6))
+        return core.stamp_us
+
+    def check_open(self) -> None:
+        """Raise the error that ended this driver, if any."""
+        if self._error is not None:
+            raise self._error
+
+    # --- calls
+
+    async def open(self) -> None:
+        """Apply what is there.
+
+        Raises:
+            NotReadyError: the store does not answer.
+            DataLossError: a cell, or the newest checkpoint, is damaged.
+        """
+        try:
+            await self._load()
+        except CellsError as error:
+            raise NotReadyError(f"The log's store cannot be read: {error}.") from error
+        await self.catch_up()
+        self._start(self._collect())
+
+    async def _load(self) -> None:
+        """Continue from the newest checkpoint, if it is newer."""
+        stored = await self._cells.newest_checkpoint()
+        if stored is None:
+            return
+        try:
+            state = LogState.restored(stored, self._cells.generation_limits)
+        except MalformedFrameError as error:
+            raise DataLossError(f"The log's newest checkpoint is damaged: {error}.") from error
+        if state.position > self._core.state.position:
+            self._perform(self._core.restart(state, self._time_us()))
+
+    async def close(self) -> None:
+        """Stop; appends in flight may still happen."""
+        self._fail(NotReadyError("The platform has stopped; open it again."))
+        if self._notes:
+            await asyncio.wait(self._notes, timeout=_STOP_S)
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def submit(self, item: Item) -> Outcome:
+        """Append an item; return its outcome.
+
+        Raises:
+            OverloadedError: too many items wait.
+            AppendOutcomeUnknownError: the store did not answer in time; the item may take effect.
+            NotReadyError: the store did not answer in time; the item never takes effect.
+        """
+        self.check_open()
+        if not self._core.has_room or len(self._unwritten) > _UNWRITTEN_MAX:
+            raise OverloadedError(
+                "The log's store is slower than the appends, and too many wait; nothing was "
+                "appended."
+            )
+        ticket = self._ticket()
+        waiter: asyncio.Future[Outcome | None] = self._loop.create_future()
+        self._outcomes[ticket] = waiter
+        self._core.submit(ticket, item)
+        self._soon()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                outcome = await waiter
+        except TimeoutError:
+            if self._core.withdraw(ticket):
+                raise NotReadyError(
+                    f"The log's store did not answer within {self._timeout_s:g} s; nothing was "
+                    "appended."
+                ) from None
+            raise AppendOutcomeUnknownError(
+                f"The log's store did not answer within {self._timeout_s:g} s; the record may be "
+                "in the log."
+            ) from None
+        finally:
+            self._outcomes.pop(ticket, None)
+        if outcome is None:
+            raise AppendOutcomeUnknownError(
+                "This process fell behind the log's trims; the record may be in the log."
+            )
+        return outcome
+
+    async def catch_up(self) -> None:
+        """Apply every append that was complete when this was called, in any process.
+
+        Raises:
+            NotReadyError: the store did not answer in time.
+        """
+        self.check_open()
+        ticket = self._ticket()
+        waiter = self._caught_up[ticket] = self._loop.create_future()
+        self._core.catch_up(ticket)
+        self._handle([])
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await waiter
+        except TimeoutError:
+            raise NotReadyError(
+                f"The log's store did not answer within {self._timeout_s:g} s; nothing was read."
+            ) from None
+        finally:
+            self._core.abandon(ticket)
+            self._caught_up.pop(ticket, None)
+
+    def watch(self) -> asyncio.Future[None]:
+        """Return a future that is resolved when the next cell is applied; then, or when it is no
+        longer needed, call `unwatch`.
+        """
+        self.check_open()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._watchers.add(waiter)
+        return waiter
+
+    def unwatch(self, waiter: asyncio.Future[None]) -> None:
+        """Forget a future of `watch`."""
+        self._watchers.discard(waiter)
+
+    async def content(self, position: int) -> Content:
+        """Return the content of an applied cell with records.
+
+        Raises:
+            TrimmedCellError: the cell is trimmed.
+            NotReadyError: the store does not answer.
+            MalformedFrameError: the cell is damaged.
+        """
+        if (cached := self._cache.get(position)) is not None:
+            return cached
+        self.check_open()
+        try:
+            stored = await self._cells.read(position)
+        except CellsError as error:
+            raise NotReadyError(f"The log's store cannot be read: {error}.") from error
+        if not stored:
+            raise TrimmedCellError
+        content = decode(stored)
+        if content is None:
+            raise MalformedFrameError("it holds junk instead of records")
+        self._cache.put(position, content, len(stored))
+        return content
+
+    async def generation(self, info: GenerationInfo) -> Generation:
+        """Return a closed generation of the index.
+
+        Raises:
+            TrimmedCellError: it is trimmed.
+            NotReadyError: the store does not answer.
+            DataLossError: it is damaged.
+        """
+        if (cached := self._generations.get(info.start)) is not None:
+            return cached
+        stored = self._unwritten.get(info.start)
+        try:
+            stored = stored or await self._cells.read_generation(info.start)
+        except CellsError as error:
+            raise NotReadyError(f"The log's store cannot be read: {error}.") from error
+        if stored is None:
+            raise TrimmedCellError
+        try:
+            found = Generation(stored)
+        except MalformedFrameError as error:
+            raise DataLossError(
+                f"Part {info.start} of the log's index is damaged: {error}."
+            ) from error
+        self._generations.put(info.start, found, found.size_bytes)
+        return found
+
+    # --- inside
+
+    def _ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def _time_us(self) -> int:
+        return int(self._loop.time() * 1e6)
+
+    def _soon(self) -> None:
+        """Run the core in the next turn of the loop, so that appends of one turn share a cell."""
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._handle, [])
+
+    def _handle(self, events: Sequence[Event]) -> None:
+        if self._error is not None:
+            return
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        self.now_us()
+        before = self._core.state.position
+        try:
+            self._perform(self._core.handle(events, self._time_us()))
+        except MalformedFrameError as error:
+            place = self._core.state.position
+            _log.exception("a cell is damaged", position=place)
+            self._fail(DataLossError(f"A cell of the log from {place} on is damaged: {error}."))
+            return
+        if self._core.state.position > before:
+            for waiter in self._watchers:
+                _resolve(waiter)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (deadline_us := self._core.deadline_us()) is not None:
+            self._timer = self._loop.call_at(deadline_us / 1e6, self._handle, [])
+
+    def _perform(self, effects: Sequence[Effect]) -> None:  # noqa: C901 - one case an effect
+        for effect in effects:
+            match effect:
+                case AskToken(at_least):
+                    token = TokenGiven(self._sequencer.take(at_least))
+                    self._perform(self._core.handle([token], self._time_us()))
+                case WriteCell(position, content):
+                    self._start(self._write(position, content))
+                case ReadCell(position):
+                    self._start(self._read(position))
+                case ItemApplied(ticket, outcome):
+                    if (waiter := self._outcomes.get(ticket)) is not None and not waiter.done():
+                        waiter.set_result(outcome)
+                case CaughtUp(ticket):
+                    if (caught_up := self._caught_up.get(ticket)) is not None:
+                        _resolve(caught_up)
+                case FellBehind():
+                    self._start(self._reload())
+                case Closed():
+                    self._unwritten[effect.info.start] = effect.generation
+                    note = self._start(self._note(effect))
+                    self._notes.add(note)
+                    note.add_done_callback(self._notes.discard)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _write(self, position: int, content: bytes) -> None:
+        try:
+            took = await self._cells.write(position, content)
+        except CellsError as error:
+            _log.warning("a cell cannot be written for now", position=position, reason=str(error))
+            self._handle([CellFailed(position, is_write=True)])
+            return
+        if took and (own := decode(content)) is not None:
+            self._cache.put(position, own, len(content))
+        self._handle([CellWritten(position, content) if took else CellTaken(position)])
+
+    async def _read(self, position: int) -> None:
+        try:
+            content = await self._cells.read(position)
+        except CellsError as error:
+            _log.warning("a cell cannot be read for now", position=position, reason=str(error))
+            self._handle([CellFailed(position, is_write=False)])
+            return
+        self._handle([CellRead(position, content)])
+
+    async def _reload(self) -> None:
+        """Continue from the newest checkpoint, because the next cell is trimmed."""
+        before = self._core.state.position
+        pause_s = _NOTE_PAUSE_S
+        while True:
+            try:
+                await self._load()
+            except CellsError as error:
+                _log.warning("no checkpoint can be read for now", reason=str(error))
+            except IndilogError as error:
+                self._fail(error)
+                return
+            if self._core.state.position > before:
+                self._handle([])
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _NOTE_PAUSE_S_MAX)
+
+    async def _note(self, complete: Closed) -> None:
+        """Write a closed generation and its checkpoint, then free what is trimmed."""
+        pause_s = _NOTE_PAUSE_S
+        async with self._noting:
+            while True:
+                try:
+                    await self._cells.write_generation(complete.info.start, complete.generation)
+                    await self._cells.write_checkpoint(complete.info.end, complete.checkpoint)
+                except CellsError as error:
+                    _log.warning("no checkpoint can be written for now", reason=str(error))
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _NOTE_PAUSE_S_MAX)
+                    continue
+                self._unwritten.pop(complete.info.start, None)
+                break
+        if complete.has_trimmed:
+            await self._collect()
+
+    async def _collect(self) -> None:
+        """Free the cells and generations that the newest checkpoint in the store does not need."""
+        try:
+            stored = await self._cells.newest_checkpoint()
+            if stored is not None:
+                await self._collect_below(LogState.restored(stored))
+        except (CellsError, MalformedFrameError) as error:
+            _log.warning("trimmed cells stay for now", reason=str(error))
+
+    async def _collect_below(self, noted: LogState) -> None:
+        infos = noted.generations
+        live = infos[0].start if infos else noted.position
+        starts = [start for start in await self._cells.generations() if start < live]
+        for start, end in zip(starts, [*starts[1:], live], strict=True):
+            for position in range(start, end):
+                await self._cells.trim(position)
+            await self._cells.drop_generation(start)
+
+    def _fail(self, error: IndilogError) -> None:
+        self._error = self._error or error
+        if self._timer is not None:
+            self._timer.cancel()
+        waiters: list[asyncio.Future[Any]] = [*self._outcomes.values(), *self._caught_up.values()]
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(self._error)
+        for watch in self._watchers:
+            _resolve(watch)
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+@asynccontextmanager
+async def driver_running(
+    cells: CellsAndNotes,
+    *,
+    limits: CoreLimits = CORE_LIMITS,
+    cache_bytes_max: int = 64 * 1024 * 1024,
+    timeout_s: float = 30.0,
+    is_shared: bool = True,
+    clock: Callable[[], float] = time.time,
+) -> AsyncIterator[CellDriver]:
+    """Open a log over cells while the block runs; arguments and errors are those of `CellDriver`
+    and `CellDriver.open`.
+    """
+    assert 0 < timeout_s < math.inf, "calls have a deadline"
+    driver = CellDriver(
+        cells,
+        limits=limits,
+        cache_bytes_max=cache_bytes_max,
+        timeout_s=timeout_s,
+        is_shared=is_shared,
+        clock=clock,
+    )
+    try:
+        await driver.open()
+        yield driver
+    finally:
+        await driver.close()

@@ -1,0 +1,245 @@
+"""The index of a log over cells: which seqnums have a tag, and which cell has a seqnum.
+
+The index is a sequence of *generations*. The newest one is open: it grows with each cell that is
+applied, in memory. It is closed after a number of records or cells that the log states, so every
+process closes the same generations. A closed generation is an immutable object of
+the store, loaded when a read needs it. Its filter (a Bloom filter of its tags) stays in memory, so
+that most reads load only generations with their tag.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import SeqNum, TagHash
+from indilog_cells.content import opened, sealed
+
+_MAGIC: Final = b"ILCG"
+_VERSION: Final = 1
+_FILTER_BITS_PER_TAG: Final = 10
+_FILTER_HASHES: Final = 5
+
+assert sys.byteorder == "little", "arrays are stored in the byte order of the machine"
+
+
+class GenerationLimits(NamedTuple):
+    """When an open generation is closed. All processes of a log use the same limits.
+
+    Attributes:
+        records: after the cell with which it has this many records.
+        cells: when it has this many cells, so an open of the log reads fewer.
+    """
+
+    records: int = 65_536
+    cells: int = 1_024
+
+
+GENERATION_LIMITS: Final = GenerationLimits()
+"""The default."""
+
+
+class CellPlace(NamedTuple):
+    """The place of a record: its cell, and how many records of the items from `item` on are before
+    it.
+    """
+
+    position: int
+    item: int
+    offset: int
+
+
+class CellTable:
+    """The cells with records, by seqnum. Each row has consecutive items of one cell, all of which
+    were appended: an item whose condition failed ends a row.
+
+    Attributes:
+        positions: of the cells, ascending.
+        items: the first item of each row.
+        firsts: seqnum of the first record of each row.
+        times_us: when the records of each row were ordered, microseconds since 1970.
+    """
+
+    __slots__ = ("firsts", "items", "positions", "times_us")
+
+    def __init__(self) -> None:
+        self.positions = array("Q")
+        self.items = array("Q")
+        self.firsts = array("Q")
+        self.times_us = array("Q")
+
+    def add(self, position: int, item: int, first: SeqNum, time_us: int) -> None:
+        """Add a row."""
+        self.positions.append(position)
+        self.items.append(item)
+        self.firsts.append(first)
+        self.times_us.append(time_us)
+
+    def place(self, seqnum: SeqNum) -> tuple[CellPlace, int]:
+        """Return the place of a record that is in this table, and when it was ordered."""
+        at = bisect_right(self.firsts, seqnum) - 1
+        place = CellPlace(self.positions[at], self.items[at], seqnum - self.firsts[at])
+        return place, self.times_us[at]
+
+    def find_time(self, time_us: int) -> SeqNum | None:
+        """Return the first seqnum ordered at `time_us` or later; None: there is none."""
+        at = bisect_left(self.times_us, time_us)
+        return self.firsts[at] if at < len(self.firsts) else None
+
+
+class OpenGeneration:
+    """The newest generation.
+
+    Attributes:
+        start: position of its first cell.
+        first: the first seqnum that may be in it.
+        cells: number of applied cells, also of those without records.
+        records: number of records.
+    """
+
+    def __init__(self, start: int, first: SeqNum) -> None:
+        self.start, self.first = start, first
+        self.cells = 0
+        self.records = 0
+        self.table = CellTable()
+        self.streams: defaultdict[TagHash, array[SeqNum]] = defaultdict(lambda: array("Q"))
+
+    def add(self, seqnum: SeqNum, tags: Iterable[TagHash]) -> None:
+        """Add the next record."""
+        for tag in tags:
+            self.streams[tag].append(seqnum)
+        self.records += 1
+
+    def seqnums(self, tag: TagHash) -> array[SeqNum]:
+        """Return the seqnums of a tag, ascending."""
+        return self.streams.get(tag) or _NONE
+
+    def is_complete(self, limits: GenerationLimits) -> bool:
+        """Whether the generation is to be closed."""
+        return self.records >= limits.records or self.cells >= limits.cells
+
+
+_NONE: Final = array("Q")
+
+
+class GenerationInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What stays in memory of a closed generation.
+
+    Attributes:
+        start, end: range of its cells (half-open).
+        first, tail: range of its seqnums (half-open).
+        first_us, last_us: when its first and its last record were ordered; 0: it has no records.
+        filter: bits of its tags.
+    """
+
+    start: int
+    end: int
+    first: SeqNum
+    tail: SeqNum
+    first_us: int
+    last_us: int
+    filter: bytes
+
+    def may_have(self, tag: TagHash) -> bool:
+        """Whether the generation may have records with `tag`; a wrong yes is rare."""
+        bits = self.filter
+        return bool(bits) and all(bits[b >> 3] >> (b & 7) & 1 for b in _bits(tag, 8 * len(bits)))
+
+
+def _bits(tag: TagHash, size: int) -> list[int]:
+    low, high = tag & 0xFFFFFFFF, tag >> 32 | 1
+    return [(low + n * high) % size for n in range(_FILTER_HASHES)]
+
+
+def filter_of(tags: Iterable[TagHash], count: int) -> bytes:
+    """Return the filter of `count` tags."""
+    bits = bytearray((_FILTER_BITS_PER_TAG * count + 7) // 8)
+    for tag in tags:
+        for bit in _bits(tag, 8 * len(bits)):
+            bits[bit >> 3] |= 1 << (bit & 7)
+    return bytes(bits)
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    """A closed generation as stored; arrays are u64, little-endian.
+
+    Attributes:
+        tags: sorted.
+        ends: where the seqnums of each tag end in `seqnums`.
+    """
+
+    positions: bytes
+    items: bytes
+    firsts: bytes
+    times_us: bytes
+    tags: bytes
+    ends: bytes
+    seqnums: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Stored)
+
+
+class Generation:
+    """A closed generation, loaded."""
+
+    __slots__ = ("_ends", "_seqnums", "_tags", "size_bytes", "table")
+
+    def __init__(self, stored: bytes) -> None:
+        """Decode what `closed` returned.
+
+        Raises:
+            MalformedFrameError: the bytes are damaged, or of another version.
+        """
+        try:
+            found = _decoder.decode(opened(_MAGIC, _VERSION, stored))
+        except msgspec.MsgspecError as error:
+            raise MalformedFrameError(f"no valid index: {error}") from error
+        self.table = CellTable()
+        self.table.positions = array("Q", found.positions)
+        self.table.items = array("Q", found.items)
+        self.table.firsts = array("Q", found.firsts)
+        self.table.times_us = array("Q", found.times_us)
+        self._tags, self._ends = array("Q", found.tags), array("Q", found.ends)
+        self._seqnums = array("Q", found.seqnums)
+        self.size_bytes = len(stored)
+
+    def seqnums(self, tag: TagHash) -> array[SeqNum]:
+        """Return the seqnums of a tag, ascending."""
+        at = bisect_left(self._tags, tag)
+        if at == len(self._tags) or self._tags[at] != tag:
+            return _NONE
+        return self._seqnums[self._ends[at - 1] if at else 0 : self._ends[at]]
+
+
+def closed(generation: OpenGeneration, end: int, tail: SeqNum) -> tuple[GenerationInfo, bytes]:
+    """Return what stays in memory of a generation that is closed, and its bytes for the store.
+
+    Args:
+        generation: the open generation.
+        end: the position after its last cell.
+        tail: the seqnum after its last record.
+    """
+    tags = sorted(generation.streams)
+    ends, seqnums = array("Q"), array("Q")
+    for tag in tags:
+        seqnums += generation.streams[tag]
+        ends.append(len(seqnums))
+    table = generation.table
+    rows = (table.positions, table.items, table.firsts, table.times_us)
+    columns = (*rows, array("Q", tags), ends, seqnums)
+    stored = _Stored(*(column.tobytes() for column in columns))
+    times = table.times_us
+    info = GenerationInfo(
+        generation.start, end, generation.first, tail, times[0] if times else 0,
+        times[-1] if times else 0, filter_of(tags, len(tags)),
+    )  # fmt: skip
+    return info, sealed(_MAGIC, _VERSION, _encoder.encode(stored))

@@ -1,0 +1,153 @@
+"""Cells as objects of a store, one object each (docs/FORMATS.md, "Logs in an object store").
+
+The cells of a log are spread over `stripes` folders, cell p in folder p modulo `stripes`: an object
+store limits requests per prefix. An object named `LOG` says the number of stripes, and when
+generations of the index are closed; it is written once, before the first cell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Final
+
+import msgspec
+
+from indilog.base.errors import DataDirectoryError
+from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
+from indilog_cells.object_store import ObjectStore
+
+_VERSION: Final = 1
+_LOG: Final = "LOG"
+_CHECKPOINTS_KEPT: Final = 2
+STRIPES: Final = 16
+"""Default number of folders of the cells of a log."""
+
+
+class _LogNote(msgspec.Struct, frozen=True):
+    version: int
+    stripes: int
+    generation_records: int
+    generation_cells: int
+
+
+class ObjectCells:
+    """The cells and notes of one log: a `CellsAndNotes`.
+
+    Args:
+        store: the store.
+        folder: folder of the log in the store.
+        stripes: folders of the cells.
+        generation_limits: when generations of the index are closed.
+
+    Attributes:
+        requests: number of requests to the store, by kind: `create`, `get`, `list`, `replace`,
+            `delete`.
+    """
+
+    def __init__(
+        self, store: ObjectStore, folder: str, stripes: int, generation_limits: GenerationLimits
+    ) -> None:
+        self._store, self._folder, self._stripes = store, folder, stripes
+        self.generation_limits = generation_limits
+        self.requests: Counter[str] = Counter()
+
+    @classmethod
+    async def opened(
+        cls,
+        store: ObjectStore,
+        folder: str,
+        *,
+        stripes: int = STRIPES,
+        generation_limits: GenerationLimits = GENERATION_LIMITS,
+    ) -> ObjectCells:
+        """Return the cells of a log. If it is new, it is created with these stripes and limits.
+
+        Raises:
+            CellsError: the store cannot be reached.
+            DataDirectoryError: the log was written by another version.
+        """
+        name = f"{folder}/{_LOG}"
+        note = await store.get(name)
+        if note is None:
+            new = _LogNote(_VERSION, stripes, *generation_limits)
+            await store.create(name, msgspec.json.encode(new))
+            note = await store.get(name)
+        try:
+            found = msgspec.json.decode(note or b"", type=_LogNote)
+        except msgspec.MsgspecError as error:
+            raise DataDirectoryError(f"{name} is damaged; restore it from a copy.") from error
+        if found.version != _VERSION or found.stripes < 1:
+            raise DataDirectoryError(
+                f"The log {folder} has format {found.version}; this version reads {_VERSION}."
+            )
+        limits = GenerationLimits(found.generation_records, found.generation_cells)
+        return cls(store, folder, found.stripes, limits)
+
+    def _cell(self, position: int) -> str:
+        return f"{self._folder}/cells/{position % self._stripes:04d}/{position:020d}"
+
+    async def write(self, position: int, content: bytes) -> bool:
+        """See `Cells.write`."""
+        self.requests["create"] += 1
+        return await self._store.create(self._cell(position), content)
+
+    async def read(self, position: int) -> bytes | None:
+        """See `Cells.read`."""
+        self.requests["get"] += 1
+        return await self._store.get(self._cell(position))
+
+    async def trim(self, position: int) -> None:
+        """See `Cells.trim`. An empty object stays, so that no writer takes the cell again."""
+        self.requests["replace"] += 1
+        await self._store.replace(self._cell(position), b"")
+
+    # --- notes
+
+    def _generation(self, start: int) -> str:
+        return f"{self._folder}/index/{start:020d}"
+
+    async def write_generation(self, start: int, content: bytes) -> None:
+        """See `Notes.write_generation`."""
+        self.requests["create"] += 1
+        await self._store.create(self._generation(start), content)
+
+    async def read_generation(self, start: int) -> bytes | None:
+        """See `Notes.read_generation`."""
+        self.requests["get"] += 1
+        return await self._store.get(self._generation(start))
+
+    async def generations(self) -> list[int]:
+        """See `Notes.generations`."""
+        self.requests["list"] += 1
+        names = await self._store.names(f"{self._folder}/index")
+        return [int(name) for name in names if re.fullmatch(r"\d{20}", name)]
+
+    async def drop_generation(self, start: int) -> None:
+        """See `Notes.drop_generation`."""
+        self.requests["delete"] += 1
+        await self._store.delete(self._generation(start))
+
+    def _checkpoint(self, name: str) -> str:
+        return f"{self._folder}/checkpoints/{name}"
+
+    async def _checkpoints(self) -> list[str]:
+        self.requests["list"] += 1
+        names = await self._store.names(f"{self._folder}/checkpoints")
+        return [name for name in names if re.fullmatch(r"\d{20}", name)]
+
+    async def write_checkpoint(self, position: int, content: bytes) -> None:
+        """See `Notes.write_checkpoint`."""
+        self.requests["create"] += 1
+        await self._store.create(self._checkpoint(f"{position:020d}"), content)
+        for name in (await self._checkpoints())[:-_CHECKPOINTS_KEPT]:
+            self.requests["delete"] += 1
+            await self._store.delete(self._checkpoint(name))
+
+    async def newest_checkpoint(self) -> bytes | None:
+        """See `Notes.newest_checkpoint`."""
+        while names := await self._checkpoints():
+            self.requests["get"] += 1
+            if (found := await self._store.get(self._checkpoint(names[-1]))) is not None:
+                return found
+        return None

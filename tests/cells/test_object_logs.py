@@ -1,0 +1,237 @@
+"""Logs over the objects of a store: what opens, trims, faults and damage do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from indilog.base.errors import (
+    AppendOutcomeUnknownError,
+    DataDirectoryError,
+    DataLossError,
+    NotReadyError,
+    TrimmedError,
+)
+from indilog.base.log import Entry
+from indilog_cells.cells import CellsError
+from indilog_cells.driver import driver_running
+from indilog_cells.index import GenerationLimits
+from indilog_cells.log import CellLogs
+from indilog_cells.object_cells import ObjectCells
+from indilog_cells.object_store import DirectoryStore
+
+pytestmark = pytest.mark.asyncio
+
+SMALL = GenerationLimits(cells=5)
+
+
+class FaultyStore(DirectoryStore):
+    """A directory that fails on request.
+
+    Attributes:
+        fails: every operation fails.
+        loses_answers: every write takes effect, and fails.
+    """
+
+    fails = False
+    loses_answers = False
+
+    async def create(self, name: str, content: bytes) -> bool:
+        self._check()
+        took = await super().create(name, content)
+        if self.loses_answers and took:
+            raise CellsError("the answer was lost")
+        return took
+
+    async def get(self, name: str) -> bytes | None:
+        self._check()
+        return await super().get(name)
+
+    async def names(self, folder: str) -> list[str]:
+        self._check()
+        return await super().names(folder)
+
+    def _check(self) -> None:
+        if self.fails:
+            raise CellsError("the store is down")
+
+
+@asynccontextmanager
+async def opened(
+    store: DirectoryStore, *, is_shared: bool = False, timeout_s: float = 20.0
+) -> AsyncIterator[tuple[CellLogs, ObjectCells]]:
+    cells = await ObjectCells.opened(store, "log", stripes=3, generation_limits=SMALL)
+    async with driver_running(cells, is_shared=is_shared, timeout_s=timeout_s) as driver:
+        yield CellLogs(driver), cells
+
+
+def cell_sizes(directory: Path) -> dict[int, int]:
+    return {
+        int(path.name): path.stat().st_size for path in (directory / "log/cells").glob("*/[0-9]*")
+    }
+
+
+async def test_concurrent_appends_share_objects(tmp_path: Path) -> None:
+    async with opened(DirectoryStore(tmp_path)) as (logs, cells):
+        log = logs.log("orders")
+        await log.append(b"first")
+        before = cells.requests.copy()
+        await asyncio.gather(*[log.append(b"x", tags=["t"]) for _ in range(2000)])
+        assert await log.tail() == 2001
+        assert (cells.requests - before)["create"] <= 5
+
+
+async def test_an_open_reads_only_the_cells_after_the_newest_checkpoint(tmp_path: Path) -> None:
+    async with opened(DirectoryStore(tmp_path)) as (logs, _):
+        log = logs.log("orders")
+        for n in range(64):
+            await log.append(b"%d" % n, tags=["even"] if n % 2 == 0 else [])
+    async with opened(DirectoryStore(tmp_path)) as (logs, cells):
+        assert cells.requests["get"] <= 3 + 3 * SMALL.cells
+        log = logs.log("orders")
+        assert [record.data for record in await log.read_range("even")] == [
+            b"%d" % n for n in range(0, 64, 2)
+        ]
+        before = cells.requests["get"]
+        assert await log.read_next("never") is None
+        assert cells.requests["get"] == before, "the filters show that there is none"
+
+
+async def test_trimmed_cells_are_emptied_and_their_index_is_deleted(tmp_path: Path) -> None:
+    async with opened(DirectoryStore(tmp_path)) as (logs, cells):
+        log = logs.log("orders")
+        seqnums = [await log.append(b"x" * 1000, tags=["t"]) for _ in range(30)]
+        await log.trim(seqnums[22])
+        await log.append_batch([Entry(b"y")] * 3)
+        async with asyncio.timeout(20):
+            while min(await cells.generations()) < 20:
+                await log.append(b"z")
+        assert [record.seqnum for record in await log.read_range("t", seqnums[22])] == seqnums[22:]
+        with pytest.raises(TrimmedError):
+            await log.read(seqnums[3])
+    sizes = cell_sizes(tmp_path)
+    assert sorted(sizes) == list(range(len(sizes))), "no writer takes a trimmed cell again"
+    assert all(not sizes[position] for position in range(20))
+    assert all(sizes[position] for position in range(22, len(sizes)))
+    assert len(list((tmp_path / "log/checkpoints").iterdir())) == 2
+    async with opened(DirectoryStore(tmp_path)) as (logs, _):
+        log = logs.log("orders")
+        assert [record.seqnum for record in await log.read_range("t", seqnums[22])] == seqnums[22:]
+
+
+async def test_what_a_crash_left_is_freed_at_the_next_open(tmp_path: Path) -> None:
+    async with opened(DirectoryStore(tmp_path)) as (logs, cells):
+        log = logs.log("orders")
+        for _ in range(20):
+            await log.append(b"x" * 1000)
+        left = await cells.read_generation(0)
+        assert left is not None
+        await log.trim(18)
+        while await cells.read_generation(0) is not None:
+            await log.append(b"z")
+        await cells.write_generation(0, left)
+    async with opened(DirectoryStore(tmp_path)) as (logs, cells):
+        async with asyncio.timeout(20):
+            while await cells.read_generation(0) is not None:  # noqa: ASYNC110 - it is in a store
+                await asyncio.sleep(0)
+
+
+async def test_a_process_that_fell_behind_the_trims_continues_from_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    store = DirectoryStore(tmp_path)
+    async with opened(store, is_shared=True) as (slow, _), opened(store, is_shared=True) as (
+        fast, cells,
+    ):  # fmt: skip
+        await slow.log("orders").append(b"early")
+        log = fast.log("orders")
+        for n in range(40):
+            await log.append(b"%d" % n)
+        await log.trim(await log.tail() - 2)
+        while await cells.read_generation(0) is not None:
+            await log.append(b"z")
+        late = slow.log("orders")
+        with pytest.raises(TrimmedError):
+            await late.read_next()
+        seqnum = await late.append(b"late")
+        record = await log.read(seqnum)
+        assert record is not None
+        assert record.data == b"late"
+
+
+async def test_a_store_that_is_down_is_an_error_in_time_and_then_works_again(
+    tmp_path: Path,
+) -> None:
+    store = FaultyStore(tmp_path)
+    async with opened(store, timeout_s=0.3) as (logs, _):
+        log = logs.log("orders")
+        await log.append(b"before")
+        store.fails = True
+        with pytest.raises(AppendOutcomeUnknownError):
+            await log.append(b"unknown")
+        with pytest.raises(NotReadyError, match="nothing was read"):
+            await log.tail()
+        store.fails = False
+        while True:
+            try:
+                seqnum = await log.append(b"after")
+                break
+            except AppendOutcomeUnknownError:
+                continue
+        data = [record.data for record in await log.read_range()]
+        assert data.count(b"unknown") == 1, "the same cell was written again"
+        assert seqnum == len(data) - 1
+
+
+async def test_lost_answers_append_no_record_twice(tmp_path: Path) -> None:
+    store = FaultyStore(tmp_path)
+    async with opened(store) as (logs, _):
+        log = logs.log("orders")
+        await log.append(b"0")
+        store.loses_answers = True
+        assert await asyncio.gather(*[log.append(b"%d" % n) for n in range(1, 4)]) == [1, 2, 3]
+        store.loses_answers = False
+        assert [record.data for record in await log.read_range()] == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_damaged_cell_is_detected_and_not_skipped(tmp_path: Path) -> None:
+    async with opened(DirectoryStore(tmp_path)) as (logs, _):
+        log = logs.log("orders")
+        for n in range(7):
+            await log.append(b"%d" % n, tags=["t"])
+    for position in (2, 6):
+        (path,) = (tmp_path / "log/cells").glob(f"*/{position:020d}")
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        if position == 2:
+            async with opened(DirectoryStore(tmp_path)) as (logs, _):
+                log = logs.log("orders")
+                with pytest.raises(DataLossError) as raised:
+                    await log.read_range("t")
+                assert (raised.value.seqnum, raised.value.next_seqnum) == (2, 3)
+                assert len(await log.read_range("t", 3)) == 4
+    with pytest.raises(DataLossError, match="damaged"):
+        async with opened(DirectoryStore(tmp_path)):
+            pass
+
+
+async def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/LOG").write_text(
+        '{"version":2,"stripes":3,"generation_records":1,"generation_cells":1}'
+    )
+    with pytest.raises(DataDirectoryError, match="format 2; this version reads 1"):
+        async with opened(DirectoryStore(tmp_path)):
+            pass
+
+
+async def test_of_many_writers_of_an_object_one_succeeds(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    took = await asyncio.gather(*[store.create("a/b", b"%d" % n) for n in range(20)])
+    assert sum(took) == 1
+    assert await store.get("a/b") == b"%d" % took.index(True)
+    assert await store.names("a") == ["b"]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"], "no temporary file is left"
