@@ -76,7 +76,7 @@ async def measure(
             callers=callers, seconds=asked.seconds, rounds=asked.rounds,
         )  # fmt: skip
     report.add(f"stream {callers}", found)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, rounds in found.items():
         ratio = ratio_of(rounds, found[PLAIN], lambda one: one.per_second)
         rows.append((f"{name} {callers}", *figures_of(rounds), f"{ratio:.2f}x"))

@@ -1,10 +1,10 @@
-"""The check behind the benchmark of replicas (`bench.views`)."""
+"""The check behind the benchmark of replicas (`bench.objects.views`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.views import Execute, Places, one_round, sides_of
+from bench.objects.views import Execute, Places, one_round, sides_of
 from bokiviews import At
 from indilog.testing import MemoryLog
 

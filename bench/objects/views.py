@@ -7,7 +7,7 @@ commands of 512 bytes, and each replica executes all of them. Callers are distri
 replicas. All replicas share one process here, so the sum of executed commands is limited by one
 core. After each round, all replicas must have the same state.
 
-    python -m bench.views [--seconds 2] [--rounds 3] [--callers 64] [--replicas 1 2 4 7 10]
+    python -m bench.objects.views [--seconds 2] [--rounds 3] [--callers 64] [--replicas 1 2 4 7 10]
         [--processes]
 """
 
