@@ -1,9 +1,9 @@
-"""Measures for how long appends pause when a storage node is lost (decision 0048; Scalog 4.4).
+"""Measures for how long appends pause when a storage node is lost (Scalog 4.4, Table 2).
 
 Three sequencers, three storage nodes and the compute node are processes of their own; this one is
 the compute node. Some callers append without pauses. In each round the first replica of the shard
-hangs (SIGSTOP). With 2 replicas the third node replaces it; with 3 replicas and an ack quorum of 2,
-appends need only the other two. The pause is the longest time without an acknowledgement.
+hangs (SIGSTOP). What then happens is a policy (decision 0070). The pause is the longest time
+without an acknowledgement.
 
     python -m bench.cluster.lost_storage [--lost-s 0.5] [--rounds 5] [--appenders 4]
 """
@@ -17,20 +17,21 @@ import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from bench.cluster.failover import Appenders, engine_of
 from bench.support.harness import Report, command, latency, table_of
 from bench.support.platforms import configured
-from indilog.base.ids import ShardId
 from indilog.base.log import Log
 from indilog.base.telemetry import configure_logging
 from indilog.runtime.cluster.supervisor import Supervisor
 from indilog_compute.engine import Engine
 
-SHARD = ShardId(0)
-POLICIES = {
-    "replaced (2 replicas, a spare)": {"replicas": 2},
-    "not needed (ack quorum 2 of 3)": {"replicas": 3, "ack_quorum": 2},
+POLICIES: Mapping[str, Mapping[str, Any]] = {
+    "finalize_add (2 replicas)": {"replicas": 2},
+    "remove_replace (2 replicas)": {"replicas": 2, "lost_storage_policy": "remove_replace"},
+    "mask (ack quorum 2 of 3)": {"replicas": 3, "ack_quorum": 2, "lost_storage_policy": "mask"},
 }
 _BEFORE_S, _AFTER_S = 1.0, 3.0
 _BACK_S = 60.0
@@ -39,10 +40,11 @@ _BACK_S = 60.0
 
 async def one_round(cluster: Supervisor, engine: Engine, log: Log, callers: int) -> float:
     """Lose the first replica under load; return the seconds for which appends paused."""
-    placement = engine.placement
+    placement, shard = engine.placement, engine.shard
+    assert shard is not None, "it writes one"
     appenders = Appenders(log, callers)
     await asyncio.sleep(_BEFORE_S)
-    pid = cluster.processes[placement.replicas(SHARD)[0]].pid
+    pid = cluster.processes[placement.replicas(shard)[0]].pid
     assert pid is not None, "the storage node runs"
     lost_at = time.perf_counter()
     os.kill(pid, signal.SIGSTOP)
@@ -50,13 +52,13 @@ async def one_round(cluster: Supervisor, engine: Engine, log: Log, callers: int)
     await appenders.stop()
     os.kill(pid, signal.SIGCONT)
     async with asyncio.timeout(_BACK_S):
-        while placement.replicas(SHARD) != placement.counting(SHARD):
+        while placement.replicas(shard) != placement.counting(shard):
             await log.append(b"", tags=["copied"])  # the metalog advances
             await asyncio.sleep(0.05)
     return appenders.pause_s(lost_at)
 
 
-async def with_policy(policy: dict[str, int], asked: argparse.Namespace) -> list[float]:
+async def with_policy(policy: Mapping[str, Any], asked: argparse.Namespace) -> list[float]:
     """Return the pauses of all rounds."""
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
         config = configured(

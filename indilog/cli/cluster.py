@@ -147,6 +147,7 @@ def _summary(found: Cluster) -> dict[str, Any]:
         "sequencers_counting": len(found.sequencers_counting),
         "majority": found.majority,
         "lost_storage_nodes": found.lost,
+        "lost_storage_policy": found.lost_storage_policy,
         "silent": sorted(found.silent),
         "shards": _states(found.shards),
         "lost_records": found.lost_records,
@@ -164,6 +165,7 @@ def _overview(found: Cluster) -> Mapping[str, str]:
         "storage nodes": _count_up(found, found.storage_nodes, "lost"),
         "shards": f"{states['complete']} complete, {states['copying']} being copied, "
         f"{states['lost']} with a lost replica",
+        "policy": f"{found.lost_storage_policy}, if appends wait for a lost storage node",
         "index nodes": _count_up(found, found.index_nodes),
         "aggregators": _count_up(found, found.aggregators),
         "compute nodes": _count_up(found, found.engines),

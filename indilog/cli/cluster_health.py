@@ -84,6 +84,7 @@ class Cluster:
         self.index_nodes: list[str] = [*chain(*layout["index_shards"].values())]
         self.aggregators: list[str] = layout["aggregators"]
         self.engines: list[str] = layout["engines"]
+        self.lost_storage_policy: str = layout["lost_storage_policy"]
         self.silent = frozenset[str](status["silent"])
         self.zones: dict[str, str] = layout["zones"]
 
@@ -274,10 +275,14 @@ class Cluster:
     def _judge_shards(self, health: Health) -> None:
         moves = len(self.sequencers) > 1
         for shard in self.shards:
-            spares = self.up(self.spares + shard.further) if moves else []
+            others = [node for node in self.storage_nodes if node not in shard.counting]
+            spares = self.up(others) if moves else []
             if shard.lost and spares:
+                adds = self.lost_storage_policy == "finalize_add" and not shard.finalized
+                also = ", and if appends wait, its compute node gets a new shard" if adds else ""
                 health.heals.append(
-                    f"Shard {shard.shard} has lost {_names(shard.lost)}; it gets another replica."
+                    f"Shard {shard.shard} has lost {_names(shard.lost)}: it gets another "
+                    f"replica{also}."
                 )
             elif shard.lost:
                 health.needs_operator.append(

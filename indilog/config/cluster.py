@@ -9,6 +9,10 @@ from indilog.base.errors import ConfigError
 from indilog.base.log import BATCH_RECORDS_LIMIT, RECORD_TAGS_LIMIT
 from indilog.config.group import KIB, MIB, Group
 
+LOST_STORAGE_POLICIES: Final[
+    tuple[Literal["finalize_add"], Literal["remove_replace"], Literal["mask"]]
+] = ("finalize_add", "remove_replace", "mask")
+"""The values of `lost_storage_policy`."""
 _LINK_LIMITS: Final = (
     ("record_tags_max", RECORD_TAGS_LIMIT),
     ("batch_records_max", BATCH_RECORDS_LIMIT),
@@ -36,6 +40,13 @@ class ClusterConfig(Group):
     """Replicas that must have stored a record before its append is acknowledged; 0: all of them.
     With fewer, appends continue while other replicas are down; these later fetch the records that
     they missed.
+    """
+    lost_storage_policy: Literal["finalize_add", "remove_replace", "mask"] = "finalize_add"
+    """What happens to a shard whose appends wait for a lost storage node (Scalog, Table 2).
+    `finalize_add`: the shard is finalized, and its compute node continues on a new shard of other
+    storage nodes. `remove_replace`: another storage node takes the place of the lost one.
+    `mask`: nothing happens; set `ack_quorum`, so that appends do not wait for one storage node.
+    With all policies, copies are restored after `storage_replaced_s`.
     """
     cut_interval_s: float = 0.0
     """Seconds between two metalog entries that order records, at least; 0: a new one is proposed
@@ -95,6 +106,11 @@ class ClusterConfig(Group):
             raise ConfigError(
                 f"ack_quorum is {self.ack_quorum} but replicas is {self.replicas}; "
                 "set at least as many replicas, or 0 for all of them."
+            )
+        if self.lost_storage_policy == "mask" and not 0 < self.ack_quorum < self.replicas:
+            raise ConfigError(
+                f'lost_storage_policy is "mask", but appends wait for all {self.replicas} '
+                "replicas; set a smaller ack_quorum, or another policy."
             )
         if self.aggregators == 0 and self.aggregation != "master-slave":
             raise ConfigError(

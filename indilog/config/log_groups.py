@@ -158,11 +158,12 @@ class OrderingConfig(Group):
     """
     storage_lost_s: float = 5.0
     """Seconds without a heartbeat after which a storage node counts as lost. If appends wait for
-    the lost node, a spare storage node replaces it. A cluster with one sequencer replaces none.
+    the lost node, `lost_storage_policy` says what happens. A cluster with one sequencer replaces
+    none.
     """
     storage_replaced_s: float = 60.0
-    """Seconds without a heartbeat after which a lost storage node is replaced although appends
-    continue without it (`ack_quorum`).
+    """Seconds without a heartbeat after which another storage node restores the copies of a lost
+    one, although no append waits for it.
     """
     clock_gap_s_max: float = 30 * 86_400.0
     """Longest time in seconds, by the wall clock, between the last record and a start of the

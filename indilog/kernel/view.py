@@ -9,6 +9,7 @@ node runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, TypeAlias
@@ -273,6 +274,7 @@ def view_with(
     sequencers: tuple[NodeId, ...] | None = None,
     finalize: Collection[ShardId] = (),
     rebalanced: int = 0,
+    unusable: Collection[NodeId] = (),
 ) -> View:
     """Return the view that an entry at `position` installs after `view`, so that it has `members`.
     It is `view` itself if nothing changes yet, or if `view` was installed for newer members.
@@ -293,16 +295,15 @@ def view_with(
         sequencers: they change one at a time (decision 0053); None: those of `view`.
         finalize: shards that get no further records.
         rebalanced: see `View`; the greatest number counts.
+        unusable: storage nodes that get a new shard only if there are too few others.
 
     Raises:
         ConfigError: no cluster can run with these members.
     """
     if members.version < view.members_version:
         return view
-    if not members.engines:
-        raise ConfigError("A cluster needs a compute node.")
     storage_nodes = {*members.storage_nodes}.union(*map(replicas_of, view.shards))
-    shards = _shards_with(view, members, finalize, writer_of)
+    shards = _shards_with(view, members, finalize, writer_of, unusable)
     index_shards = members.index_shards + view.index_shards[len(members.index_shards) :]
     eras = _eras_with(view.eras, tuple(range(len(members.index_shards))), position + 1)
     at_first = {node for placed in shards.values() for node in placed.replicas}
@@ -397,6 +398,7 @@ def _shards_with(
     members: Members,
     finalize: Collection[ShardId],
     writer_of: Callable[[ShardId], Epoch],
+    unusable: Collection[NodeId],
 ) -> dict[ShardId, ShardPlacement]:
     """Return the shards of a view, so that each of the engines of `members` writes one. Those whose
     shard is finalized get shards that had no writer before: their epochs are not new.
@@ -404,38 +406,43 @@ def _shards_with(
     New shards are placed on their storage nodes. The first replicas of all other shards stay in the
     view: a node that starts with it may replay entries that are older than the moves of a shard.
     """
+    if not members.engines:
+        raise ConfigError("A cluster needs a compute node.")
     shards = _shards_ended(view, members.engines, finalize, writer_of)
     zones = view.zones | members.zones
     for engine in members.engines:
         if all(placed.writer != engine for placed in shards.values()):
             reused = view.shard_written_by(engine) is None
-            shard, placed = _shard_for_new(shards, members.storage_nodes, zones, reused=reused)
+            nodes = sorted(members.storage_nodes, key=lambda node: (node in unusable, node))
+            usable = sum(node not in unusable for node in nodes)
+            shard, placed = _shard_for_new(
+                shards, (nodes[:usable], nodes[usable:]), zones, reused=reused
+            )
             shards[shard] = msgspec.structs.replace(placed, writer=engine)
     return shards
 
 
 def _shard_for_new(
     shards: dict[ShardId, ShardPlacement],
-    storage_nodes: tuple[NodeId, ...],
+    storage_nodes: Sequence[Sequence[NodeId]],
     zones: Mapping[NodeId, str],
     *,
     reused: bool,
 ) -> tuple[ShardId, ShardPlacement]:
     """Return the shard of a new compute node: one without writer if it may be `reused`, or a new
-    one.
+    one. Its storage nodes are of the first group of `storage_nodes`, then of the second.
     """
     for shard, placed in sorted(shards.items()):
         if reused and placed.writer == NO_WRITER and not placed.finalized:
             return shard, placed
     if (new := max(shards) + 1) >= SHARDS_MAX:
         raise ConfigError(f"A cluster can have {SHARDS_MAX:,} shards, and has had all of them.")
-    load = dict.fromkeys(storage_nodes, 0)
-    for placed in shards.values():
-        for node in placed.replicas:
-            load[node] = load.get(node, 0) + 1
+    load = Counter(node for placed in shards.values() for node in placed.replicas)
     copies = max(len(placed.replicas) for placed in shards.values())
-    candidates = sorted(storage_nodes, key=lambda node: (load[node], node))
-    chosen = spread_over_zones(candidates, copies, zones)
+    chosen: tuple[NodeId, ...] = ()
+    for nodes in storage_nodes:
+        candidates = sorted(nodes, key=lambda node: (load[node], node))
+        chosen += spread_over_zones(candidates, copies - len(chosen), zones, chosen)
     if len(chosen) < copies:
         raise ConfigError(f"{copies} replicas need as many storage nodes; there are {len(chosen)}.")
     return ShardId(new), ShardPlacement(chosen, NO_WRITER)

@@ -16,6 +16,7 @@ the base, here and at the backups. A node that requests one of them receives the
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, assert_never
 
 from indilog.base.errors import ConfigError, DataDirectoryError
@@ -229,7 +230,7 @@ class Primary:
         if self._members is not None and views_due:
             effects += self._propose_view(self._members, now)
         if self._placement.view.moves_shards and self._replacements.is_due(now):
-            effects += self._propose_replicas(now)
+            effects += self._propose_new_shards(now) + self._propose_replicas(now)
         if self._wanted:
             effects += self._propose_writers()
         if self._trim_requests.wanted:
@@ -455,6 +456,18 @@ class Primary:
         position, number, epoch = len(self._metalog), self._placement.view.number, self._epoch
         return [self._leader.append(NewWriters(position, number, epoch, writers))]
 
+    def _propose_new_shards(self, now: Instant) -> list[Effect]:
+        """Finalize the shards whose appends wait for lost storage nodes. Their compute nodes get
+        new shards of other storage nodes (`finalize_add`, decision 0070).
+        """
+        if self._leader.alone or not self._leader.has_room:
+            return []
+        if not (lost := self._replacements.to_finalize(now)):
+            return []
+        before = self._placement.view
+        view = self._view_with(before.members, now, finalize=lost)
+        return [] if view is before else [self._install(view)]
+
     def _propose_replicas(self, now: Instant) -> list[Effect]:
         """Move shards away from lost storage nodes, and drop the copies that no longer count."""
         if not self._leader.has_room:
@@ -510,31 +523,21 @@ class Primary:
 
         A sole sequencer changes nothing: it may lose the entry with its disk.
         """
-        placement, position = self._placement, len(self._metalog)
         if self._leader.alone or not self._leader.has_room:
             return []
         self._view_is_due = False
-        before = placement.view
+        before = self._placement.view
         if members.version < before.members_version:
             self._members = None
             return []
         leaving = set(before.storage_nodes) - set(members.storage_nodes)
         try:
-            view = view_with(
-                before,
-                members,
-                position,
-                placement.replicas,
-                self._reports.writer,
-                sequencers=self._next_sequencers,
-                finalize=self._finalizations.due(self.committed, now),
-                rebalanced=self._replacements.rebalanced,
-            )
+            finalize = self._finalizations.due(self.committed, now)
+            view = self._view_with(members, now, self._next_sequencers, finalize=finalize)
         except ConfigError as error:
             return self._refuse_members(members, str(error), now)
         if not (members.aggregators or self._merged_by_masters):
             return self._refuse_members(members, "Lookups need an aggregator.", now)
-        entry = NewView(position, view.number, self._epoch, view)
         self._replacements.set_nodes(view.storage_nodes, leaving, now)
         if view is before:
             kept = not members.sequencers or set(members.sequencers) == set(before.sequencers)
@@ -542,10 +545,44 @@ class Primary:
             if kept and not (leaving or rebalances or self._finalizations):
                 self._members = None
             return []
-        placement.install(view)
-        self._note_view(before)
+        installed = self._install(view)
         self._follow_wanted(members, now)
-        return [self._leader.append(entry)]
+        return [installed]
+
+    def _view_with(
+        self,
+        members: Members,
+        now: Instant,
+        sequencers: tuple[NodeId, ...] | None = None,
+        *,
+        finalize: Collection[ShardId],
+    ) -> View:
+        """Return the view that the next entry can install; raises as `view_with`."""
+        return view_with(
+            self._placement.view,
+            members,
+            len(self._metalog),
+            self._placement.replicas,
+            self._reports.writer,
+            sequencers=sequencers,
+            finalize=finalize,
+            rebalanced=self._rebalanced(members),
+            unusable=self._replacements.unusable(now),
+        )
+
+    def _rebalanced(self, members: Members) -> int:
+        """Return the newest rebalancing that is complete: all are where no shard can move."""
+        moves = self._placement.view.moves_shards
+        return self._replacements.rebalanced if moves else members.rebalance
+
+    def _install(self, view: View) -> Effect:
+        """Propose the entry that installs a view. Afterwards, another one may be possible."""
+        self._view_is_due = self._members is not None
+        before = self._placement.view
+        entry = NewView(len(self._metalog), view.number, self._epoch, view)
+        self._placement.install(view)
+        self._note_view(before)
+        return self._leader.append(entry)
 
     def _refuse_members(self, members: Members, reason: str, now: Instant) -> list[Effect]:
         """Keep the nodes that the cluster has."""

@@ -1,15 +1,16 @@
-"""Which storage nodes are lost, and which nodes replace them (decision 0048; Scalog 4.4 instead
-adds a shard).
+"""Which storage nodes are lost, and what happens to their shards (decisions 0048 and 0070; Scalog
+4.4).
 
 Storage nodes send heartbeats to the primary. If a counting replica of a shard is lost, an entry
 (`NewReplicas`) names another storage node in its place. The lost replica stays in the list after
 the counting ones, because it may have the only copy of a record. When every counting replica has
 all records that were ordered before that entry, another entry drops the others.
 
-If too few replicas are left for the ack quorum, appends wait, and the shard gets another replica
-after `storage_lost_s`. Otherwise it gets one after `storage_replaced_s`, because copying a shard is
-expensive and the node may come back. A lost replica goes to the end of the list at once, because
-the first replica sends the tags of new records to the index.
+If too few replicas are left for the ack quorum, appends wait, and `lost_storage_policy` says what
+happens after `storage_lost_s`: the shard is finalized (`finalize_add`), or it gets another replica
+(`remove_replace`). In all other cases it gets one after `storage_replaced_s`, because copying a
+shard is expensive and the node may come back. A lost replica goes to the end of the list at once,
+because the first replica sends the tags of new records to the index.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ from indilog.base.ids import Instant, MetalogPosition, NodeId, ShardId
 from indilog.config import Config
 from indilog.kernel.metalog import MOVES_MAX, REPLICAS_MAX
 from indilog.kernel.placement import Placement
+from indilog.kernel.view import NO_WRITER
 from indilog.kernel.zones import spread_over_zones
 from indilog.wire.replica_messages import StorageAlive
 from indilog_ordering.rebalancing import Rebalancing
 
+SHARDS_ADDED_MAX: Final = 1024
+"""From so many shards on, a lost storage node is replaced in its shards: a view names all shards,
+and the number of a shard is never used again.
+"""
 _LOOKS: Final = 4
 """Checks of the heartbeats per `storage_lost_s`."""
 
@@ -135,6 +141,46 @@ class Replacements:
         """Return the storage nodes that are not lost."""
         return frozenset(node for node in self._nodes if not self._is_lost(node, now))
 
+    def unusable(self, now: Instant) -> frozenset[NodeId]:
+        """Return the storage nodes that should get no further shard: they are lost, leave, have no
+        room, or have not reported in this term that they have applied an entry.
+        """
+        known = self._nodes
+        usable = {node for node in known if known[node].has_room and known[node].position}
+        return frozenset(
+            node
+            for node in known
+            if node not in usable or node in self._leaving or self._is_lost(node, now)
+        )
+
+    def to_finalize(self, now: Instant) -> list[ShardId]:
+        """Return the shards whose compute nodes must continue on new ones, because appends wait for
+        lost storage nodes (`finalize_add`).
+        """
+        return [shard for shard in sorted(self._placement.shards) if self._is_to_end(shard, now)]
+
+    def _is_to_end(self, shard: ShardId, now: Instant) -> bool:
+        placement = self._placement
+        if self._config.lost_storage_policy != "finalize_add" or not self._waits(shard, now):
+            return False
+        if placement.writer(shard) == NO_WRITER or len(placement.shards) >= SHARDS_ADDED_MAX:
+            return False
+        copies = max(len(placed.replicas) for placed in placement.view.shards.values())
+        return len(self._nodes) - len(self.unusable(now)) >= copies
+
+    def _waits(self, shard: ShardId, now: Instant) -> bool:
+        """Whether too few replicas of a shard are left for the ack quorum."""
+        counting = self._placement.counting(shard)
+        up = sum(not self._is_lost(node, now) for node in counting)
+        return up < self._config.quorum_of(len(counting))
+
+    def _replaced_after_s(self, shard: ShardId, now: Instant) -> float:
+        """Return after how many seconds without heartbeats a lost replica is replaced."""
+        is_masked = self._config.lost_storage_policy == "mask"
+        if is_masked or self._placement.is_finalized(shard) or not self._waits(shard, now):
+            return self._replaced_s
+        return self._replaced_s if self._is_to_end(shard, now) else self._lost_s
+
     def is_due(self, now: Instant) -> bool:
         """Whether shards may have to be moved now."""
         return self._changed or now >= self._due
@@ -198,8 +244,7 @@ class Replacements:
         if not missing:
             complete = all(self._is_complete(node, shard) for node in counting)
             return counting if complete else before
-        up = sum(node not in lost for node in counting)
-        after_s = self._lost_s if up < self._config.quorum_of(len(counting)) else self._replaced_s
+        after_s = self._replaced_after_s(shard, now)
         vacant = sum(self._is_lost(node, now, after_s) for node in missing)
         spares, least = self._spares(before, load, now)
         # No append waits for the replacement of a node that leaves, so a spare that lags does not

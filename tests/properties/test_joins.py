@@ -36,9 +36,12 @@ def cluster() -> SimulatedCluster:
 class Appender:
     """Appends one record after another at a compute node; `acknowledged_at` has the times of the
     acknowledgements.
+
+    Args:
+        pause_s: simulated seconds after each acknowledgement.
     """
 
-    def __init__(self, cluster: SimulatedCluster, node: NodeId) -> None:
+    def __init__(self, cluster: SimulatedCluster, node: NodeId, *, pause_s: float = 0.0) -> None:
         self._cluster = cluster
         self.acknowledged_at: list[float] = []
         process = cluster.process_of(node)
@@ -48,6 +51,7 @@ class Appender:
             while True:
                 await log.append(b"%d" % len(self.acknowledged_at))
                 self.acknowledged_at.append(cluster.world.now_s)
+                await asyncio.sleep(pause_s)
 
         self.task = cluster.call(process, append)
 

@@ -77,6 +77,7 @@ class Arrangement:
         shape = (
             f"{cluster.sequencers} sequencers, {cluster.storage_nodes} storage nodes, "
             f"R {cluster.replicas}, ack quorum {cluster.quorum_of(cluster.replicas)}, "
+            f"{cluster.lost_storage_policy}, "
             f"{cluster.index_shards}x{cluster.index_replicas} index nodes, "
             f"{cluster.aggregators} aggregators ({cluster.aggregation}), {cluster.engines} engines "
             f"({node.caches.local_index} local index) in {len(self.processes)} processes"

@@ -1,5 +1,5 @@
 """Storage nodes that are lost in a simulation: one process after another stops for longer than
-`storage_lost_s`, so that other nodes replace it (decision 0048).
+`storage_lost_s`, so that other nodes replace it, or shards are finalized (decisions 0048, 0070).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 from typing import Final
 
 from indilog.config import Config
+from indilog.config.cluster import LOST_STORAGE_POLICIES
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 from indilog_storage import StorageNode
 from tests.simulation.history import Violation
@@ -27,17 +28,22 @@ _COMPLETE_WITHIN_S: Final = 60.0
 
 
 def with_spare(config: Config, chance: random.Random) -> Config:
-    """Return a configuration in which storage nodes are replaced, in some of the runs."""
+    """Return a configuration in which storage nodes are lost, under one of the policies, in some
+    of the runs.
+    """
     if chance.random() >= _SHARE:
         return config
     cluster = dataclasses.replace(
         config.cluster, sequencers=3, storage_nodes=config.cluster.replicas + chance.choice((1, 2))
     )
+    masks = 0 < cluster.ack_quorum < cluster.replicas
+    policies = LOST_STORAGE_POLICIES if masks else LOST_STORAGE_POLICIES[:2]
     ordering = dataclasses.replace(
         config.node.ordering,
         storage_lost_s=chance.choice(_LOST_S),
         storage_replaced_s=chance.choice(_REPLACED_S),
     )
+    cluster = dataclasses.replace(cluster, lost_storage_policy=chance.choice(policies))
     return Config(cluster=cluster, node=dataclasses.replace(config.node, ordering=ordering))
 
 

@@ -619,7 +619,7 @@ def status_of(
             }
             for shard in view.shards
         },
-        "layout": _layout(view),
+        "layout": {**_layout(view), "lost_storage_policy": logs.limits.lost_storage_policy},
         "nodes": nodes,
         "elsewhere": _elsewhere(shell, logs),
         "silent": published.silent,

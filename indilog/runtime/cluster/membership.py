@@ -281,7 +281,9 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
         members.zones.get(node) != view.zones.get(node) for node in members.nodes
     ):
         sentences.append("Some zones are not installed yet.")
-    if not sentences and not same_members(members, view.members):
+    # Shards are also finalized because storage nodes are lost.
+    installed = msgspec.structs.replace(view.members, finalized=members.finalized)
+    if not sentences and not same_members(members, installed):
         sentences.append("The index shards that get new positions have not changed yet.")
     return sentences
 

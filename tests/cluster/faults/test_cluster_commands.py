@@ -31,6 +31,7 @@ def _a_spare_that_copies_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CLUSTER_REPLICAS", "2"),
         ("CLUSTER_SEQUENCERS", "3"),
         ("CLUSTER_INDEX_SHARDS", "1"),
+        ("CLUSTER_LOST_STORAGE_POLICY", "remove_replace"),
         ("NODE_STORAGE_LOST_S", "1"),
         ("NODE_HANG_S", "600"),
         ("NODE_PAGE_BYTES_MAX", "40000"),

@@ -1,5 +1,6 @@
-"""A34: another storage node replaces a lost one. Appends continue, the copies are restored
-automatically, and no acknowledged record is lost. The lost node can then replace others.
+"""A34: another storage node replaces a lost one, or its shard is finalized. Appends continue, the
+copies are restored automatically, and no acknowledged record is lost. The lost node can then
+replace others.
 """
 
 from __future__ import annotations
@@ -34,21 +35,52 @@ def _a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"INDILOG_{name}", value)
 
 
-async def replicas_are(url: str, wanted: list[str]) -> None:
-    """Wait until the one shard has these replicas."""
+async def replicas_are(url: str, wanted: list[str], shard: int = 0) -> dict[str, Any]:
+    """Wait until a shard has these replicas; return the status."""
     deadline = time.monotonic() + DEADLINE_S
     async with http_client(url) as http:
         while True:
             status: dict[str, Any] = (await http.get("/status")).json()
-            if sorted(status["shards"]["0"]["replicas"]) == wanted:
-                return
+            if sorted(status["shards"].get(str(shard), {"replicas": ()})["replicas"]) == wanted:
+                return status
             assert time.monotonic() < deadline, status["shards"]
             await asyncio.sleep(0.05)
 
 
 @pytest.mark.cluster
 @pytest.mark.asyncio
-async def test_a_spare_replaces_a_lost_storage_node_and_gets_its_records(tmp_path: Path) -> None:
+async def test_the_shard_of_a_lost_storage_node_is_finalized_and_its_copies_are_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A14, `finalize_add`: the default. A34: without an operator."""
+    monkeypatch.setenv("INDILOG_NODE_STORAGE_REPLACED_S", "4")
+    data = tmp_path / "data"
+    with platform(data, "--processes") as running:
+        async with indilog.connect(running.url) as client:
+            log = client.log("kept")
+            await append(log, 0, APART)
+            running.signal_node("storage-0", signal.SIGSTOP)
+            await append(log, APART, APART)
+            status = await replicas_are(running.url, ["storage-1", "storage-2"], shard=1)
+            await replicas_are(running.url, ["storage-1", "storage-2"])
+            await check(log, 2 * APART)
+            running.signal_node("storage-0", signal.SIGCONT)
+    assert status["layout"]["lost_storage_policy"] == "finalize_add"
+    assert [status["shards"][shard]["finalized"] for shard in "01"] == [True, False]
+    assert [status["shards"][shard]["writer"] for shard in "01"] == ["", "engine-0"]
+    with platform(data, "--processes") as running:
+        async with indilog.connect(running.url) as client:
+            await check(client.log("kept"), 2 * APART)
+            await append(client.log("kept"), 2 * APART, 5)
+
+
+@pytest.mark.cluster
+@pytest.mark.asyncio
+async def test_a_spare_replaces_a_lost_storage_node_and_gets_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A14, `remove_replace`."""
+    monkeypatch.setenv("INDILOG_CLUSTER_LOST_STORAGE_POLICY", "remove_replace")
     data, count = tmp_path / "data", APART
     with platform(data, "--processes") as running:
         async with indilog.connect(running.url) as client:

@@ -47,6 +47,7 @@ class Platform:
                 "aggregators": ["aggregator-0"],
                 "engines": ["engine-0"],
                 "zones": {},
+                "lost_storage_policy": "finalize_add",
             },
             "nodes": self.nodes,
             "elsewhere": [*SEQUENCERS, *STORAGE, *INDEX, "aggregator-0"],
@@ -99,6 +100,7 @@ def test_a_healthy_cluster_is_one_screen_that_ends_so(platform: Platform) -> Non
         "sequencers     3 of 3 count; a majority (2)",
         "storage nodes  3 of 3 up",
         "shards         1 complete, 0 being copied, 0 with a lost replica",
+        "policy         finalize_add, if appends wait for a lost storage node",
         "index nodes    2 of 2 up",
         "aggregators    1 of 1 up",
         "compute nodes  1 of 1 up",
@@ -153,7 +155,8 @@ def test_a_lost_replica_heals_by_itself_if_there_is_a_spare(platform: Platform) 
     assert "2 of 3 up; lost: storage-0" in shown.stdout
     assert "0 complete, 0 being copied, 1 with a lost replica" in shown.stdout
     assert shown.stdout.splitlines()[-1] == (
-        "Heals by itself: Shard 0 has lost storage-0; it gets another replica."
+        "Heals by itself: Shard 0 has lost storage-0: it gets another replica, and if appends "
+        "wait, its compute node gets a new shard."
     )
     row = row_of("storage-0", run("nodes"))
     assert row == "storage-0 storage lost 70 - 1,500 9,000", "its process still runs"

@@ -1,11 +1,15 @@
-"""The primary and lost storage nodes, through its sequencer role (decision 0048)."""
+"""The primary and lost storage nodes, through its sequencer role (decisions 0048 and 0070)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.kernel.metalog import NewReplicas
-from indilog.kernel.view import view_of
-from indilog.roles.role import Received
+from indilog.config import ClusterConfig
+from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters
+from indilog.kernel.view import NO_WRITER, view_of
+from indilog.roles.role import Effect, Received
 from indilog.wire.base_messages import MetalogCovered
 from indilog.wire.messages import ShardProgress, TailIs, TailWanted
 from indilog.wire.replica_messages import StorageAlive
@@ -27,22 +31,43 @@ from tests.unit.ordering.test_primary import (
     stored,
 )
 
+SHARD = ShardId(0)
 A, B, C = (NodeId(f"storage-{number}") for number in range(3))
-LOST_S = 5.0
+LOST_S, REPLACED_S = 5.0, 60.0
 
 
 def with_a_spare() -> tuple[Sequencer, Instant]:
     """A primary whose third entry lets the spare replace the first of two storage nodes."""
-    node, _ = elected(view_of(sequencers=3, storage_nodes=3, replicas=2))
+    node = running("remove_replace")
+    _, later = lose_the_first(node)
+    node.handle([persisted(3), stored(3)], later)
+    return node, later
+
+
+def running(policy: Literal["finalize_add", "remove_replace"]) -> Sequencer:
+    """A primary whose two entries are committed."""
+    view = view_of(sequencers=3, storage_nodes=3, replicas=2)
+    node, _ = elected(view, cluster=ClusterConfig(lost_storage_policy=policy))
     node.handle([persisted(1), stored(1)], T0)
     node.handle([progress(4, sender=sender) for sender in (A, B)], T0)
     node.handle([persisted(2), stored(2)], T0)
-    later = T0
+    return node
+
+
+def lose_the_first(node: Sequencer, *others: NodeId) -> tuple[list[Entry], Instant]:
+    """Let the first of two storage nodes be silent until it is lost; return the entries that the
+    primary then proposes. `others`: the storage nodes that send heartbeats.
+    """
+    later, effects = T0, list[Effect]()
     while later < T0 + LOST_S:
         later = Instant(later + 1.0)
-        node.handle([alive(sender, 2) for sender in (B, C)], later)
-    node.handle([persisted(3), stored(3)], later)
-    return node, later
+        effects += node.handle([alive(sender, 2) for sender in others or (B, C)], later)
+    proposed = [entry for _, message in sent(effects, MetalogAppend) for entry in message.entries]
+    return _once(proposed), later
+
+
+def _once(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for number, entry in enumerate(entries) if entry not in entries[:number]]
 
 
 def alive(sender: NodeId, position: int, *complete: int) -> Received:
@@ -59,6 +84,45 @@ def tail_of(node: Sequencer) -> TailIs:
 def test_a_spare_replaces_a_storage_node_that_is_silent() -> None:
     node, _ = with_a_spare()
     assert [found.nodes for found in tail_of(node).replicas.values()] == [(B, C, A)]
+
+
+def test_a_shard_that_waits_for_a_lost_node_is_finalized_and_its_writer_gets_another() -> None:
+    """A14, `finalize_add` (Scalog, Table 2): no append waits for the lost node or for a copy."""
+    node = running("finalize_add")
+    proposed, later = lose_the_first(node)
+    [view, replicas, writers] = proposed
+    assert isinstance(view, NewView)
+    old, new = view.following.shards[SHARD], view.following.shards[ShardId(1)]
+    assert (old.finalized, old.writer, old.ended) == (True, NO_WRITER, Epoch(1))
+    assert (set(new.replicas), new.writer) == ({B, C}, ENGINE)
+    assert isinstance(writers, NewWriters)
+    assert writers.writers == {ShardId(1): Epoch(1)}
+    assert isinstance(replicas, NewReplicas)
+    assert replicas.replicas == {SHARD: (B, A)}, "the lost node is asked last, and may come back"
+    late = [
+        Received(n, ShardProgress(Epoch(5), {SHARD: (Epoch(1), 9)}, 9), Epoch(1)) for n in (A, B)
+    ]
+    effects = node.handle(late, later)
+    assert sent(effects, MetalogAppend) == [], "nothing of the shard is ordered any more"
+
+
+def test_the_copies_of_a_finalized_shard_are_restored_when_the_node_stays_away() -> None:
+    node = running("finalize_add")
+    _, later = lose_the_first(node)
+    node.handle([persisted(3), persisted(4), persisted(5), stored(5)], later)
+    effects = list[Effect]()
+    while later < T0 + REPLACED_S:
+        later = Instant(later + 1.0)
+        effects += node.handle([alive(sender, 5) for sender in (B, C)], later)
+    entries = [entry for _, message in sent(effects, MetalogAppend) for entry in message.entries]
+    [moved] = _once([entry for entry in entries if isinstance(entry, NewReplicas)])
+    assert isinstance(moved, NewReplicas)
+    assert moved.replicas == {SHARD: (B, C, A)}
+
+
+def test_without_enough_storage_nodes_no_shard_is_finalized() -> None:
+    proposed, _ = lose_the_first(running("finalize_add"), B)
+    assert not any(isinstance(entry, NewView) for entry in proposed)
 
 
 def test_the_status_names_the_storage_nodes_that_are_silent_now() -> None:

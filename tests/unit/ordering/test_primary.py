@@ -57,9 +57,14 @@ WRITERS = {ShardId(shard): Epoch(1) for shard in range(3)}
 
 
 def started(
-    view: View | None = None, *, recovered: Sequence[NewRecords] = (), in_flight_max: int = 512
+    view: View | None = None,
+    *,
+    recovered: Sequence[NewRecords] = (),
+    in_flight_max: int = 512,
+    cluster: ClusterConfig | None = None,
 ) -> Sequencer:
-    config = Config(node=node_config(resend_s=1.0, metalog_entries_in_flight_max=in_flight_max))
+    node_settings = node_config(resend_s=1.0, metalog_entries_in_flight_max=in_flight_max)
+    config = Config(cluster=cluster or ClusterConfig(), node=node_settings)
     node = Sequencer(PRIMARY, [view or view_of()], config)
     node.restore(with_writers(WRITERS), ())
     for entry in recovered:
@@ -342,9 +347,11 @@ def elected(
     recovered: Sequence[NewRecords] = (),
     in_flight_max: int = 512,
     backup: tuple[int, int] = (0, 0),
+    cluster: ClusterConfig | None = None,
 ) -> tuple[Sequencer, list[Effect]]:
     """A primary that one backup with a copy of this extent elected, and its effects then."""
-    node = started(view or view_of(sequencers=3), recovered=recovered, in_flight_max=in_flight_max)
+    view = view or view_of(sequencers=3)
+    node = started(view, recovered=recovered, in_flight_max=in_flight_max, cluster=cluster)
     start(node)
     node.handle([persisted(len(recovered))], T0)
     node.handle([sealed(1, *backup)], T0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 
@@ -9,10 +11,10 @@ from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.metalog import MOVES_MAX, Replicas
 from indilog.kernel.placement import Placement
-from indilog.kernel.view import view_of
+from indilog.kernel.view import NO_WRITER, view_of
 from indilog.wire.replica_messages import StorageAlive
 from indilog_ordering.rebalancing import Rebalancing
-from indilog_ordering.replacement import Replacements
+from indilog_ordering.replacement import SHARDS_ADDED_MAX, Replacements
 
 A, B, C, D = (NodeId(f"storage-{number}") for number in range(4))
 SHARD = ShardId(0)
@@ -29,6 +31,7 @@ class Cluster:
         quorum: int = 0,
         engines: int = 1,
         zones: dict[NodeId, str] | None = None,
+        policy: Literal["finalize_add", "mask", "remove_replace"] = "remove_replace",
     ) -> None:
         self.view = view_of(
             sequencers=3,
@@ -37,7 +40,12 @@ class Cluster:
             engines=engines,
             zones=zones,
         )
-        cluster = ClusterConfig(storage_nodes=nodes, replicas=replicas, ack_quorum=quorum)
+        cluster = ClusterConfig(
+            storage_nodes=nodes,
+            replicas=replicas,
+            ack_quorum=quorum,
+            lost_storage_policy=policy,
+        )
         node = node_config(storage_lost_s=LOST_S, storage_replaced_s=REPLACED_S)
         self.now = Instant(100.0)
         self.placement = Placement(self.view)
@@ -126,6 +134,54 @@ def test_two_lost_nodes_of_three_are_replaced_at_once() -> None:
     cluster.copying = {D}
     cluster.pass_s(LOST_S + 1, A, B)
     assert cluster.replicas == (C, D, NodeId("storage-4"), A, B)
+
+
+def test_a_lost_node_is_masked_until_it_is_replaced() -> None:
+    """A14, `mask`: appends do not wait for one of 2f + 1 replicas (Scalog, Table 2)."""
+    cluster = Cluster(nodes=5, replicas=3, quorum=2, policy="mask")
+    cluster.pass_s(LOST_S + 1, A, B)
+    soon = cluster.placement.counting(SHARD)
+    cluster.pass_s(REPLACED_S, A, B)
+    assert soon == (C, A, B)
+    assert cluster.placement.counting(SHARD) == (C, D, NodeId("storage-4"))
+
+
+def finalizable(cluster: Cluster, *down: NodeId) -> list[ShardId]:
+    """Return which shards are finalized when these nodes are lost."""
+    cluster.pass_s(LOST_S + 1, *down)
+    return cluster.replacements.to_finalize(cluster.now)
+
+
+def test_a_shard_is_finalized_only_if_its_appends_wait() -> None:
+    """A14, `finalize_add`."""
+    assert finalizable(Cluster(policy="finalize_add"), A) == [SHARD]
+    assert finalizable(Cluster(policy="finalize_add"), C) == []
+    assert finalizable(Cluster(replicas=3, quorum=2, policy="finalize_add"), A) == []
+    assert finalizable(Cluster(policy="remove_replace"), A) == []
+
+
+def test_a_shard_that_can_be_finalized_keeps_its_replicas_meanwhile() -> None:
+    cluster = Cluster(policy="finalize_add")
+    cluster.pass_s(LOST_S + 1, A)
+    assert cluster.replicas == (B, A)
+
+
+def test_a_shard_is_not_finalized_if_too_few_storage_nodes_could_keep_another() -> None:
+    assert finalizable(Cluster(nodes=2, policy="finalize_add"), A) == []
+    leaving = Cluster(nodes=3, policy="finalize_add")
+    leaving.replacements.set_nodes(leaving.view.storage_nodes, {C}, leaving.now)
+    assert finalizable(leaving, A) == []
+
+
+def test_with_very_many_shards_a_lost_node_is_replaced_in_them() -> None:
+    """The number of a shard is never used again."""
+    cluster = Cluster(nodes=3, policy="finalize_add")
+    ended = msgspec.structs.replace(cluster.view.shards[SHARD], finalized=True, writer=NO_WRITER)
+    finalized = {ShardId(1 + number): ended for number in range(SHARDS_ADDED_MAX - 1)}
+    shards = cluster.view.shards | finalized
+    cluster.placement.view = msgspec.structs.replace(cluster.view, shards=shards)
+    assert finalizable(cluster, A) == []
+    assert cluster.placement.counting(SHARD) == (B, C)
 
 
 def test_without_a_spare_lost_replicas_go_to_the_end_of_the_list_and_return() -> None:

@@ -289,6 +289,25 @@ def test_of_two_sequencers_none_leaves() -> None:
     assert (node.committed, node.length) == (2, 2), f"{second} stays"
 
 
+def test_a_rebalancing_where_no_shard_can_move_is_complete_at_once() -> None:
+    """A command waits for it; the only storage node sends no heartbeats."""
+    node, _ = elected(view_of(sequencers=3))
+    node.handle([persisted(1), stored(1)], T0)
+    members = msgspec.structs.replace(view_of(sequencers=3).members, version=1, rebalance=7)
+    (view,) = proposed(node, MembersWanted(members))
+    assert view.rebalanced == 7
+
+
+def test_a_rebalancing_is_complete_when_the_last_other_storage_node_has_left() -> None:
+    view = msgspec.structs.replace(view_of(sequencers=3), spares=(B,))
+    node, _ = elected(view)
+    node.handle([persisted(1), stored(1)], T0)
+    members = msgspec.structs.replace(view.members, version=1, storage_nodes=(A,), rebalance=7)
+    proposed(node, MembersWanted(members))
+    (last,) = proposed(node, persisted(2), stored(2))
+    assert (last.storage_nodes, last.rebalanced) == ((A,), 7)
+
+
 def test_a_rebalancing_that_finds_nothing_to_move_is_noted_in_the_view() -> None:
     node = primary()
     (view,) = proposed(node, wanted(rebalance=1))
