@@ -24,6 +24,7 @@ from indilog.base.telemetry import configure_logging
 from indilog.link.link import Link, SocketLink
 from indilog.link.link_messages import LINK_VERSION
 from indilog.link.worker_messages import Ready
+from indilog.runtime.garbage import collect_rarely
 from indilog_compute.workers.claims import WorkerClaims
 from indilog_compute.workers.crash_location import CrashLocation
 from indilog_compute.workers.output import FunctionOutput, attributed, note_unawaited
@@ -90,6 +91,7 @@ def main() -> None:
     outputs = FunctionOutput(sys.stdout), FunctionOutput(sys.stderr)
     sys.stdout, sys.stderr = outputs
     given.directory.mkdir(parents=True, mode=0o700)
+    collect_rarely()
     _run(given)
     for output in outputs:
         output.end_line()

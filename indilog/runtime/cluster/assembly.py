@@ -39,6 +39,7 @@ from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.terms import term_at_start
 from indilog.runtime.cluster.token_file import TOKEN_FILE, token_in
 from indilog.runtime.descriptors import raise_limit
+from indilog.runtime.garbage import collect_rarely
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.node import NodeShell
 from indilog.runtime.transport.peer_keys import keys_in
@@ -729,6 +730,7 @@ async def _run_embedded(
             platform.shell, platform.logs, config, platform_dir=config.node.data_dir
         ) as url,
     ):
+        collect_rarely()
         if on_ready is not None:
             on_ready(url)
         supervisor.ready(url)

@@ -55,6 +55,7 @@ from indilog.runtime.cluster.status_files import StatusBoard, StatusFiles, publi
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.terms import standing_for_primary, term_at_start, terms_followed
 from indilog.runtime.descriptors import raise_limit
+from indilog.runtime.garbage import collect_rarely
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.metadata.store import MetadataStore, Versioned
 from indilog.runtime.node import NodeShell
@@ -334,6 +335,7 @@ async def _serve(
         async with AsyncExitStack() as gateways:
             urls = [await _gateway_of(name, node, board, gateways) for name in node.nodes]
             detail = next((url for url in urls if url), "")
+            collect_rarely()
             supervisor.ready(detail, hang_s=node.start.config.node.processes.hang_s)
             await stop.serving.wait()
         if len(node.nodes) > 1 and supervisor.drained():

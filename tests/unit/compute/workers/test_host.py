@@ -151,3 +151,25 @@ async def test_functions_have_the_limit_of_open_files_that_the_platform_was_star
                 await host.stop()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+GARBAGE = """
+import gc
+import indilog
+app = indilog.App("garbage")
+@app.function
+async def kept(ctx) -> int:
+    return gc.get_freeze_count() if gc.get_threshold()[0] > 700 else 0
+"""
+
+
+async def test_a_worker_keeps_what_it_has_imported_out_of_collections(tmp_path: Path) -> None:
+    host = FunctionHost(Config(node=node_config(workers=1, data_dir=tmp_path)), MemoryLogs())
+    await host.start()
+    try:
+        await host.deploy({"app.py": GARBAGE})
+        outcome = await host.call("garbage.kept", b"{}").outcome
+        assert isinstance(outcome, Returned)
+        assert int(outcome.result) > 30_000
+    finally:
+        await host.stop()
