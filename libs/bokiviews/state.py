@@ -158,7 +158,8 @@ class ViewsState(State[tuple[ChangeOutcome, ...]]):
             ) from error
 
     def _decided(self, change: Change, decoded: list[object], at: At) -> ChangeOutcome:
-        if self.recent.is_written(digests_in(change.reads), change.horizon):
+        reads = change.reads
+        if reads and self.recent.is_written(digests_in(reads), change.horizon):
             return _CONFLICTED
         kinds: dict[str, str] = {}
         for command in change.commands:

@@ -31,6 +31,6 @@ async def test_replicas_that_lack_a_command_are_not_equal(monkeypatch: pytest.Mo
 
 async def test_each_side_puts_and_gets_as_many_keys_as_asked() -> None:
     sides = await sides_of(MemoryLog("bench"), 3, 16)
-    assert list(sides) == ["put", "get", "BokiStore put", "BokiStore get"]
+    assert list(sides) == ["put", "get", "get from the view", "BokiStore put", "BokiStore get"]
     for operation in sides.values():
         await operation(0)
