@@ -55,10 +55,10 @@ class Reports:
     async def end(self, run: str) -> str:
         handle = self.report.handle(run)
         await handle.signal("go")
-        return await handle.result(5)
+        return await handle.result(30)
 
     async def until_begun(self, *dues: datetime) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.begun != list(dues):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -96,7 +96,7 @@ async def test_a_due_time_is_skipped_while_an_earlier_run_is_open(logs: MemoryLo
     reports = Reports(logs)
     first, second = await reports.call(FIRST), await reports.call(SECOND)
     with pytest.raises(RunCancelledError, match=r"Skipped, because run 'report@.*22:00:00Z' of"):
-        await reports.report.handle(cast("str", second)).result(5)
+        await reports.report.handle(cast("str", second)).result(30)
     await reports.end(cast("str", first))
     third = await reports.call(THIRD)
     assert await reports.end(cast("str", third)) == "daily 22:10"
@@ -131,7 +131,7 @@ async def test_a_queued_run_can_be_cancelled_before_it_begins(logs: MemoryLogs) 
     handle = reports.report.handle(second)
     await handle.cancel()
     with pytest.raises(RunCancelledError, match="cancelled before it began"):
-        await handle.result(5)
+        await handle.result(30)
     assert await reports.end(first) == "daily 22:00"
     assert reports.begun == [FIRST]
 
@@ -147,7 +147,7 @@ async def test_another_process_continues_the_queue(logs: MemoryLogs) -> None:
         await two.report.handle(first).signal("go")
         await two.until_begun(FIRST, SECOND)
         await two.report.handle(second).signal("go")
-        assert await two.report.handle(second).result(5) == "daily 22:05"
+        assert await two.report.handle(second).result(30) == "daily 22:05"
     finally:
         driving.cancel()
         await asyncio.wait([driving])
