@@ -30,6 +30,14 @@ _ITEMS_PER_RECORD: Final = 4
 """Items in a checkpoint per new record after which the next one is due, so that checkpoints and
 records cost about the same.
 """
+_UNREAD_MAX: Final = 64
+"""Newest records that are never trimmed, because the processes that appended them may not have read
+their outcomes yet.
+"""
+_REST_MIN: Final = 2
+"""Records that are left over, in multiples of `checkpoint_every`, for which a checkpoint is worth
+writing before the next one is due.
+"""
 _OUTCOMES_MAX: Final = 65_536
 """Largest number of outcomes kept while appends are in flight."""
 _PAGE: Final = 1000
@@ -80,7 +88,7 @@ class State(abc.ABC, Generic[_OutcomeT]):
 
     def needed_from(self, end: SeqNum) -> SeqNum:
         """Return the seqnum below which the library reads no record any more, once a checkpoint
-        covers the records below `end`.
+        covers the records below `end`. It is asked at each record, so it takes constant time.
         """
         return end
 
@@ -123,6 +131,12 @@ class Replica(Generic[_StateT, _OutcomeT]):
         self.unsaved = 0
         self.covered: SeqNum = 0
         self._last_due: SeqNum = 0
+        self._due_count = 0
+        """`_count` at `_last_due`."""
+        self._has_rest = False
+        """Whether many records that checkpoints cover could not be trimmed when the last checkpoint
+        was due.
+        """
         self._restore = restore
         self._every = checkpoint_every
         self._on_record = on_record
@@ -265,7 +279,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
         if kept is not None and kept.end > self.end:
             self.state = self._restore(kept.content)
             self.end, self._count, self._marked = kept.end, kept.count, kept.marked
-            self.unsaved = 0
+            self._last_due, self._due_count, self._has_rest = kept.end, kept.count, True
+            self.unsaved = self.covered = 0
         return found.lost
 
     def _apply(self, record: Record) -> None:
@@ -275,18 +290,41 @@ class Replica(Generic[_StateT, _OutcomeT]):
         self.end = record.seqnum + 1
         self._count += 1
         self.unsaved += 1
-        is_due = self._count - self._marked >= self._records_between_checkpoints()
-        if is_due and self.state.may_elect():
-            self._marked = self._count
-            self.covered, self._last_due = self._last_due, self.end
-            if self._appending:
-                self._due.add(record.seqnum)
+        if self.state.may_elect() and self._note_due() and self._appending:
+            self._due.add(record.seqnum)
         if self._appending:
             self._outcomes[record.seqnum] = outcome
             if len(self._outcomes) > _OUTCOMES_MAX:
                 self._outcomes.popitem(last=False)
         if self._on_record is not None:
             self._on_record(record)
+
+    def _note_due(self) -> bool:
+        """Tell whether the last applied record makes a checkpoint due.
+
+        One is due after some number of records. Another one is due as soon as nothing needs the
+        records any more that the last one could not trim. Otherwise a state that empties would keep
+        them until it is used again.
+        """
+        if self._count - self._marked >= self._records_between_checkpoints():
+            rest = self._count - self._due_count
+            self._marked = self._due_count = self._count
+            self.covered, self._last_due = self._last_due, self.end
+            is_pinned = self.state.needed_from(self.end) < self.covered
+            self._has_rest = is_pinned or rest > _REST_MIN * self._every
+            return True
+        if not self._has_rest:
+            return False
+        kept_from = self._kept_from()
+        if not kept_from or self.state.needed_from(self.end) < kept_from:
+            return False
+        self._has_rest = False
+        return True
+
+    def _kept_from(self) -> SeqNum:
+        """Return the seqnum from which records are kept for processes with appends in flight."""
+        is_old = self._count - self._due_count >= min(_UNREAD_MAX, self._every)
+        return self._last_due if is_old else self.covered
 
     def _records_between_checkpoints(self) -> int:
         return max(self._every, self.state.size // _ITEMS_PER_RECORD)
@@ -365,8 +403,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
         records applied before this call. Then the library may trim sub-streams of its own that only
         earlier states need.
 
-        Because only records below the end of the previous checkpoint are trimmed, processes with
-        appends in flight can still read their outcomes. Concurrent checkpoints are safe: each is
+        Because the newest records are not trimmed, processes with appends in flight can still read
+        their outcomes. Concurrent checkpoints are safe: each is
         correct, and the one that covers the most is kept, so it covers all that was trimmed. While
         a lost checkpoint may cover more, nothing is trimmed, because it may become readable again.
 
@@ -380,6 +418,7 @@ class Replica(Generic[_StateT, _OutcomeT]):
         end, count, marked = self.end, self._count, self._marked
         needed_from = self.state.needed_from(end)
         assert needed_from <= end, "records that are not applied are needed"
+        trimmed_to = min(needed_from, self._kept_from())
         content = await _encode(snapshot, size)
         before = (await find_furthest(log, self.stream)).furthest
         if before is None or before.end < end:
@@ -389,7 +428,7 @@ class Replica(Generic[_StateT, _OutcomeT]):
             return False
         await log.trim(found.furthest.place, tag=self.stream.checkpoints_tag)
         if before is not None and before.end < found.furthest.end:
-            await log.trim(min(before.end, needed_from), tag=self.stream.tag)
+            await log.trim(min(before.end, trimmed_to), tag=self.stream.tag)
         return found.furthest.end >= end
 
 

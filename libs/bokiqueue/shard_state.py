@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple, assert_never
 
 from sortedcontainers import SortedList
@@ -42,6 +42,10 @@ IDS_MAX: Final = 100_000
 """Largest number of ids of pushes that a shard remembers; the oldest are forgotten first."""
 ID_S: Final = 7 * 86_400.0
 """Seconds for which a shard remembers the id of a push, by the time of the log (a week)."""
+READY_ASIDE_MAX: Final = 16
+"""Largest number of ready messages that are set aside before a checkpoint."""
+_RECORDS_PER_ASIDE: Final = 8
+"""Records that may be trimmed for each message that is set aside, if ready ones are among them."""
 CANCELLED_MAX: Final = 1024
 """Largest number of cancelled claims that a shard remembers if they held no message, because they
 may appear in the log later.
@@ -113,6 +117,8 @@ class ShardState(State[ShardOutcome]):
         self._ready: SortedList[tuple[int, SeqNum]] = SortedList()
         self._timed: SortedList[tuple[float, SeqNum]] = SortedList()
         self._dead: dict[SeqNum, Message] = {}
+        self._in_place: SortedList[SeqNum] = SortedList()
+        """Messages and dead letters that are not set aside."""
         self._leased = 0
         self._ids: OrderedDict[bytes, float] = OrderedDict()
         self._cancelled: OrderedDict[int, None] = OrderedDict()
@@ -170,6 +176,8 @@ class ShardState(State[ShardOutcome]):
                 removed = self._purge(is_dead=is_dead)
             case unreachable:
                 assert_never(unreachable)
+        for seqnum in removed:
+            self._in_place.discard(seqnum)
         if self._contents is not None:
             self._contents.forget(removed)
         return removed
@@ -192,6 +200,7 @@ class ShardState(State[ShardOutcome]):
             message.aside_at = seqnum
             self._time(message, self.clock + push.delay_s)
         else:
+            self._in_place.add(seqnum)
             self._ready.add(message.rank)
         if self._contents is not None:
             self._contents.keep(seqnum, push.data)
@@ -234,6 +243,7 @@ class ShardState(State[ShardOutcome]):
         if found is None:
             return ()
         found.aside_at = seqnum
+        self._in_place.discard(message)
         return (message,)
 
     def _purge(self, *, is_dead: bool) -> tuple[SeqNum, ...]:
@@ -368,8 +378,7 @@ class ShardState(State[ShardOutcome]):
         """Return the seqnum below which no record of the shard holds the bytes of a message, other
         than those set aside.
         """
-        held = chain(self._messages.values(), self._dead.values())
-        return min((m.seqnum for m in held if m.aside_at is None), default=end)
+        return self._in_place[0] if self._in_place else end
 
     def aside_from(self, end: SeqNum) -> SeqNum:
         """Return the seqnum below which no record with the tag `aside` is needed."""
@@ -381,19 +390,21 @@ class ShardState(State[ShardOutcome]):
 
         These are dead letters, and messages under a lease or delay, that keep more records from
         being trimmed than must be kept for other reasons: for ready messages, or from `kept_from`
-        on. `end` is where the applied records end.
+        on. They are also the oldest ready messages, if few messages keep many records. `end` is
+        where the applied records end.
         """
-        ready = (s for _, s in self._ready if self._messages[s].aside_at is None)
-        kept = end - min(kept_from, min(ready, default=end))
-        waiting = (self._messages[seqnum] for _, seqnum in self._timed)
-        return sorted(
-            (
-                message
-                for message in chain(self._dead.values(), waiting)
-                if message.aside_at is None and end - message.seqnum > 2 * kept
-            ),
-            key=lambda message: message.seqnum,
-        )
+        oldest = islice((s for s in self._in_place if self._is_ready(s)), READY_ASIDE_MAX + 1)
+        ready = list(oldest)
+        bound = min(kept_from, ready[-1] if len(ready) > READY_ASIDE_MAX else end)
+        count = self._in_place.bisect_left(bound)
+        if not count or bound - self._in_place[0] < _RECORDS_PER_ASIDE * count:
+            bound = min(kept_from, next(iter(ready), end))
+            count = self._in_place.bisect_left(min(bound, 2 * bound - end))
+        return [self._messages.get(s) or self._dead[s] for s in self._in_place[:count]]
+
+    def _is_ready(self, seqnum: SeqNum) -> bool:
+        message = self._messages.get(seqnum)
+        return message is not None and message.until is None
 
     @property
     def size(self) -> int:
@@ -414,6 +425,7 @@ class ShardState(State[ShardOutcome]):
         self.clock = snapshot.clock
         self._ids.update(snapshot.ids)
         self._cancelled.update(dict.fromkeys(snapshot.cancelled))
+        self._in_place.update(m.seqnum for m in snapshot.messages if m.aside_at is None)
         for held in snapshot.messages:
             message = Message(
                 held.seqnum, held.pushed_at, held.priority, held.tries_max, held.tries,
@@ -446,6 +458,8 @@ class ShardState(State[ShardOutcome]):
         assert not any(message.is_dead for message in self._messages.values())
         assert all(m.attempt == 0 for m in self._messages.values() if m.claim is None)
         assert all(m.tries >= 0 for m in self._messages.values())
+        held = chain(self._messages.values(), self._dead.values())
+        assert list(self._in_place) == sorted(m.seqnum for m in held if m.aside_at is None)
         assert len(self._ids) <= IDS_MAX
         assert len(self._cancelled) <= CANCELLED_MAX
 

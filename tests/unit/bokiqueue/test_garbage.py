@@ -173,6 +173,101 @@ async def test_a_checkpoint_may_be_larger_than_a_record(monkeypatch: pytest.Monk
         assert message.data == b"120"
 
 
+# --- queues that were emptied
+
+
+async def consume(queue: Queue, count: int, *, together: int = 1) -> None:
+    while count:
+        async with queue.pop_many(min(together, count)) as messages:
+            assert messages
+            count -= len(messages)
+
+
+async def all_left(queue: Queue) -> int:
+    tags = queue.replica.tags
+    of_shards = (*tags.shards, *tags.checkpoints, *tags.aside)
+    return sum([await records_left(queue.log, tag) for tag in (*of_shards, tags.pushed)])
+
+
+@pytest.mark.parametrize("together", [1, 7, 30])
+@pytest.mark.parametrize("delay", [0.0, 0.001])
+@pytest.mark.parametrize("backlog", [1000, 1003, 1010, 1018])
+async def test_an_emptied_queue_keeps_a_bounded_number_of_records(
+    backlog: int, delay: float, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if no record comes after the last acknowledgement. The bound does not depend on the
+    number of messages.
+    """
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 20)
+    queue = process(MemoryLogs())
+    for number in range(backlog):
+        await queue.push(b"%d" % number, delay=delay)
+    await consume(queue, backlog, together=together)
+    of_delayed = 20 * together if delay else 0
+    assert await all_left(queue) <= 4 * (20 + RECORDS_PER_DELIVERY) + 2 * together + of_delayed
+
+
+async def test_a_queue_emptied_by_a_new_process_keeps_a_bounded_number_of_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 200)
+    logs = MemoryLogs()
+    queue = process(logs)
+    for number in range(1000):
+        await queue.push(b"%d" % number)
+    await consume(queue, 955)
+    await consume(process(logs), 45)
+    assert await all_left(process(logs)) <= 4 * (200 + RECORDS_PER_DELIVERY)
+
+
+async def test_a_few_messages_do_not_keep_the_records_of_a_backlog_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They stay because messages of a higher priority go first."""
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 100)
+    logs = MemoryLogs()
+    queue = process(logs)
+    for number in range(5):
+        await queue.push(b"last %d" % number)
+    for _ in range(400):
+        await queue.push(b"first", priority=1)
+        async with queue.pop() as message:
+            assert message is not None
+            assert message.data == b"first"
+    assert await all_left(queue) <= 2 * (2 * 100 + RECORDS_PER_DELIVERY) + 5
+    left = [message.data for message in await process(logs).peek(10)]
+    assert left == [b"last %d" % number for number in range(5)]
+
+
+@pytest.mark.parametrize("backlog", range(300, 314))
+async def test_collecting_an_emptied_queue_spares_appends_in_flight(
+    backlog: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that reads late still finds the outcome of its acknowledgement."""
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 40)
+    logs = MemoryLogs()
+    other = Queue(MemoryLog("work", logs=logs), "mail", shards=1)
+
+    class Late(HookedLog):
+        left = 0
+
+        async def after_append(self, entries: Sequence[Entry]) -> None:
+            if self.left:
+                count, self.left = self.left, 0
+                await consume(other, count, together=5)
+
+    log = Late("work", logs=logs)
+    mine = Queue(log, "mail", shards=1, replica=QueueReplica("mail", 1))
+    for number in range(backlog):
+        await mine.push(b"%d" % number)
+    await consume(other, backlog - 31)
+    held = await mine.take()
+    assert held is not None
+    log.left = 30
+    await held.acknowledge()
+    assert (await mine.stats()).depth == 0
+
+
 # --- delayed messages and dead letters
 
 

@@ -22,7 +22,7 @@ from indilog.config import ClusterConfig
 from indilog.replayed import Replica, ReplicaCache, State, SubStream
 from indilog.replayed import checkpoints as checkpoints_module
 from indilog.replayed.checkpoints import Checkpoint, append_checkpoint
-from indilog.sdk import RecordFormat
+from indilog.sdk import MAX_SEQNUM, RecordFormat
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.damaged_log import DamagedLogs
 from tests.support.hooked_log import HookedLog, Read
@@ -442,3 +442,29 @@ async def test_the_cache_drops_the_replica_used_least_recently() -> None:
     assert cache.get(log, "a", words) is first
     assert cache.get(log, "b", words) is not second
     assert cache.get(MemoryLog("work"), "a", words) is not first
+
+
+async def test_records_that_a_checkpoint_could_not_trim_are_trimmed_when_nothing_needs_them() -> (
+    None
+):
+    """No record comes after the one that frees them, so no further checkpoint would be due."""
+
+    class Needing(Words):
+        needed = 0
+
+        def apply(self, record: Record) -> int:
+            if record.data == b"!":
+                self.needed = MAX_SEQNUM
+            return super().apply(record)
+
+        def needed_from(self, end: SeqNum) -> SeqNum:
+            return min(end, self.needed)
+
+    log = MemoryLog("work")
+    replica = Replica[Needing, int](STREAM, Needing, lambda _: Needing(), checkpoint_every=8)
+    await write(log, replica, "a" * 39)  # type: ignore[arg-type]
+    assert len(await log.read_range("words")) == 39
+    await write(log, replica, "!")  # type: ignore[arg-type]
+    with pytest.raises(TrimmedError) as trimmed:
+        await log.read_range("words")
+    assert len(await log.read_range("words", trimmed.value.first_seqnum)) <= 2 * 8
