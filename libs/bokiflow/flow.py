@@ -474,16 +474,18 @@ class Flow:
             before: `next` of the page before.
 
         Raises:
-            FlowSettingsError: `limit` is out of range.
+            FlowSettingsError: `limit` is out of range, or there is no such state.
         """
         if not 1 <= limit <= RUNS_MAX:
             raise FlowSettingsError(f"limit must be 1 to {RUNS_MAX:,}.")
+        if state is not None and state not in set(State):
+            raise FlowSettingsError(f"A run's state is {', '.join(State)}, not {state!r:.64}.")
         log = self.logs().log(self.log_name)
         wanted = Wanted(
             app=self._app.name if isinstance(self._app, App) else self._app,
             log=self.log_name,
             workflow=workflow,
-            state=state,
+            state=None if state is None else State(state),
             id_prefix=id_prefix,
         )
         wanted = await wanted.narrowed(log, older_s=older_s, newer_s=newer_s, before=before)

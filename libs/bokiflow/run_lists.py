@@ -2,8 +2,9 @@
 
 Open runs are in the states of their partitions. The record with which a run ended says what a list
 shows of it. The starts of all runs, those of one workflow, and the ends in one state have a tag
-each. So a page reads about the records of its answer, whatever the number of runs, except for a
-beginning of ids: it is compared with each start, or end, that fits the other filters.
+each. So a page reads about the records of its answer, whatever the number of runs. A beginning of
+ids is compared with the starts in memory (`bokiflow.runs.recent_starts`), and with each older
+start, or each end, that fits the other filters.
 
 The list of starts is trimmed by age. After it come the runs that began earlier: open ones, and
 those whose end has the tag `flows-late`.
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 - the runs of a page are looked up concurrently
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,6 +28,7 @@ from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.backwards import Backwards
 from bokiflow.runs.errors import FlowVersionError
+from bokiflow.runs.recent_starts import RecentStarts, StartedRun, start_in
 from bokiflow.runs.records import (
     LATE_TAG,
     RUN_PREFIX,
@@ -36,7 +39,6 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
     starts_tag,
-    workflow_in,
 )
 from bokiflow.runs.run_log import read_run
 from bokiflow.runs.run_state import Run
@@ -297,10 +299,8 @@ async def _open_page(
     count, found = runner.member.count, list[runs.RunInfo]()
     while len(found) < limit:
         states, missing = await _all_states(log, runner), limit - len(found)
-        streams = [_newest_first(state, wanted, below, missing) for state in states]
-        some = heapq.nlargest(
-            missing, (one for stream in streams for one in stream), key=_started_at
-        )
+        streams = [_newest_first(state, wanted, below) for state in states]
+        some = list(islice(heapq.merge(*streams, key=_started_at, reverse=True), missing))
         if not some:
             break
         below = _started_at(some[-1])
@@ -317,16 +317,14 @@ def _started_at(listed: _Listed) -> SeqNum:
     return listed.run.started_at
 
 
-def _newest_first(
-    state: PartitionState, wanted: Wanted, below: SeqNum, limit: int
-) -> list[_Listed]:
-    """Return the first open runs of a partition that are wanted and began below a seqnum."""
+def _newest_first(state: PartitionState, wanted: Wanted, below: SeqNum) -> Iterator[_Listed]:
+    """Yield the open runs of a partition that are wanted and began below a seqnum."""
     known = state.runs
     if wanted.state is State.PARKED:
         ids: Iterable[str] = sorted(state.parked, key=lambda id_: -known[id_].started_at)
     else:
         ids = reversed(known)
-    is_running, found = wanted.state is State.RUNNING, list[_Listed]()
+    is_running = wanted.state is State.RUNNING
     for id_ in ids:
         run = known[id_]
         if run.started_at >= below or (is_running and run.phase == Phase.PARKED):
@@ -334,10 +332,7 @@ def _newest_first(
         if wanted.time_min is not None and run.began < wanted.time_min:
             break
         if wanted.has_name(id_, run.workflow) and wanted.has_place(run.began, run.started_at):
-            found.append(_Listed(id_, run))
-            if len(found) >= limit:
-                break
-    return found
+            yield _Listed(id_, run)
 
 
 async def _all_states(log: Log, runner: Runner) -> list[PartitionState]:
@@ -400,7 +395,10 @@ async def _void_ends(log: Log, runner: Runner, page: Sequence[Record]) -> set[Se
 
 
 async def _whole_page(log: Log, runner: Runner, wanted: Wanted, limit: int) -> runs.RunPage:
-    starts = _Starts(log, wanted, await _first_bound(log, wanted))
+    if wanted.id_prefix:
+        starts: _Starts = _NamedStarts(log, wanted, runner.recent_starts)
+    else:
+        starts = _Starts(log, wanted, await _first_bound(log, wanted))
     found: list[runs.RunInfo] = []
     end_s = waiting.monotonic_now() + SCAN_S_MAX
     while some := await starts.next(limit - len(found), end_s):
@@ -426,7 +424,7 @@ class _Starts:
         self.looked_at: runs.RunPlace | None = None
         self._backwards = Backwards(log, starts_tag(wanted.workflow), bound)
         self._wanted = wanted
-        self._left: list[Record] = []
+        self._left: list[StartedRun] = []
         self._has_ended = False
 
     @property
@@ -434,31 +432,89 @@ class _Starts:
         """The seqnum below which the starts are trimmed, as far as they are wanted."""
         return 0 if self._has_ended else self._backwards.floor
 
-    async def next(self, count: int, end_s: float) -> list[Record]:
+    async def next(self, count: int, end_s: float) -> list[StartedRun]:
         """Return the next starts, `count` or fewer; [] if there are none, or the time is `end_s`.
 
         Fewer than `count` are returned only then.
         """
-        wanted, found = self._wanted, self._left
+        found = self._left
         while len(found) < count and not self._has_ended and self.looked_at is None:
-            page = await self._backwards.page(_page_size(wanted, count - len(found)))
-            if not page:
+            page = await self._read(count - len(found))
+            if page is None:
                 break
-            found += [record for record in page if _is_start_wanted(record, wanted)]
-            last = page[-1]
-            if wanted.time_min is not None and last.ordered_at < wanted.time_min:
-                self._has_ended = True
-            elif waiting.monotonic_now() > end_s:
-                self.looked_at = wanted.place(last.ordered_at, last.seqnum)
+            found += [start for start in page.starts if _is_start_wanted(start, self._wanted)]
+            self._note(page.last, end_s)
         self._left = found[count:]
         return found[:count]
 
+    async def _read(self, missing: int) -> _StartPage | None:
+        """Return further starts; None: there are none."""
+        page = await self._backwards.page(_page_size(self._wanted, missing))
+        if not page:
+            return None
+        starts = [
+            start
+            for record in page
+            if _may_be_named(record, self._wanted) and (start := start_in(record)) is not None
+        ]
+        return _StartPage(starts, (page[-1].ordered_at, page[-1].seqnum))
 
-def _is_start_wanted(record: Record, wanted: Wanted) -> bool:
-    if not (wanted.has_place(record.ordered_at, record.seqnum) and _may_be_named(record, wanted)):
-        return False
-    id_, workflow = run_in(record.tags), workflow_in(record.tags)
-    return id_ is not None and workflow is not None and wanted.has_name(id_, workflow)
+    def _note(self, last: tuple[float, SeqNum] | None, end_s: float) -> None:
+        if last is None:
+            return
+        time, seqnum = last
+        if self._wanted.time_min is not None and time < self._wanted.time_min:
+            self._has_ended = True
+        elif waiting.monotonic_now() > end_s:
+            self.looked_at = self._wanted.place(time, seqnum)
+
+
+class _StartPage(NamedTuple):
+    """Starts, newest first, and time and seqnum of the last one that was read; None: it is not
+    known.
+    """
+
+    starts: Sequence[StartedRun]
+    last: tuple[float, SeqNum] | None
+
+
+class _NamedStarts(_Starts):
+    """Reads the same for a beginning of ids: from memory first, then from the log."""
+
+    def __init__(self, log: Log, wanted: Wanted, recent: RecentStarts) -> None:
+        super().__init__(log, wanted, MAX_SEQNUM)
+        self._log = log
+        self._recent: RecentStarts | None = recent
+        self._has_begun = False
+        self._before: SeqNum = 0
+        """The starts at this seqnum and later ones were read."""
+
+    @property
+    def floor(self) -> SeqNum:
+        """See `_Starts.floor`."""
+        known = 0 if self._recent is None else self._recent.floor
+        return 0 if self._has_ended else max(self._backwards.floor, known)
+
+    async def _read(self, missing: int) -> _StartPage | None:
+        recent, prefix = self._recent, self._wanted.id_prefix
+        if recent is None:
+            return await super()._read(missing)
+        find = recent.find_older if self._has_begun else recent.find
+        starts, self._has_begun = await find(self._log, prefix), True
+        if starts is not None:
+            self._before, oldest = recent.oldest, recent.oldest_start
+            return _StartPage(starts, None if oldest is None else (oldest.time, oldest.seqnum))
+        if recent.is_whole:
+            return None
+        self._recent = None
+        first = await _first_bound(self._log, self._wanted)
+        bound = min(self._before - 1, first)
+        self._backwards = Backwards(self._log, starts_tag(self._wanted.workflow), bound)
+        return await super()._read(missing)
+
+
+def _is_start_wanted(start: StartedRun, wanted: Wanted) -> bool:
+    return wanted.has_name(start.id, start.workflow) and wanted.has_place(start.time, start.seqnum)
 
 
 def _may_be_named(record: Record, wanted: Wanted) -> bool:
@@ -467,34 +523,28 @@ def _may_be_named(record: Record, wanted: Wanted) -> bool:
 
 
 async def _runs_of(
-    log: Log, runner: Runner, wanted: Wanted, starts: Sequence[Record]
+    log: Log, runner: Runner, wanted: Wanted, starts: Sequence[StartedRun]
 ) -> list[runs.RunInfo | None]:
     """Return the runs that began with these records; None: the start had no effect."""
     ended = await _ends_after(log, runner, wanted, starts)
-    left = [record for record in starts if record.seqnum not in ended]
+    left = [start for start in starts if start.seqnum not in ended]
     count = runner.member.count
-    numbers = {partition_of(run_in(record.tags) or "", count) for record in left}
+    numbers = {partition_of(start.id, count) for start in left}
     read = [runner.read_partition(log, number) for number in numbers]
     states = dict(zip(numbers, await asyncio.gather(*read), strict=True))
-    known = [
-        states[partition_of(id_, count)].runs.get(id_)
-        for id_ in (run_in(record.tags) or "" for record in left)
-    ]
+    known = [states[partition_of(start.id, count)].runs.get(start.id) for start in left]
     limits = await _limits(log, runner, filter(None, known))
 
-    async def one(record: Record) -> runs.RunInfo | None:
-        if (info := ended.get(record.seqnum)) is not None:
+    async def one(start: StartedRun) -> runs.RunInfo | None:
+        if (info := ended.get(start.seqnum)) is not None:
             return info
-        id_ = run_in(record.tags)
-        assert id_ is not None, "a start is wanted only if it names its run"
-        state = states[partition_of(id_, count)]
-        return await _run_of(log, state, limits, wanted, id_, record)
+        return await _run_of(log, states[partition_of(start.id, count)], limits, wanted, start)
 
     return await asyncio.gather(*map(one, starts))
 
 
 async def _ends_after(
-    log: Log, runner: Runner, wanted: Wanted, starts: Sequence[Record]
+    log: Log, runner: Runner, wanted: Wanted, starts: Sequence[StartedRun]
 ) -> dict[SeqNum, runs.RunInfo]:
     """Return the runs that ended soon after the first of these starts, by the seqnum of their
     start. Most runs are short, so these few reads find the ends of most runs of a page.
@@ -509,7 +559,7 @@ async def _ends_after(
             return []  # the runs are looked up one by one
 
     records = [record for page in await asyncio.gather(*map(read, tags)) for record in page]
-    places = {record.seqnum for record in starts}
+    places = {start.seqnum for start in starts}
     found = [(record, _end_in(record, wanted)) for record in records]
     its = [(record, info) for record, info in found if info and info.seqnum in places]
     void = await _void_ends(log, runner, [record for record, _ in its])
@@ -521,12 +571,11 @@ async def _run_of(
     state: PartitionState,
     limits: Mapping[str, LimitState],
     wanted: Wanted,
-    id_: str,
-    record: Record,
+    start: StartedRun,
 ) -> runs.RunInfo | None:
-    run = state.runs.get(id_)
-    if run is not None and run.started_at <= record.seqnum:
-        is_its = run.started_at == record.seqnum
+    id_, run = start.id, state.runs.get(start.id)
+    if run is not None and run.started_at <= start.seqnum:
+        is_its = run.started_at == start.seqnum
         if not is_its or await _is_repeated(log, state, id_, run):
             return None
         return _open_info(id_, run, wanted.app, wanted.log, limits)
@@ -534,21 +583,21 @@ async def _run_of(
         bound = MAX_SEQNUM if run is None else run.started_at - 1
         info = await _find_ended(log, state, id_, wanted.app, bound)
     except (DataLossError, FlowVersionError) as error:
-        return _unreadable(id_, record, wanted, str(error))
-    return info if info is not None and info.seqnum == record.seqnum else None
+        return _unreadable(start, wanted, str(error))
+    return info if info is not None and info.seqnum == start.seqnum else None
 
 
-def _unreadable(id_: str, record: Record, wanted: Wanted, problem: str) -> runs.RunInfo:
+def _unreadable(start: StartedRun, wanted: Wanted, problem: str) -> runs.RunInfo:
     """Return a run whose end is lost, or was written by a later version."""
     return runs.RunInfo(
-        id=id_,
-        workflow=workflow_in(record.tags) or "",
+        id=start.id,
+        workflow=start.workflow,
         state=_UNREADABLE,
-        began=record.ordered_at,
+        began=start.time,
         problem=problem,
         app=wanted.app,
         log=wanted.log,
-        seqnum=record.seqnum,
+        seqnum=start.seqnum,
     )
 
 

@@ -33,6 +33,7 @@ from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdI
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import CALL, Stopped
+from bokiflow.runs.recent_starts import RecentStarts
 from bokiflow.runs.records import (
     INBOX_TAG,
     PARTITIONS,
@@ -103,6 +104,7 @@ class Runner(Executor):
 
     Attributes:
         running: the runs that this process executes, by id.
+        recent_starts: the newest starts, to find runs by the beginning of an id.
         taking: takes over open runs of the partitions that this process owns.
     """
 
@@ -128,6 +130,7 @@ class Runner(Executor):
         self.passive_after_s = passive_after_s
         self.cancel_grace_s = cancel_grace_s
         self.taking = Taking(self)
+        self.recent_starts = RecentStarts()
         self._partitions_read: dict[int, OwnedPartition] = {}
         """Partitions of other executors, as last read to list or find runs."""
         self._starting = 0

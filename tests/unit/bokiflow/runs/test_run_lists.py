@@ -10,14 +10,17 @@ import pytest
 
 from bokiflow import (
     Flow,
+    FlowSettingsError,
     RunEndedError,
     RunFailedError,
     RunIdInUseError,
     RunNotParkedError,
     UnknownRunError,
     Workflow,
+    run_lists,
 )
 from bokiflow.ownership.partition import new_replica
+from bokiflow.runs import recent_starts
 from bokiflow.runs.backwards import Backwards
 from bokiflow.runs.records import (
     INBOX_TAG,
@@ -374,3 +377,87 @@ async def test_a_status_that_is_read_again_reads_what_is_new(
     await handle.result(5)
     assert (await handle.status()).state is State.DONE
     assert (await handle.status()).steps == 201
+
+
+async def test_a_beginning_of_ids_is_found_without_reading_the_starts_again(
+    counted: tuple[Shop, CountingLogs],
+) -> None:
+    shop, logs = counted
+    await shop.waits.start(id="old-1")
+    for number in range(40):
+        await shop.ended(f"order-{number}")
+    other = Shop(logs)  # another process, with a memory of its own
+    assert await other.ids(id_prefix="old") == ["old-1"]
+    await shop.ended("old-2")
+    await other.flow.runs(limit=1)  # the partitions are read up to here
+    logs.records = 0
+    assert await other.ids(id_prefix="old") == ["old-2", "old-1"]
+    assert logs.records <= 30, "the other starts were not read again"
+    assert await other.ids(id_prefix="old", workflow="waits") == ["old-1"]
+    assert await other.ids(id_prefix="old", state=State.DONE) == ["old-2"]
+    assert await other.ids(id_prefix="order-1", limit=2) == ["order-19", "order-18"]
+    assert await other.ids(id_prefix="none") == []
+
+
+@pytest.mark.parametrize("kept_max", [1, 3, 10, 100])
+async def test_runs_older_than_those_in_memory_are_found(
+    monkeypatch: pytest.MonkeyPatch, kept_max: int
+) -> None:
+    monkeypatch.setattr(recent_starts, "KEPT_MAX", kept_max)
+    monkeypatch.setattr(recent_starts, "_PAGE", 2)
+    shop, expected = Shop(), list[str]()
+    for number in range(12):
+        await shop.ended(f"{'ab'[number % 2]}-{number}")
+        if number % 2:
+            expected.insert(0, f"b-{number}")
+        if number % 3 == 0:  # the memory has a part of them, and some are dropped
+            assert await shop.ids(id_prefix="b-") == expected
+    for _ in range(2):
+        assert await shop.ids(id_prefix="b-") == expected
+        found, page = list[str](), await shop.flow.runs(id_prefix="b-", limit=2)
+        found += [run.id for run in page]
+        while page.next is not None:
+            page = await shop.flow.runs(id_prefix="b-", limit=2, before=page.next)
+            found += [run.id for run in page]
+        assert found == expected
+
+
+async def test_runs_whose_starts_were_trimmed_are_not_found_in_memory() -> None:
+    shop = Shop()
+    for number in range(4):
+        await shop.ended(f"a-{number}")
+    assert len(await shop.ids(id_prefix="a-")) == 4
+    starts = await shop.log.read_range(starts_tag(None))
+    await shop.log.trim(starts[2].seqnum, tag=starts_tag(None))
+    assert await shop.ids(id_prefix="a-") == ["a-3", "a-2"]
+
+
+async def test_a_state_may_be_given_as_text() -> None:
+    shop = Shop()
+    await shop.waits.start(id="open")
+    await shop.ended("done")
+    assert await shop.ids(state="running") == ["open"]
+    assert await shop.ids(state="parked") == []
+    assert await shop.ids(state="done") == ["done"]
+    with pytest.raises(FlowSettingsError, match=r"running, parked, done, .*, not 'open'"):
+        await shop.ids(state="open")
+
+
+async def test_a_page_of_open_runs_looks_at_about_the_runs_of_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop = Shop()
+    for number in range(200):
+        await shop.waits.start(id=f"w{number}")
+    looked = 0
+    has_name = run_lists.Wanted.has_name
+
+    def counting(self: run_lists.Wanted, id_: str, workflow: str) -> bool:
+        nonlocal looked
+        looked += 1
+        return has_name(self, id_, workflow)
+
+    monkeypatch.setattr(run_lists.Wanted, "has_name", counting)
+    expected = [f"w{number}" for number in range(199, 189, -1)]
+    assert await shop.ids(state=State.RUNNING, limit=10) == expected
+    assert looked <= 10 + 4, "and one more of each partition"
