@@ -37,12 +37,12 @@ from indilog.base.errors import (
     WorkerCrashedError,
     WrongStateError,
 )
-from indilog.base.ids import MAX_SEQNUM
 from indilog.base.lazy_names import lazy_names
-from indilog.base.log import After, Entry, Log, Record
 
 if TYPE_CHECKING:
     from indilog.apps.app import App, Context
+    from indilog.base.ids import MAX_SEQNUM
+    from indilog.base.log import After, Entry, Log, Record
     from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
     from indilog.link.access import Endpoint, reach
     from indilog.remote_client import connect
@@ -96,6 +96,8 @@ __getattr__ = lazy_names(
     __name__,
     {
         "indilog.apps.app": ["App", "Context"],
+        "indilog.base.ids": ["MAX_SEQNUM"],
+        "indilog.base.log": ["After", "Entry", "Log", "Record"],
         "indilog.client": ["Client", "open"],
         "indilog.link.access": ["Endpoint", "reach"],
         "indilog.remote_client": ["connect"],

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from indilog.base.errors import DeployError
-from indilog.config import MIB
 
-SOURCES_BYTES_MAX: Final = 4 * MIB
+SOURCES_BYTES_MAX: Final = 4 * 1024 * 1024
 """Largest total size that is read. It is more than any platform accepts, and stops the reading of a
 folder that was given by mistake.
 """

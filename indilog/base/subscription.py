@@ -14,8 +14,6 @@ import math
 from collections.abc import AsyncGenerator
 from typing import Final, Protocol, TypeVar
 
-import structlog
-
 from indilog.base.errors import IndilogError
 from indilog.base.ids import SeqNum, UserTag
 
@@ -110,6 +108,8 @@ async def _page(
 
 
 def _log_change(what: str, log: str, bound: SeqNum, error: Exception | None) -> None:
+    import structlog  # seldom needed, and this module is imported by each process
+
     structlog.get_logger().warning(
         what, log=log, seqnum=bound, reason=str(error) if error is not None else None
     )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import sys
-import webbrowser
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -16,6 +15,7 @@ import typer
 
 from indilog import __version__
 from indilog.apps.sources import sources_of, with_missing_file
+from indilog.base.slim_imports import import_structlog
 from indilog.cli import show
 from indilog.cli.arguments import ARGUMENTS_HELP, arguments_in
 from indilog.cli.backup import backup
@@ -115,7 +115,7 @@ def up(
     supervisor_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a platform until Ctrl-C."""
-    from indilog.base.telemetry import configure_logging
+    import_structlog()
     from indilog.config import config_from
 
     node = {"data_dir": data, "port": port, "host": host, "tls_cert": tls_cert, "tls_key": tls_key}
@@ -123,7 +123,7 @@ def up(
     overrides = {"node": {**node, **more}}
     with explain_mistakes():
         configured = config_from(config, os.environ, overrides)
-        configure_logging("console" if sys.stderr.isatty() else "json")
+        _configure_logging()
         if processes and nodes is not None:
             stop("Choose one of --processes and --nodes.")
         if processes or nodes is not None or configured.cluster.shared_processes:
@@ -156,7 +156,7 @@ def node(
 
     Give the same command on each machine. ZooKeeper tells them of each other.
     """
-    from indilog.base.telemetry import configure_logging
+    import_structlog()
     from indilog.config import config_from
     from indilog.runtime.cluster.machines.machine_process import roles_named, run_machine
     from indilog.runtime.cluster.supervisor import processes_config
@@ -166,8 +166,14 @@ def node(
         kinds = roles_named(roles)
         count = config_from(config, os.environ, overrides).cluster.shared_processes
         configured = processes_config(config, os.environ, overrides, shared=count or None)
-        configure_logging("console" if sys.stderr.isatty() else "json")
+        _configure_logging()
         run_machine(configured, kinds, _say_serving)
+
+
+def _configure_logging() -> None:
+    from indilog.base.telemetry import configure_logging
+
+    configure_logging("console" if sys.stderr.isatty() else "json")
 
 
 def _say_serving(name: str, url: str) -> None:
@@ -180,13 +186,13 @@ def down(
     data: Annotated[Path | None, typer.Option(help="Where records are kept.")] = None,
 ) -> None:
     """Stop the processes of `up --processes` whose supervisor was killed."""
-    from indilog.base.telemetry import configure_logging
+    import_structlog()
     from indilog.config import config_from
     from indilog.runtime.cluster.supervisor import stop_processes
 
     with explain_mistakes():
         configured = config_from(None, os.environ, {"node": {"data_dir": data}})
-        configure_logging("console" if sys.stderr.isatty() else "json")
+        _configure_logging()
         stopped = stop_processes(configured.node)
     show.line(f"Stopped {stopped} processes." if stopped else "No process was running.")
 
@@ -212,6 +218,8 @@ def token(*, url: Url = DEFAULT) -> None:
 @app.command(name="open")
 def open_(*, url: Url = DEFAULT) -> None:
     """Print a link that signs a browser in once, and open it if there is a screen."""
+    import webbrowser
+
     gateway = Gateway(url)
     link = gateway.url + gateway.post("/session/codes")["path"]
     show.line(link)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from indilog.base.errors import IndilogError
+from indilog.base.slim_imports import import_httpx
 from indilog.link.access import DEFAULT_URL, URL_VARIABLE, reach
 
 if TYPE_CHECKING:  # only commands that call a gateway import this module; `up` does not
@@ -59,6 +60,7 @@ class Gateway:
     """
 
     def __init__(self, url: str) -> None:
+        import_httpx()
         import httpx
 
         with explain_mistakes():

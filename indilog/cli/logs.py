@@ -11,7 +11,6 @@ from urllib.parse import quote
 import typer
 
 from indilog.base.ids import MAX_SEQNUM
-from indilog.base.log import check_log_name
 from indilog.cli import show
 from indilog.cli.follow import follow as follow_stream
 from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
@@ -49,6 +48,8 @@ FreshOption = Annotated[
 
 
 def _path(log: str, rest: str) -> str:
+    from indilog.base.log import check_log_name
+
     with explain_mistakes():
         check_log_name(log)
     name = quote(log, safe="").replace(".", "%2E")  # otherwise "." and ".." are path segments

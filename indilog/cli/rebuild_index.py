@@ -14,16 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from indilog.cli import show
 from indilog.cli.gateway import DEFAULT, FAILURE, Gateway, Url, explain_mistakes, stop
-from indilog.kernel.index_schedule import IndexPositions
-from indilog.kernel.view import View
-from indilog.runtime.cluster.cluster_state import layout_in
 
 if TYPE_CHECKING:
+    from indilog.kernel.view import View
     from indilog_pipeline.rebuild.plan import Built, RebuildPlan
 
 Note = Callable[[int, int], None]
@@ -147,6 +143,8 @@ def _on_spark(plan: RebuildPlan, master: str) -> Mapping[int, Built]:
 
 def _request_snapshots(data: Path, url: str) -> None:
     """Make all index nodes of the platform on `data` write snapshots, and wait for these."""
+    from indilog.runtime.cluster.cluster_state import layout_in
+
     with explain_mistakes():
         view = layout_in(data).view
     gateway = Gateway(url)
@@ -177,6 +175,8 @@ def _without_snapshot(
     """Return the index nodes whose newest snapshot does not reach a position. An index node without
     records writes no snapshot.
     """
+    from indilog.kernel.index_schedule import IndexPositions
+
     missing: list[str] = []
     for shard, nodes in enumerate(view.index_shards):
         end = min(position, IndexPositions.of(view.eras, shard).end)
@@ -219,6 +219,9 @@ def _row(row: tuple[int, int, int] | None) -> str:
 @contextmanager
 def _progress() -> Iterator[Note]:
     """Show on a terminal how many seqnums were read."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     hidden = not sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
         task = progress.add_task("records", total=None)

@@ -6,11 +6,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:  # imported where a table is printed: other commands start in half the time
+    from rich.text import Text
 
 _DATA_SHOWN_MAX = 200
 _TEXT_WIDTH_MIN = 16
@@ -34,12 +33,16 @@ def records(given: Sequence[Mapping[str, Any]], *, as_json: bool, time: str = "t
         for record in given:
             line(json.dumps(record, ensure_ascii=False))
         return
+    from rich.console import Console
+
     console = Console(highlight=False, soft_wrap=True)
     for record in given:
         console.print(_record(record, time))
 
 
 def _record(record: Mapping[str, Any], which: str) -> Text:
+    from rich.text import Text
+
     time = utc(record[which])
     data = record.get("data")
     shown = data if data is not None else f"base64 {record['data_base64']}"
@@ -59,6 +62,10 @@ def apps(given: Sequence[Mapping[str, Any]]) -> None:
     if not given:
         line("Nothing is deployed; try `indilog deploy FILE`.")
         return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("function", "arguments", "what it does", box=None, pad_edge=False)
     for app in given:
         table.add_row(
@@ -83,6 +90,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     Numbers stand on the right and are never broken. Text is broken where the terminal ends, but
     keeps `_TEXT_WIDTH_MIN` characters. In a pipe or a file each row has one line.
     """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     shown = Table(box=None, pad_edge=False)
     console = Console(highlight=False)
     cells = [[_cell(cell) for cell in row] for row in rows]
@@ -123,6 +134,9 @@ def utc(seconds: float | None) -> str:
 
 def pairs(given: Mapping[str, str]) -> None:
     """Print names and what they stand for, one pair per line."""
+    from rich.console import Console
+    from rich.text import Text
+
     widest = max(map(len, given))
     console = Console(highlight=False, soft_wrap=True)
     for name, text in given.items():
@@ -131,6 +145,9 @@ def pairs(given: Mapping[str, str]) -> None:
 
 def status(found: Mapping[str, Any]) -> None:
     """Print a platform's status, one table per part."""
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console(highlight=False)
     parts = {name: part for name, part in found.items() if isinstance(part, Mapping)}
     plain = {name: part for name, part in found.items() if not isinstance(part, Mapping)}

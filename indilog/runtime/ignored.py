@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from indilog.base.ids import NodeId
-from indilog.base.telemetry import Metrics
+from indilog.base.metrics import Metrics
 from indilog.roles.role import Ignore, Location
 
 log = structlog.get_logger(__name__)

@@ -45,7 +45,7 @@ from indilog.base.errors import (
     NotReadyError,
 )
 from indilog.base.ids import Epoch, Instant, NodeId
-from indilog.base.telemetry import Metrics
+from indilog.base.metrics import Metrics
 from indilog.config import Config
 from indilog.kernel.cold import ColdAnswer
 from indilog.kernel.index_snapshot import SnapshotAnswer

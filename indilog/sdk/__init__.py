@@ -23,23 +23,23 @@ for libraries are here:
 
 from typing import TYPE_CHECKING
 
-from indilog.base.deployed import CatchUp, ScheduleSpec
-from indilog.base.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, UserTag, can_be_in_tag
 from indilog.base.lazy_names import lazy_names
-from indilog.base.log import READ_RANGE_LIMIT_MAX, check_bound
-from indilog.sdk.event import Event
-from indilog.sdk.log_clock import LogClock
-from indilog.sdk.losses import Losses, name_loss
-from indilog.sdk.outcomes import append_outcome_unknown, check_own_append
-from indilog.sdk.record_format import RecordFormat
-from indilog.sdk.surviving_records import may_go_further, read_surviving_records
-from indilog.sdk.tasks import run_in_background, run_to_end
 
 if TYPE_CHECKING:
     from indilog.apps.context import current_context
     from indilog.apps.function import Function, function_of
     from indilog.apps.schedule import due_between, next_due
     from indilog.apps.signature import ResultType, Signature, arguments_text, plain_value
+    from indilog.base.deployed import CatchUp, ScheduleSpec
+    from indilog.base.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, UserTag, can_be_in_tag
+    from indilog.base.log import READ_RANGE_LIMIT_MAX, check_bound
+    from indilog.sdk.event import Event
+    from indilog.sdk.log_clock import LogClock
+    from indilog.sdk.losses import Losses, name_loss
+    from indilog.sdk.outcomes import append_outcome_unknown, check_own_append
+    from indilog.sdk.record_format import RecordFormat
+    from indilog.sdk.surviving_records import may_go_further, read_surviving_records
+    from indilog.sdk.tasks import run_in_background, run_to_end
 
 __all__ = [
     "MAX_SEQNUM",
@@ -80,5 +80,15 @@ __getattr__ = lazy_names(
         "indilog.apps.function": ["Function", "function_of"],
         "indilog.apps.schedule": ["due_between", "next_due"],
         "indilog.apps.signature": ["ResultType", "Signature", "arguments_text", "plain_value"],
+        "indilog.base.deployed": ["CatchUp", "ScheduleSpec"],
+        "indilog.base.ids": ["MAX_SEQNUM", "TAG_BYTES_MAX", "SeqNum", "UserTag", "can_be_in_tag"],
+        "indilog.base.log": ["READ_RANGE_LIMIT_MAX", "check_bound"],
+        "indilog.sdk.event": ["Event"],
+        "indilog.sdk.log_clock": ["LogClock"],
+        "indilog.sdk.losses": ["Losses", "name_loss"],
+        "indilog.sdk.outcomes": ["append_outcome_unknown", "check_own_append"],
+        "indilog.sdk.record_format": ["RecordFormat"],
+        "indilog.sdk.surviving_records": ["may_go_further", "read_surviving_records"],
+        "indilog.sdk.tasks": ["run_in_background", "run_to_end"],
     },
 )

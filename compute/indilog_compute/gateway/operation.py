@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from indilog.base.errors import ConfigError, NotReadyError
+from indilog.base.exposition import exposition
 from indilog.base.ids import MetalogPosition
-from indilog.base.telemetry import exposition
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem_of, problem_text
 from indilog_compute.gateway.readiness import AppendProbe
 from indilog_compute.gateway.requests import body_of, check_query, parse_json

@@ -22,7 +22,6 @@ import uvloop
 from indilog.base.errors import ConfigError, IndilogError, NotReadyError
 from indilog.base.ids import Epoch, MetalogPosition, NodeId
 from indilog.base.running_platforms import RunningPlatform, registered, running_at
-from indilog.base.telemetry import StatusCollector, registry_of
 from indilog.config import Config, node_config
 from indilog.kernel.view import View, Views
 from indilog.link.link import Link, Serve
@@ -444,6 +443,7 @@ def _registry_of(
     shell: NodeShell, logs: LocalLogs, published: StatusBoard | None
 ) -> CollectorRegistry:
     """Return the metrics of this process, and the counters of all roles."""
+    from indilog.base.exposition import StatusCollector, registry_of
 
     def roles() -> dict[str, Mapping[str, Any]]:
         return {**status_of_nodes(shell), **_status_elsewhere(shell, logs, published).status}

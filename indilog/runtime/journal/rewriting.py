@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from indilog.base.ids import Instant, NodeId
-from indilog.base.telemetry import Metrics
+from indilog.base.metrics import Metrics
 from indilog.config import NodeConfig
 from indilog.roles.role import FrameKind, Location, Role, Shrinks
 from indilog.runtime.journal.journal import Journal, stream_of

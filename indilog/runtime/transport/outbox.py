@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from indilog.base.ids import Epoch, NodeId
-from indilog.base.telemetry import Metrics
+from indilog.base.metrics import Metrics
 from indilog.config import Config
 from indilog.runtime.transport.transport import Transport
 from indilog.wire.envelope import encode_message, pack_envelope

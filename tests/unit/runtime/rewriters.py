@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ShardId, TagColumns, pack_tags
-from indilog.base.telemetry import Metrics
+from indilog.base.metrics import Metrics
 from indilog.config import node_config
 from indilog.kernel.records import BatchBuilder, batch_header
 from indilog.kernel.tombstones import decode_gone

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from indilog.base.ids import Epoch, Instant, ShardId, TagColumns, pack_tags
-from indilog.base.telemetry import Metrics
+from indilog.base.metrics import Metrics
 from indilog.config import node_config
 from indilog.kernel.records import BatchBuilder, RecordBatch
 from indilog.kernel.tombstones import decode_gone

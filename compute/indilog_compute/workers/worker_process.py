@@ -1,0 +1,98 @@
+"""A worker process: `python -m indilog_compute.workers --fd N --directory DIR --threads N`.
+
+Only `FunctionHost` starts it. The process lowers its limit of open files to the one that the
+platform was started with. Functions must not use the node's raised limit. The process ends when its
+link closes or its parent dies. The end of its standard input shows the parent's death, even while a
+function blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from indilog.base.telemetry import configure_logging
+from indilog.link.link import Link, SocketLink
+from indilog.link.link_messages import LINK_VERSION
+from indilog.link.worker_messages import Ready
+from indilog.runtime.garbage import collect_rarely
+from indilog_compute.workers.claims import WorkerClaims
+from indilog_compute.workers.crash_location import CrashLocation
+from indilog_compute.workers.output import FunctionOutput, attributed, note_unawaited
+from indilog_compute.workers.runner import WorkerRunner
+
+
+async def _serve(given: argparse.Namespace) -> None:
+    crash_location = CrashLocation(given.directory)
+    claims = WorkerClaims(given.claims_fd)
+    os.close(given.claims_fd)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    runner = WorkerRunner(
+        given.directory,
+        threads_max=given.threads,
+        claims=claims,
+        around_import=crash_location.note_exits,
+    )
+    limit = given.message_bytes_max
+    link = Link(runner.serve, message_bytes_max=limit, on_lost=lambda _: ended.set())
+    stream = socket.socket(fileno=given.fd)
+    stream.setblocking(False)  # noqa: FBT003 - its only form
+    await loop.create_unix_connection(lambda: SocketLink(link), sock=stream)
+    link.tell(Ready(LINK_VERSION))
+    await ended.wait()
+
+
+def _run(given: argparse.Namespace) -> None:
+    """Serve until the link closes, even if a function's task raises SystemExit or the like in the
+    event loop.
+    """
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    serving = loop.create_task(_serve(given))
+    while not serving.done():
+        try:
+            loop.run_until_complete(serving)
+        except (KeyboardInterrupt, SystemExit) as error:
+            structlog.get_logger().error(
+                "a task raised through the event loop", kind=type(error).__name__
+            )
+
+
+def _die_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    """Run until the compute node ends."""
+    parser = argparse.ArgumentParser(prog="indilog_compute.workers")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--claims-fd", type=int, required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--message-bytes-max", type=int, required=True)
+    parser.add_argument("--open-files", type=int, required=True)
+    given = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (given.open_files, hard))
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    configure_logging("json", processors=(attributed,), counts_repeats=False)
+    note_unawaited()
+    outputs = FunctionOutput(sys.stdout), FunctionOutput(sys.stderr)
+    sys.stdout, sys.stderr = outputs
+    given.directory.mkdir(parents=True, mode=0o700)
+    collect_rarely()
+    _run(given)
+    for output in outputs:
+        output.end_line()
+    os._exit(0)  # does not wait for threads in which sync functions still run
