@@ -6,7 +6,7 @@ from indilog.base.slim_imports import import_structlog
 def main() -> None:
     """Run the worker that the arguments name."""
     import_structlog()
-    from indilog_compute.workers.worker_process import main as worker_main
+    from indilog_compute.workers.starting.worker_process import main as worker_main
 
     worker_main()
 

@@ -126,7 +126,8 @@ class Killer:
 
 def is_worker(pid: int) -> bool:
     with suppress(OSError):
-        return b"indilog_compute.workers" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b"indilog_compute.workers" in command  # no fork server of workers
     return False
 
 

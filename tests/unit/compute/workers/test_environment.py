@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indilog.config import node_config
-from indilog_compute.workers.environment import environment_of_worker
+from indilog_compute.workers.starting.environment import environment_of_worker
 
 
 def test_a_worker_gets_needed_and_configured_variables_only() -> None:
