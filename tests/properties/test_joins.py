@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from indilog.base.errors import IndilogError
+from indilog.base.errors import ConditionFailedError, IndilogError
 from indilog.base.ids import NodeId, ShardId
+from indilog.base.log import After, Entry, Log
 from indilog.client import Client
 from indilog.config import Config, node_config
 from indilog.kernel.view import View
@@ -25,6 +26,7 @@ JOINING = NodeId("engine-1")
 WITHIN_S = 30.0
 CALLS = 40
 RECORDS = 1200
+RETRIED = 120
 
 
 @pytest.fixture
@@ -243,3 +245,76 @@ def test_unordered_records_of_a_finalized_shard_are_resent_exactly_once(
         assert [int(data) for data, _ in found] == list(range(RECORDS))
         assert len(shards) >= 3
         assert sum(resent) > 0
+
+
+async def put(log: Log, number: int, failures: Counter[str]) -> None:
+    """Repeat an append with its condition until it succeeds or was done before."""
+    tag = f"order {number}"
+    while True:
+        try:
+            await log.append_batch([Entry(b"%d" % number, [tag])], after=After(tag))
+        except ConditionFailedError:
+            failures["done before"] += 1
+            return
+        except IndilogError as error:
+            failures[type(error).__name__] += 1
+            await asyncio.sleep(0.02)
+        else:
+            return
+
+
+@pytest.fixture
+def impatient() -> SimulatedCluster:
+    """Callers soon get unknown outcomes."""
+    wanted = dataclasses.replace(SMALL.cluster, sequencers=3, storage_nodes=3, replicas=2)
+    node = node_config(
+        SMALL.node, resend_s=0.02, append_timeout_s=0.02, lookup_timeout_s=0.05, read_timeout_s=0.05
+    )
+    return SimulatedCluster("joins", Config(cluster=wanted, node=node))
+
+
+def test_a_retried_append_is_in_the_log_once_whatever_changes_meanwhile(
+    impatient: SimulatedCluster,
+) -> None:
+    """A26: shards are finalized, views change, and a compute node and a storage node die."""
+    cluster = impatient
+    with cluster:
+        world = cluster.world
+        first = cluster.view.engines[0]
+        cluster.add_process((JOINING,))
+        set_engines(cluster, first, JOINING)
+        world.run_until(cluster.ready, WITHIN_S)
+        log = Client(cluster.process_of(first).logs[first]).log(LOG)
+        failures = Counter[str]()
+
+        async def puts() -> None:
+            calls = []
+            for number in range(RETRIED):
+                calls.append(asyncio.ensure_future(put(log, number, failures)))
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*calls)
+
+        task = cluster.call(cluster.process_of(first), puts)
+        home, storage = (cluster.process_of(node) for node in (JOINING, NodeId("storage-1")))
+        for change in range(4):
+            world.run_for(0.1)
+            home.crash(power=True)
+            storage.crash(power=True)
+            world.run_for(0.1)
+            home.start()
+            storage.start()
+            shard = written_by(cluster, first)
+            assert shard is not None
+            finalize(cluster, shard, cuts=change % 2)
+            if change == 2:
+                set_engines(cluster, first)
+        world.run_until(task.done, WITHIN_S)
+        task.result()
+
+        async def read(client: Client) -> list[bytes]:
+            return [r.data for r in await client.log(LOG).read_range(limit=1000, fresh=True)]
+
+        found = Counter(cluster.run(read))
+        assert found == Counter(b"%d" % number for number in range(RETRIED))
+        assert failures["AppendOutcomeUnknownError"] > 0
+        assert failures["done before"] > 0, "a repetition found the first attempt"

@@ -1,4 +1,6 @@
-"""Checks during a run that published metalog entries never change and that all copies agree."""
+"""Checks during a run that published metalog entries never change and that all copies agree. No
+entry orders records of a shard that a view has ended (A9).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from typing import Final
 from unittest.mock import patch
 
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, ShardId, majority
-from indilog.kernel.metalog import Entry, NewRecords, Trim, decode_entry, encode_entry
+from indilog.kernel.metalog import (
+    Entry,
+    NewRecords,
+    NewView,
+    NewWriters,
+    Trim,
+    decode_entry,
+    encode_entry,
+)
+from indilog.kernel.view import NO_WRITER, View
 from indilog.roles.role import Effect, Event
 from indilog.testing.simulation import SimulatedCluster
 from indilog_ordering.sequencer import Sequencer
@@ -27,6 +38,10 @@ class MetalogNotes:
         self._entries: list[bytes] = []
         self._tails = [0]
         self._time_us = 0
+        self._views: list[View] = []
+        """The views that committed entries install."""
+        self._ended: set[ShardId] = set()
+        """Shards that a view took from their compute nodes; they have no new writer yet."""
         self._stored: dict[NodeId, dict[MetalogPosition, set[Epoch]]] = {}
         """For each sequencer and position, the terms of the entries that its disk has had."""
         self._primaries: set[int] = set()
@@ -115,11 +130,35 @@ class MetalogNotes:
     def _append(self, entry: Entry) -> None:
         self._entries.append(encode_entry(entry))
         self._tails.append(self._tails[-1] + sum(entry.counts.values()))
+        self._check_ended(entry)
         if isinstance(entry, NewRecords):
             if entry.time_us < self._time_us:
                 what = f"the entry at {entry.position} is stamped before an earlier one"
                 self._violations.append(Violation("time", what))
             self._time_us = entry.time_us
+
+    def _check_ended(self, entry: Entry) -> None:
+        """Check that an entry orders nothing of a shard after the view that ended it. A finalized
+        shard gets no further writer.
+        """
+        if isinstance(entry, NewView):
+            before = self._views[-1].shards if self._views else {}
+            self._views.append(entry.following)
+            for shard, placed in entry.following.shards.items():
+                known = before.get(shard)
+                is_taken = known is not None and known.writer not in {placed.writer, NO_WRITER}
+                if is_taken or placed.writer == NO_WRITER:
+                    self._ended.add(shard)
+        elif isinstance(entry, NewWriters):
+            shards = self._views[-1].shards if self._views else {}
+            finalized = [s for s in entry.writers if s in shards and shards[s].finalized]
+            if finalized:
+                what = f"the entry at {entry.position} gives finalized shards {finalized} a writer"
+                self._violations.append(Violation("sealed", what))
+            self._ended.difference_update(entry.writers)
+        if beyond := self._ended.intersection(entry.counts):
+            what = f"the entry at {entry.position} orders records of {beyond}, which have ended"
+            self._violations.append(Violation("sealed", what))
 
     def _compare(self, sequencer: Sequencer, who: str, start: int | None = None) -> None:
         """Compare a sequencer's last entries (or all) with what was committed."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any, TypeAlias
 
+import msgspec
 import pytest
 
+from indilog.base.ids import Epoch, ShardId, ViewNumber
+from indilog.kernel.metalog import Entry, NewRecords, NewView, NewWriters
+from indilog.kernel.view import NO_WRITER, view_of
 from tests.simulation.checkers import find_violations
-from tests.simulation.history import APPENDS, Evidence, Operation, Seen
+from tests.simulation.history import APPENDS, Evidence, Operation, Seen, Violation
+from tests.simulation.metalog_notes import MetalogNotes
 
 Records: TypeAlias = dict[int, tuple[str, bytes, tuple[str, ...]]]
 
@@ -200,3 +205,36 @@ def test_100_000_operations_are_checked_without_a_scan_of_the_log_for_each() -> 
         record = Seen(seqnum, *records[seqnum][1:])
         history.append(did(n, "read_next", (record,), bound=seqnum, session=n % 8))
     assert find_violations(Evidence(history, records, [0, 50_000], {}, frozenset(records))) == []
+
+
+def sealed_by(*entries: Entry) -> list[str]:
+    """Return the checks that committed entries break."""
+    violations: list[Violation] = []
+    notes = MetalogNotes(violations)
+    for entry in entries:
+        notes._append(entry)
+    return [violation.check for violation in violations]
+
+
+def finalized_at(position: int) -> NewView:
+    view = view_of(engines=2)
+    ended = msgspec.structs.replace(
+        view.shards[ShardId(0)], writer=NO_WRITER, ended=Epoch(1), finalized=True
+    )
+    shards = view.shards | {ShardId(0): ended}
+    following = msgspec.structs.replace(view, number=ViewNumber(2), shards=shards)
+    return NewView(position, ViewNumber(2), Epoch(1), following)
+
+
+def test_records_beyond_the_entry_that_ended_their_shard_are_found() -> None:
+    """A9: after a seal nothing is ordered beyond the sealed tail, so nothing is acknowledged."""
+    first = NewRecords(0, ViewNumber(1), Epoch(1), {ShardId(0): 2, ShardId(1): 1})
+    other = NewRecords(2, ViewNumber(2), Epoch(1), {ShardId(1): 1})
+    beyond = NewRecords(3, ViewNumber(2), Epoch(1), {ShardId(0): 1})
+    assert sealed_by(first, finalized_at(1), other) == []
+    assert sealed_by(first, finalized_at(1), other, beyond) == ["sealed"]
+
+
+def test_a_finalized_shard_that_gets_a_writer_is_found() -> None:
+    given = NewWriters(1, ViewNumber(2), Epoch(1), {ShardId(0): Epoch(9)})
+    assert sealed_by(finalized_at(0), given) == ["sealed"]

@@ -67,6 +67,7 @@ def state_of(node: str, nodes: list[dict[str, Any]]) -> str:
 def test_a_lost_storage_node_is_shown_until_its_shard_is_copied_and_it_is_back(
     tmp_path: Path,
 ) -> None:
+    """A34: what is given up is visible."""
     with platform(tmp_path / "data", "--processes") as running:
         url = running.url
         with httpx.Client(**reach(url).for_httpx, timeout=DEADLINE_S) as http:

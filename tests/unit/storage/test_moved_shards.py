@@ -332,6 +332,7 @@ def test_an_index_node_that_restarts_learns_of_replicas_with_its_first_request()
 
 
 def test_a_copy_waits_for_a_silent_replica_only_once() -> None:
+    """A34: repair from a node that is permanently gone ends (PITFALLS 17)."""
     nodes = Nodes(records=40, page_bytes_max=1)
     nodes.down = {A}
     nodes.sent.clear()

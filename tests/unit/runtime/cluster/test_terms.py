@@ -15,13 +15,15 @@ from indilog.config import node_config
 from indilog.roles.role import TermBegun
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY
 from indilog.runtime.cluster.terms import (
+    _TERM_KEY,
+    _take,
     next_primary,
     standing_for_primary,
     term_at_start,
     terms_followed,
 )
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
-from indilog.runtime.metadata.store import MetadataStore, Versioned
+from indilog.runtime.metadata.store import Conflict, MetadataStore, Versioned, Written
 
 A, B, C = SEQUENCERS = tuple(NodeId(f"sequencer-{number}") for number in range(3))
 LOST_S = 2.0
@@ -179,6 +181,54 @@ async def test_a_primary_that_never_starts_is_replaced(tmp_path: Path) -> None:
             await made.start(B)
             await made.led_by(B)
             await made.stop(B)
+
+
+class PausedStore(EmbeddedMetadataStore):
+    """A store whose user is paused when it has decided to take a term, until `resumed` is set.
+
+    Attributes:
+        deciding: set when the user has decided.
+        answers: the answers to its writes.
+    """
+
+    def __init__(self, store: EmbeddedMetadataStore) -> None:
+        self.__dict__ = store.__dict__  # the same store
+        self.deciding, self.resumed = asyncio.Event(), asyncio.Event()
+        self.answers: asyncio.Queue[object] = asyncio.Queue()
+
+    async def next_sequence(self, name: str) -> int:
+        number = await super().next_sequence(name)
+        self.deciding.set()
+        await self.resumed.wait()
+        return number
+
+    async def compare_and_set(
+        self, key: str, value: bytes, *, expected_version: int
+    ) -> Written | Conflict:
+        answer = await super().compare_and_set(key, value, expected_version=expected_version)
+        await self.answers.put(answer)
+        return answer
+
+
+@pytest.mark.asyncio
+async def test_a_paused_sequencer_takes_no_term_after_another_one_did(tmp_path: Path) -> None:
+    """A24, for the controller: the node that decides who leads. Its write is refused, although it
+    was not notified of the newer term.
+    """
+    with opened(tmp_path) as store:
+        await term_at_start(store, SEQUENCERS, [A], Epoch(await store.next_sequence(EPOCH_KEY)))
+        epoch = Epoch(await store.next_sequence(EPOCH_KEY))
+        paused = PausedStore(store)
+        async with (
+            asyncio.timeout(30),
+            standing_for_primary(paused, B, lambda: SEQUENCERS, epoch, lost_s=0.3),
+        ):
+            await paused.deciding.wait()
+            newer = TermBegun(Epoch(await store.next_sequence(EPOCH_KEY)), C)
+            assert await _take(store, newer, await store.get(_TERM_KEY))
+            paused.resumed.set()
+            assert isinstance(await paused.answers.get(), Conflict)
+            assert await term_at_start(store, SEQUENCERS, [], epoch) == newer
 
 
 class AwayAtFirst(EmbeddedMetadataStore):
