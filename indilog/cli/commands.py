@@ -23,6 +23,7 @@ from indilog.cli.cluster import cluster
 from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.invocations import invocations
 from indilog.cli.logs import logs
+from indilog.cli.mirror import mirror
 from indilog.cli.one_sentence import OneSentenceGroup
 from indilog.cli.pipeline import analyse, export
 from indilog.cli.rebuild_index import rebuild_index
@@ -48,6 +49,7 @@ app.add_typer(backup, name="backup")
 app.command(name="rebuild-index")(rebuild_index)
 app.command()(analyse)
 app.command()(export)
+app.command()(mirror)
 _WATCH_S = 0.5
 _RUNS_NAMED = 3
 """Runs that `deploy` names if the new code does not continue them."""

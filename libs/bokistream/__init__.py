@@ -22,6 +22,7 @@ from bokistream.errors import (
     StreamVersionError,
     TransactionOrderError,
 )
+from bokistream.mirror import StreamMirror, StreamMirrorProgress
 from bokistream.reader import Reader
 from bokistream.status import ReaderStatus, Segment, StreamStatus
 from bokistream.streams import Streams
@@ -41,6 +42,8 @@ __all__ = [
     "StreamError",
     "StreamExistsError",
     "StreamInfo",
+    "StreamMirror",
+    "StreamMirrorProgress",
     "StreamNotFoundError",
     "StreamRecord",
     "StreamSealedError",

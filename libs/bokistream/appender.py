@@ -84,6 +84,7 @@ class Appender:
         self._tag = records_tag(created)
         self._last: Last | None = None
         """State of the stream after this appender's last batch; None: it must be read."""
+        self._next_offset = 0
         self._waiting: deque[_Submission] = deque()
         self._waiting_bytes = 0
         self._is_appending = False
@@ -160,6 +161,11 @@ class Appender:
         """
         await self._submit([_Submission(b"", None, None, SEAL)])
 
+    @property
+    def next_offset(self) -> int:
+        """Offset of the next record, as far as this appender knows."""
+        return self._next_offset
+
     # --- batches
 
     async def _submit(self, own: list[_Submission]) -> list[SeqNum]:
@@ -223,6 +229,7 @@ class Appender:
             if place is not None:
                 entries = entries_of(last, records, 0)
                 self._last = state_after(place + len(batch) - 1, entries[-1])
+                self._next_offset = self._last.offset
                 self._batch_records_max = min(2 * self._batch_records_max, BATCH_RECORDS)
                 for index, one in enumerate(batch):
                     one.end(place + index)

@@ -137,7 +137,10 @@ async def _append(log: Log, content: Sequence[Entry]) -> SeqNum:
 
 
 async def append_in_any_case(
-    log: Log, tag: str, name: str, record_after: Callable[[Last], NewRecord | None]
+    log: Log,
+    tag: str,
+    name: str,
+    record_after: Callable[[Last], tuple[Last, NewRecord] | None],
 ) -> Last:
     """Append one record after the last one, and return the state after it.
 
@@ -145,8 +148,8 @@ async def append_in_any_case(
         log: log of the stream.
         tag: tag of its records.
         name: name of the stream, for error messages.
-        record_after: returns the record to append after a state, or None to append nothing and
-            return the state; it raises if nothing may be appended.
+        record_after: returns the state to continue from and the record to append, or None to
+            append nothing and return the state; it raises if nothing may be appended.
 
     Raises:
         AppendContendedError: other programs' records came first each time.
@@ -154,9 +157,10 @@ async def append_in_any_case(
     """
     for attempt in range(ATTEMPTS):
         last = await read_last(log, tag, name, fresh=True)
-        record = record_after(last)
-        if record is None:
+        wanted = record_after(last)
+        if wanted is None:
             return last
+        last, record = wanted
         place = await append_after(log, tag, last, [record])
         if place is not None:
             return state_after(place, entries_of(last, [record], 0)[0])

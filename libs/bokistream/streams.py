@@ -165,7 +165,11 @@ class Streams:
 
     @asynccontextmanager
     async def writer(
-        self, name: str, *, heartbeat_s: float | None = HEARTBEAT_S
+        self,
+        name: str,
+        *,
+        heartbeat_s: float | None = HEARTBEAT_S,
+        first_offset: int | None = None,
     ) -> AsyncGenerator[Writer, None]:
         """Take a stream over, and yield its writer. The writer before is fenced from now on.
 
@@ -173,6 +177,8 @@ class Streams:
             name: name of the stream.
             heartbeat_s: seconds between two heartbeats (0.01 to 3,600), by which readers notice
                 that the writer has stopped; None: no heartbeats.
+            first_offset: offset of the next record if the stream has none yet; None: 0. A copy of
+                a truncated stream begins with it.
 
         Raises:
             StreamNotFoundError: there is no stream with this name.
@@ -181,7 +187,11 @@ class Streams:
         """
         heartbeat_s = checked_heartbeat_s(heartbeat_s)
         info = await self._catalog.stream(name)
-        last = await claim(self.log, name, info.created)
+        if first_offset is not None and (type(first_offset) is not int or first_offset < 0):
+            raise StreamSettingsError(
+                f"first_offset must be 0 or more, or None, not {first_offset!r:.40}."
+            )
+        last = await claim(self.log, name, info.created, first_offset=first_offset)
 
         async def collect() -> None:
             await self.collect(name)
@@ -253,8 +263,8 @@ class Streams:
         await self._seal(await self._catalog.stream(name))
 
     async def _seal(self, info: StreamInfo) -> Last:
-        def record_after(last: Last) -> NewRecord | None:
-            return None if last.is_sealed else NewRecord(SEAL, last.txid)
+        def record_after(last: Last) -> tuple[Last, NewRecord] | None:
+            return None if last.is_sealed else (last, NewRecord(SEAL, last.txid))
 
         return await append_in_any_case(
             self.log, records_tag(info.created), info.name, record_after

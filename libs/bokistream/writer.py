@@ -22,19 +22,27 @@ _COLLECT_S: Final = 60.0
 """Seconds between two collections of garbage by a writer."""
 
 
-async def claim(log: Log, name: str, created: SeqNum) -> Last:
+async def claim(log: Log, name: str, created: SeqNum, *, first_offset: int | None = None) -> Last:
     """Take a stream over, and return its state. Records of earlier writers that are not in the log
     yet will have no effect.
+
+    Args:
+        log: log of the stream.
+        name: name of the stream.
+        created: seqnum of its creation.
+        first_offset: offset of the next record if the stream has no data record; None: 0.
 
     Raises:
         StreamSealedError: the stream has ended.
         IndilogError: as for `append_in_any_case`.
     """
 
-    def record_after(last: Last) -> NewRecord:
+    def record_after(last: Last) -> tuple[Last, NewRecord]:
         if last.is_sealed:
             raise StreamSealedError(name)
-        return NewRecord(CLAIM, last.txid)
+        if first_offset is not None and last.seqnum < 0:
+            last = last._replace(offset=first_offset)
+        return last, NewRecord(CLAIM, last.txid)
 
     return await append_in_any_case(log, records_tag(created), name, record_after)
 
@@ -49,8 +57,8 @@ class Writer(Appender):
     Attributes:
         token: the fencing token, greater than those of all earlier writers. `Streams.append` with
             this token appends from any other place.
-        next_offset: number of data records in the stream when the writer took it over.
-        last_txid: transaction id of the last record at that time; 0 if there was none.
+        last_txid: transaction id of the last record when the writer took the stream over; 0 if
+            there was none.
         is_fenced: whether the writer knows that it no longer owns the stream.
     """
 
@@ -66,7 +74,7 @@ class Writer(Appender):
     ) -> None:
         super().__init__(log, name, created, last.token)
         self._last = last
-        self.next_offset = last.offset
+        self._next_offset = last.offset
         self.last_txid = last.txid
         self.is_fenced = False
         self._created = created
