@@ -8,7 +8,7 @@ from typing import Final
 
 from bokistream import waiting
 from bokistream.appending import ATTEMPTS, append_after
-from bokistream.chain import Last, NewRecord, entries_of, read_last, state_after
+from bokistream.chain import Last, NewRecord, read_last
 from bokistream.errors import (
     AppendContendedError,
     FencedError,
@@ -217,19 +217,19 @@ class Appender:
     async def _append_batch(self, batch: list[_Submission]) -> None:
         """Move submissions that wait to `batch`, append them and note their seqnums."""
         for _ in range(ATTEMPTS):
-            last = self._last or await read_last(self.log, self._tag, self.name, fresh=True)
-            self._last = None
+            last, self._last = self._last, None
+            if last is None:
+                last = await read_last(self.log, self._tag, self.name, fresh=True)
             self.check(last)
             self._return_to_waiting(batch)
             records = self._take(last, batch)
             if not batch:
                 self._last = last
                 return
-            place = await append_after(self.log, self._tag, last, records)
-            if place is not None:
-                entries = entries_of(last, records, 0)
-                self._last = state_after(place + len(batch) - 1, entries[-1])
+            self._last = await append_after(self.log, self._tag, last, records)
+            if self._last is not None:
                 self._next_offset = self._last.offset
+                place = self._last.record - len(batch) + 1
                 self._batch_records_max = min(2 * self._batch_records_max, BATCH_RECORDS)
                 for index, one in enumerate(batch):
                     one.end(place + index)

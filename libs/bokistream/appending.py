@@ -44,8 +44,8 @@ class _Batch:
         self._tag = tag
         self._after = last.record
         self._number = secrets.randbits(63)
-        self.entries = entries_of(last, records, self._number)
-        self._content = encoded(self.entries, tag)
+        self._entries = entries_of(last, records, self._number)
+        self._content = encoded(self._entries, tag)
 
     async def append(self) -> None:
         """Append a copy, unless one is known to be in the log."""
@@ -76,6 +76,11 @@ class _Batch:
             return True
         return None if first is None else self._is_own(first)
 
+    def state(self) -> Last:
+        """Return the state after the batch, which has effect."""
+        assert self.place is not None, "the batch was read"
+        return state_after(self.place + len(self._entries) - 1, self._entries[-1])
+
     async def _read_next(self, bound: SeqNum) -> Record | None:
         return await self._log.read_next(self._tag, bound, fresh=self.place is None)
 
@@ -87,11 +92,9 @@ class _Batch:
         return True
 
 
-async def append_after(
-    log: Log, tag: str, last: Last, records: Sequence[NewRecord]
-) -> SeqNum | None:
-    """Append a batch that has effect only directly after `last`. Return the seqnum of its first
-    record; None: the batch has no effect, and never will.
+async def append_after(log: Log, tag: str, last: Last, records: Sequence[NewRecord]) -> Last | None:
+    """Append a batch that has effect only directly after `last`. Return the state after it; None:
+    the batch has no effect, and never will.
 
     Transient errors are retried. After an unknown outcome the batch is appended again: at most one
     of the copies has effect, because all name the same record.
@@ -120,8 +123,7 @@ async def append_after(
                 break
         else:
             if has_effect is not None:
-                assert not has_effect or batch.place is not None, "the batch was read"
-                return batch.place if has_effect else None
+                return batch.state() if has_effect else None
     if failed is not None and not batch.may_be_in_log:
         raise failed
     raise AppendOutcomeUnknownError(
@@ -161,9 +163,9 @@ async def append_in_any_case(
         if wanted is None:
             return last
         last, record = wanted
-        place = await append_after(log, tag, last, [record])
-        if place is not None:
-            return state_after(place, entries_of(last, [record], 0)[0])
+        state = await append_after(log, tag, last, [record])
+        if state is not None:
+            return state
         if attempt > 2:
             await waiting.pause(min(0.001 * attempt, 0.05) * secrets.randbelow(100) / 100)
     raise AppendContendedError(name)
