@@ -20,23 +20,30 @@ from bokiflow.runs.keys import holder_of
 from bokiflow.runs.records import (
     RUNS_TAG,
     RunContinued,
+    RunKept,
     RunStarted,
+    encode,
+    ended_run_in,
     ended_tag,
     lists_in,
     partition_of,
-    run_in,
     run_record,
     run_tag,
     starts_tag,
     workflow_in,
 )
-from bokiflow.runs.run_log import is_transient, seqnum_after_loss
-from indilog import Context, DataLossError, IndilogError, Log, Record, TrimmedError
+from bokiflow.runs.run_log import append_with_retry, is_transient, seqnum_after_loss
+from indilog import Context, DataLossError, Entry, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 32
 """Runs that are read and trimmed concurrently, so that their trims share entries of the metalog."""
+_RELISTED_TOGETHER: Final = 100
+_ENTRIES_PER_KEPT: Final = 8
+"""Entries of a list of ended runs that may be trimmed for each run that is listed again."""
+_PINNED_MAX: Final = 256
+"""Entries of a list that runs which are kept may pin without being listed again."""
 INTERVAL_S_MIN: Final = 1.0
 INTERVAL_S_MAX: Final = 600.0
 
@@ -57,6 +64,8 @@ class Collector:
         """Ended runs that a cursor has passed and that are still kept, by partition: children of
         open runs, and runs with late records.
         """
+        self._pinned: dict[int, int] = {}
+        """Entries that a cursor has passed while there were such runs, by partition."""
         self._floors: dict[str, SeqNum] = {}
 
     @property
@@ -119,16 +128,32 @@ class Collector:
             partition = await self._partition(log, number)
             runs: dict[str, None] = {}
             for record in old:
-                if (run := run_in(record.tags)) is not None:
+                if (run := ended_run_in(record)) is not None:
                     kept.setdefault(run, record.seqnum)
                     runs[run] = None
                 for name in lists_in(record.tags):
                     lists[name] = max(lists.get(name, 0), record.seqnum + 1)
             collected += await self._look_at(log, list(runs), partition, kept, before)
             self._cursors[number] = old[-1].seqnum + 1
+            self._pinned[number] = self._pinned.get(number, 0) + len(old)
             if len(old) < len(page):
                 break
+        await self._relist_if_due(log, number, kept)
         return collected
+
+    async def _relist_if_due(self, log: Log, number: int, kept: dict[str, SeqNum]) -> None:
+        """List the runs that are kept again, if they pin many other entries of the list."""
+        if not kept:
+            self._pinned[number] = 0
+        if self._pinned.get(number, 0) <= _PINNED_MAX + _ENTRIES_PER_KEPT * len(kept):
+            return
+        runs = list(kept)
+        for first in range(0, len(runs), _RELISTED_TOGETHER):
+            some = runs[first : first + _RELISTED_TOGETHER]
+            entries = [Entry(encode(RunKept(run)), (ended_tag(number),)) for run in some]
+            last = await append_with_retry(log, entries)
+            kept.update(dict.fromkeys(some, last - len(some) + 1))
+        self._pinned[number] = 0
 
     async def _look_again(
         self, log: Log, number: int, kept: dict[str, SeqNum], before: float
@@ -182,7 +207,7 @@ class Collector:
             return 0
         if end is None:
             return 0
-        del kept[run]
+        kept.pop(run, None)
         if end:
             await log.trim(end, tag=run_tag(run))
         return int(end > 0)
@@ -239,7 +264,9 @@ async def _forgettable_end(
 
 
 async def _has_open_parent(log: Log, run: str, partition: OwnedPartition) -> bool:
-    """Tell whether the executor of an open run must still see the end of this child."""
+    """Tell whether the executor of an open run must still see the end of this child, which its
+    current round started.
+    """
     if "/" not in run:
         return False
     bound: SeqNum = 0
@@ -251,4 +278,8 @@ async def _has_open_parent(log: Log, run: str, partition: OwnedPartition) -> boo
             continue
         started = None if first is None else run_record(first.data)
         parent = started.parent if isinstance(started, RunStarted | RunContinued) else None
-        return parent is not None and parent.run in partition.state.runs
+        if parent is None or (open_ := partition.state.runs.get(parent.run)) is None:
+            return False
+        began = run.removeprefix(parent.run).partition("/")[0]  # see `Execution.child_id`
+        is_first = open_.round_at == open_.started_at
+        return open_.round_at < 0 or began == f"@{open_.round_at}" or (is_first and not began)

@@ -62,6 +62,7 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
         limit: name of the limit of the run; empty: it has none.
         news: seqnum of the last record for the run that is not of its execution, such as a signal;
             -1: there is none.
+        round_at: seqnum of the record that began its current round; -1: not known.
     """
 
     workflow: str
@@ -76,6 +77,7 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
     is_woken: bool = False
     limit: str = ""
     news: SeqNum = -1
+    round_at: SeqNum = -1
 
 
 _WHAT_MAX: Final = 200
@@ -153,7 +155,13 @@ class PartitionState(State[None]):
                 at = record.ordered_at
                 limit = "" if said.limit is None else sys.intern(said.limit.name)
                 self.runs[id_] = OpenRun(
-                    sys.intern(said.workflow), record.seqnum, at, epoch, since=at, limit=limit
+                    sys.intern(said.workflow),
+                    record.seqnum,
+                    at,
+                    epoch,
+                    since=at,
+                    limit=limit,
+                    round_at=record.seqnum,
                 )
         elif run is not None:
             self._apply_to(id_, run, said, record)
@@ -170,7 +178,7 @@ class PartitionState(State[None]):
                     self._enter(id_, run, Phase.WAITING, now, until, what)
                     run.is_woken = run.news >= end
             case RunContinued(epoch=epoch) if epoch == run.epoch:
-                run.epoch, run.crashes = epoch + 1, 0
+                run.epoch, run.crashes, run.round_at = epoch + 1, 0, record.seqnum
                 self._enter(id_, run, Phase.RUNNING, now)
             case RunParked(epoch, _, reason) if epoch == run.epoch:
                 self._enter(id_, run, Phase.PARKED, now, None, reason)

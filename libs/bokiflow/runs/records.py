@@ -16,6 +16,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from bokiflow.runs.errors import FlowSettingsError, FlowVersionError
+from indilog import Record
 from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 
 VERSION: Final = 3
@@ -299,6 +300,16 @@ class LimitReminded(msgspec.Struct, frozen=True, array_like=True, tag="reminded"
     settings: LimitSettings | None = None
 
 
+class RunKept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+    """The ended run `run` is kept longer than its retention, such as a child of an open run.
+
+    The record lists it again among the ended runs of its partition, so that the earlier entry does
+    not keep the entries after it from being trimmed. It has no other tag.
+    """
+
+    run: str
+
+
 class ScheduleSet(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
     """The schedule of a workflow is paused, or resumed. The newest record counts."""
 
@@ -371,11 +382,12 @@ RunRecord: TypeAlias = (
 PartitionRecord: TypeAlias = RunRecord | RunForgotten
 LimitRecord: TypeAlias = PartitionRecord | LimitReminded
 ExecutorRecord: TypeAlias = Heartbeat | Claimed | Released | ExecutorLeft
-FlowRecord: TypeAlias = LimitRecord | ExecutorRecord | ScheduleSet
+FlowRecord: TypeAlias = LimitRecord | ExecutorRecord | RunKept | ScheduleSet
 
 _decode_run = msgspec.msgpack.Decoder(RunRecord).decode
 _decode_partition = msgspec.msgpack.Decoder(PartitionRecord).decode
 _decode_limit = msgspec.msgpack.Decoder(LimitRecord).decode
+_decode_kept = msgspec.msgpack.Decoder(RunKept).decode
 _decode_schedule = msgspec.msgpack.Decoder(ScheduleSet).decode
 _decode_executor = msgspec.msgpack.Decoder(ExecutorRecord).decode
 
@@ -500,6 +512,18 @@ def limit_record(data: bytes) -> LimitRecord | None:
     _refuse_older(data)
     record: LimitRecord | None = _FORMAT.decoded(data, _decode_limit)
     return record
+
+
+def ended_run_in(record: Record) -> str | None:
+    """Return the id of the run that a record of the list of ended runs names; None: it names none.
+
+    Raises:
+        FlowVersionError: another version wrote the record.
+    """
+    if (run := run_in(record.tags)) is not None:
+        return run
+    kept: RunKept | None = _FORMAT.decoded(record.data, _decode_kept)
+    return None if kept is None else kept.run
 
 
 def schedule_record(data: bytes) -> ScheduleSet | None:

@@ -19,6 +19,7 @@ from bokiflow.runs.records import (
     RetryAsked,
     RunFinished,
     RunForgotten,
+    RunKept,
     RunParked,
     RunRecord,
     RunStarted,
@@ -27,11 +28,16 @@ from bokiflow.runs.records import (
     Signalled,
     StepDecided,
     encode,
+    ended_run_in,
+    ended_tag,
     executor_record,
     partition_of,
     partition_record,
     run_record,
+    run_tag,
 )
+from indilog.base.ids import tag_columns
+from indilog.base.log import Record
 
 texts = st.text(max_size=20)
 epochs = st.integers(1, 2**40)
@@ -39,6 +45,7 @@ origins = st.none() | st.builds(Origin, texts, texts)
 failures = st.none() | st.builds(RecordedFailure, texts, texts)
 counts = st.integers(0, 2**40)
 times = st.floats(0, 1e12)
+seqnums = st.integers(0, 2**63 - 1)
 run_records = st.one_of(
     st.builds(RunStarted, texts, st.binary(), texts, texts, origins, origins),
     st.builds(RunTaken, epochs, texts),
@@ -54,10 +61,9 @@ run_records = st.one_of(
     st.builds(CancelAsked),
     st.builds(RetryAsked),
     st.builds(RunParked, epochs, texts, texts),
-    st.builds(RunWaits, epochs, st.none() | times, texts),
+    st.builds(RunWaits, epochs, st.none() | times, texts, seqnums),
     st.builds(RunFinished, epochs, st.binary(), failures, st.booleans()),
 )  # fmt: skip
-seqnums = st.integers(0, 2**63 - 1)
 partitions = st.lists(st.integers(0, 1023), max_size=70).map(tuple)
 executor_records = st.one_of(
     st.builds(
@@ -80,6 +86,18 @@ def test_records_of_runs_read_back_as_they_were(record: RunRecord) -> None:
 def test_records_of_partitions_read_back_as_they_were(record: RunForgotten) -> None:
     assert partition_record(encode(record)) == record
     assert run_record(encode(record)) is None
+
+
+@given(texts)
+def test_a_run_that_is_listed_again_is_named_by_its_record(run: str) -> None:
+    def listed(data: bytes, *tags: str) -> Record:
+        return Record(0, tag_columns("shop/flow", tags).names, data, 0.0, 0.0)
+
+    data = encode(RunKept(run))
+    assert ended_run_in(listed(data, ended_tag(0))) == run
+    assert ended_run_in(listed(b"", ended_tag(0), run_tag("r"))) == "r"
+    assert ended_run_in(listed(b"x", ended_tag(0))) is None
+    assert partition_record(data) is run_record(data) is None
 
 
 @given(texts, st.integers(1, 1024), st.lists(st.integers(1, 99), max_size=3))

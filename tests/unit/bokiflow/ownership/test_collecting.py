@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
-from bokiflow import Flow, FlowSettingsError, UnknownRunError, Workflow
+from bokiflow import Flow, FlowSettingsError, UnknownRunError, Workflow, collecting
 from bokiflow.collecting import Collector
-from bokiflow.runs.records import LATE_TAG, PARTITIONS, RUNS_TAG, ends_tag, run_tag, starts_tag
+from bokiflow.runs.records import (
+    LATE_TAG,
+    PARTITIONS,
+    RUNS_TAG,
+    ended_tag,
+    ends_tag,
+    partition_of,
+    run_tag,
+    starts_tag,
+)
 from bokiflow.runs.states import State
 from indilog.base.errors import TrimmedError
+from indilog.base.log import Log, Record
 from indilog.testing import MemoryLogs
 
 pytestmark = pytest.mark.asyncio
@@ -136,6 +147,81 @@ async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:
     assert await handle.result(5) == 7
     shop.now += RETENTION_S + 1
     assert await shop.clean() == 2
+
+
+async def test_a_child_that_is_kept_does_not_pin_the_list_of_ended_runs(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is listed again, so a process that reads the list later finds it, too."""
+    monkeypatch.setattr(collecting, "_PINNED_MAX", 4)
+
+    @shop.flow.workflow
+    async def parent(wf: Workflow) -> int:
+        result = await wf.run(shop.quick, 7)
+        await wf.step(shop.gate.wait)
+        return result
+
+    await shop.own_all()
+    handle = await parent.start(id="p")
+    child = f"p@{(await handle.status()).place}/1"
+    assert await shop.log.read_next(run_tag(child), wait=5) is not None
+    assert await shop.quick.handle(child).result(5) == 7
+    number = partition_of("p", PARTITIONS)
+    tag, beside = ended_tag(number), (f"r{n}" for n in itertools.count())
+    for _ in range(4):
+        for run in itertools.islice(
+            (r for r in beside if partition_of(r, PARTITIONS) == number), 8
+        ):
+            await shop.ended(run)
+        shop.now += RETENTION_S + 1
+        assert await shop.clean() == 8
+    assert len(await entries_of(shop.log, tag)) <= 4 + 8 + 2, "of 33 ended runs"
+    assert await shop.quick.handle(child).result(5) == 7
+    shop.gate.set()
+    assert await handle.result(5) == 7
+    shop.now += RETENTION_S + 1
+    later = Collector(shop.flow.runner, RETENTION_S)  # as of another process
+    assert await later.collect(shop.log, shop.now) == 2
+    assert await entries_of(shop.log, tag) == []
+    with pytest.raises(TrimmedError):
+        await shop.log.read_next(run_tag(child))
+
+
+async def test_a_child_of_an_earlier_round_is_not_kept(shop: Shop) -> None:
+    """An endless run would otherwise keep the children of all its rounds."""
+    rounds: list[int] = []
+
+    @shop.flow.workflow
+    async def endless(wf: Workflow, left: int = 3) -> None:
+        await wf.run(shop.quick, left)
+        await wf.run(nesting, left)
+        rounds.append(left)
+        if left:
+            wf.continue_as_new(left - 1)
+        await wf.step(shop.gate.wait)
+
+    @shop.flow.workflow
+    async def nesting(wf: Workflow, number: int) -> int:
+        return await wf.run(shop.quick, number)
+
+    await shop.own_all()
+    handle = await endless.start(id="p")
+    async with asyncio.timeout(30):
+        while rounds != [3, 2, 1, 0]:  # noqa: ASYNC110 - of the code under test
+            await asyncio.sleep(0.01)
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 4 * 3 - 2, "the nested child went with its ended parent"
+    shop.gate.set()
+    await handle.result(5)
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 3
+
+
+async def entries_of(log: Log, tag: str) -> list[Record]:
+    try:
+        return await log.read_range(tag)
+    except TrimmedError as error:
+        return await log.read_range(tag, error.first_seqnum)
 
 
 async def test_a_trimmed_id_can_be_used_again(shop: Shop) -> None:
