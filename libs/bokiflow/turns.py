@@ -232,7 +232,7 @@ class Turns:
         if known is None or known.started_at != run.started_at:
             structlog.get_logger().error("run is not known to its limit", run=id_, limit=name)
             return None
-        if known.turn == Turn.PARKED and run.parked is not None:
+        if known.turn == Turn.PARKED:
             tags = (run_tag(id_), limit_tag(name), INBOX_TAG)
             await append_with_retry(log, [Entry(encode(RetryAsked()), tags)])
             state = await self.read(log, name)

@@ -20,7 +20,19 @@ from bokiflow import (
 )
 from bokiflow.limits import limit_state
 from bokiflow.limits.limit import rate_text
-from bokiflow.runs.records import RunStarted, RunTaken, limit_record, run_record
+from bokiflow.runs.records import (
+    RunContinued,
+    RunParked,
+    RunStarted,
+    RunTaken,
+    encode,
+    limit_record,
+    limit_tag,
+    partition_of,
+    partition_tag,
+    run_record,
+    run_tag,
+)
 from indilog import App, InvalidArgumentsError, OverloadedError
 from indilog.client import Client
 from indilog.testing import MemoryLogs
@@ -264,6 +276,37 @@ async def test_a_parked_run_frees_its_place_and_asks_for_one_when_it_is_retried(
         assert last.begun == ["two"]
         await last.end("two")
         await last.end("three")
+
+
+async def test_a_run_that_its_limit_counts_as_parked_asks_for_a_place(logs: MemoryLogs) -> None:
+    """The end of a round was in flight when the executor parked the run."""
+    one = Shop(logs, concurrency=1)
+    await one.start("one")
+    await one.until_begun("one")
+    run = one.flow.runner.running["one"].execution.run
+    assert run.started is not None
+    kill(one.flow)
+    parked = RunParked(run.epoch, "v", "other code")
+    continued = RunContinued(
+        epoch=run.epoch,
+        round=2,
+        end=run.end + 2,
+        workflow="send",
+        arguments=b"{}",
+        executor=run.executor,
+        version="v",
+        started_at=run.started_at,
+        began=run.began,
+        cancel_asked=False,
+        limit=run.started.limit,
+    )
+    log = logs.log("shop/flow")
+    tags = (run_tag("one"), partition_tag(partition_of("one", 8)), limit_tag("send"))
+    for record in (parked, continued):
+        await log.append(encode(record), tags=tags)
+    two = Shop(logs, concurrency=1)
+    async with two.driven():
+        assert await two.end("one") == "bob 0"
 
 
 async def test_a_repeated_start_keeps_one_place(logs: MemoryLogs) -> None:
