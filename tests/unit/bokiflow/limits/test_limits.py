@@ -14,6 +14,7 @@ from bokiflow import (
     FlowSettingsError,
     Handle,
     RunCancelledError,
+    RunIdInUseError,
     Startable,
     State,
     Workflow,
@@ -219,11 +220,11 @@ async def test_another_process_continues_the_runs_and_their_line(logs: MemoryLog
     async with two.driven():
         await two.until_begun("one")
         await asyncio.sleep(LEASE_S)
+        with pytest.raises(RunCancelledError, match="cancelled before it began"):
+            await two.send.handle("three").result(10)
         assert two.begun == ["one"]
         await two.end("one")
         assert await two.end("two") == "bob 0"
-        with pytest.raises(RunCancelledError):
-            await two.send.handle("three").result(10)
 
 
 async def test_processes_share_a_limit(logs: MemoryLogs) -> None:
@@ -328,8 +329,9 @@ async def test_a_run_of_another_workflow_with_the_id_takes_no_place(logs: Memory
         await wf.signal("never")
 
     await other.start(id="one")
-    with pytest.raises(Exception, match="one of workflow 'other'"):
-        await shop.start("one")
+    elsewhere = Shop(logs, concurrency=1)  # does not know the run, so it appends a start
+    with pytest.raises(RunIdInUseError, match="one of workflow 'other'"):
+        await elsewhere.start("one")
     await shop.start("two")
     await shop.until_begun("two")
 
