@@ -67,8 +67,27 @@ def _folded(log: str, name: str) -> TagHash:
     return xxh3_64_intdigest(f"{log}\x1f{name}".encode(), _TAG_KEY) or 1
 
 
+def is_common_tag(tag: object) -> bool:
+    """Return whether a tag is valid by the cheapest test: it is ASCII text."""
+    return (
+        type(tag) is str and tag.isascii() and 0 < len(tag) <= TAG_BYTES_MAX and "\x1f" not in tag
+    )
+
+
+def check_tag(tag: UserTag) -> None:
+    """Raise for an invalid tag.
+
+    Raises:
+        InvalidTagError: the tag is empty, zero, too long or of a wrong type.
+    """
+    if not is_common_tag(tag):
+        _spelled(tag)
+
+
 def _spelled(tag: UserTag) -> str:
     """Return a tag's text form, which differs for the text `7` and the integer 7."""
+    if is_common_tag(tag):
+        return f"{_TEXT}{tag}"
     if isinstance(tag, bool) or not isinstance(tag, str | int):
         raise InvalidTagError(
             f"A tag must be text or an integer, not {type(tag).__name__}: {tag!r}."

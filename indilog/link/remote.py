@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError, TooLargeError
-from indilog.base.ids import MAX_SEQNUM, SeqNum, ShardId, UserTag, log_tag, tag_columns
+from indilog.base.ids import MAX_SEQNUM, SeqNum, ShardId, UserTag, check_tag, log_tag
 from indilog.base.log import (
     BATCH_RECORDS_LIMIT,
     BATCH_TAGS_LIMIT,
@@ -259,12 +259,13 @@ class RemoteLog(Log):
             data, given, bytes_max=limits.record_bytes_max, tags_max=limits.record_tags_max
         )
         checked = tuple(given)
-        tag_columns(self.name, checked)  # refuses invalid tags
+        for tag in checked:
+            check_tag(tag)
         return checked
 
     def _tag(self, tag: UserTag | None) -> UserTag | None:
         if tag is not None:
-            tag_columns(self.name, (tag,))
+            check_tag(tag)
         return tag
 
     async def _append(self, question: LogAppend | LogAppendBatch) -> Appended:
