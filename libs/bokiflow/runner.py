@@ -195,7 +195,7 @@ class Runner(Executor):
         member, log = self.member, self.own_log(logs)
         await member.look_once(log)
         if id_ is None:
-            if not self._usable():
+            if not self._has_usable():
                 await self.look(logs)
                 await self.join(logs, share_of(member))
             return self._new_id()
@@ -206,15 +206,14 @@ class Runner(Executor):
                 await self.join(logs, [number])
         return id_
 
-    def _usable(self) -> set[int]:
-        if not self.member.lease.is_sure():
-            return set()
-        return {number for number, partition in self.owned.items() if partition.is_usable}
+    def _has_usable(self) -> bool:
+        """Tell whether this process owns a partition in which runs may begin."""
+        return self.member.lease.is_sure() and any(p.is_usable for p in self.owned.values())
 
     def _new_id(self) -> str:
-        usable, name = self._usable(), waiting.new_name()
-        for _ in range(_NAMES if usable else 0):
-            if partition_of(name, self.member.count) in usable:
+        name = waiting.new_name()
+        for _ in range(_NAMES if self._has_usable() else 0):
+            if self.owns(partition_of(name, self.member.count)) is not None:
                 break
             name = waiting.new_name()
         return name
