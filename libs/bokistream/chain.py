@@ -12,12 +12,15 @@ at the floor of the sub-stream has effect.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from bokistream.errors import StreamTrimmedError
+from bokistream.errors import StreamTrimmedError, StreamTruncatedError
 from bokistream.records import CLAIM, DATA, FORMAT, SEAL, StreamEntry, decode_entry
-from indilog import DataLossError, Entry, Log, Record, TrimmedError
+from indilog import DataLossError, Entry, Log, NotReadyError, Record, TrimmedError
 from indilog.sdk import MAX_SEQNUM, SeqNum
+
+_ATTEMPTS: Final = 100
+"""How often the state of a stream is read again because it was truncated meanwhile."""
 
 
 class StreamRecord(NamedTuple):
@@ -155,6 +158,8 @@ async def _effect_of(
     try:
         before = await log.read_prev(tag, start - 1) if start > 0 else None
     except TrimmedError as error:
+        if error.first_seqnum > record.seqnum:  # it was trimmed after it was read
+            raise StreamTruncatedError(name, error.first_seqnum) from error
         if entry is None or error.first_seqnum != start:
             raise StreamTrimmedError(name, error.first_seqnum) from error
         return _Effect(has_effect=True, before=None)
@@ -176,6 +181,7 @@ async def check_from(log: Log, tag: str, first: Record, name: str) -> EffectChec
     """Return a check that continues at `first`, any record of the sub-stream.
 
     Raises:
+        StreamTruncatedError: `first` was trimmed meanwhile.
         StreamTrimmedError: the whole log was trimmed, and with it the record that precedes `first`.
         DataLossError: that record is lost, and `first` may have no effect.
     """
@@ -199,16 +205,27 @@ async def read_last(log: Log, tag: str, name: str, *, fresh: bool = False) -> La
         StreamTrimmedError: the whole log was trimmed.
         DataLossError: the last record is lost.
     """
-    try:
-        found = await log.read_prev(tag, MAX_SEQNUM, fresh=fresh)
-    except TrimmedError as error:
-        raise StreamTrimmedError(name, error.first_seqnum) from error
-    newest = -1 if found is None else found.seqnum
+    for _ in range(_ATTEMPTS):
+        try:
+            newest = await log.read_prev(tag, MAX_SEQNUM, fresh=fresh)
+        except TrimmedError as error:
+            raise StreamTrimmedError(name, error.first_seqnum) from error
+        try:
+            return await _state_at(log, tag, newest, name)
+        except StreamTruncatedError:  # a record was trimmed between two reads
+            continue
+    raise NotReadyError(f"Stream {name!r} is being truncated all the time; try again later.")
+
+
+async def _state_at(log: Log, tag: str, newest: Record | None, name: str) -> Last:
+    """Return the state after the last record that has effect, from `newest` backwards."""
+    found = newest
+    record = -1 if newest is None else newest.seqnum
     while found is not None:
         entry = decode_entry(found.data)
         effect = await _effect_of(log, tag, found, entry, name)
         if effect.has_effect:
             assert entry is not None, "only records of streams have effect"
-            return state_after(found.seqnum, entry)._replace(record=newest)
+            return state_after(found.seqnum, entry)._replace(record=record)
         found = effect.before
-    return Last(record=newest)
+    return Last(record=record)

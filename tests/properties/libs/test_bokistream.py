@@ -14,15 +14,24 @@ from unittest import mock
 
 import pytest
 
-from bokistream import Catalog, FencedError, MatchFailedError, StreamRecord, Streams
+from bokistream import (
+    Catalog,
+    FencedError,
+    MatchFailedError,
+    StreamRecord,
+    Streams,
+    StreamTrimmedError,
+    streams,
+)
 from bokistream.appender import Appender
 from bokistream.appending import _Batch
 from bokistream.catalog import catalog_replica
 from bokistream.chain import EffectCheck
 from bokistream.records import StreamEntry, decode_entry
+from bokistream.truncation import TruncationPoint, truncation_point
 from indilog.base.errors import AppendOutcomeUnknownError, IndilogError, NotReadyError
 from indilog.base.ids import SeqNum, UserTag
-from indilog.base.log import After, Entry, Record, Session
+from indilog.base.log import After, Entry, Log, Record, Session
 from indilog.testing import MemoryLogs
 from indilog.testing.stepper import SteppedLog, run_stepped
 
@@ -152,8 +161,19 @@ async def follow(log: FaultyLog, evidence: Evidence) -> None:
             continue
 
 
+async def truncate(log: FaultyLog) -> None:
+    """Truncate the stream at random places, and trim it at once."""
+    for _ in range(3):
+        try:
+            stream = streams_of(log)
+            last = await stream.last("s")
+            await stream.truncate("s", before_seqnum=log.faults.chance.randint(0, last.record + 2))
+        except IndilogError:
+            continue
+
+
 def run(seed: int) -> None:
-    """Run the processes of a seed, and check the evidence."""
+    """Run the processes of a seed, and check the evidence; those of every third seed truncate."""
     chance = random.Random(seed)
     logs, faults, evidence = MemoryLogs(), Faults(chance), Evidence()
     faults.are_on = False
@@ -164,6 +184,8 @@ def run(seed: int) -> None:
         write(FaultyLog(logs, faults, may_crash=True), f"w{n}", evidence) for n in range(WRITERS)
     ]
     running += [follow(FaultyLog(logs, faults, may_crash=False), evidence) for _ in range(2)]
+    if seed % 3 == 0:
+        running.append(truncate(FaultyLog(logs, faults, may_crash=False)))
     run_stepped(running, chance.choice)
     faults.are_on = False
     for late in faults.late:
@@ -173,31 +195,47 @@ def run(seed: int) -> None:
 
 def read_all(logs: MemoryLogs, faults: Faults, **at: int) -> list[StreamRecord]:
     async def read() -> list[StreamRecord]:
-        streams = streams_of(FaultyLog(logs, faults, may_crash=False))
-        return [record async for record in streams.read("s", **at)]  # type: ignore[arg-type]
+        log = FaultyLog(logs, faults, may_crash=False)
+        return [record async for record in streams_of(log).read("s", **at)]  # type: ignore[arg-type]
 
     return run_stepped([read()], lambda ready: ready[0])[0]
 
 
+def start_of(logs: MemoryLogs, faults: Faults) -> SeqNum:
+    """Return the seqnum below which the stream is truncated."""
+    info = streams_of(FaultyLog(logs, faults, may_crash=False)).info("s")
+    return run_stepped([info], lambda ready: ready[0])[0].start
+
+
 def check(logs: MemoryLogs, faults: Faults, evidence: Evidence) -> None:
     final = read_all(logs, faults)
+    start = start_of(logs, faults)
     read = {record.seqnum: record.data for record in final}
     for seqnum, (data, token) in evidence.acknowledged.items():
-        assert read.get(seqnum) == data, "an acknowledged record is read"
+        assert read.get(seqnum) == (data if seqnum >= start else None), "acknowledged is read"
         later = [other for other in evidence.tokens if token < other < seqnum]
         assert not later, f"the writer {token} was fenced by {later} before {seqnum}"
     datas = [record.data for record in final]
     assert len(set(datas)) == len(datas), "no record is read twice"
     assert not set(datas) & set(evidence.refused), "a refused record is never read"
-    assert [record.offset for record in final] == list(range(len(final)))
+    first = final[0].offset if final else 0
+    assert first == 0 or start > 0
+    assert [record.offset for record in final] == list(range(first, first + len(final)))
     txids = [record.txid for record in final]
     assert txids == sorted(txids), "transaction ids never decrease"
     seqnums = [record.seqnum for record in final]
     for seqnum, named in evidence.conditions:
-        place = seqnums.index(seqnum)
-        assert (seqnums[place - 1] if place else -1) == named, "the condition held"
-    for records in evidence.reads:
-        assert records == final[: len(records)], "a reader got what no later reader gets"
+        if named >= start or start == 0:
+            place = seqnums.index(seqnum)
+            assert (seqnums[place - 1] if place else -1) == named, "the condition held"
+    ever = {record.seqnum: record for records in evidence.reads for record in records}
+    for records in [*evidence.reads, final]:
+        assert all(ever.get(record.seqnum, record) == record for record in records)
+        offsets = [record.offset for record in records]
+        assert offsets == list(range(offsets[0], offsets[0] + len(offsets)) if offsets else [])
+    missing = [record for record in ever.values() if record.seqnum >= start]
+    assert set(missing) <= set(final), "a reader got what no later reader gets"
+    assert not {record.data for record in ever.values()} & set(evidence.refused)
     for record in final:  # a reader may begin anywhere
         assert read_all(logs, faults, from_seqnum=record.seqnum)[:1] == [record]
         assert read_all(logs, faults, from_offset=record.offset)[:1] == [record]
@@ -218,7 +256,7 @@ def caught() -> bool:
     for seed in range(SEEDS):
         try:
             run(seed)
-        except AssertionError:
+        except (AssertionError, StreamTrimmedError):
             return True
     return False
 
@@ -241,4 +279,13 @@ def test_an_append_that_is_not_checked_is_caught() -> None:
         return None if self.place is None else True
 
     with mock.patch.object(_Batch, "has_effect", has_effect):
+        assert caught()
+
+
+def test_a_trim_inside_a_batch_is_caught() -> None:
+    async def inside(log: Log, tag: str, name: str, bound: SeqNum) -> TruncationPoint:
+        point = await truncation_point(log, tag, name, bound)
+        return point._replace(anchor=point.start)
+
+    with mock.patch.object(streams, "truncation_point", inside):
         assert caught()
