@@ -12,6 +12,7 @@ import pytest
 from bokistream import (
     Catalog,
     FencedError,
+    Last,
     StreamMirror,
     StreamMirrorProgress,
     Streams,
@@ -148,6 +149,14 @@ async def test_the_copy_of_a_truncated_stream_begins_with_its_first_offset() -> 
     await source.truncate("s", before_txid=11)
     with pytest.raises(StreamTruncatedError):
         await StreamMirror(source, target, "s").run(follow=False)
+
+
+async def test_a_mirror_skips_what_another_one_copied_meanwhile() -> None:
+    source, target = await filled(12), Streams(MemoryLogs().log("work"))
+    await StreamMirror(source, target, "s").run(follow=False)
+    with mock.patch.object(target, "last", return_value=Last()):  # read before the others' copies
+        await StreamMirror(source, target, "s").run(follow=False)
+    assert await contents(target) == await contents(source)
 
 
 async def test_a_second_mirror_fences_the_first_one() -> None:
