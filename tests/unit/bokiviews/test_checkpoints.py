@@ -114,6 +114,28 @@ async def test_concurrent_callers_write_one_checkpoint(log: MemoryLog) -> None:
     assert await log.tail() == EVERY + 1
 
 
+async def test_a_process_writes_one_checkpoint_at_a_time(log: MemoryLog) -> None:
+    class Held(HookedLog):
+        begun = 0
+        may_continue = asyncio.Event()
+
+        async def before_read(self, read: Read) -> None:
+            if str(read.tag).endswith("checkpoints"):
+                self.begun += 1
+                await self.may_continue.wait()
+
+    held = Held("objects", logs=log.logs)
+    counter = await process(held).counter("c")
+    callers = []
+    for _ in range(4 * EVERY):
+        callers.append(asyncio.create_task(counter.add(1)))
+        while counter.view < len(callers):  # noqa: ASYNC110 - some callers wait for the checkpoint
+            await asyncio.sleep(0)
+    assert held.begun == 1
+    held.may_continue.set()
+    assert await asyncio.gather(*callers) == list(range(1, 4 * EVERY + 1))
+
+
 async def test_a_group_is_followed_until_its_reader_is_cancelled(log: MemoryLog) -> None:
     writer, views = await process(log).counter("c"), process(log)
     reader = await views.counter("c")

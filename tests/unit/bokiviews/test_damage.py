@@ -118,6 +118,21 @@ async def test_a_machine_that_raises_an_error_stops_the_views_until_it_is_correc
     assert corrected.view.total == 30
 
 
+async def test_no_command_is_applied_again_after_a_machine_has_failed() -> None:
+    log = MemoryLog("objects")
+    views = process(log, machines=[Picky])
+    await views.machine("p", Picky)
+    commands = [Command("p", "picky", msgspec.msgpack.encode(number)) for number in (2, 0)]
+    changes = ChangeList(tuple(Change((one,)) for one in commands), is_by_full_host=True)
+    await log.append(encode_changes(changes), tags=["views:views:changes"])
+    for _ in range(3):
+        with pytest.raises(MachineFailedError):
+            await views.sync()
+    machine = views._replica.state.machine("p")
+    assert isinstance(machine, Picky)
+    assert machine.total == 30
+
+
 @pytest.mark.parametrize(
     "command", [Command("bank", "ledger", b"\xc1"), Command("m", "map", b"\x91\xa3new")]
 )

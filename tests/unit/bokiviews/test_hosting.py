@@ -77,6 +77,33 @@ async def test_only_processes_that_host_all_objects_write_checkpoints(log: Memor
     assert await log.read_prev("views:views:checkpoints") is not None
 
 
+async def test_a_record_of_a_partial_host_elects_no_process_and_the_next_one_does(
+    log: MemoryLog,
+) -> None:
+    full, partial = process(log), process(log, hosts=["y"])
+    x, y = await full.map("x"), await partial.map("y")
+    await x.put("n", 1)
+    await y.put("n", 0)
+    for number in range(EVERY):  # the last one makes a checkpoint due
+        await y.put("n", number)
+    assert await log.tail() == EVERY + 2
+    await x.put("n", 2)
+    assert await log.read_prev("views:views:checkpoints") is not None
+
+
+async def test_a_process_that_meets_an_unknown_machine_after_its_election_writes_no_checkpoint(
+    log: MemoryLog,
+) -> None:
+    knows, lacks = process(log, machines=[Ledger]), process(log)
+    counter = await lacks.counter("c")
+    bank = await knows.machine("bank", Ledger)
+    for _ in range(EVERY - 2):
+        await counter.add(1)
+    await bank.submit(Deposit("ann", 1))  # ordered before the record that makes one due
+    assert await counter.add(1) == EVERY - 1
+    assert await log.tail() == EVERY, "the author of the last record cannot write one"
+
+
 async def test_a_partial_host_starts_from_a_checkpoint_of_a_full_host(log: MemoryLog) -> None:
     full = process(log)
     x, y = await full.map("x"), await full.map("y")

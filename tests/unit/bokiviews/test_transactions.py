@@ -114,6 +114,33 @@ async def test_transactions_on_different_keys_do_not_conflict(log: MemoryLog) ->
         await theirs.put("eve", 1)
 
 
+async def test_reads_of_each_kind_of_object_are_validated(log: MemoryLog) -> None:
+    one, two = process(log, machines=[Ledger]), process(log, machines=[Ledger])
+    out = await one.counter("out")
+    items, count, tags = await one.list("l"), await one.counter("c"), await one.set("s")
+    other_items, other_tags = await two.list("l"), await two.set("s")
+    other_count = await two.counter("c")
+    async with refused(ConflictError, one.transaction()) as txn:
+        txn[out].add(len(txn[items]))
+        await other_items.append(1)
+    async with refused(ConflictError, one.transaction()) as txn:
+        txn[out].add(txn[count].value)
+        await other_count.add(1)
+    async with refused(ConflictError, one.transaction()) as txn:
+        txn[out].add(len(txn[tags].members()))
+        await other_tags.add("a")
+    async with refused(ConflictError, one.transaction()) as txn:
+        txn[out].add(int("b" in txn[tags]))
+        await other_tags.add("b")
+    async with refused(ConflictError, one.transaction()) as txn:
+        txn[out].add(int("b" in txn[tags]))
+        await two.drop("s")
+    async with one.transaction() as txn:
+        txn[out].add(int("b" in txn[tags]))
+        await other_tags.add("c")
+    assert await out.value() == 0
+
+
 async def test_a_body_never_sees_two_states(log: MemoryLog) -> None:
     one, two = process(log), process(log)
     x, y = await one.map("x"), await one.map("y")
@@ -226,23 +253,23 @@ async def test_many_callers_change_one_value_with_one_further_attempt_each(
 async def test_a_transaction_inside_one_that_has_its_turn_does_not_wait(log: MemoryLog) -> None:
     views, other = process(log), process(log)
     users, theirs = await views.map("users"), await other.map("users")
-    losses = iter([1, 2, 3])
+    attempts = {"outer": 0, "inner": 0}
 
-    async def inner(txn: Transaction) -> None:
-        txn[users].put("inner", txn[users].get("inner", 0) + 1)
-        if lost := next(losses, None):
-            await theirs.put("inner", lost)
+    async def lose_once(txn: Transaction, key: str) -> None:
+        attempts[key] += 1
+        txn[users].put(key, txn[users].get(key, 0) + 1)
+        if attempts[key] == 1:
+            await theirs.put(key, 10)
 
     async def outer(txn: Transaction) -> None:
-        txn[users].put("outer", txn[users].get("outer", 0) + 1)
-        if lost := next(losses, None):
-            await theirs.put("outer", lost)
-            return
-        await views.transact(inner)
+        await lose_once(txn, "outer")
+        if attempts["outer"] == 2:
+            await views.transact(lambda inner: lose_once(inner, "inner"))
 
     async with asyncio.timeout(10):
         await views.transact(outer)
-    assert await users.get("outer") == 4
+    assert await users.get_many(attempts) == {"outer": 11, "inner": 11}
+    assert attempts == {"outer": 2, "inner": 2}
 
 
 async def test_a_transaction_that_keeps_losing_ends_with_the_conflict(log: MemoryLog) -> None:
@@ -278,3 +305,17 @@ async def test_a_transaction_that_began_too_long_ago_conflicts(
         txn[mine].put("n", txn[mine].get("n", 0) + 1)
         await theirs.put(1, 1)
     assert len(one._replica.state.recent) == 8
+
+
+async def test_the_place_that_was_not_written_for_longest_is_dropped_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "RECENT_MAX", 2)
+    recent = places.RecentWrites()
+    for seqnum, place in enumerate([b"a", b"b", b"a", b"c"]):
+        recent.note(place, seqnum)
+    assert recent.floor == 1
+    assert recent.snapshot() == (b"ac", (2, 3))
+    assert recent.is_written([b"b"], 1)
+    assert not recent.is_written([b"b"], 2)
+    assert recent.is_written([b"b", b"a"], 2)
