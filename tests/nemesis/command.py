@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 
+from indilog.config.cluster import LOST_STORAGE_POLICIES
 from tests.nemesis.promise import TOPOLOGIES
 from tests.nemesis.report import tables, verdict, write_evidence
 from tests.nemesis.run import Outcome, run
@@ -31,6 +32,10 @@ def main() -> int:
         "--cluster", choices=TOPOLOGIES, default="processes",
         help="a process for each node and a supervisor, or `indilog node` and ZooKeeper",
     )  # fmt: skip
+    parser.add_argument(
+        "--policy", choices=LOST_STORAGE_POLICIES, default="mask",
+        help="lost_storage_policy of a cluster of processes; appends wait, except with mask",
+    )  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run")
     given = parser.parse_args()
     known = TOPOLOGIES[given.cluster].kinds
@@ -38,7 +43,10 @@ def main() -> int:
     if unknown := set(kinds) - known.keys():
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     directory = Path(tempfile.mkdtemp(prefix="nemesis-"))
-    outcome = nemesis(given.seed, given.minutes * 60.0, kinds, directory, given.cluster)
+    if given.cluster == "machines" and given.policy != "mask":
+        parser.error("three machines mask a lost storage node: use --cluster processes")
+    seconds = given.minutes * 60.0
+    outcome = nemesis(given.seed, seconds, kinds, directory, given.cluster, given.policy)
     for line in (*tables(outcome), "", *verdict(outcome, directory)):
         sys.stdout.write(f"{line}\n")
     if given.keep:
@@ -49,7 +57,14 @@ def main() -> int:
     return 1 if outcome.violations else 0
 
 
-def nemesis(seed: int, seconds: float, kinds: list[str], directory: Path, topology: str) -> Outcome:
+def nemesis(
+    seed: int,
+    seconds: float,
+    kinds: list[str],
+    directory: Path,
+    topology: str,
+    policy: str = "mask",
+) -> Outcome:
     """Run the nemesis in an event loop of its own; returns what happened."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(seed, seconds, kinds, directory, topology))
+        return runner.run(run(seed, seconds, kinds, directory, topology, policy))

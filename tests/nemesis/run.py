@@ -24,9 +24,9 @@ from tests.nemesis.tested_machines import TestedMachines
 from tests.nemesis.tested_processes import TestedProcesses
 from tests.simulation.history import Seen
 
-_CLUSTERS: Final[Mapping[str, Callable[[Path], TestedCluster]]] = {
+_CLUSTERS: Final[Mapping[str, Callable[[Path, str], TestedCluster]]] = {
     "processes": TestedProcesses,
-    "machines": TestedMachines,
+    "machines": lambda directory, _: TestedMachines(directory),
 }
 _BELIEVED_S: Final = max(ahead for ahead in AHEAD_S if ahead < 86_400.0)
 
@@ -54,11 +54,19 @@ class Outcome:
 
 
 async def run(
-    seed: int, seconds: float, kinds: Collection[str], directory: Path, topology: str
+    seed: int,
+    seconds: float,
+    kinds: Collection[str],
+    directory: Path,
+    topology: str,
+    policy: str = "mask",
 ) -> Outcome:
-    """Run load and faults on a new cluster in `directory`, heal everything, and judge."""
+    """Run load and faults on a new cluster in `directory`, heal everything, and judge.
+
+    `policy`: see `TestedProcesses`.
+    """
     outcome = Outcome(seed, seconds)
-    cluster = _CLUSTERS[topology](directory)
+    cluster = _CLUSTERS[topology](directory, policy)
     proxies, small_disk = Proxies(cluster, directory / "proxy"), cluster.topology.small_disk
     with cluster.small_disk(small_disk) as disk:
         disks = {small_disk: disk} if disk is not None else {}

@@ -212,10 +212,19 @@ def test_the_queue_is_judged() -> None:
 
 
 def test_workflows_are_judged() -> None:
-    made, once = Orders(Recorder()), {f"part{part}": 1 for part in range(4)}
-    made.started, made.ended = [0, 1], [0, 1]
-    assert made.contradictions({0: once, 1: once}) == []
-    assert made.contradictions({0: once, 1: once | {"part2": 2}}), "a step that ran twice"
-    assert made.contradictions({0: once, 1: {"part0": 1}}), "a step that did not run"
-    made.ended = [0]
-    assert made.contradictions({0: once, 1: once}) == ["workflow: order 1 has not ended"]
+    made, lines = Orders(Recorder()), {}
+    for number in (0, 1):
+        made.started.append(number)
+        made.results[number] = [5, 6, 7, 8]
+        lines[number] = [
+            f"order-{number} {part} {4 + part if part else 0} {5 + part}" for part in range(4)
+        ]
+    ran_again = {**lines, 1: [*lines[1], "order-1 2 6 9"]}
+    assert made.contradictions(lines) == made.contradictions(ran_again) == []
+    assert made.contradictions({**lines, 1: lines[1][:2]}), "a result that no body returned"
+    other = {**lines, 1: [*lines[1][:3], "order-1 3 9 8"]}
+    assert made.contradictions(other), "a step that got another result than the one before returned"
+    made.results[1] = [5, 6, 7]
+    assert made.contradictions(lines), "a step that did not run"
+    del made.results[1]
+    assert made.contradictions(lines) == ["workflow: order 1 has not ended"]

@@ -31,14 +31,18 @@ def together(topology: Topology, outcome: Outcome) -> list[str]:
 @pytest.mark.heavy
 @pytest.mark.repeated
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(
+    ("topology", "policy"),
+    [*((topology, "mask") for topology in TOPOLOGIES), ("processes", "finalize_add")],
+)
 def test_a_cluster_under_faults_keeps_its_promises(
-    tmp_path: Path, seeds_wanted: int | None, topology: str
+    tmp_path: Path, seeds_wanted: int | None, topology: str, policy: str
 ) -> None:
     for seed in range(SEED, SEED + (seeds_wanted or 1)):
         directory = tmp_path / str(seed)
         directory.mkdir()
-        outcome = nemesis(seed, SECONDS, list(TOPOLOGIES[topology].kinds), directory, topology)
+        kinds = list(TOPOLOGIES[topology].kinds)
+        outcome = nemesis(seed, SECONDS, kinds, directory, topology, policy)
         assert not outcome.violations, "\n".join(verdict(outcome, directory))
         assert not together(TOPOLOGIES[topology], outcome)
         assert len(outcome.injected) >= 10

@@ -22,18 +22,35 @@ _SETTINGS: Final = {
     "INDILOG_CLUSTER_SEQUENCERS": "3",
     "INDILOG_CLUSTER_STORAGE_NODES": "4",
     "INDILOG_CLUSTER_REPLICAS": "3",
-    "INDILOG_CLUSTER_ACK_QUORUM": "2",
     "INDILOG_CLUSTER_INDEX_SHARDS": "2",
     "INDILOG_CLUSTER_INDEX_REPLICAS": "2",
     "INDILOG_CLUSTER_AGGREGATORS": "2",
     "INDILOG_CLUSTER_ENGINES": "2",
 }
+_WAITING: Final = {
+    "INDILOG_CLUSTER_ACK_QUORUM": "0",
+    "INDILOG_NODE_STORAGE_LOST_S": "2",
+    "INDILOG_NODE_STORAGE_REPLACED_S": "8",
+}
+"""Appends wait for each lost storage node, so that the policy decides what happens."""
+_MASKING: Final = {"INDILOG_CLUSTER_ACK_QUORUM": "2"}
 
 
 class TestedProcesses(TestedCluster):
-    """A supervisor and its processes, which dial Unix sockets."""
+    """A supervisor and its processes, which dial Unix sockets.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: the directory of the run.
+        policy: `lost_storage_policy`. With `mask`, two of three replicas acknowledge; with the
+            others, all three.
+    """
+
+    def __init__(self, directory: Path, policy: str = "mask") -> None:
+        self._settings = {
+            **_SETTINGS,
+            **(_MASKING if policy == "mask" else _WAITING),
+            "INDILOG_CLUSTER_LOST_STORAGE_POLICY": policy,
+        }
         self._port = two_free_ports()
         urls = [f"http://127.0.0.1:{self._port + ahead}" for ahead in range(2)]
         super().__init__(directory, TOPOLOGIES["processes"], urls)
@@ -61,7 +78,7 @@ class TestedProcesses(TestedCluster):
                 command,
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
-                env=os.environ | self.environment() | _SETTINGS,
+                env=os.environ | self.environment() | self._settings,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

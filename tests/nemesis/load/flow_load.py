@@ -1,14 +1,17 @@
-"""Workflows of BokiFlow that book the parts of orders: each part is booked exactly once."""
+"""Workflows of BokiFlow whose steps return random values: each step has one result, which a body of
+it returned and which the next step got.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from itertools import count
 from typing import Final
 
 import httpx
 
-from tests.cluster.faults.test_kill_workflows import APP, PARTS, insist
+from tests.cluster.faults.test_kill_workflows import APP, check, insist
 from tests.nemesis.recording import Recorder
 
 PAUSE_S: Final = 0.5
@@ -18,13 +21,12 @@ class Orders:
     """What the callers of workflows saw.
 
     Attributes:
-        ended: the numbers of orders whose workflow has ended.
+        results: the results of the workflows that have ended, by number of the order.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.started: list[int] = []
-        self.ended: list[int] = []
-        self.wrong: list[str] = []
+        self.results: dict[int, object] = {}
         self._recorder = recorder
         self._numbers = count()
 
@@ -40,23 +42,24 @@ class Orders:
             await insist(http, "start", number)
             self.started.append(number)
             self._recorder.count("workflow", "started")
-            result = await insist(http, "result", number)
-            if result != [part * number for part in range(PARTS)]:
-                self.wrong.append(f"workflow: order {number} ended with {result}")
-            self.ended.append(number)
+            self.results[number] = await insist(http, "result", number)
             self._recorder.count("workflow", "ended")
             await asyncio.sleep(PAUSE_S)
 
     async def judged(self, http: httpx.AsyncClient) -> list[str]:
         """Return all violations, after the load has ended."""
-        booked = {number: await insist(http, "booked", number) for number in self.started}
-        return self.contradictions(booked)
+        bodies = {number: await insist(http, "bodies", number) for number in self.started}
+        return self.contradictions(bodies)
 
-    def contradictions(self, booked: dict[int, object]) -> list[str]:
-        """Return all violations; `booked` has the parts of each order."""
-        wanted = {f"part{part}": 1 for part in range(PARTS)}
-        unequal = {number: parts for number, parts in booked.items() if parts != wanted}
-        return self.wrong + [f"booked: order {n} has {parts}" for n, parts in unequal.items()] + [
-            f"workflow: order {number} has not ended" for number in self.started
-            if number not in self.ended
-        ]  # fmt: skip
+    def contradictions(self, bodies: Mapping[int, object]) -> list[str]:
+        """Return all violations; `bodies` has a line for each body that ran, by order."""
+        found: list[str] = []
+        for number in self.started:
+            if number not in self.results:
+                found.append(f"workflow: order {number} has not ended")
+                continue
+            try:
+                check(number, self.results[number], bodies[number])
+            except AssertionError as error:
+                found.append(f"workflow: {error} of {self.results[number]}")
+        return found
