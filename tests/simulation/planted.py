@@ -19,6 +19,7 @@ from types import CodeType, ModuleType
 from typing import Final, NamedTuple
 
 from tests.consensus.change_bugs import CHANGE_BUGS
+from tests.simulation.bugs.shard_bugs import SHARD_BUGS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SEEDS_MAX: Final = 400
@@ -565,31 +566,8 @@ BUGS: Final = (
         "if kept is None or kept.policy != policy:",
         "if kept is None:",
     ),
-    # --- moved shards
-    Bug(
-        "a lost storage node is dropped before the others are complete",
-        "ordering/indilog_ordering/replacement.py",
-        "            return counting if complete else before",
-        "            return counting",
-    ),
-    Bug(
-        "a node is complete by what it said before the move",
-        "ordering/indilog_ordering/replacement.py",
-        "            and known.position > self._placement.since(shard)\n",
-        "",
-    ),
-    Bug(
-        "all replicas count, also those that are kept only until the copy is complete",
-        "indilog/kernel/placement.py",
-        "        return self.replicas(shard)[: len(placed.replicas)] if placed is not None else ()",
-        "        return self.replicas(shard)",
-    ),
-    Bug(
-        "freed records count as trimmed",
-        "storage/indilog_storage/recovery.py",
-        "            shard.free(freed.first, freed.end)",
-        "            shard.discard_all(freed.first, freed.end)",
-    ),
+    # --- finalized, moved and rebalanced shards
+    *(Bug(*bug) for bug in SHARD_BUGS),
     # --- shell and journal
     Bug(
         "the shell writes and does not sync",

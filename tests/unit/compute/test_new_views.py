@@ -155,6 +155,22 @@ def test_a_node_whose_shard_is_finalized_continues_on_the_new_one() -> None:
     assert (done.waiters, done.first) == (["one"], driver.tail)
 
 
+def test_what_is_ordered_below_the_entry_that_ends_the_shard_is_not_sent_again() -> None:
+    """Also if one message has both entries."""
+    driver = joined()
+    driver.engine.append(b"one", carrying(LOG, TAG), "one")
+    driver.turn()
+    view = finalized(driver.engine.placement.view)
+    at = driver.position
+    cut = NewRecords(at, ViewNumber(1), Epoch(1), {SHARD: 1})
+    ends = NewView(at + 1, ViewNumber(2), Epoch(1), view)
+    owns = NewWriters(at + 2, ViewNumber(2), Epoch(1), {NEW_SHARD: Epoch(1)})
+    driver.position += 3
+    effects = driver.hear(PRIMARY, entries_message((cut, ends, owns)))
+    assert [e.waiters for e in effects if isinstance(e, AnswerAppends)] == [["one"]]
+    assert sends(effects, AppendBatch) == []
+
+
 def test_a_node_that_joins_again_after_its_shard_was_finalized_resends_what_is_not_ordered() -> (
     None
 ):

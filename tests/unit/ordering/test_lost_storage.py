@@ -148,6 +148,18 @@ def test_only_reports_of_nodes_that_know_of_the_move_count() -> None:
     assert message.entries == (entry(3, {0: 2}, at=now),)
 
 
+def test_a_report_from_before_the_move_does_not_count_after_it() -> None:
+    node = running("remove_replace")
+    node.handle([progress(6, sender=A)], T0)
+    _, later = lose_the_first(node)
+    node.handle([persisted(3), stored(3)], later)
+    known = ShardProgress(Epoch(5), {SHARD: (Epoch(1), 6)}, 3)
+    effects = node.handle([Received(B, known, Epoch(1))], later)
+    assert sent(effects, MetalogAppend) == [], "the new replica has not reported"
+    effects = node.handle([Received(C, known, Epoch(1))], later)
+    assert len(sent(effects, MetalogAppend)) == 1
+
+
 def test_the_lost_node_is_dropped_when_the_others_have_every_record() -> None:
     node, now = with_a_spare()
     effects = node.handle([alive(B, 3, 0), alive(C, 3)], now)
