@@ -81,7 +81,8 @@ class MemoryLogs:
         self._aux: dict[SeqNum, bytes] = {}
         self._streams: defaultdict[bytes, list[SeqNum]] = defaultdict(list)
         self._floors: dict[bytes, SeqNum] = {}
-        self._waiting: defaultdict[bytes, set[asyncio.Future[None]]] = defaultdict(set)
+        self._waiting: defaultdict[bytes, dict[asyncio.Future[None], None]] = defaultdict(dict)
+        """Readers that wait for a record of a stream, woken in the order in which they began."""
 
     def log(self, name: str, session: Session | None = None) -> MemoryLog:
         """Return the log `name`; it need not exist before."""
@@ -170,12 +171,12 @@ class MemoryLogs:
     async def appended(self, stream: bytes) -> None:
         """Return when the next record is appended to `stream`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[stream].add(waiter)
+        self._waiting[stream][waiter] = None
         try:
             await waiter
         finally:
             if stream in self._waiting:
-                self._waiting[stream].discard(waiter)
+                self._waiting[stream].pop(waiter, None)
 
 
 class MemoryLog(Log):
