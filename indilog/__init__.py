@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from indilog.apps.app import App, Context
     from indilog.base.ids import MAX_SEQNUM
     from indilog.base.log import After, Entry, Log, Record
+    from indilog.base.log_kinds import LogInfo
     from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
     from indilog.link.access import Endpoint, reach
     from indilog.remote_client import connect
@@ -74,6 +75,7 @@ __all__ = [
     "InvalidTagError",
     "InvocationCancelledError",
     "Log",
+    "LogInfo",
     "NotFoundError",
     "NotReadyError",
     "OutcomeUnknownError",
@@ -98,6 +100,7 @@ __getattr__ = lazy_names(
         "indilog.apps.app": ["App", "Context"],
         "indilog.base.ids": ["MAX_SEQNUM"],
         "indilog.base.log": ["After", "Entry", "Log", "Record"],
+        "indilog.base.log_kinds": ["LogInfo"],
         "indilog.client": ["Client", "open"],
         "indilog.link.access": ["Endpoint", "reach"],
         "indilog.remote_client": ["connect"],

@@ -11,16 +11,28 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from indilog.apps.app import App, Context
 from indilog.base.errors import NotFoundError, NotReadyError
 from indilog.base.log import Log, LogSource, Session, check_log_name
+from indilog.base.log_kinds import SHARED, LogInfo, LogKind
 from indilog.base.telemetry import quiet_unless_configured
 from indilog.config import Config
 from indilog.runs import Run, RunList, Runs
 from indilog.sdk.runs import LIST_RUNS, RunPage, cursor_of, place_of
+
+
+class LogCatalog(Protocol):
+    """Creates logs, and lists the created ones."""
+
+    async def create(self, name: str, kind: str) -> LogInfo:
+        """Create a log."""
+
+    async def created(self) -> list[LogInfo]:
+        """Return the created logs, by name."""
 
 
 class Client(Runs[App]):
@@ -28,8 +40,9 @@ class Client(Runs[App]):
     workflows that this program defines.
     """
 
-    def __init__(self, logs: LogSource) -> None:
+    def __init__(self, logs: LogSource, kinds: LogCatalog | None = None) -> None:
         self._logs = logs
+        self._kinds = kinds
         self.session = Session()
 
     def log(self, name: str) -> Log:
@@ -40,6 +53,32 @@ class Client(Runs[App]):
             InvalidTagError: no log can have that name.
         """
         return self._logs.log(check_log_name(name), self.session)
+
+    async def create_log(self, name: str, kind: LogKind = SHARED) -> LogInfo:
+        """Create a log of a kind ([kinds](../KINDS.md)). Creating it again is harmless.
+
+        Raises:
+            InvalidTagError: no log can have that name.
+            ValueError: there is no such kind.
+            WrongStateError: the log has another kind, or has records already, or the platform has
+                no place for logs of this kind; nothing was created.
+            NotReadyError, AppendOutcomeUnknownError: the log may be created; create it again.
+        """
+        return await self._catalog().create(name, kind)
+
+    async def logs(self) -> list[LogInfo]:
+        """Return the logs that were created, by name. A log that no call created has the kind
+        `shared`, and is not listed.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: they cannot be determined now.
+        """
+        return await self._catalog().created()
+
+    def _catalog(self) -> LogCatalog:
+        if self._kinds is None:
+            raise NotReadyError("Logs cannot be created here: this is no platform.")
+        return self._kinds
 
     # --- workflow runs
 
@@ -130,4 +169,4 @@ async def open(  # noqa: A001 indilog.open reads as it is meant
     config = config or Config()
     config = dataclasses.replace(config, node=dataclasses.replace(config.node, data_dir=Path(path)))
     async with embedded(config) as platform:
-        yield Client(platform.logs)
+        yield Client(platform.logs, platform.logs.kinds)

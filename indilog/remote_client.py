@@ -37,6 +37,7 @@ from indilog.base.errors import (
     UnauthorizedError,
 )
 from indilog.base.log import Log, Session, check_log_name
+from indilog.base.log_kinds import SHARED, LogInfo, LogKind, check_kind
 from indilog.base.telemetry import quiet_unless_configured
 from indilog.config import ClusterConfig
 from indilog.link.access import (
@@ -276,6 +277,17 @@ class RemoteClient(Runs[str]):
         """
         return RemoteLogs(self).log(check_log_name(name), self.session)
 
+    async def create_log(self, name: str, kind: LogKind = SHARED) -> LogInfo:
+        """Create a log of a kind; see `indilog.Client.create_log`."""
+        body = {"log": check_log_name(name), "kind": check_kind(kind)}
+        text = await self._requests.send("POST", "/logs", body=body)
+        return msgspec.json.decode(text, type=LogInfo)
+
+    async def logs(self) -> list[LogInfo]:
+        """Return the logs that were created; see `indilog.Client.logs`."""
+        text = await self._requests.send("GET", "/logs")
+        return msgspec.json.decode(text, type=_LogsAnswer).logs
+
     async def call(
         self,
         function: str | Callable[..., Any],
@@ -417,6 +429,12 @@ class RemoteClient(Runs[str]):
 
     def _context(self) -> Context:
         return Context(RemoteLogs(self), LinkCaller(self, 0), session=self.session)
+
+
+class _LogsAnswer(msgspec.Struct):
+    """The answer to `GET /logs`."""
+
+    logs: list[LogInfo]
 
 
 class _Socket(websocket):

@@ -53,6 +53,7 @@ SHELLS = (
     "compute/indilog_compute/invocations/runs.py",
     "compute/indilog_compute/invocations/service.py",
     "compute/indilog_compute/workers",
+    "compute/indilog_compute/log_kinds/kinds.py",
     "compute/indilog_compute/log_service.py",
     "compute/indilog_compute/retention_service.py",
     "cells/indilog_cells/driver.py",

@@ -54,6 +54,7 @@ from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_pol
 from indilog.wire.messages import Direction
 from indilog_compute.conditional.home import Conditional
 from indilog_compute.engine import Engine
+from indilog_compute.log_kinds import LogKinds
 from indilog_compute.reads.operation import PENDING, Answered, Tail
 from indilog_compute.retention_service import RetentionService
 
@@ -83,6 +84,8 @@ class LocalLogs:
         self._reads = 0
         self.retention: RetentionService | None = None
         """Enforces retention policies; only one compute node of a platform has it."""
+        self.kinds: LogKinds | None = None
+        """Logs of other kinds; None: there are none."""
 
     @property
     def position(self) -> MetalogPosition:
@@ -99,8 +102,18 @@ class LocalLogs:
         self.hasten()
         return position
 
-    def log(self, name: str, session: Session | None = None) -> LocalLog:
-        """Return the log `name`.
+    def log(self, name: str, session: Session | None = None) -> Log:
+        """Return the log `name`, of the kind with which it was created.
+
+        Raises:
+            InvalidTagError: no log can have that name.
+        """
+        if self.kinds is not None and (other := self.kinds.log(name)) is not None:
+            return other
+        return self.shared(name, session)
+
+    def shared(self, name: str, session: Session | None = None) -> LocalLog:
+        """Return the log `name` as one of kind `shared`.
 
         Raises:
             InvalidTagError: no log can have that name.

@@ -16,7 +16,12 @@ from typing import Any, Final, TypeAlias, assert_never
 
 import structlog
 
-from indilog.base.errors import IndilogError, NotReadyError, OverloadedError
+from indilog.base.errors import (
+    IndilogError,
+    NotReadyError,
+    OverloadedError,
+    WrongStateError,
+)
 from indilog.base.ids import MetalogPosition
 from indilog.base.log import Entry, Log, LogSource, Record, Session, check_log_name
 from indilog.link.link import Link
@@ -196,12 +201,10 @@ async def _execute(  # noqa: C901, PLR0911 - one answer per question
             first = await log.find_time(question.time)
             return lambda at: TailFound(at, first)
         case LogPlaces():
-            assert isinstance(log, LocalLog), "a compute node has the log"
-            spans = tuple(await log.places(question.start, question.end))
+            spans = tuple(await _sharded(log).places(question.start, question.end))
             return lambda at: PlacesAre(at, spans)
         case LogShard():
-            assert isinstance(log, LocalLog), "a compute node has the log"
-            shard = await log.shard()
+            shard = await _sharded(log).shard()
             return lambda at: ShardFound(at, shard)
         case LogNow():
             time = await log.now()
@@ -214,6 +217,17 @@ async def _execute(  # noqa: C901, PLR0911 - one answer per question
             return Done
         case unreachable:
             assert_never(unreachable)
+
+
+def _sharded(log: Log) -> LocalLog:
+    """Return the log, if its records are in shards.
+
+    Raises:
+        WrongStateError: it is of another kind.
+    """
+    if not isinstance(log, LocalLog):
+        raise WrongStateError(f"Log {log.name} is not of kind shared, so it has no shards.")
+    return log
 
 
 async def _records(

@@ -1,7 +1,8 @@
-"""The commands `indilog log append | read | range | tail | trim | retention`."""
+"""The commands `indilog log create | list | append | read | range | tail | trim | retention`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,6 +55,38 @@ def _path(log: str, rest: str) -> str:
         check_log_name(log)
     name = quote(log, safe="").replace(".", "%2E")  # otherwise "." and ".." are path segments
     return f"/logs/{name}/{rest}"
+
+
+@logs.command()
+def create(
+    log: LogName,
+    *,
+    kind: Annotated[str, typer.Option(help="shared or object-store.")] = "shared",
+    url: Url = DEFAULT,
+) -> None:
+    """Create a log of a kind; a log that is not created is shared."""
+    from indilog.base.log import check_log_name
+    from indilog.base.log_kinds import check_kind
+
+    with explain_mistakes():
+        body = {"log": check_log_name(log), "kind": check_kind(kind)}
+    info = Gateway(url).post("/logs", json=body)
+    show.line(f"The log {info['log']} is of kind {info['kind']}.")
+
+
+@logs.command("list")
+def list_(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """Print the created logs and their kinds."""
+    for info in Gateway(url).get("/logs")["logs"]:
+        if as_json:
+            show.line(json.dumps(info))
+        else:
+            created = datetime.fromtimestamp(info["created_at"], tz=UTC)
+            show.line(f"{info['log']}  {info['kind']}  {created:%Y-%m-%d %H:%M:%S}Z")
 
 
 @logs.command()

@@ -238,12 +238,53 @@ class ColdConfig(Group):
             )
         if not self.cold_place:
             return
-        check_cold_place(self.cold_place)
+        check_place("cold_place", self.cold_place)
         if not self.cold_after_s and not self.cold_local_bytes_max:
             raise ConfigError(
                 "cold_place is set, but cold_after_s and cold_local_bytes_max are both 0; set one "
                 "of them."
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ObjectLogsConfig(Group):
+    """Logs of kind object-store (docs/KINDS.md)."""
+
+    object_place: str = ""
+    """Object store of new logs of kind object-store: an absolute path that all compute nodes reach,
+    or `s3://bucket/prefix` with parameters (docs/OPERATIONS.md). Empty: the directory `objects` of
+    the data directory, if all compute nodes run on one machine.
+    """
+    object_timeout_s: float = 10.0
+    """Seconds after which a request to an object store over the network fails. Appends and reads
+    repeat it within `append_timeout_s`.
+    """
+    object_cells_in_flight: int = 2
+    """Objects that a compute node writes at once for one log. Appends that arrive meanwhile share
+    the next object. More objects cost more requests, and lower the latency under load.
+    """
+    object_appends_max: int = 65_536
+    """Appends to one log that may wait for an object on a compute node; further ones fail as
+    retryable.
+    """
+    object_fill_after_s: float = 1.0
+    """Seconds after which an object that another writer has not written is filled with junk, if a
+    later object is written.
+    """
+    object_cache_bytes_max: int = 16 * MIB
+    """Bytes of objects of one log that a compute node keeps in memory, and as many of the log's
+    index.
+    """
+    object_logs_max: int = 100
+    """Logs of kind object-store that may be created. Each has an index of up to 65,536 records in
+    the memory of each compute node that uses it.
+    """
+
+    def __post_init__(self) -> None:
+        """Check each setting, then the form of the place."""
+        super().__post_init__()
+        if self.object_place:
+            check_place("object_place", self.object_place)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -442,26 +483,30 @@ class RefillsConfig(Group):
             )
 
 
-def check_cold_place(place: str) -> None:
-    """Check the form of `cold_place`, without access to the store.
+def check_place(setting: str, place: str) -> None:
+    """Check the form of the place of an object store, without access to the store.
+
+    Args:
+        setting: name of the setting that has the place.
+        place: its value.
 
     Raises:
         ConfigError: the place is neither a path nor an S3 address, or contains credentials.
     """
     if "://" not in place:
         if not Path(place).is_absolute():
-            raise ConfigError(f"cold_place must be an absolute path or s3://..., not {place!r}.")
+            raise ConfigError(f"{setting} must be an absolute path or s3://..., not {place!r}.")
         return
     parts = urlsplit(place)
     if parts.scheme != "s3" or not parts.hostname:
         raise ConfigError(
-            f"cold_place must be an absolute path or s3://bucket/prefix, not {place!r}."
+            f"{setting} must be an absolute path or s3://bucket/prefix, not {place!r}."
         )
     if "@" in parts.netloc:
-        raise ConfigError("cold_place contains credentials; give them in the environment.")
+        raise ConfigError(f"{setting} contains credentials; give them in the environment.")
     unknown = {name for name, _ in parse_qsl(parts.query)} - _COLD_PARAMETERS
     if unknown:
         raise ConfigError(
-            f"cold_place has unknown parameters ({', '.join(sorted(unknown))}); known are "
+            f"{setting} has unknown parameters ({', '.join(sorted(unknown))}); known are "
             f"{', '.join(sorted(_COLD_PARAMETERS))}."
         )

@@ -27,6 +27,7 @@ from indilog.config.log_groups import (
     IndexTierConfig,
     JournalConfig,
     MessagesConfig,
+    ObjectLogsConfig,
     OrderingConfig,
     ReadsConfig,
     RefillsConfig,
@@ -57,6 +58,7 @@ class NodeConfig:
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)
     storage: StorageConfig = dataclasses.field(default_factory=StorageConfig)
     cold: ColdConfig = dataclasses.field(default_factory=ColdConfig)
+    object_logs: ObjectLogsConfig = dataclasses.field(default_factory=ObjectLogsConfig)
     trims: TrimsConfig = dataclasses.field(default_factory=TrimsConfig)
     index_tier: IndexTierConfig = dataclasses.field(default_factory=IndexTierConfig)
     journal: JournalConfig = dataclasses.field(default_factory=JournalConfig)

@@ -58,6 +58,8 @@ from indilog_compute.gateway.records import records_router
 from indilog_compute.gateway.requests import faults_in, sentence_of
 from indilog_compute.gateway.resources import GatewayResources
 from indilog_compute.gateway.runs import Operations, runs_router
+from indilog_compute.log_kinds import LogKinds
+from indilog_compute.log_kinds.routes import catalog_router
 from indilog_compute.workers.host import FunctionHost
 
 _CLIENT_LEFT: Final = 499
@@ -174,6 +176,7 @@ def create_gateway(
     request_snapshots: Callable[[], MetalogPosition] | None = None,
     members: MembershipService | None = None,
     peers: Peers | None = None,
+    kinds: LogKinds | None = None,
 ) -> GatewayApp:
     """Return the gateway's ASGI application.
 
@@ -188,6 +191,7 @@ def create_gateway(
         members: changes the nodes of the cluster; None: the platform is one process.
         peers: the other compute nodes, which run calls that find no room here; None: there are
             none.
+        kinds: creates and lists logs; None: there are no such routes.
     """
     body_bytes_max = config.cluster.batch_bytes_max
     registry = registry or CollectorRegistry(auto_describe=False)
@@ -206,6 +210,8 @@ def create_gateway(
     # base64 makes a record a third longer
     limits = RecordLimits.of(config)
     app.include_router(records_router(logs, limits, body_bytes_max=body_bytes_max * 3 // 2))
+    if kinds is not None:
+        app.include_router(catalog_router(kinds))
     probe = AppendProbe(logs, timeout_s=config.node.gateway.ready_append_s)
     app.include_router(operation_router(host, gateway_status, registry, probe))
     if request_snapshots is not None:

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -45,6 +45,7 @@ from indilog.runtime.transport.peer_keys import keys_in
 from indilog.runtime.transport.stream_address import parse_stream_address
 from indilog_compute.engine import Engine
 from indilog_compute.local_log import LocalLogs
+from indilog_compute.log_kinds import CreatedLog, LogKinds, OtherLogs
 from indilog_compute.retention_service import RetentionService
 from indilog_index.aggregator import Aggregator
 from indilog_index.index_node import IndexNode
@@ -52,6 +53,8 @@ from indilog_ordering.sequencer import Sequencer
 from indilog_storage.node import StorageNode
 
 if TYPE_CHECKING:  # imported only when a gateway runs, because other nodes do not need it
+    from contextlib import AbstractAsyncContextManager
+
     from prometheus_client import CollectorRegistry
 
     from indilog.apps.app import App
@@ -180,7 +183,7 @@ async def embedded(
         for logs in engines.values():
             await _wait_for_join_or_error(shell, logs)
         platform = Platform(shell, view, config, engines)
-        async with retention_enforced(platform.logs, config):
+        async with _kinds_served_by(platform), retention_enforced(platform.logs, config):
             yield platform
     finally:
         if shell is not None:
@@ -273,6 +276,56 @@ async def retention_enforced(logs: LocalLogs, config: Config) -> AsyncIterator[N
         await service.stop()
 
 
+@asynccontextmanager
+async def _kinds_served_by(platform: Platform) -> AsyncIterator[None]:
+    """Serve logs of other kinds through all engines of a platform that runs in this process."""
+    directory, is_shared = platform.config.node.data_dir, len(platform.engines) > 1
+    async with AsyncExitStack() as stack:
+        for logs in platform.engines.values():
+            serving = kinds_served(logs, platform.config, directory, is_shared=is_shared)
+            await stack.enter_async_context(serving)
+        yield
+
+
+@asynccontextmanager
+async def kinds_served(
+    logs: LocalLogs, config: Config, platform_dir: Path | None, *, is_shared: bool = True
+) -> AsyncIterator[None]:
+    """Serve logs of other kinds than `shared`, through one compute node, while the block runs.
+
+    Args:
+        logs: the logs of the compute node, which has joined.
+        config: settings.
+        platform_dir: a directory that all compute nodes reach; None: there is none.
+        is_shared: the platform has, or may get, several compute nodes.
+
+    Raises:
+        NotReadyError: the catalog of created logs cannot be read.
+    """
+
+    def opened(created: CreatedLog) -> AbstractAsyncContextManager[OtherLogs]:
+        from indilog_cells.opening import object_logs, platform_place
+
+        place = platform_place(created.place, platform_dir)
+        return object_logs(place, created.folder, config, is_shared=is_shared)
+
+    kinds = LogKinds(
+        logs,
+        logs.node,
+        nodes=lambda: logs.engine.placement.view.engines,
+        open_logs=opened,
+        config=config.node,
+        has_directory=platform_dir is not None,
+        serves=lambda: rank_of(logs) == 0,
+    )
+    try:
+        await kinds.start()
+        logs.kinds = kinds
+        yield
+    finally:
+        await kinds.stop()
+
+
 def load_gateway() -> None:
     """Import what a gateway needs. It takes long, so a process that also has other nodes does it
     before these run: a primary that sends nothing for so long is replaced.
@@ -292,12 +345,14 @@ async def calls_served(
     members: MembershipService,
     peers: Peers | None = None,
     peer_port: PeerPort | None = None,
+    one_machine: bool = True,
 ) -> AsyncIterator[str]:
     """Run the gateway and the workers of a compute node of a cluster while the block runs; yield
     the gateway's URL. The first compute node also enforces retention policies.
 
-    `config` is that of the process: the compute node has its own directory there, and `port`. The
-    others are those of `gateway_running`.
+    `config` is that of the process: the compute node has its own directory there, and `port`.
+    `one_machine` tells whether all compute nodes reach the process's directory. The others are
+    those of `gateway_running`.
 
     Raises:
         NotReadyError, ConfigError: as `joined` and `gateway_running`.
@@ -312,6 +367,7 @@ async def calls_served(
     )
     own_config = dataclasses.replace(config, node=own)
     async with (
+        kinds_served(logs, own_config, config.node.data_dir if one_machine else None),
         retention_enforced(logs, own_config),
         gateway_running(
             shell,
@@ -379,6 +435,7 @@ async def gateway_running(
             request_snapshots=logs.request_snapshots,
             members=members,
             peers=peers,
+            kinds=logs.kinds,
         )
         token_file = platform_dir / TOKEN_FILE
         listening = _listening(gateway, host, config, token_file, port_is, peer_port)

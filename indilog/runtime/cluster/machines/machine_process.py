@@ -263,6 +263,7 @@ class _Machine:
                     members=members,
                     peers=peers,
                     peer_port=peer_port,
+                    one_machine=False,
                 )
                 return await stack.enter_async_context(serving)
         return ""

@@ -1,0 +1,42 @@
+"""Kinds of log: how a log is ordered and stored (docs/KINDS.md)."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias, get_args
+
+import msgspec
+
+LogKind: TypeAlias = Literal["shared", "object-store"]
+LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
+SHARED: Final[LogKind] = "shared"
+"""One order with all other shared logs, by the sequencers; the kind of a log that no call
+created.
+"""
+OBJECT_STORE: Final[LogKind] = "object-store"
+"""An order of its own, in the objects of a store."""
+
+
+class LogInfo(msgspec.Struct, frozen=True):
+    """A log that was created.
+
+    Attributes:
+        log: its name.
+        kind: its kind, which never changes.
+        created_at: when, seconds since 1970 by the time of the log.
+    """
+
+    log: str
+    kind: LogKind
+    created_at: float
+
+
+def check_kind(kind: str) -> LogKind:
+    """Return `kind` if there is such a kind of log.
+
+    Raises:
+        ValueError: there is none; the message lists all.
+    """
+    for known in LOG_KINDS:
+        if kind == known:
+            return known
+    raise ValueError(f"A log's kind is one of {', '.join(LOG_KINDS)}, not {kind!r}.")

@@ -1,0 +1,62 @@
+"""Logs of kind object-store in a platform of processes: HTTP, commands, functions, kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from indilog.base.errors import WrongStateError
+from indilog.remote_client import connect
+from tests.cluster.platform_process import ROOT, platform
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+APP = """
+from indilog import App, Context
+
+app = App("shop")
+
+@app.function
+async def note(ctx: Context, data: str) -> int:
+    log = ctx.log("events")
+    await log.append(data.encode(), tags=["t"])
+    return len(await log.read_range("t"))
+"""
+
+
+def command(url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "indilog", "log", *words, "--url", url],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+async def test_a_log_in_a_directory_survives_kill_9_of_all_processes(tmp_path: Path) -> None:
+    async with asyncio.timeout(110):
+        with platform(tmp_path, "--processes") as first:
+            said = command(first.url, "create", "events", "--kind", "object-store")
+            assert said.stdout == "The log events is of kind object-store.\n", said.stderr
+            async with connect(first.url) as client:
+                await client.deploy({"app.py": APP})
+                noted = [await client.call("shop.note", data=str(n)) for n in range(5)]
+                assert noted == [1, 2, 3, 4, 5]
+                with pytest.raises(WrongStateError, match="is of kind object-store"):
+                    await client.create_log("events")
+            first.kill_everything()
+        with platform(tmp_path, "--processes") as second:
+            async with connect(second.url) as client:
+                (info,) = await client.logs()
+                assert (info.log, info.kind) == ("events", "object-store")
+                data = [record.data for record in await client.log("events").read_range("t")]
+                assert data == [b"%d" % n for n in range(5)]
+                assert await client.call("shop.note", data="5") == 6
+            listed = command(second.url, "list")
+            assert listed.stdout.startswith("events  object-store  20"), listed.stderr
+            refused = command(second.url, "create", "x", "--kind", "tape")
+            assert refused.returncode == 2
+            assert "one of shared, object-store, not 'tape'" in refused.stderr
+    assert list((tmp_path / "objects").glob("events-*/cells/*/*"))
