@@ -12,6 +12,9 @@ from bokiflow.runs.records import (
     ExecutorLeft,
     ExecutorRecord,
     Heartbeat,
+    LimitRecord,
+    LimitReminded,
+    LimitSettings,
     OperationNoted,
     Origin,
     RecordedFailure,
@@ -20,6 +23,7 @@ from bokiflow.runs.records import (
     RunFinished,
     RunForgotten,
     RunKept,
+    RunLimit,
     RunParked,
     RunRecord,
     RunStarted,
@@ -31,6 +35,7 @@ from bokiflow.runs.records import (
     ended_run_in,
     ended_tag,
     executor_record,
+    limit_record,
     partition_of,
     partition_record,
     run_record,
@@ -46,8 +51,13 @@ failures = st.none() | st.builds(RecordedFailure, texts, texts)
 counts = st.integers(0, 2**40)
 times = st.floats(0, 1e12)
 seqnums = st.integers(0, 2**63 - 1)
+some = st.none() | st.integers(1, 10_000)
+settings = st.builds(LimitSettings, some, some, some, st.floats(0.001, 1e8))
+limits = st.none() | st.builds(
+    RunLimit, texts, settings, texts, st.integers(-1_000_000, 1_000_000), st.booleans()
+)
 run_records = st.one_of(
-    st.builds(RunStarted, texts, st.binary(), texts, texts, origins, origins),
+    st.builds(RunStarted, texts, st.binary(), texts, texts, origins, origins, limits),
     st.builds(RunTaken, epochs, texts),
     st.builds(
         StepDecided, epochs, texts, texts, texts, st.binary(), failures, counts, st.none() | counts
@@ -80,6 +90,11 @@ executor_records = st.one_of(
 def test_records_of_runs_read_back_as_they_were(record: RunRecord) -> None:
     assert run_record(encode(record)) == record
     assert executor_record(encode(record)) is None
+
+
+@given(run_records | st.builds(LimitReminded, st.none() | settings))
+def test_records_of_limits_read_back_as_they_were(record: LimitRecord) -> None:
+    assert limit_record(encode(record)) == record
 
 
 @given(st.builds(RunForgotten, texts, seqnums))
