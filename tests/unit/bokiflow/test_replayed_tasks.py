@@ -58,8 +58,11 @@ class Calls(Context):
     def log(self, name: str, /) -> Log:
         return self._given.log(name)
 
-    async def call(self, *_: object, **__: object) -> Any:  # noqa: ANN401 - of any type
+    async def call_held(self, *_: object, **__: object) -> Any:  # noqa: ANN401 - of any type
         return 7
+
+    async def release_calls(self, *_: object, **__: object) -> None:
+        pass
 
 
 class Crash:
