@@ -28,6 +28,8 @@ _RETRY_US_MAX: Final = 2_000_000
 """Microseconds until a failed request is repeated: the first one, doubled up to the second."""
 _LOOKS: Final = 64
 """An unwritten cell below an own content is first read again after this part of `fill_after_us`."""
+_SKIPPED_MAX: Final = 4
+"""Cells that a core leaves to a faster writer after it has lost several of them."""
 _OWN: Final = -1
 """The ticket of catching up before the first own append, and after an own cell was taken."""
 
@@ -243,6 +245,8 @@ class Core:
         self._hole_pause_us = 0
         self._hole_fill_us = 0
         self._is_behind = False
+        self._conflicts = 0
+        """Own cells in succession that another writer had taken."""
 
     # --- calls
 
@@ -380,6 +384,7 @@ class Core:
         if position in self._in_flight:
             self._in_flight[position].retry_us = None
             self._catching_up[_OWN] = self._reads
+            self._conflicts += 1
 
     def _on_read(self, position: int, content: bytes | None) -> list[Effect]:
         number = self._reading.pop(position, None)
@@ -446,6 +451,7 @@ class Core:
             content is not None and content.writer == self.writer and content.serial == sent.serial
         )
         if is_own and content is not None and outcomes is not None:
+            self._conflicts = 0
             self._epoch = content.epoch
             placed = zip(sent.submitted, sent.places, strict=True)
             return [ItemApplied(each.ticket, at.outcome(outcomes)) for each, at in placed]
@@ -526,4 +532,5 @@ class Core:
         if _OWN in self._catching_up:
             return []  # the next cell would be taken, too
         self._token_until_us = now_us + self._limits.token_after_us
-        return [AskToken(at_least)]
+        skipped = min(max(0, self._conflicts - 1), _SKIPPED_MAX)
+        return [AskToken(at_least + skipped)]

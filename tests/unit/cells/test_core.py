@@ -197,3 +197,20 @@ def test_conditional_records_keep_an_item_of_their_own() -> None:
     assert content is not None
     assert len(content.items) == 3
     assert encode(content)
+
+
+def test_a_writer_that_loses_cells_leaves_the_next_ones_to_the_faster_writer() -> None:
+    core = begun()
+    submit(core, b"mine")
+    asked: list[int] = []
+    for position in range(4):
+        core.handle([TokenGiven(position)], 0)
+        core.handle([CellTaken(position)], 0)
+        core.handle([CellRead(position, foreign(b"theirs"))], 0)
+        asked += [
+            effect.at_least - position - 1
+            for _ in range(2)  # the first read may have begun before the cell was taken
+            for effect in core.handle([CellRead(position + 1, None)], 0)
+            if isinstance(effect, AskToken)
+        ]
+    assert asked == [0, 1, 2, 3]
