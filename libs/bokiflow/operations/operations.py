@@ -300,6 +300,7 @@ class Operations:
 
         Raises:
             StepFailedError: the body raised, or all attempts conflicted; nothing was changed.
+            Cancelled: the run was cancelled; nothing was changed.
         """
         number, known = self.execution.number(), Body(body, name)
         committed = transact(self.execution, number, store, body, known)

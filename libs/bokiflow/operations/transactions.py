@@ -3,12 +3,15 @@
 The transaction has the operation's key as its id, so only the first commit takes effect
 (`Store.transact`). The store knows the id until the run has recorded the outcome, however long that
 takes and whatever the store collects. If the body raises, its failure is committed without its
-writes. Otherwise a stalled execution could commit writes after the failure was decided.
+writes. Otherwise a stalled execution could commit writes after the failure was decided. For the
+same reason, a cancellation of the run is committed: it takes effect only if no earlier execution
+has committed the writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,11 +35,12 @@ _PAUSE_S_MAX: Final = 5.0
 _ID_BYTES_MAX: Final = 250
 
 
-class _Recorded(msgspec.Struct, frozen=True):
+class _Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of a transaction, or the failure of its body, recorded with its writes."""
 
     result: Any = None
     failure: RecordedFailure | None = None
+    is_cancelled: bool = False
 
 
 async def transact(
@@ -58,9 +62,14 @@ async def transact(
     async def failed(_: Transaction) -> Any:  # noqa: ANN401
         return msgspec.to_builtins(_Recorded(failure=failure_from(errors[-1])))
 
+    async def cancelled(_: Transaction) -> Any:  # noqa: ANN401
+        failure = execution.cancelled_at(number, known.name, TRANSACTION)
+        return msgspec.to_builtins(_Recorded(failure=failure, is_cancelled=True))
+
     async def committed() -> OperationOutcome:
         try:
-            plain = await _transact_with_retry(store, wrote, txn_id)
+            attempt = cancelled if execution.is_cancel_asked else wrote
+            plain = await _transact_with_retry(store, attempt, txn_id)
         except Exception as error:  # noqa: BLE001 - each error is an outcome
             errors.append(error)
             # A concurrent execution may still commit the writes. The log orders one of the two
@@ -68,10 +77,14 @@ async def transact(
             plain = await _transact_with_retry(store, failed, txn_id)
         held.append(txn_id)
         recorded = msgspec.convert(plain, _Recorded)
-        return OperationOutcome(msgspec.json.encode(recorded.result), recorded.failure)
+        result = msgspec.json.encode(recorded.result)
+        return OperationOutcome(result, recorded.failure, recorded.is_cancelled)
 
-    decided = await execution.decide(number, known.name, TRANSACTION, committed, may_wait=True)
-    store.release(*held)  # the outcome is decided; replays do not ask the store
+    decided = await execution.decide(
+        number, known.name, TRANSACTION, committed, may_wait=True, is_cancellable=False
+    )
+    if held:  # replays do not ask the store once the outcome is durable
+        execution.call_when_durable(number, partial(store.release, *held))
     raise_failure(decided, errors[-1] if errors else None)
     return known.result(decided.result)
 

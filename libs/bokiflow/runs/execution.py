@@ -101,10 +101,13 @@ ExecutionRecord: TypeAlias = StepDecided | RunWaits | RunContinued | RunParked |
 
 
 class OperationOutcome(NamedTuple):
-    """The outcome of an operation: JSON text, or a failure."""
+    """The outcome of an operation: JSON text, or a failure. `is_cancelled`: it has no effect,
+    because the run was cancelled.
+    """
 
     result: bytes
     failure: RecordedFailure | None = None
+    is_cancelled: bool = False
 
 
 class Branch:
@@ -166,6 +169,10 @@ def _too_large(error: TooLargeError) -> RecordedFailure:
         f"{error.size:,} bytes, the limit is {error.limit:,}. Store large results in a log and "
         "return their seqnums.",
     )
+
+
+def _do_nothing() -> None:
+    """Stand for a call that was not requested."""
 
 
 def raise_failure(decided: StepDecided, cause: BaseException | None = None) -> None:
@@ -237,6 +244,7 @@ class Execution:
         self._decided = dict(run.steps)
         self._reached: set[str] = set()
         self._unflushed: list[StepDecided] = []
+        self._when_durable: dict[str, Callable[[], None]] = {}
         self._flushing = waiting.Mutex()
         self._changed: ChangedWorkflowError | None = None
         self._main = Branch(self)
@@ -323,7 +331,9 @@ class Execution:
         All earlier outcomes are durable when `produce` begins. Until an outcome is decided,
         `produce` may run again in another execution. When this returns, the outcome is durable; for
         `may_wait`, see the module's docstring. If a cancellation is requested, the cancellation is
-        decided instead, once in each branch. `is_wait`: the operation waits for a record or a time.
+        decided instead, once in each branch; unless `is_cancellable` is false. Then `produce` may
+        decide so (`OperationOutcome.is_cancelled`). `is_wait`: the operation waits for a record or
+        a time.
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
@@ -338,11 +348,7 @@ class Execution:
             await self.flush()
         if is_cancellable and self.is_cancel_asked:
             self.mark_notified()
-            words = (
-                f"The run was cancelled at {kind} {name!r}.",
-                self.ended_bodies.pop(number, ""),
-            )
-            failure = RecordedFailure(Cancelled.__name__, " ".join(filter(None, words)))
+            failure = self.cancelled_at(number, name, kind)
             return await self._record(StepDecided(self.epoch, number, name, CANCEL, b"", failure))
         self.check_lease()
         begun = self._begin_operation(number, name, kind, is_wait=is_wait)
@@ -353,12 +359,29 @@ class Execution:
             begun.end()
         assert number not in self._decided, "one coroutine performs an operation"
         took = (begun.attempt, begun.duration_ms)
+        if outcome.is_cancelled:
+            self.mark_notified()
+            kind = CANCEL
         record = StepDecided(self.epoch, number, name, kind, outcome.result, outcome.failure, *took)
         if may_wait and self._is_driving and len(outcome.result) <= _DEFERRED_BYTES_MAX:
             self._keep(record)
             self._unflushed.append(record)
             return record
         return await self._record(record)
+
+    def cancelled_at(self, number: str, name: str, kind: str) -> RecordedFailure:
+        """Return the failure of an operation that a cancellation replaces."""
+        words = (f"The run was cancelled at {kind} {name!r}.", self.ended_bodies.pop(number, ""))
+        return RecordedFailure(Cancelled.__name__, " ".join(filter(None, words)))
+
+    def call_when_durable(self, number: str, then: Callable[[], None]) -> None:
+        """Call `then` when the outcome of an operation is a durable record of the run: perhaps at
+        once.
+        """
+        if self.is_durable(number):
+            then()
+        else:
+            self._when_durable[number] = then
 
     def _begin_operation(
         self, number: str, name: str, kind: str, *, is_wait: bool
@@ -578,6 +601,7 @@ class Execution:
         await read_own_run(partial(read_run, self.log, self.id, run, last))
         if (run.round, run.epoch) != (record.round, record.epoch + 1) or run.finished:
             raise Stopped(f"Run {self.id!r} is executed by {run.executor} now.")
+        self._note_durable(records)
         raise continued
 
     def check_may_continue(self) -> None:
@@ -713,6 +737,12 @@ class Execution:
         last = await append_with_retry(self.log, entries)
         if not self._lease.is_sure():
             await self.catch_up(last - (len(entries) - len(records)))
+        self._note_durable(records)
+
+    def _note_durable(self, records: Sequence[ExecutionRecord]) -> None:
+        for record in records:
+            if isinstance(record, StepDecided):
+                self._when_durable.pop(record.number, _do_nothing)()
 
     def _tags(self, record: ExecutionRecord) -> tuple[str, ...]:
         if isinstance(record, StepDecided):
