@@ -663,7 +663,7 @@ class Runner(Executor):
         while True:
             left = [one for one in self.running.values() if one.partition in partitions]
             for one in left:
-                if one.only_waits and one.task is not None:
+                if one.may_stop and one.task is not None:
                     one.task.cancel()
             tasks = [one.task for one in left if one.task is not None]
             if not tasks:

@@ -57,6 +57,15 @@ class LocalRun:
         return 0 < self.waits == len(self.execution.in_progress)
 
     @property
+    def may_stop(self) -> bool:
+        """Whether it can be stopped now, so that its partition can be released. The next execution
+        keeps its place in the queue of a lock. If a run that waits for a lock kept its partition,
+        the holder of the lock could not continue in that partition, and neither could end.
+        """
+        execution = self.execution
+        return 0 < self.waits + execution.lock_waits == len(execution.in_progress)
+
+    @property
     def may_be_passive(self) -> bool:
         """Whether nothing but its waits is in memory, so that it can continue by a replay."""
         execution = self.execution

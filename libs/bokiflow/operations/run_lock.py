@@ -184,11 +184,14 @@ class RunLock:
             return OperationOutcome(b"", RecordedFailure(NestedLockError.__name__, words))
 
         async def acquire() -> OperationOutcome:
+            self._is_new = True
+            self._execution.lock_waits += 1
             try:
-                self._is_new = True
                 return OperationOutcome(b"%d" % (await self._lock.acquire()).token)
             except (LockTimeoutError, LockQueueFullError) as error:
                 return OperationOutcome(b"", failure_from(error))
+            finally:
+                self._execution.lock_waits -= 1
 
         try:
             return await run_unless_cancelled(self._execution, read_dependency(acquire))

@@ -205,6 +205,7 @@ class Execution:
         waits: the waits in progress: the time of each end, its task, and whether it is in the main
             branch.
         pins: number of reasons to keep this execution although it only waits, such as a lock.
+        lock_waits: number of its operations in progress that wait for a lock.
         is_check: whether nothing must be written or begun (`bokiflow.replay_check`).
     """
 
@@ -233,6 +234,7 @@ class Execution:
         self.is_passive = False
         self.waits: dict[object, tuple[float, object, bool]] = {}
         self.pins = 0
+        self.lock_waits = 0
         self.grace = CancelGrace(self, cancel_grace_s)
         self.ended_bodies: dict[str, str] = {}
         self._relisted_after_s = relisted_after_s
