@@ -460,13 +460,17 @@ class _Starts:
         return _StartPage(starts, (page[-1].ordered_at, page[-1].seqnum))
 
     def _note(self, last: tuple[float, SeqNum] | None, end_s: float) -> None:
+        """End the reading if it is complete, or took long. A page that ends early must end after
+        the place where it began, so that the next one makes progress.
+        """
         if last is None:
             return
-        time, seqnum = last
-        if self._wanted.time_min is not None and time < self._wanted.time_min:
+        wanted, (time, seqnum) = self._wanted, last
+        place = wanted.place(time, seqnum)
+        if wanted.time_min is not None and time < wanted.time_min:
             self._has_ended = True
-        elif waiting.monotonic_now() > end_s:
-            self.looked_at = self._wanted.place(time, seqnum)
+        elif waiting.monotonic_now() > end_s and (wanted.after is None or place.key > wanted.after):
+            self.looked_at = place
 
 
 class _StartPage(NamedTuple):
