@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -56,6 +55,8 @@ def mirror(
     Tokens: the variables INDILOG_SOURCE_TOKEN and INDILOG_TARGET_TOKEN. To copy a stream, use
     `python -m bokistream mirror`.
     """
+    import asyncio
+
     from indilog.mirror import LogMirror
 
     shown = LagReport(lag_max_s)
@@ -128,6 +129,8 @@ async def keep_copying(
     Raises:
         IndilogError: an error that is not retryable, or a platform does not answer.
     """
+    import asyncio
+
     from indilog.base.errors import IndilogError, OutcomeUnknownError
     from indilog.remote_client import connect
 

@@ -148,8 +148,8 @@ def test_the_wheel_adds_only_names_of_its_own(installed: Installed) -> None:
     listed = installed.run("python", "-m", "pip", "show", "--files", "indilog")
     top = set(re.findall(r"^  (\w+)/", listed, flags=re.MULTILINE))
     assert top == {
-        *("indilog", "indilog_compute", "indilog_index", "indilog_ordering", "indilog_pipeline"),
-        *("indilog_storage", "pyspark_indilog"),
+        *("indilog", "indilog_cells", "indilog_compute", "indilog_index", "indilog_ordering"),
+        *("indilog_pipeline", "indilog_storage", "pyspark_indilog"),
         *("bokiflow", "bokiqueue", "bokistore", "bokistream", "bokiviews"),
     }
     said = installed.run("python", "-c", "import indilog; print(indilog.__file__)")

@@ -20,6 +20,7 @@ from bokiqueue.records import (
     Command,
     PushMessage,
     Requeue,
+    SetAside,
     decode_commands,
 )
 from indilog.base.log import Record
@@ -99,6 +100,8 @@ class Replayed:
             case Requeue(claim=claim, messages=(message,), delay_s=0.0):
                 if self._leased.get(message, (0.0, -1, 0))[1] == claim:
                     self._release(message)
+            case SetAside():
+                pass  # a copy of its data; the message keeps its place
             case other:
                 raise AssertionError(f"unknown event {other}")
 
