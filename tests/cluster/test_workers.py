@@ -19,9 +19,8 @@ import indilog
 from indilog.config import NodeConfig
 from indilog.link.link_messages import Failed
 from indilog.link.worker_messages import Invoke, Load, Loaded
-from indilog_compute.workers import pool
+from indilog_compute.workers import pool, process
 from indilog_compute.workers.process import output_limits
-from indilog_compute.workers.starting.worker_starter import WorkerStarter
 from tests.cluster.function_platform import DEMO, Platform, running, until
 from tests.support.link_pair import LIMITS
 
@@ -428,8 +427,8 @@ async def test_a_printed_line_names_its_application_and_invocation(tmp_path: Pat
 
 async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     busy = DEMO + "\n@app.function\nasync def busy() -> None:\n    while True: pass\n"
-    lost, start = asyncio.Event(), WorkerStarter()
-    worker = await start(
+    lost = asyncio.Event()
+    worker = await process.start(
         0,
         LIMITS,
         directory=tmp_path / "0",
@@ -445,7 +444,6 @@ async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> Non
     worker.close_stdin()  # as the end of this process would
     await asyncio.wait_for(lost.wait(), 30)
     assert await worker.stopped() == 1
-    await start.close()
 
 
 async def test_a_blocked_worker_does_not_delay_the_end_of_the_platform(

@@ -159,13 +159,13 @@ class TestedCluster(ABC):
                     os.kill(pid, number)
 
     def workers_of(self, node: str) -> list[int]:
-        """Return the function workers of a compute node, which its fork server has forked."""
-        return [
-            worker
-            for server in _children(self.pid_of(node))
-            if b"indilog_compute.workers.starting.fork_server" in _command(server)
-            for worker in _children(server)
-        ]
+        """Return the function workers of a compute node."""
+        pid, found = self.pid_of(node), list[int]()
+        with suppress(OSError):
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                if b"indilog_compute.workers" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+        return found
 
     # --- the machine
 
@@ -263,22 +263,6 @@ class TestedCluster(ABC):
         """Write what is wrong into the file `health.txt`, with the time."""
         with (self.directory / "health.txt").open("a") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {' '.join(wrong) or 'healthy'}\n")
-
-
-def _children(pid: int | None) -> list[int]:
-    try:
-        return [
-            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        ]
-    except OSError:
-        return []
-
-
-def _command(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return []
 
 
 def _python_path() -> list[str]:

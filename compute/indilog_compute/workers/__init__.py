@@ -9,8 +9,7 @@ In the compute node's process:
 - `dispatch`: decides, without I/O, which worker runs which call
 - `router`: sends calls to workers, with timers and outcomes
 - `liveness_probe`: detects a blocked worker
-- `pool`: keeps the worker processes running; `process`: one of them, and its link
-- `starting/`: forks or executes worker processes
+- `pool`: keeps the worker processes running; `process`: one process and its link
 - `in_process`: a worker in this process, for tests
 - `scale`: decides, without I/O, how many worker processes run
 - `serving`: answers questions that arrive over a link
@@ -20,9 +19,10 @@ In the compute node's process:
 - `refusals`: errors about applications that are not deployed or have another owner
 
 `indilog_compute.invocations` has the recorded invocations. Both sides use `claims` (memory that
-shows which calls have begun) and `output` (lines that functions write). In a worker process:
+shows which calls have begun) and `output` (lines that functions write). `environment` selects the
+environment variables of a worker. In a worker process:
 
-- `runner`: runs calls
+- `__main__`, `runner`: run calls
 - `threads`: runs sync functions
 - `services`: runs coroutines while their version is deployed
 - `loader`: imports deployed sources

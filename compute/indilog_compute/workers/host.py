@@ -36,6 +36,7 @@ from indilog_compute.invocations.keys import kept_with_key
 from indilog_compute.invocations.scheduling import DeployedSchedule
 from indilog_compute.invocations.service import InvocationService
 from indilog_compute.positions import Positions
+from indilog_compute.workers import process
 from indilog_compute.workers.applications import Applications
 from indilog_compute.workers.call import Call, DeployedApp
 from indilog_compute.workers.pool import WorkerPool
@@ -45,7 +46,6 @@ from indilog_compute.workers.router import CallRouter
 from indilog_compute.workers.scale import Demand, WorkerScale
 from indilog_compute.workers.service_states import service_states
 from indilog_compute.workers.serving import LinkServer
-from indilog_compute.workers.starting.worker_starter import WorkerStarter
 
 _RESIZE_S: Final = 0.1
 """Seconds between two decisions on the number of workers."""
@@ -71,7 +71,7 @@ class FunctionHost:
         node_name: the compute node's name in the view. The node takes over the invocations of its
             earlier incarnations at once.
         rank: returns the index of this compute node, from 0; the first one runs the schedules.
-        start_worker: starts the workers, and the workers that try new code; None: as processes.
+        start_worker: starts the workers, and the workers that try new code.
 
     Attributes:
         limits: the limits that the other end of a link must know.
@@ -85,7 +85,7 @@ class FunctionHost:
         *,
         node_name: str | None = None,
         rank: Callable[[], int] = lambda: 0,
-        start_worker: StartWorker | None = None,
+        start_worker: StartWorker = process.start,
     ) -> None:
         node = config.node
         self.limits = limits_of(config)
@@ -97,13 +97,12 @@ class FunctionHost:
         self._invocation_numbers = itertools.count(1)
         self._servers: dict[Worker, LinkServer] = {}
         directory = node.data_dir / "workers"
-        self._processes = WorkerStarter(node.functions.environment_passed)
         self._applications = Applications(
             node,
             logs,
             self.limits,
             directory=directory,
-            start=start_worker or self._processes,
+            start=start_worker,
             workers=lambda: self._pool.workers,
             on_change=self._apps_changed,
         )
@@ -112,7 +111,7 @@ class FunctionHost:
             node,
             directory=directory,
             limits=self.limits,
-            start=start_worker or self._processes,
+            start=start_worker,
             serve=self._serve_worker,
             on_up=self._on_worker_up,
             on_lost=self._on_worker_lost,
@@ -165,7 +164,6 @@ class FunctionHost:
         self._router.stop()
         await self._applications.stop()
         await self._pool.stop()
-        await self._processes.close()
 
     # --- applications
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -144,6 +144,7 @@ class InProcessWorkers:
         directory: Path,
         threads_max: int,
         output: OutputLimits,  # noqa: ARG002 - functions write to the streams of this process
+        environment: Collection[str] = (),  # noqa: ARG002 - and have its environment
         serve: Serve,
         on_lost: Callable[[Worker], None],
         on_threads_left: Callable[[Worker], None] = lambda _: None,

@@ -89,6 +89,7 @@ class Trials:
         self._directory = directory
         self._import_timeout_s = node.functions.import_timeout_s
         self._output = output_limits(node)
+        self._environment = node.functions.environment_passed
         self._numbers = itertools.count(1)
         self._running: set[Worker] = set()
         self._stopping = False
@@ -132,6 +133,7 @@ class Trials:
             directory=directory,
             threads_max=1,
             output=self._output,
+            environment=self._environment,
             serve=_refused,
             on_lost=lambda _: None,
         )

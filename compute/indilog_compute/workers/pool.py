@@ -167,6 +167,7 @@ class WorkerPool:
                 directory=directory,
                 threads_max=2 * self._node.functions.worker_calls_max,
                 output=output_limits(self._node),
+                environment=self._node.functions.environment_passed,
                 serve=self._serve,
                 on_lost=self._lost,
                 on_threads_left=self._threads_left,

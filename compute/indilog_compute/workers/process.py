@@ -1,7 +1,7 @@
-"""One worker process, on the compute node's side: its link, its output and its end.
+"""One worker process, on the compute node's side: its start, its link and its end.
 
-`Worker` is what the function host uses of it, and `StartWorker` starts one: `WorkerStarter` in a
-process of its own, `in_process` inside this process, for tests.
+`Worker` is what the function host uses of it, and `StartWorker` starts one. `in_process` has a
+worker inside this process, for tests.
 
 The link is a Unix socket pair (docs/decisions/0003), so the end of the stream shows at once that
 the process died. The worker's output goes to the log, line by line.
@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+import socket
+import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -21,13 +23,14 @@ import structlog
 
 from indilog.base.deployed import ServiceState
 from indilog.config import NodeConfig
-from indilog.link.link import Link
-from indilog.link.link_messages import Greeting, Limits, Question
-from indilog.link.worker_messages import ServicesChanged, ThreadsLeft
-from indilog.runtime.forking.held_process import HeldProcess
-from indilog_compute.workers.claims import NodeClaims
+from indilog.link.link import Link, SocketLink
+from indilog.link.link_messages import LINK_VERSION, Greeting, Limits, Question, Welcome
+from indilog.link.worker_messages import Ready, ServicesChanged, ThreadsLeft
+from indilog.runtime.descriptors import given_limit
+from indilog_compute.workers.claims import NodeClaims, claims_memory
 from indilog_compute.workers.crash_location import read_crash_location
 from indilog_compute.workers.output import OutputLines
+from indilog_compute.workers.starting.environment import environment_of_worker
 
 STOP_S: Final = 5.0
 """Seconds after which a worker that does not end is killed."""
@@ -71,8 +74,7 @@ class Worker(Protocol):
         services: the state of the services there.
         last_place: after its end, the line of deployed code at which it crashed, if known.
         was_ended_by_others: after its end, whether it was ended by a signal that neither its code
-            nor this node caused. Also if its exit status is unknown: then its fork server was
-            killed, too.
+            nor this node caused.
     """
 
     index: int
@@ -149,6 +151,7 @@ class StartWorker(Protocol):
         directory: Path,
         threads_max: int,
         output: OutputLimits,
+        environment: Collection[str] = (),
         serve: Serve,
         on_lost: Callable[[Worker], None],
         on_threads_left: Callable[[Worker], None] = ...,
@@ -161,6 +164,7 @@ class StartWorker(Protocol):
             directory: for deployed sources; the worker creates it.
             threads_max: largest number of sync functions that it runs at once.
             output: how much of its output is logged.
+            environment: names of further environment variables that it gets.
             serve: gets its questions.
             on_lost: called when its link is lost, before its calls fail.
             on_threads_left: called when `threads_left` changes.
@@ -171,63 +175,13 @@ class StartWorker(Protocol):
         ...
 
 
-class WorkerPipes:
-    """The pipes of a worker's standard input, and of its standard output and error.
-
-    Attributes:
-        output: what the worker writes.
-        theirs: the two descriptors for the worker; valid until `give`.
-    """
-
-    def __init__(self) -> None:
-        given, stdin = os.pipe()
-        try:
-            output, written = os.pipe()
-        except BaseException:
-            os.close(given)
-            os.close(stdin)
-            raise
-        self.theirs = (given, written)
-        self._stdin: int | None = stdin
-        self._file = os.fdopen(output, "rb", buffering=0)
-        self._transport: asyncio.ReadTransport | None = None
-        self.output = asyncio.StreamReader()
-
-    async def open(self) -> None:
-        """Begin to read the output."""
-        self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(self.output), self._file
-        )
-
-    def give(self) -> None:
-        """Close the descriptors of the worker here, after it has got them."""
-        for descriptor in self.theirs:
-            os.close(descriptor)
-
-    def close_stdin(self) -> None:
-        """Close the standard input of the worker. May be called again."""
-        if self._stdin is not None:
-            os.close(self._stdin)
-            self._stdin = None
-
-    def close(self) -> None:
-        """Close both pipes. May be called again."""
-        self.close_stdin()
-        if self._transport is not None:
-            self._transport.close()
-        else:
-            self._file.close()
-
-
 class WorkerProcess:
     """A running worker process: a `Worker`."""
 
     def __init__(
         self,
         index: int,
-        process: HeldProcess,
-        pipes: WorkerPipes,
-        *,
+        process: asyncio.subprocess.Process,
         link: Link,
         ready: asyncio.Event,
         directory: Path,
@@ -245,8 +199,6 @@ class WorkerProcess:
         self._is_ended_here = False
         self._directory = directory
         self._process = process
-        self._exit_code: int | None = None
-        self._pipes = pipes
         self._ready = ready
         self._lines = OutputLines(
             structlog.get_logger().bind(worker=index, pid=process.pid),
@@ -287,19 +239,20 @@ class WorkerProcess:
     def kill(self) -> None:
         """End the process at once."""
         self._is_ended_here = True
-        with contextlib.suppress(ProcessLookupError):
+        if self._process.returncode is None:
             self._process.kill()
 
     def abort(self) -> None:
         """End the process by a signal that makes it write its stack; kill it if it does not end."""
         self._is_ended_here = True
-        with contextlib.suppress(ProcessLookupError):
+        if self._process.returncode is None:
             self._process.send_signal(signal.SIGABRT)
             asyncio.get_running_loop().call_later(STOP_S, self.kill)
 
     def close_stdin(self) -> None:
         """Close its standard input, which tells the worker that its parent has died."""
-        self._pipes.close_stdin()
+        assert self._process.stdin is not None, "it was started with a pipe"
+        self._process.stdin.close()
 
     async def stopped(self, *, within_s: float = STOP_S) -> int:
         """Close the link, and wait for the process to exit; kill it after `within_s` seconds.
@@ -310,16 +263,17 @@ class WorkerProcess:
         self.link.close()
         ended = {self._ending}
         await asyncio.wait(ended, timeout=within_s)
-        if self._exit_code is not None and not self._is_ended_here:
-            self.was_ended_by_others = -self._exit_code in _SIGNALS_OF_OTHERS
+        if self._process.returncode is not None and not self._is_ended_here:
+            self.was_ended_by_others = -self._process.returncode in _SIGNALS_OF_OTHERS
         self.kill()
         await asyncio.wait(ended)
         await asyncio.wait({self._output}, timeout=_OUTPUT_S)
         self._output.cancel()
-        self._pipes.close()  # another process may hold the other ends open forever
+        # another process may hold the pipes open forever; asyncio has no public way to close them
+        self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
         self.last_place = self.last_place or read_crash_location(self._directory)
-        assert self._exit_code is not None, "it has ended"
-        return self._exit_code
+        assert self._process.returncode is not None, "it has ended"
+        return self._process.returncode
 
     async def _watch_end(self) -> None:
         """Wait for the process to exit; then kill its children and close the link.
@@ -327,17 +281,27 @@ class WorkerProcess:
         A child process started by a function may hold the link and the output open, so neither of
         them shows the exit.
         """
-        await self._process.wait_gone()
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        descriptor = os.pidfd_open(self.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # it is the leader of its process group
-        self._exit_code = await self._process.exit_status()
+        while self._process.returncode is None:  # noqa: ASYNC110 - asyncio reaps it now
+            await asyncio.sleep(0.001)
         if not self.link.is_lost:
             await asyncio.wait({asyncio.ensure_future(self._lost.wait())}, timeout=_LAST_ANSWERS_S)
             self.link.close()
 
     async def _log_output(self) -> None:
         """Log the worker's output until it ends."""
-        output = self._pipes.output
+        output = self._process.stdout
+        assert output is not None, "it was started with a pipe"
         loop = asyncio.get_running_loop()
         telling: asyncio.TimerHandle | None = None
         while chunk := await output.read(_READ_BYTES):
@@ -350,3 +314,86 @@ class WorkerProcess:
         if telling is not None:
             telling.cancel()
         self._lines.ended()
+
+
+async def start(
+    index: int,
+    limits: Limits,
+    *,
+    directory: Path,
+    threads_max: int,
+    output: OutputLimits,
+    environment: Collection[str] = (),
+    serve: Serve,
+    on_lost: Callable[[Worker], None],
+    on_threads_left: Callable[[Worker], None] = lambda _: None,
+) -> WorkerProcess:
+    """Start a worker process, which creates its private `directory`.
+
+    `environment` has further variables for it. `serve` gets its questions. `on_lost` is called when
+    its link is lost, before its calls fail; `on_threads_left` when `threads_left` changes.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+    memory, (ours, theirs) = claims_memory(), socket.socketpair()
+    try:
+        claims = NodeClaims(memory)
+        process = await _spawn(theirs, memory, limits, directory, threads_max, environment)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(memory)
+    ready = asyncio.Event()
+    worker: WorkerProcess
+
+    def served(_link: Link, call: int, message: Question | Greeting) -> None:
+        if isinstance(message, Ready):
+            assert message.version == LINK_VERSION, "a worker runs the same code"
+            ready.set()
+        else:
+            handle_message(worker, call, message, serve, on_threads_left)
+
+    def lost(_link: Link) -> None:
+        worker.lost()
+        on_lost(worker)
+
+    link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lost)
+    worker = WorkerProcess(index, process, link, ready, directory, claims, output)
+    ours.setblocking(False)  # noqa: FBT003 - its only form
+    try:
+        await asyncio.get_running_loop().create_unix_connection(lambda: SocketLink(link), sock=ours)
+    except BaseException:  # also if the node stops now: no process may remain
+        worker.kill()
+        await asyncio.shield(asyncio.ensure_future(worker.stopped()))
+        raise
+    link.tell(Welcome(LINK_VERSION, limits))
+    return worker
+
+
+async def _spawn(
+    stream: socket.socket,
+    claims: int,
+    limits: Limits,
+    directory: Path,
+    threads_max: int,
+    environment: Collection[str],
+) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-P", "-m", "indilog_compute.workers"),
+        *("--fd", str(stream.fileno())),
+        *("--claims-fd", str(claims)),
+        *("--directory", str(directory)),
+        *("--threads", str(threads_max)),
+        *("--message-bytes-max", str(limits.message_bytes_max)),
+        *("--open-files", str(given_limit())),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        pass_fds=(stream.fileno(), claims),
+        env=environment_of_worker(environment),
+        start_new_session=True,  # Ctrl-C at the terminal must reach the node only
+    )

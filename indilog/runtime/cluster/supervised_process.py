@@ -23,14 +23,14 @@ import structlog
 from indilog.base.errors import NotReadyError
 from indilog.base.restart_pauses import RestartPauses
 from indilog.config import NodeConfig
-from indilog.runtime.cluster.supervisor_link import HEARTBEATS_PER_HANG
-from indilog.runtime.forking.held_process import (
+from indilog.runtime.cluster.held_process import (
     STATUS_UNKNOWN,
     Process,
     Start,
     connected,
     executed,
 )
+from indilog.runtime.cluster.supervisor_link import HEARTBEATS_PER_HANG
 
 _LINE_BYTES_MAX: Final = 16 * 1024
 _log = structlog.get_logger(__name__)

@@ -126,8 +126,7 @@ class Killer:
 
 def is_worker(pid: int) -> bool:
     with suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return b"indilog_compute.workers" in command  # no fork server of workers
+        return b"indilog_compute.workers" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -42,5 +42,5 @@ def _dial_proxies(directory: Path) -> None:
 if _DIRECTORY:
     _turn_clock(Path(_DIRECTORY) / "clock")
     _program = " ".join(sys.orig_argv[1:4])
-    if any(name in _program for name in ("cluster.fork_server", "indilog.node", "indilog node")):
+    if any(name in _program for name in ("fork_server", "indilog.node", "indilog node")):
         _dial_proxies(Path(_DIRECTORY) / "proxy")

@@ -1,7 +1,1 @@
-"""How worker processes start (docs/decisions/0069).
-
-- `worker_starter`: forks or executes workers
-- `fork_server`: the process that forks them
-- `environment`: selects the environment variables of a worker
-- `worker_process`: the main function of a worker
-"""
+"""Starts worker processes: their environment, and what a worker process runs."""

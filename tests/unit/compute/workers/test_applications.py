@@ -14,10 +14,10 @@ from indilog.link.worker_messages import Load, Loaded
 from indilog.testing import MemoryLogs
 from indilog_compute.deployments import Deployment
 from indilog_compute.invocations.fault_log import FaultLog
+from indilog_compute.workers import process
 from indilog_compute.workers.applications import Applications
 from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.host import limits_of
-from indilog_compute.workers.starting.worker_starter import WorkerStarter
 
 pytestmark = pytest.mark.asyncio
 
@@ -28,7 +28,7 @@ def applications_of(logs: MemoryLogs, directory: Path) -> Applications:
     )
     limits = limits_of(Config())
     return Applications(
-        node, logs, limits, directory=directory, start=WorkerStarter(), workers=lambda: ()
+        node, logs, limits, directory=directory, start=process.start, workers=lambda: ()
     )
 
 

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from indilog.runtime.cluster import fork_server
+from indilog.runtime.cluster import fork_server, node_starter
 from indilog.runtime.cluster.fork_server import NODE_PROGRAM
+from indilog.runtime.cluster.held_process import STATUS_UNKNOWN, Process
 from indilog.runtime.cluster.node_starter import NodeStarter
-from indilog.runtime.forking import fork_starter
-from indilog.runtime.forking.held_process import STATUS_UNKNOWN, Process
 
 NODE = [*NODE_PROGRAM, "--name", "storage-0", "--metadata", "unix:///no/such/platform"]
 """A node that waits for a metadata store that does not exist, until it is asked to stop."""
@@ -205,7 +204,7 @@ def test_a_killed_fork_server_harms_no_node_and_is_replaced(*, is_noticed: bool)
 def test_a_fork_server_that_hangs_is_killed_and_the_node_executed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fork_starter, "_ANSWER_S_MAX", 0.2)
+    monkeypatch.setattr(node_starter, "_ANSWER_S_MAX", 0.2)
 
     async def story() -> None:
         async with starter() as made, node(made) as first:

@@ -1,4 +1,4 @@
-"""Processes that this process can signal and await, even if they are not its children."""
+"""Processes that a supervisor can signal and await, even if they are not its children."""
 
 from __future__ import annotations
 
@@ -95,20 +95,16 @@ class HeldProcess:
         Raises:
             ProcessLookupError: the process is gone.
         """
-        self.send_signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL; raises what `terminate` does."""
-        self.send_signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; raises what `terminate` does."""
-        if self._is_gone:
-            raise ProcessLookupError(self.pid)
-        signal.pidfd_send_signal(self._descriptor, number)
-
-    async def wait_gone(self) -> None:
-        """Wait until the process has ended. Call it once, or call `wait`."""
+    async def wait(self) -> int:
+        """Wait until the process has ended; return `STATUS_UNKNOWN`, because only its parent gets
+        the exit status. Call it once.
+        """
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
         loop.add_reader(self._descriptor, gone.set)
@@ -117,19 +113,14 @@ class HeldProcess:
         finally:
             loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
-            # Also if `wait_gone` is cancelled, because the descriptor may be reused.
+            # Also if `wait` is cancelled, because the descriptor may be reused.
             self._is_gone = True
-
-    async def exit_status(self) -> int:
-        """Return the exit status of a process that is gone: `STATUS_UNKNOWN`, because only its
-        parent gets the exit status.
-        """
         return STATUS_UNKNOWN
 
-    async def wait(self) -> int:
-        """Wait until the process has ended; return its `exit_status`. Call it once."""
-        await self.wait_gone()
-        return await self.exit_status()
+    def _signal(self, number: signal.Signals) -> None:
+        if self._is_gone:
+            raise ProcessLookupError(self.pid)
+        signal.pidfd_send_signal(self._descriptor, number)
 
 
 def connected(control: Path) -> tuple[socket.socket, HeldProcess] | None:
