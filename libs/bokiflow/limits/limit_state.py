@@ -378,7 +378,7 @@ class LimitState(State[None]):
     def snapshot(self) -> object:
         """See `State.snapshot`."""
         runs = {id_: msgspec.structs.astuple(run) for id_, run in self.runs.items()}
-        begun = {key: list(known.begun) for key, known in self._keys.items() if known.begun}
+        begun = {key: list(known.begun) for key, known in self._keys.items()}
         return (self.settings, self.clock, runs, list(self._ready), begun)
 
     @classmethod
@@ -386,10 +386,9 @@ class LimitState(State[None]):
         """Return the state of an encoded snapshot."""
         kept, state = msgspec.msgpack.decode(content, type=_Snapshot), cls()
         state.settings, state.clock, state.runs = kept.settings, kept.clock, kept.runs
-        for key in {*kept.begun, *(run.key for run in kept.runs.values())}:
-            state._keys[key] = _Key()
-        for key, begun in kept.begun.items():
-            state._keys[key].begun.extend(begun)
+        for key, begun in kept.begun.items():  # in the order of the state, which decides turns
+            known = state._keys[sys.intern(key)] = _Key()
+            known.begun.extend(begun)
         for run in kept.runs.values():
             run.key = sys.intern(run.key)  # many runs share a key
             state._keys[run.key].runs += 1

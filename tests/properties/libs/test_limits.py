@@ -14,7 +14,7 @@ from unittest import mock
 import msgspec
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bokiflow import Startable, Workflow
@@ -226,6 +226,10 @@ def keep(settings: LimitSettings, all_: list[tuple[Any, ...]]) -> None:
         assert len(clerk.starts) < left or clerk.having(), "some run gets its turn"
 
 
+@example(
+    LimitSettings(starts=1, interval_s=1.0),
+    [("start", "run-0", "b", 0), ("start", "run-1", "a", 0), ("restore",)],
+)
 @given(all_settings, happenings)
 def test_a_limit_holds_is_in_order_and_gives_every_run_its_turn(
     settings: LimitSettings, all_: list[tuple[Any, ...]]
