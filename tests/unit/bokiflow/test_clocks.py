@@ -35,7 +35,7 @@ from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio
 
-LEASE_S = 1.0  # a busy machine does not lose it
+LEASE_S = 2.0  # a busy machine does not lose it
 HOUR_S = 3600.0
 AHEAD: ContextVar[float] = ContextVar("ahead", default=0.0)
 """Lead of the running tasks' machine clocks; its monotonic clock has another start."""
