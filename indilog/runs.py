@@ -12,13 +12,15 @@ library of the workflows (`indilog.sdk.runs`).
 from __future__ import annotations
 
 import abc
-import asyncio  # noqa: TID251 - the time of its loop bounds a wait
+import asyncio  # noqa: TID251 - waits for the end of a run
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
 
 import msgspec
 
+from indilog.base.errors import TrimmedError
 from indilog.base.log import Log
 from indilog.sdk.runs import (
     RUN_EVENTS,
@@ -39,6 +41,10 @@ from indilog.sdk.runs import (
 _AppT = TypeVar("_AppT")
 _WAIT_S: Final = 30.0
 """Seconds after which a client that watches a run asks again without news."""
+_PAUSE_S: Final = 0.1
+"""Shortest time between two questions about the end of a run, in seconds: a run with many steps
+would cause one question for each of them.
+"""
 Operate: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[bytes]]
 
 
@@ -108,8 +114,10 @@ class Run:
             found = msgspec.json.decode(text, type=FoundResult)
             if found.has_ended or clock() >= ends:
                 return found.shown()
+            await asyncio.sleep(min(_PAUSE_S, max(ends - clock(), 0)))
             left = min(_WAIT_S, max(ends - clock(), 0))
-            await self._log(found.log).read_next(found.tag, found.next, wait=left)
+            with suppress(TrimmedError):  # the application then says that the run was trimmed
+                await self._log(found.log).read_next(found.tag, found.next, wait=left)
 
     async def cancel(self) -> None:
         """Cancel the run: its next operation raises `Cancelled` in it. Repeating it is harmless.

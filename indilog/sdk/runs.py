@@ -26,8 +26,6 @@ RUN_EVENTS: Final = "runs.events"
 START_RUN: Final = "runs.start"
 RUN_RESULT: Final = "runs.result"
 CHECK_RUNS: Final = "runs.check"
-RUN_ACTIONS: Final = ("cancel", "retry", "fork", "signal", "query")
-"""What people do with a run; the operation of each is `runs.<action>`."""
 
 _Key: TypeAlias = tuple[float, str, str, int]
 
