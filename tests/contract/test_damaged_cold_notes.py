@@ -17,7 +17,7 @@ from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.journal.checkpoint_files import checkpoint_places
 from indilog.runtime.journal.segment import FRAME_HEADER_BYTES
-from indilog.runtime.journal.segment_scan import headers_in
+from indilog.runtime.journal.segment_scan import headers_in, synced_end
 from indilog_pipeline.log_image import LogImage
 from tests.support.cold_storage import (
     check,
@@ -47,13 +47,14 @@ async def leave_killed(directory: Path) -> tuple[dict[SeqNum, Entry], set[Path]]
     async with embedded(configured(directory)) as platform:
         log = platform.logs.log("orders")
         records = await move_records(platform, log)
-        for seed in itertools.count(40):
+        for seed in itertools.count(40, 2):
             copy(directory / "data", directory / "copy")
             if notes_in(directory / "copy" / "journal"):
                 break
             shutil.rmtree(directory / "copy")  # a checkpoint has all notes
             records.update(await fill(log, 1, seed))
             await asyncio.sleep(0.02)
+            records.update(await fill(log, 1, seed + 1))  # its frame shows that the note is synced
         kept = set(objects(directory))
     shutil.rmtree(directory / "data")
     (directory / "copy").rename(directory / "data")
@@ -61,18 +62,24 @@ async def leave_killed(directory: Path) -> tuple[dict[SeqNum, Entry], set[Path]]
 
 
 def notes_in(journal: Path) -> list[tuple[Path, int]]:
-    """Return the `COLD` frames that a start reads: file, and offset of the payload."""
+    """Return the `COLD` frames that a start reads: file, and offset of the payload.
+
+    Only those that were synced according to a later frame: any other is cut as a torn tail if it
+    is damaged.
+    """
     newest = checkpoint_places(journal)[-1]
     found: list[tuple[Path, int]] = []
     for path in sorted(journal.glob("segment-*.log")):
         first, _, last = path.stem.removeprefix("segment-").partition("-")
         if last:
             continue  # it was rewritten, so both checkpoints have its notes
+        synced = synced_end(path, int(first), 0)
         with path.open("rb") as file:
             found += [
                 (path, offset + FRAME_HEADER_BYTES)
                 for offset, header in headers_in(file.fileno(), int(first), 0)
-                if header.kind == FrameKind.COLD and (int(first), offset) >= newest
+                if header.kind == FrameKind.COLD
+                and newest <= (int(first), offset) < (int(first), synced)
             ]
     return found
 
