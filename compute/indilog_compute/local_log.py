@@ -14,7 +14,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-from indilog.base.errors import NotReadyError, TooLargeError, TrimmedError
+from indilog.base.errors import NotReadyError, TooLargeError, TrimmedError, WrongStateError
 from indilog.base.ids import (
     EMPTY_TAG,
     MAX_SEQNUM,
@@ -462,6 +462,17 @@ class LocalLog(Log):
                 self._engine.watches.remove(hashed, watch)
                 if timer is not None:
                     timer.cancel()
+
+
+def sharded(log: Log) -> LocalLog:
+    """Return the log, if its records are in shards.
+
+    Raises:
+        WrongStateError: it is of another kind.
+    """
+    if not isinstance(log, LocalLog):
+        raise WrongStateError(f"Log {log.name} is not of kind shared, so it has no shards.")
+    return log
 
 
 def _as_tuple(tags: Iterable[UserTag]) -> tuple[UserTag, ...]:

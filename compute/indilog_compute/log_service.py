@@ -20,7 +20,6 @@ from indilog.base.errors import (
     IndilogError,
     NotReadyError,
     OverloadedError,
-    WrongStateError,
 )
 from indilog.base.ids import MetalogPosition
 from indilog.base.log import Entry, Log, LogSource, Record, Session, check_log_name
@@ -53,7 +52,7 @@ from indilog.link.link_messages import (
     failed,
 )
 from indilog.link.retention_messages import LogRetention, LogSetRetention, RetentionFound
-from indilog_compute.local_log import LocalLog
+from indilog_compute.local_log import sharded
 
 _READS: Final = (LogRead, LogReadPrev)
 """A tuple, because making a union for each question would cost more than the check itself."""
@@ -201,10 +200,10 @@ async def _execute(  # noqa: C901, PLR0911 - one answer per question
             first = await log.find_time(question.time)
             return lambda at: TailFound(at, first)
         case LogPlaces():
-            spans = tuple(await _sharded(log).places(question.start, question.end))
+            spans = tuple(await sharded(log).places(question.start, question.end))
             return lambda at: PlacesAre(at, spans)
         case LogShard():
-            shard = await _sharded(log).shard()
+            shard = await sharded(log).shard()
             return lambda at: ShardFound(at, shard)
         case LogNow():
             time = await log.now()
@@ -217,17 +216,6 @@ async def _execute(  # noqa: C901, PLR0911 - one answer per question
             return Done
         case unreachable:
             assert_never(unreachable)
-
-
-def _sharded(log: Log) -> LocalLog:
-    """Return the log, if its records are in shards.
-
-    Raises:
-        WrongStateError: it is of another kind.
-    """
-    if not isinstance(log, LocalLog):
-        raise WrongStateError(f"Log {log.name} is not of kind shared, so it has no shards.")
-    return log
 
 
 async def _records(

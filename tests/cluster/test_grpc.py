@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from indilog.base.errors import InvalidArgumentsError, TooLargeError, TrimmedError
+from indilog.base.errors import InvalidArgumentsError, TooLargeError, TrimmedError, WrongStateError
 from indilog.base.log import Session
 from indilog.config import ClusterConfig
 from indilog.link.access import reach
@@ -160,6 +160,23 @@ async def test_a_tag_without_content_is_refused(logs: GrpcLogs) -> None:
         await logs.ask("Append", request, pb.AppendResponse)
 
 
+async def test_an_append_tells_its_shard_and_refuses_another_one(logs: GrpcLogs) -> None:
+    log = logs.log("sharded", Session())
+    request = pb.LiveShardRequest(log="sharded")
+    shard = (await logs.ask("LiveShard", request, pb.LiveShardResponse)).shard
+    for wanted in (None, shard):
+        append = pb.AppendToShardRequest(log="sharded", data=b"here", shard=wanted)
+        placed = await logs.ask("AppendToShard", append, pb.AppendToShardResponse)
+        assert placed.shard == shard
+        record = await log.read(placed.seqnum, fresh=True)
+        assert record is not None
+        assert record.data == b"here"
+    other = pb.AppendToShardRequest(log="sharded", data=b"there", shard=shard + 1)
+    with pytest.raises(WrongStateError, match="nothing was appended"):
+        await logs.ask("AppendToShard", other, pb.AppendToShardResponse)
+    assert [record.data for record in await log.read_range(fresh=True)] == [b"here"] * 2
+
+
 async def test_a_subscription_ends_with_its_client(logs: GrpcLogs) -> None:
     log = logs.log("streamed", Session())
     for number in range(5):
@@ -274,6 +291,7 @@ async def test_a_client_in_another_language_uses_log_and_functions(
     command = ["node", "client.js", str(PROTO), address, token]
     told = json.loads(await ran(command, folder))
     assert told["seqnums"] == sorted(told["seqnums"])
+    assert told["placed"] is True
     assert told["last"] == "two"
     assert told["tags"] == ["customer:7", 12]
     assert told["streamed"] == "one"

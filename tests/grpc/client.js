@@ -45,6 +45,8 @@ async function main() {
     tag: { text: "customer:7" },
   });
   const streamed = await firstOf({ log: name, position: batch.position, tag: { number: 12 } });
+  const { shard } = await ask(log, "LiveShard", { log: name });
+  const placed = await ask(log, "AppendToShard", { log: name, shard, data: Buffer.from("four") });
   const refused = await ask(log, "Append", { log: "", data: Buffer.from("") }).catch((e) => e);
   const called = await ask(functions, "Invoke", {
     function: "adder.add",
@@ -53,6 +55,7 @@ async function main() {
   console.log(
     JSON.stringify({
       seqnums: [first.seqnum, ...batch.seqnums],
+      placed: (placed.shard || 0) === shard && placed.seqnum > batch.seqnums[1],
       last: read.record.data.toString(),
       tags: read.record.tags.map((tag) => tag.text || tag.number),
       streamed: streamed.data.toString(),

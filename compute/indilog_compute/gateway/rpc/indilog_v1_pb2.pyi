@@ -86,6 +86,46 @@ class AppendBatchResponse(_message.Message):
     position: int
     def __init__(self, seqnums: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ...) -> None: ...
 
+class LiveShardRequest(_message.Message):
+    __slots__ = ("log", "position")
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    log: str
+    position: int
+    def __init__(self, log: _Optional[str] = ..., position: _Optional[int] = ...) -> None: ...
+
+class LiveShardResponse(_message.Message):
+    __slots__ = ("shard", "position")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    position: int
+    def __init__(self, shard: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class AppendToShardRequest(_message.Message):
+    __slots__ = ("log", "position", "data", "tags", "shard")
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    log: str
+    position: int
+    data: bytes
+    tags: _containers.RepeatedCompositeFieldContainer[Tag]
+    shard: int
+    def __init__(self, log: _Optional[str] = ..., position: _Optional[int] = ..., data: _Optional[bytes] = ..., tags: _Optional[_Iterable[_Union[Tag, _Mapping]]] = ..., shard: _Optional[int] = ...) -> None: ...
+
+class AppendToShardResponse(_message.Message):
+    __slots__ = ("seqnum", "shard", "position")
+    SEQNUM_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    seqnum: int
+    shard: int
+    position: int
+    def __init__(self, seqnum: _Optional[int] = ..., shard: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
 class ReadRequest(_message.Message):
     __slots__ = ("log", "position", "seqnum", "fresh")
     LOG_FIELD_NUMBER: _ClassVar[int]

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from indilog.base.errors import InvalidArgumentsError
+from indilog.base.errors import InvalidArgumentsError, WrongStateError
 from indilog.base.ids import MAX_SEQNUM, UserTag
 from indilog.base.log import Log, LogSource, Session, check_log_name
 from indilog.base.subscription import pages
@@ -24,6 +24,7 @@ from indilog_compute.gateway.rpc.messages import (
     tags_from,
 )
 from indilog_compute.gateway.rpc.status import answering
+from indilog_compute.local_log import sharded
 from indilog_compute.positions import Positions
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -52,6 +53,8 @@ class LogService:
         unary: dict[str, tuple[Callable[..., Any], Any]] = {
             "Append": (self.append, pb.AppendRequest),
             "AppendBatch": (self.append_batch, pb.AppendBatchRequest),
+            "LiveShard": (self.live_shard, pb.LiveShardRequest),
+            "AppendToShard": (self.append_to_shard, pb.AppendToShardRequest),
             "Read": (self.read, pb.ReadRequest),
             "ReadNext": (self.read_next, pb.ReadNextRequest),
             "ReadPrev": (self.read_prev, pb.ReadPrevRequest),
@@ -93,6 +96,31 @@ class LogService:
             after = after_from(request.after) if request.HasField("after") else None
             seqnums = await log.append_batch(entries_from(request.entries), after=after)
             return pb.AppendBatchResponse(seqnums=seqnums, position=session.position)
+
+    async def live_shard(
+        self, request: pb.LiveShardRequest, context: Context
+    ) -> pb.LiveShardResponse:
+        """Return the shard to which this compute node appends."""
+        async with answering(context), self._opened(request, context) as (log, session):
+            shard = await sharded(log).shard()
+            return pb.LiveShardResponse(shard=shard, position=session.position)
+
+    async def append_to_shard(
+        self, request: pb.AppendToShardRequest, context: Context
+    ) -> pb.AppendToShardResponse:
+        """Append a record, and return its shard (Scalog 2.1, `appendToShard`)."""
+        async with answering(context), self._opened(request, context) as (log, session):
+            here = await (placed := sharded(log)).shard()
+            if request.HasField("shard") and request.shard != here:
+                raise WrongStateError(
+                    f"This compute node appends to shard {here}, not {request.shard}; nothing was "
+                    "appended. Ask LiveShard of each compute node."
+                )
+            seqnum = await log.append(request.data, tags=tags_from(request.tags))
+            span, *_ = await placed.places(seqnum, seqnum + 1)
+            return pb.AppendToShardResponse(
+                seqnum=seqnum, shard=span.shard, position=session.position
+            )
 
     async def read(self, request: pb.ReadRequest, context: Context) -> pb.ReadResponse:
         """Return the record at a seqnum."""
