@@ -17,7 +17,7 @@ import msgspec
 
 from indilog.base.errors import DataLossError, TooLargeError
 from indilog.base.ids import SeqNum
-from indilog.base.log import Log
+from indilog.base.log import Log, Record
 from indilog.sdk.record_format import RecordFormat
 from indilog.sdk.surviving_records import may_go_further, read_surviving_records
 
@@ -70,19 +70,34 @@ class CheckpointPart(msgspec.Struct, frozen=True, array_like=True, tag="state"):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint.
+    """A checkpoint to be appended.
+
+    Attributes:
+        end, count, marked: as in `CheckpointPart`.
+        content: the encoded state.
+    """
+
+    end: SeqNum
+    count: int
+    marked: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A complete checkpoint in the log, without its content, which `read_content` reads.
 
     Attributes:
         place: seqnum of its first part.
         end, count, marked: as in `CheckpointPart`.
-        content: the encoded state.
+        parts: seqnums of its parts, in their order.
     """
 
     place: SeqNum
     end: SeqNum
     count: int
     marked: int
-    content: bytes
+    parts: tuple[SeqNum, ...]
 
 
 class FoundCheckpoints(NamedTuple):
@@ -93,7 +108,7 @@ class FoundCheckpoints(NamedTuple):
         lost: the loss, if a lost record may belong to a checkpoint that covers more.
     """
 
-    furthest: Checkpoint | None
+    furthest: StoredCheckpoint | None
     lost: DataLossError | None
 
 
@@ -101,10 +116,14 @@ _decode: Final = msgspec.msgpack.Decoder(CheckpointPart).decode
 
 
 async def find_furthest(log: Log, stream: SubStream) -> FoundCheckpoints:
-    """Return the surviving checkpoint that covers the most records."""
-    best: Checkpoint | None = None
+    """Return the surviving checkpoint that covers the most records.
+
+    It keeps no content: parts of several checkpoints may be mixed, and authors that crashed may
+    have left many incomplete ones.
+    """
+    best: StoredCheckpoint | None = None
     lost: DataLossError | None = None
-    parts: defaultdict[SeqNum, dict[int, CheckpointPart]] = defaultdict(dict)
+    parts: defaultdict[SeqNum, dict[int, SeqNum]] = defaultdict(dict)
     async for record in read_surviving_records(log, stream.checkpoints_tag, limit=_PAGE):
         if isinstance(record, DataLossError):
             lost = record  # an earlier or later checkpoint may suffice
@@ -113,20 +132,35 @@ async def find_furthest(log: Log, stream: SubStream) -> FoundCheckpoints:
         if part is None or part.part >= part.parts or (best is not None and part.end < best.end):
             continue
         first = record.seqnum if part.first is None else part.first
-        parts[first][part.part] = part
-        if len(parts[first]) == part.parts:
-            best = _joined(first, parts.pop(first))
+        places = parts[first]
+        places[part.part] = record.seqnum
+        if len(places) == part.parts:
+            ordered = tuple(places[number] for number in range(part.parts))
+            best = StoredCheckpoint(first, part.end, part.count, part.marked, ordered)
+            del parts[first]
     is_lost = may_go_further(lost, 0 if best is None else best.end)
     return FoundCheckpoints(best, lost if is_lost else None)
 
 
-def _joined(place: SeqNum, parts: dict[int, CheckpointPart]) -> Checkpoint:
-    content = b"".join(parts[number].content for number in range(len(parts)))
-    return Checkpoint(place, parts[0].end, parts[0].count, parts[0].marked, content)
+async def read_content(log: Log, stream: SubStream, stored: StoredCheckpoint) -> bytes | None:
+    """Return the encoded state of a checkpoint; None: a later one has replaced it, or a part was
+    lost, since it was found.
+    """
+    contents: dict[SeqNum, bytes] = {}
+    async for record in read_surviving_records(
+        log, stream.checkpoints_tag, stored.place, limit=_PAGE
+    ):
+        if isinstance(record, Record) and record.seqnum in stored.parts:
+            part: CheckpointPart | None = stream.format.decoded(record.data, _decode)
+            assert part is not None, "it was decoded when it was found"
+            contents[record.seqnum] = part.content
+            if len(contents) == len(stored.parts):
+                return b"".join(map(contents.__getitem__, stored.parts))
+    return None
 
 
 async def append_checkpoint(log: Log, stream: SubStream, checkpoint: Checkpoint) -> None:
-    """Append a checkpoint, in parts that fit into records; `checkpoint.place` is not used.
+    """Append a checkpoint, in parts that fit into records.
 
     Raises:
         TooLargeError: not even small parts fit into a record of this log.

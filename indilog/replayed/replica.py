@@ -19,6 +19,7 @@ from indilog.replayed.checkpoints import (
     SubStream,
     append_checkpoint,
     find_furthest,
+    read_content,
 )
 from indilog.sdk.event import Event
 from indilog.sdk.losses import name_loss
@@ -156,6 +157,9 @@ class Replica(Generic[_StateT, _OutcomeT]):
         """Outcomes of records that may belong to appends in flight."""
         self._due: set[SeqNum] = set()
         """Records that made a checkpoint due and may belong to appends in flight."""
+        self._saving: Event | None = None
+        self._saved: SeqNum = 0
+        """The last checkpoint that was stored here covers the records below this seqnum."""
 
     # --- reading
 
@@ -274,14 +278,19 @@ class Replica(Generic[_StateT, _OutcomeT]):
         """Continue from the checkpoint that covers the most, if it is ahead. Return the loss if a
         lost checkpoint may cover even more.
         """
-        found = await find_furthest(log, self.stream)
-        kept = found.furthest
-        if kept is not None and kept.end > self.end:
-            self.state = self._restore(kept.content)
-            self.end, self._count, self._marked = kept.end, kept.count, kept.marked
-            self._last_due, self._due_count, self._has_rest = kept.end, kept.count, True
-            self.unsaved = self.covered = 0
-        return found.lost
+        lost: DataLossError | None = None
+        for _ in range(_LOADS_MAX):
+            kept, lost = await find_furthest(log, self.stream)
+            if kept is None or kept.end <= self.end:
+                break
+            content = await read_content(log, self.stream, kept)
+            if content is not None:
+                self.state = self._restore(content)
+                self.end, self._count, self._marked = kept.end, kept.count, kept.marked
+                self._last_due, self._due_count, self._has_rest = kept.end, kept.count, True
+                self.unsaved = self.covered = 0
+                break
+        return lost
 
     def _apply(self, record: Record) -> None:
         if record.seqnum < self.end:
@@ -408,12 +417,30 @@ class Replica(Generic[_StateT, _OutcomeT]):
         correct, and the one that covers the most is kept, so it covers all that was trimmed. While
         a lost checkpoint may cover more, nothing is trimmed, because it may become readable again.
 
+        A replica writes one checkpoint at a time: a caller that finds another one being written
+        waits for it, and then writes one only if that one does not suffice.
+
         If it fails, the state is unharmed, and the next checkpoint is due as usual.
 
         Raises:
             IndilogError: the errors of `Log.append`, `Log.read_range` and `Log.trim`.
         """
-        self._elected, self.unsaved = False, 0
+        self._elected = False
+        wanted, has_waited = self.end, False
+        while self._saving is not None:
+            await self._saving.wait()
+            has_waited = True
+        if has_waited and self._saved >= wanted:
+            return True
+        self._saving = saving = Event()
+        try:
+            return await self._save(log)
+        finally:
+            self._saving = None
+            saving.set()
+
+    async def _save(self, log: Log) -> bool:
+        self.unsaved = 0
         size, snapshot = self.state.size, self.state.snapshot()
         end, count, marked = self.end, self._count, self._marked
         needed_from = self.state.needed_from(end)
@@ -422,14 +449,17 @@ class Replica(Generic[_StateT, _OutcomeT]):
         content = await _encode(snapshot, size)
         before = (await find_furthest(log, self.stream)).furthest
         if before is None or before.end < end:
-            await append_checkpoint(log, self.stream, Checkpoint(0, end, count, marked, content))
+            await append_checkpoint(log, self.stream, Checkpoint(end, count, marked, content))
         found = await find_furthest(log, self.stream)
         if found.lost is not None or found.furthest is None:
             return False
         await log.trim(found.furthest.place, tag=self.stream.checkpoints_tag)
         if before is not None and before.end < found.furthest.end:
             await log.trim(min(before.end, trimmed_to), tag=self.stream.tag)
-        return found.furthest.end >= end
+        if found.furthest.end < end:
+            return False
+        self._saved = end
+        return True
 
 
 async def _encode(snapshot: object, size: int) -> bytes:

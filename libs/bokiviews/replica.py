@@ -248,11 +248,11 @@ class ViewsReplica:
         change has taken effect, and a later checkpoint replaces this one.
         """
         if self._replica.is_save_due and not self._is_saving and self.state.is_full:
+            self._is_saving = True  # callers that resume together must see it
             with suppress(IndilogError):
                 await run_to_end(self._save(log))
 
     async def _save(self, log: Log) -> None:
-        self._is_saving = True
         try:
             await self._replica.save(log)
         finally:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from bokiviews import ConflictError, Views, places, replica
 from indilog.base.errors import NotReadyError, TrimmedError
+from indilog.base.log import Entry
 from indilog.testing import MemoryLog
 from tests.support.hooked_log import HookedLog, Read
 from tests.unit.bokiviews.groups import Deposit, Ledger, process, refused
@@ -52,6 +54,36 @@ async def test_a_new_process_continues_from_a_checkpoint(log: MemoryLog) -> None
     for views in (old, new):
         views._replica.state.check_invariants()
     assert new._replica.state.size == old._replica.state.size
+
+
+async def test_of_callers_whose_record_makes_a_checkpoint_due_one_writes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They resume together. A checkpoint of each would hold all objects in memory 64 times."""
+    monkeypatch.setattr(replica, "CHECKPOINT_EVERY", EVERY)
+    may_append = asyncio.Event()
+
+    class Saving(HookedLog):
+        checkpoints = 0
+
+        async def before_append(self, entries: Sequence[Entry]) -> None:
+            if "views:views:checkpoints" in entries[0].tags:
+                self.checkpoints += 1
+                await may_append.wait()
+
+    log = Saving("objects")
+    users = await process(log).map("users")
+    for number in range(EVERY - 1):
+        await users.put(0, number)
+    putting = [asyncio.create_task(users.put(number % 2, number)) for number in range(64)]
+    await asyncio.wait(putting, return_when=asyncio.FIRST_COMPLETED)
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert log.checkpoints == 1
+    assert sum(task.done() for task in putting) == 63
+    may_append.set()
+    await asyncio.gather(*putting)
+    assert log.checkpoints == 1
 
 
 async def test_a_process_that_starts_from_a_checkpoint_decides_like_the_others(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Sequence
 from typing import Final
 
@@ -158,6 +159,70 @@ async def test_an_incomplete_checkpoint_is_not_used(monkeypatch: pytest.MonkeyPa
     assert (await counts_at(log))["word 0"] == 2
 
 
+class Saving(HookedLog):
+    """A log whose checkpoints wait until they may be appended.
+
+    Attributes:
+        may_append: lets checkpoints be appended.
+        checkpoints: number of records with checkpoints.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.may_append = asyncio.Event()
+        self.checkpoints = 0
+
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        if STREAM.checkpoints_tag in entries[0].tags:
+            self.checkpoints += 1
+            await self.may_append.wait()
+
+
+async def test_callers_that_save_at_once_share_one_checkpoint() -> None:
+    log, replica = Saving("work"), words(1000)
+    await write(log, replica, "ab")
+    saving = [asyncio.create_task(replica.save(log)) for _ in range(20)]
+    await asyncio.sleep(0)
+    log.may_append.set()
+    assert all(await asyncio.gather(*saving))
+    assert log.checkpoints == 1
+
+
+async def test_a_save_is_not_satisfied_by_one_that_began_before_its_records() -> None:
+    log, replica = Saving("work"), words(1000)
+    await write(log, replica, "ab")
+    first = asyncio.create_task(replica.save(log))
+    for _ in range(8):
+        await asyncio.sleep(0)
+    await write(log, replica, "c")
+    second = asyncio.create_task(replica.save(log))
+    await asyncio.sleep(0)
+    assert log.checkpoints == 1
+    log.may_append.set()
+    assert await first
+    assert await second
+    found = (await checkpoints_module.find_furthest(log, STREAM)).furthest
+    assert found is not None
+    assert found.end == replica.end
+
+
+async def test_a_save_needs_no_memory_for_incomplete_checkpoints() -> None:
+    """Their authors crashed; each has left the first of two parts."""
+    log, replica = MemoryLog("work"), words(1000)
+    await write(log, replica, "ab")
+    part_bytes = checkpoints_module.PART_BYTES
+    for end in range(2, 50):
+        part = checkpoints_module.CheckpointPart(end, 2, 0, 2, 0, None, bytes(part_bytes))
+        await log.append(STREAM.format.encoded(part), tags=[STREAM.checkpoints_tag])
+    tracemalloc.start()
+    try:
+        await replica.save(log)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 8 * part_bytes
+
+
 async def test_a_floor_seen_before_its_checkpoint_is_not_taken_for_a_trimmed_log() -> None:
     logs = MemoryLogs()
     behind = Behind("work", logs)
@@ -233,7 +298,7 @@ async def test_a_late_checkpoint_of_an_older_state_is_not_started_from() -> None
     await stale.catch_up(log)
     content = msgspec.msgpack.encode(stale.state.snapshot())
     await write(log, replica, "cdefghijklmn")
-    await append_checkpoint(log, STREAM, Checkpoint(0, stale.end, 2, 0, content))
+    await append_checkpoint(log, STREAM, Checkpoint(stale.end, 2, 0, content))
     assert await counts_at(log) == dict.fromkeys("abcdefghijklmn", 1)
 
 
