@@ -173,7 +173,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
                 wait at the same time share one such read.
 
         Raises:
-            DataLossError: a record that the state needs is lost; the message names the state.
+            DataLossError: a record that the state needs is lost, and no checkpoint covers it; the
+                message names the state.
             NotReadyError: the read did not return the record at `own`.
             TrimmedError: the whole log was trimmed, and with it the history of the state.
         """
@@ -250,7 +251,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
             await self._continue_from_checkpoint(log, error)
             return None
         except DataLossError as error:
-            raise name_loss(self.stream.what, error) from error
+            await self._pass_loss(log, error)
+            return None
         if len(page) == _PAGE and not self._count:  # a checkpoint may save most of the reading
             await self._load(log)
         for record in page:
@@ -273,6 +275,18 @@ class Replica(Generic[_StateT, _OutcomeT]):
         if lost is None:
             raise error
         raise name_loss(self.stream.what, lost) from error
+
+    async def _pass_loss(self, log: Log, error: DataLossError) -> None:
+        """Load a checkpoint that covers lost records, or some of the records before them.
+
+        Raises:
+            DataLossError: no checkpoint covers more than is applied here.
+        """
+        before = self.end
+        await log.tail()  # the session then sees every checkpoint that was acknowledged
+        await self._load(log)
+        if self.end == before:
+            raise name_loss(self.stream.what, error) from error
 
     async def _load(self, log: Log) -> DataLossError | None:
         """Continue from the checkpoint that covers the most, if it is ahead. Return the loss if a

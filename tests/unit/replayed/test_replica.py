@@ -267,6 +267,43 @@ async def test_a_lost_record_names_the_state_and_changes_nothing() -> None:
     assert replica.state.counts == {"a": 1, "b": 1}
 
 
+async def test_a_new_process_starts_from_a_checkpoint_that_covers_a_lost_record() -> None:
+    """One checkpoint trims nothing, so the lost record is above the floor."""
+    logs = DamagedLogs()
+    log, replica = logs.log("work"), words(1000)
+    await write(log, replica, "abcd")
+    await replica.save(log)
+    await write(log, replica, "a")
+    logs.lost = {2}
+    assert await counts_at(log) == {"a": 2, "b": 1, "c": 1, "d": 1}
+    late = words()
+    assert await late.append(log, b"b") == 2
+
+
+async def test_a_process_that_lags_continues_from_a_checkpoint_that_covers_a_lost_record() -> None:
+    logs = DamagedLogs()
+    log, replica, late = logs.log("work"), words(1000), words()
+    await write(log, replica, "ab")
+    await late.catch_up(log)
+    await write(log, replica, "cd")
+    await replica.save(log)
+    logs.lost = {2, 3}
+    await late.catch_up(log)
+    assert late.state.counts == dict.fromkeys("abcd", 1)
+
+
+async def test_a_record_lost_after_the_last_checkpoint_is_an_error() -> None:
+    logs = DamagedLogs()
+    log, replica = logs.log("work"), words(1000)
+    await write(log, replica, "ab")
+    await replica.save(log)
+    await write(log, replica, "cd")
+    logs.lost = {1, 4}
+    with pytest.raises(DataLossError, match=r"^Words cannot be read") as lost:
+        await counts_at(log)
+    assert lost.value.seqnum == 4
+
+
 async def test_nothing_is_trimmed_while_a_lost_checkpoint_may_cover_more() -> None:
     logs = DamagedLogs()
     log, replica, stale = logs.log("work"), words(), words()
