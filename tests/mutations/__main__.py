@@ -70,10 +70,15 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     "compute": (
         "tests/unit/compute/reads", "tests/unit/compute/test_*.py", "tests/contract/test_log.py",
         "tests/contract/test_sessions.py", "tests/contract/test_trim.py",
-        "tests/contract/test_retention.py", "tests/contract/test_live.py", "tests/scenarios",
+        "tests/contract/test_conditional_appends.py", "tests/contract/test_retention.py",
+        "tests/contract/test_live.py", "tests/scenarios",
         "tests/properties/test_local_index.py", "tests/properties/test_after_a_miss.py",
         "tests/properties/test_warm_up.py", "tests/properties/test_retention.py",
         "tests/properties/test_trims.py", _ORACLE,
+    ),
+    "cells": (
+        "tests/unit/cells", "tests/cells", "tests/contract/test_log.py",
+        "tests/contract/test_trim.py", "tests/contract/test_conditional_appends.py",
     ),
     "libs/bokiflow": (
         "tests/unit/bokiflow", "tests/contract/test_bokiflow.py",
@@ -84,11 +89,12 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/properties/libs/test_bokiqueue.py",
     ),
     "libs/bokistream": (
-        "tests/unit/bokistream", "tests/properties/libs/test_bokistream.py",
+        "tests/unit/bokistream", "tests/contract/test_bokistream.py",
+        "tests/properties/libs/test_bokistream.py",
     ),
     "libs/bokiviews": (
-        "tests/unit/bokiviews", "tests/properties/libs/test_bokiviews.py",
-        "tests/serializability/test_views.py",
+        "tests/unit/bokiviews", "tests/contract/test_bokiviews.py",
+        "tests/properties/libs/test_bokiviews.py", "tests/serializability/test_views.py",
     ),
     "libs/bokistore": (
         "tests/unit/bokistore", "tests/properties/libs/test_bokistore.py",
@@ -97,6 +103,8 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """The tests of each part. A file belongs to the first part whose folder it is in."""
 _APPLICATIONS: Final = ("tests/unit/functions", "tests/unit/testing")
+_UNSIMULATED: Final = ("indilog/replayed", "cells", "libs")
+"""Parts that `tests.simulation` does not execute, beside the parts below `compute`."""
 _SEEDS: Final = ("-m", "tests.simulation", "--seeds", "15", "--jobs", "1")
 _PYTEST: Final = (
     "-m", "pytest", "-x", "-q", "-n0", "-p", "no:randomly", "-p", "no:cacheprovider",
@@ -162,7 +170,7 @@ def steps(site: Site, *, is_narrow: bool) -> Iterator[Sequence[str]]:
     yield *_PYTEST, *(str(path.relative_to(ROOT)) for name in own for path in _matching(name))
     if is_narrow:
         return
-    if not part.startswith("libs") and "_compute/" not in part:
+    if not part.startswith((*_UNSIMULATED, "compute/")):
         yield _SEEDS
     yield *_PYTEST, *_APPLICATIONS
 

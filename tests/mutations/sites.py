@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDERS: Final = (
     "indilog/kernel", "indilog/wire", "indilog/replayed", "ordering", "storage", "index_tier",
-    "compute", "libs",
+    "compute", "cells", "libs",
 )  # fmt: skip
 """What is mutated."""
 

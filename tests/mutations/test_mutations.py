@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.changed_tests import PATHS
 from tests.mutations.__main__ import noticed_by, steps
 from tests.mutations.sites import FOLDERS, ROOT, Site, sample, sites
 
@@ -74,6 +75,10 @@ def test_every_mutation_of_the_project_is_python_and_another_program(found: list
         mutated = site.mutated(source)
         assert mutated != source
         compile(mutated, site.file, "exec")
+
+
+def test_every_folder_with_a_package_is_mutated_but_that_of_spark() -> None:
+    assert set(PATHS) - {".", "pipeline"} <= set(FOLDERS)
 
 
 def test_a_seed_chooses_the_same_mutations_after_edits_elsewhere() -> None:
