@@ -110,6 +110,9 @@ _PYTEST: Final = (
     "-m", "pytest", "-x", "-q", "-n0", "-p", "no:randomly", "-p", "no:cacheprovider",
     "--timeout", "60",
 )  # fmt: skip
+_WITHOUT_PROCESSES: Final = ("-m", "not cluster")
+_NOTHING_COLLECTED: Final = 5
+"""Exit code of pytest."""
 _SUMMARY: Final = re.compile(r"(FAILED|ERROR) \S+\.py")
 """A line of pytest's summary; captured log lines may begin with "ERROR", too."""
 _STEP_S_MAX: Final = 900
@@ -126,7 +129,9 @@ def main() -> int:
     parser.add_argument("--under", nargs="+", default=FOLDERS, help="folders to draw from")
     parser.add_argument("--only", default="", help="of them those whose FILE:LINE contains this")
     parser.add_argument("--list", action="store_true", help="show them and run no test")
-    parser.add_argument("--narrow", action="store_true", help="leave out the widest tests")
+    parser.add_argument(
+        "--narrow", action="store_true", help="leave out the widest tests, and those with processes"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies of the tree")
     given = parser.parse_args()
     chosen = [
@@ -163,11 +168,12 @@ def steps(site: Site, *, is_narrow: bool) -> Iterator[Sequence[str]]:
     """Yield the arguments of Python for each step of tests, from narrow to wide."""
     part = next(folder for folder in PARTS if site.file.startswith(f"{folder}/"))
     own = PARTS[part]
+    pytest = (*_PYTEST, *(_WITHOUT_PROCESSES if is_narrow else ()))
     same = sorted(ROOT.glob(f"tests/unit/**/test_{Path(site.file).stem}.py"))
     names = {str(path.relative_to(ROOT)) for path in same} | tests_of({site.file})
     if narrow := sorted(name for name in names if name.startswith("tests/unit")):
-        yield *_PYTEST, *narrow
-    yield *_PYTEST, *(str(path.relative_to(ROOT)) for name in own for path in _matching(name))
+        yield *pytest, *narrow
+    yield *pytest, *(str(path.relative_to(ROOT)) for name in own for path in _matching(name))
     if is_narrow:
         return
     if not part.startswith((*_UNSIMULATED, "compute/")):
@@ -238,7 +244,7 @@ def _failed(tree: Path, arguments: Sequence[str]) -> str | None:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return f"no end within {_STEP_S_MAX} s"
-    if process.returncode == 0:
+    if process.returncode in (0, _NOTHING_COLLECTED):
         return None
     lines = output.splitlines()
     by = [line for line in lines if _SUMMARY.match(line)]

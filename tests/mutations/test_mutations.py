@@ -111,6 +111,11 @@ def test_a_test_that_fails_anyway_notices_nothing(tmp_path: Path) -> None:
         noticed_by(tmp_path, *tried(tmp_path, "f() == 7"))
 
 
+def test_a_step_that_selects_no_test_notices_nothing(tmp_path: Path) -> None:
+    site, [step] = tried(tmp_path, "f() == 1")
+    assert noticed_by(tmp_path, site, [(*step, "-k", "other")]) is None
+
+
 def tried(tree: Path, claim: str) -> tuple[Site, list[tuple[str, ...]]]:
     """Write a module and its test to `tree`; return a mutation of the module, and that test."""
     (tree / "a.py").write_text("def f():\n    return 1\n")
