@@ -1,8 +1,11 @@
 """IndiLog: stateful serverless functions on a shared log. The public interface.
 
-A program opens an embedded platform (`open`) or connects to a running one (`connect`); a function
-gets a `Context`. `indilog.scalog` has Scalog's calls, `indilog.testing` is for tests, and
-`indilog.sdk` for libraries on the log. All other packages are internal.
+A program starts an embedded platform in its own process (`open`) or connects to a running one
+(`connect`, and `reach` finds its address and token). Both return a `Client`. A function of an `App`
+gets a `Context`.
+
+`indilog.scalog` offers the calls of the Scalog paper, `indilog.testing` an in-memory log for tests,
+and `indilog.sdk` what libraries on the log need. All other packages are internal.
 """
 
 from typing import TYPE_CHECKING
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from indilog.base.ids import MAX_SEQNUM
     from indilog.base.log import After, Entry, Log, Record
     from indilog.base.log_kinds import LogInfo
-    from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
+    from indilog.client import Client, open  # noqa: A004 callers write `indilog.open`
     from indilog.link.access import Endpoint, reach
     from indilog.remote_client import connect
 

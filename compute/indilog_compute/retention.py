@@ -1,10 +1,11 @@
-"""Enforces retention policies by trimming: the work of a round (ARCHITECTURE 13, decision 0015).
+"""Enforces retention policies by trimming (ARCHITECTURE 13, decision 0015).
 
+`RetentionService` runs a *round* every `retention_interval_s`; this module is the work of a round.
 For a limit of age, a round asks the log for its time, and for the first seqnum ordered at a given
-time. For a limit of size, it reads each record once and keeps marks: seqnums, each with the number
-of bytes before it. There are at most about `_MARKS` marks per log, so memory is bounded; after a
-restart the retained records are read again. Trimming twice is harmless, so two nodes may enforce
-policies at once.
+time. For a limit of size, the rounds read each record once and keep *marks*: seqnums, each with the
+number of bytes that were read before it. There are at most about `_MARKS` marks per log, so memory
+is bounded. After a restart the retained records are read again. Trimming twice is harmless, so two
+nodes may enforce policies at once.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from indilog.config import KIB, NodeConfig
 from indilog.sdk.retention_log import RETENTION_LOG
 
 _MARKS: Final = 1000
+"""Marks per log with a limit of size; they divide the limit into equal steps."""
 _PAGE_COST_BYTES_MIN: Final = 64 * KIB
-"""A page counts at least this many bytes toward those that a round may read."""
+"""A page counts at least this many bytes toward those that a round may read, because small pages
+cost the log a request too.
+"""
 _FAILURES_MAX: Final = 10
 """A round ends after this many failed logs."""
 
@@ -44,6 +48,7 @@ class SizeMarks:
         self._marks: list[tuple[SeqNum, int]] = []
         """Seqnums, and the bytes that were read before each."""
         self._trimmed: SeqNum = 0
+        """No record is below this seqnum."""
 
     @property
     def until(self) -> SeqNum:
@@ -71,7 +76,7 @@ class SizeMarks:
         assert not page or self._marks, "the last mark is kept"
         return self._read_bytes - before
 
-    def trimmed(self, until: SeqNum) -> None:
+    def note_trim(self, until: SeqNum) -> None:
         """Note that the log is trimmed below `until`."""
         self._trimmed = max(self._trimmed, until)
 
@@ -81,8 +86,8 @@ class SizeMarks:
         self.bound, self._trimmed = floor, max(self._trimmed, floor)
 
 
-class _Kept:
-    """A log with a policy.
+class _RetainedLog:
+    """A log with a policy, and what the rounds have learned about it.
 
     Attributes:
         floor: no readable record of the log is below this seqnum.
@@ -121,7 +126,9 @@ class _Kept:
                 return record.seqnum if record is not None else None
 
     async def read_page(self, tail: SeqNum) -> int | None:
-        """Read a page for the size; return its bytes, None when all below `tail` is read."""
+        """Read the next page for the limit of size; return its bytes. None: no record below `tail`
+        is unread.
+        """
         sizes = self.sizes
         assert sizes is not None, "only logs with a bound in bytes are read"
         if sizes.bound >= tail:
@@ -145,7 +152,7 @@ class _Kept:
         await self.log.trim(until)
         self.floor = max(self.floor, until)
         if self.sizes is not None:
-            self.sizes.trimmed(until)
+            self.sizes.note_trim(until)
 
 
 class RetentionRounds:
@@ -153,7 +160,8 @@ class RetentionRounds:
 
     Args:
         logs: the logs to trim.
-        pause: awaited with the least number of seconds that reading those bytes may take.
+        pause: sleeps for a number of seconds. It is awaited after each page, so that a round reads
+            at most `retention_bytes_per_s`.
     """
 
     def __init__(
@@ -167,7 +175,7 @@ class RetentionRounds:
         )
         self._pause = pause
         self._policies = logs.log(RETENTION_LOG, self._session)
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _RetainedLog] = {}
         self._trims = 0
         self._last_trim: dict[str, object] = {}
         self._failed: list[tuple[str, IndilogError]] = []
@@ -188,7 +196,7 @@ class RetentionRounds:
         for name, policy in policies.items():
             kept = self._kept.get(name)
             if kept is None or kept.policy != policy:
-                self._kept[name] = _Kept(self._logs.log(name, self._session), policy)
+                self._kept[name] = _RetainedLog(self._logs.log(name, self._session), policy)
 
     async def run(self) -> bool:
         """Trim what the policies do not keep now; return whether there is more to read.
@@ -258,7 +266,7 @@ class RetentionRounds:
                 await self._pause(cost / self._bytes_per_s)
         return False
 
-    async def _read_page(self, name: str, kept: _Kept, tail: SeqNum) -> int | None:
+    async def _read_page(self, name: str, kept: _RetainedLog, tail: SeqNum) -> int | None:
         self._kept[name] = self._kept.pop(name)  # last, so that logs not read yet come first
         try:
             return await kept.read_page(tail)
@@ -268,7 +276,7 @@ class RetentionRounds:
 
     # --- both
 
-    async def _trim(self, name: str, kept: _Kept, until: SeqNum, now: float) -> None:
+    async def _trim(self, name: str, kept: _RetainedLog, until: SeqNum, now: float) -> None:
         await kept.trim(until)
         self._trims += 1
         self._last_trim = {
@@ -276,7 +284,7 @@ class RetentionRounds:
         }  # fmt: skip
         structlog.get_logger().info("log trimmed by its retention", log=name, until=until)
 
-    def _note_failure(self, name: str, kept: _Kept, error: IndilogError) -> None:
+    def _note_failure(self, name: str, kept: _RetainedLog, error: IndilogError) -> None:
         self._failed.append((name, error))
         self._kept.pop(name, None)
         self._kept[name] = kept

@@ -58,7 +58,7 @@ class Aggregator:
         return self._merging.deadline()
 
     def check_invariants(self) -> None:
-        """Assert that complete lookups are not kept, and that the limit holds."""
+        """Assert that no complete lookup is kept, and at most `lookups_pending_max` others."""
         self._merging.check_invariants()
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:

@@ -1,6 +1,6 @@
-"""When a reader of the metalog requests entries from the primary (PITFALLS 8: a gap is fetched, so
-it never stalls the reader).
+"""Decides when a reader of the metalog requests missing entries from the primary (PITFALLS 8).
 
+`MetalogReader` knows which entries are missing and makes the requests; this module knows the times.
 Storage nodes and engines ask after a start, at a gap, and after a restart of the primary. They also
 ask while a caller waits for entries that do not arrive.
 """
@@ -14,10 +14,10 @@ from indilog.wire.messages import MetalogWanted
 
 
 class CatchUp:
-    """Asks at once for each page while entries are missing, and again after a pause that doubles.
+    """Asks at once for each page of missing entries; asks again without an answer after a pause.
 
-    A catch-up ends when the reader has all entries that an answer to it reported as committed
-    (`MetalogReader.behind`).
+    The pause doubles with each repetition (`Resend`). A catch-up ends when the reader has all
+    entries that an answer to it reported as committed (`MetalogReader.behind`).
 
     Attributes:
         reader: checks received entries, and makes the requests to the primary.
@@ -39,7 +39,8 @@ class CatchUp:
     def ask(self, now: Instant, *, waiting: bool) -> MetalogWanted | None:
         """Return the request that is due now; None: none is.
 
-        `waiting`: a caller needs a later position, whose entry may be in transit.
+        `waiting`: a caller needs a later position, whose entry may be in transit. The first request
+        for it is due after one pause, so that the entry can arrive unrequested.
         """
         reader, resend = self.reader, self._resend
         if reader.progressed:

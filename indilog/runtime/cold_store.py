@@ -1,9 +1,13 @@
 """Serves the cold storage requests of storage nodes, in threads (decision 0039).
 
-Reads have threads of their own, so that neither writing nor a slow store delays them. A read that
+An *object* is a Parquet file with old record batches of one shard, in a directory or an
+S3-compatible store. Reads have threads of their own, so that writes do not delay them. A read that
 takes longer than `cold_timeout_s` is answered as *away*; its thread may still wait. The row group
 of each batch that was read stays in a cache, because the next read often needs a neighbour of that
 batch.
+
+Modules that import pyarrow are imported in functions: its import takes long, and most nodes have no
+cold storage.
 """
 
 from __future__ import annotations
@@ -61,12 +65,13 @@ _Request = TypeVar("_Request", bound=ColdRequest)
 
 
 class ColdObjects:
-    """The objects of one node, for several threads.
+    """The objects of one node; its methods block and may run in several threads.
 
     Args:
         folder: folder of the objects.
         cache_bytes_max: bytes of batches that are cached.
-        note: of the journal.
+        note: the file `COLD` of the journal, which names the place of all objects; it is written
+            before the first object.
     """
 
     def __init__(self, folder: ColdFolder, cache_bytes_max: int, note: ColdNote) -> None:
@@ -80,7 +85,7 @@ class ColdObjects:
         self._cached_bytes = 0
 
     def list(self, request: ListObjects) -> ObjectsListed:
-        """Return all objects."""
+        """Return all objects of the node; None: the store does not answer."""
         del request
         if not self._note.is_written:
             return ObjectsListed(())  # nothing was ever written
@@ -93,7 +98,7 @@ class ColdObjects:
         return ObjectsListed([one for one in named if one is not None])
 
     def write(self, request: WriteObject) -> ObjectWritten:
-        """Write an object."""
+        """Write an object; the answer says whether that failed, and whether it always would."""
         from indilog.kernel.cold_objects import encode_object
         from indilog.kernel.records import batch_header
 
@@ -118,7 +123,11 @@ class ColdObjects:
         return ObjectWritten(number, made)
 
     def read(self, request: ReadColdBatch) -> ColdBatchRead:
-        """Return a batch."""
+        """Return a batch.
+
+        None: its object is missing. Empty: the object is damaged. In both cases the node repairs
+        the batch from another replica. Away: the store does not answer, so nothing is known.
+        """
         token, source, first = request
         try:
             return ColdBatchRead(token, self._batch(source, first))
@@ -175,7 +184,7 @@ class ColdObjects:
         return reader
 
     def tags(self, request: ReadColdTags) -> ColdTagsRead:
-        """Return the tags of an object."""
+        """Return the tags of an object; None: they cannot be read at present."""
         try:
             return ColdTagsRead(request.source.number, self._reader(request.source).tags())
         except (MissingObjectError, MalformedFrameError, ColdStoreError) as error:
@@ -183,7 +192,7 @@ class ColdObjects:
             return ColdTagsRead(request.source.number, None)
 
     def delete(self, request: DeleteObject) -> ObjectDeleted:
-        """Delete an object."""
+        """Delete an object; the answer says whether it is deleted, or never existed."""
         number = request.source.number
         with self._lock:
             self._readers.pop(number, None)
@@ -249,9 +258,11 @@ class ColdStore:
             self._note = ColdNote(journal, folders, is_written=True)
         self._nodes: dict[NodeId, ColdObjects] = {}
         self._reading: ThreadPoolExecutor | None = None
-        self._working: ThreadPoolExecutor | None = None
+        """Threads that read batches, `cold_requests_max`."""
+        self._other: ThreadPoolExecutor | None = None
+        """One thread for all other requests, so that they take effect in their order."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._works: set[Future[ColdAnswer]] = set()
+        self._running: set[Future[ColdAnswer]] = set()
         """Requests that run in a thread, or wait for one."""
 
     def ask(self, node: NodeId, request: ColdRequest) -> None:
@@ -259,13 +270,13 @@ class ColdStore:
         if (objects := self._of(node, request)) is None:
             self._deliver(node, without_store(request))
             return
-        if self._reading is None or self._working is None:
+        if self._reading is None or self._other is None:
             self._reading = ThreadPoolExecutor(
                 self._config.cold_requests_max, thread_name_prefix="cold-read"
             )
-            self._working = ThreadPoolExecutor(1, thread_name_prefix="cold-write")
+            self._other = ThreadPoolExecutor(1, thread_name_prefix="cold-write")
         task = asyncio.get_running_loop().create_task(
-            self._serve(node, objects, request, self._reading, self._working)
+            self._serve(node, objects, request, self._reading, self._other)
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -297,10 +308,10 @@ class ColdStore:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for executor in (self._reading, self._working):
+        for executor in (self._reading, self._other):
             if executor is not None:
                 executor.shutdown(wait=False, cancel_futures=True)
-        if not (works := [asyncio.wrap_future(work) for work in tuple(self._works)]):
+        if not (works := [asyncio.wrap_future(work) for work in tuple(self._running)]):
             return
         _, late = await asyncio.wait(works, timeout=self._config.cold_timeout_s)
         if late:
@@ -318,8 +329,8 @@ class ColdStore:
     ) -> asyncio.Future[ColdAnswer]:
         """Serve a request in a thread, which `close` waits for."""
         running = executor.submit(work, request)
-        self._works.add(running)
-        running.add_done_callback(self._works.discard)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
         return asyncio.wrap_future(running)
 
     async def _serve(
@@ -328,7 +339,7 @@ class ColdStore:
         objects: ColdObjects,
         request: ColdRequest,
         reading: ThreadPoolExecutor,
-        working: ThreadPoolExecutor,
+        other: ThreadPoolExecutor,
     ) -> None:
         match request:
             case ReadColdBatch(token):
@@ -339,15 +350,15 @@ class ColdStore:
                     read.cancel()  # if it has not begun
                 answer = read.result() if done else ColdBatchRead(token, None, away=True)
             case ReadColdTags():
-                answer = await self._run(working, objects.tags, request)
+                answer = await self._run(other, objects.tags, request)
             case ListObjects():
-                answer = await self._run(working, objects.list, request)
+                answer = await self._run(other, objects.list, request)
             case WriteObject():
-                answer = await self._run(working, objects.write, request)
+                answer = await self._run(other, objects.write, request)
             case DeleteObject():
                 if not await self._wait_synced():
                     return
-                answer = await self._run(working, objects.delete, request)
+                answer = await self._run(other, objects.delete, request)
             case unreachable:
                 assert_never(unreachable)
         self._deliver(node, answer)

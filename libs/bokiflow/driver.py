@@ -1,10 +1,10 @@
-"""Claims partitions of executors that left or crashed. Each process that has the workflows runs a
-driver.
+"""Claims partitions of executors that left or crashed (decision 0058).
 
-A driver waits for records of the inbox (`INBOX_TAG`), which announce executors that begin and stop.
-While another executor owns partitions, it also reads heartbeats eight times a lease. If the lease
-of an owner has ended, the driver claims its share of the owner's partitions, by rendezvous hashing
-over the live drivers. If another driver should own a partition of this process, it is released.
+Each process that has the workflows runs a driver for its executor. A driver waits for records of
+the inbox (`INBOX_TAG`), which announce executors that begin and stop. While another executor owns
+partitions, the driver also reads heartbeats eight times a lease. If the lease of an owner has
+ended, the driver claims its share of the owner's partitions, by rendezvous hashing over the live
+drivers. If another driver should own a partition of this process, the driver releases it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from bokiflow.runs.run_log import Logs
 from indilog import Context, IndilogError
 
 _PROBLEM_S: Final = 1.0
+"""Seconds until an iteration that failed is retried."""
 _ITERATIONS_PER_LEASE: Final = 8
-_SOON_S: Final = 0.01
+_WAIT_S_MIN: Final = 0.01
+"""Seconds between two iterations, at least, unless a record of the inbox arrives."""
 _RELEASE: Final = "release"
+"""Name of the task that releases partitions; at most one runs."""
 
 
 class Driver:
@@ -35,6 +38,7 @@ class Driver:
         self._runner = runner
         self._collector = Collector(runner, retention_s)
         self._released_at = 0.0
+        """When the last release began, by the monotonic clock."""
 
     async def drive(self, logs: Logs) -> None:
         """Watch the executors and claim partitions until cancelled. Then leave, so that other
@@ -74,7 +78,7 @@ class Driver:
             structlog.get_logger().warning("driver cannot record that it leaves", reason=str(error))
 
     async def _until_done(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run `act`, and retry it while the log is unavailable."""
+        """Run `act`; after an error, warn and run it again."""
         while True:
             try:
                 await act()
@@ -123,7 +127,7 @@ class Driver:
         if next_lapse is not None and next_lapse > now:
             wait_s = min(wait_s, next_lapse - now)
         try:
-            async with asyncio.timeout(max(_SOON_S, wait_s)):
+            async with asyncio.timeout(max(_WAIT_S_MIN, wait_s)):
                 await runner.woken.wait()
         except TimeoutError:
             pass

@@ -1,4 +1,4 @@
-"""Finds the outcomes of a past run with which a fork begins."""
+"""Finds the outcomes of an old run with which a fork, a new run, begins."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bokiflow.runs.run_state import Run
 
 
 def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
-    """Return the number of a step, and the outcomes decided before it, in log order and changed to
-    epoch 1.
+    """Return the number of a step, and the outcomes decided before it, in log order.
 
-    The decision by which a workflow ended too early is omitted, because the current code may not
-    return there.
+    The returned outcomes are those of epoch 1, the first epoch of the fork. A decision `RETURN`
+    (the workflow returned before all operations were awaited) is omitted, because the current code
+    may not return there.
 
     Args:
         run: the old run.
@@ -27,13 +27,13 @@ def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
     numbers = list(run.steps)
     named = [number for number, record in run.steps.items() if record.name == step]
     if step not in run.steps and not named:
-        there = [f"{number} {record.name}" for number, record in run.steps.items()]
+        decided = [f"{number} {record.name}" for number, record in run.steps.items()]
         raise FlowSettingsError(
             f"The run has no decided step {step!r}. It has, in the order in which they were "
-            f"decided: {', '.join(there)}. If several have the same name, it means the first one."
-            if there
+            f"decided: {', '.join(decided)}. If several have the same name, it means the first one."
+            if decided
             else f"The run has no decided step {step!r}; it has none."
         )
     number = step if step in run.steps else named[0]
-    before = [run.steps[kept] for kept in numbers[: numbers.index(number)] if kept != RETURN]
+    before = [run.steps[one] for one in numbers[: numbers.index(number)] if one != RETURN]
     return number, [msgspec.structs.replace(record, epoch=1) for record in before]

@@ -24,7 +24,11 @@ class QueueVersionError(QueueError):
 
 
 class QueueTrimmedError(QueueError):
-    """Records of the queue were trimmed with its whole log, so its contents are unknown."""
+    """Records of the queue were trimmed with its whole log, so its contents are unknown.
+
+    Attributes:
+        first_seqnum: the log has no record below it.
+    """
 
     def __init__(self, name: str, first_seqnum: int) -> None:
         super().__init__(

@@ -1,19 +1,28 @@
-"""Old records on cold storage: moves them there, and deletes what is trimmed (decision 0039).
+"""Moves old records of a storage node to cold storage, and deletes those that are trimmed there
+(decision 0039).
 
-A move has four steps. The node reads consecutive batches of a shard that are due: old
-enough, or too many for the bytes kept on disk. A thread writes them as one object. A `COLD` frame
-notes the object; from then on the shard places these batches there. Then the frames of the batches
-are no longer needed, and the rewrite of their segments leaves them out. A crash before the note
-leaves an object that no note names: the next start deletes it. A crash after the note leaves frames
-that the next start reports as unneeded.
+A move has four steps:
 
-Only records that the older of the two checkpoints covers are moved, so a move is never undone. The
-node writes one object at a time. Each replica moves its own copy, so damage to an object is
-repaired from another replica.
+1. The node reads consecutive batches of a shard that are due: they are older than `cold_after_s`,
+   or the batches on disk exceed `cold_local_bytes_max`.
+2. A thread writes the batches as one object.
+3. A `COLD` frame in the journal, the *note*, names the object. From then on the shard locates these
+   batches in the object.
+4. The frames of the batches are now reclaimable, and the next rewrite of their segments leaves them
+   out.
+
+A crash before step 3 leaves an object without a note, which the next start deletes. A crash after
+it leaves frames that the next start reports as reclaimable.
+
+A restart from a damaged journal may lose metalog entries after the older of the node's two newest
+checkpoints (`Covered`). So only records that this checkpoint covers are moved: their order stays
+known. The node writes one object at a time. Each replica moves its own copy, so damage to an object
+is repaired from another replica.
 
 An object is deleted when all its records are trimmed. One of them is its *witness*. While the
 witness is not trimmed, the object stays, and the node reads nothing of it. When the witness is
-trimmed, the node reads the tags of the object once, and the newest live record becomes the witness.
+trimmed, the node reads the tags of the object once. Then its newest record that is not trimmed
+becomes the witness.
 """
 
 from __future__ import annotations
@@ -60,16 +69,20 @@ from indilog_storage.shard import COLD_OBJECTS_MAX, Shard
 from indilog_storage.shard_parts import LocalBatches
 
 FIRST_TOKEN: Final = -(1 << 61)
-"""The tokens of this part are this and below."""
+"""The tokens of this module's reads and frames count down from here. Other modules use other
+ranges, so a token names its module.
+"""
 _CHUNK_BYTES: Final = 256 * KIB
 _BATCHES_MAX: Final = 64
 """Limits of one step of reading, in bytes and in batches."""
 _BATCH_REST_S: Final = 0.0002
+"""Seconds of pause for each batch of a step of reading, at least."""
 _LOOK_S: Final = 1.0
 """Seconds between two searches for records to move."""
 _WITNESSES_MAX: Final = 256
 """Objects whose witness is checked in one step."""
 _CHECK_REST_S: Final = 0.01
+"""Seconds between two such steps."""
 
 
 class ColdObjectsKept:
@@ -100,7 +113,14 @@ class ColdObjectsKept:
 
 
 class _Gathering:
-    """Batches that are read to be written as one object."""
+    """Consecutive batches of a shard that are read to be written as one object.
+
+    Attributes:
+        asked: how many batches of the run were requested.
+        payloads: those that were read, in order.
+        awaited: tokens of the reads in progress.
+        is_writing: whether the cold store was asked to write the object.
+    """
 
     def __init__(self, shard: Shard, run: LocalBatches) -> None:
         self.shard = shard
@@ -277,7 +297,7 @@ class ColdTier:
         return effects
 
     def _find_due(self, now: Instant) -> tuple[Shard, LocalBatches] | None:
-        """Return a shard and batches of it for one object; None: too few are due."""
+        """Return a shard and its consecutive batches for one object; None: too few are due."""
         covered = self._ordering.tail_before(
             min(self._covered.older.length, self._ordering.position)
         )
@@ -289,7 +309,11 @@ class ColdTier:
         return None
 
     def _tail_of_old(self, now: Instant) -> SeqNum:
-        """Return the seqnum below which all records are old enough."""
+        """Return the seqnum below which all records are older than `cold_after_s`.
+
+        Stamps are in microseconds of the primary's clock. The newest stamp plus the time since it
+        was noticed estimates that clock, so this node's wall clock is not used.
+        """
         last_us = self._ordering.last_us
         if last_us != self._stamp[0]:
             self._stamp = last_us, now
@@ -303,6 +327,7 @@ class ColdTier:
         return bool(most) and most < sum(s.bytes - s.cold_bytes for s in self._shards.values())
 
     def _run_of(self, shard: Shard, tail: SeqNum) -> LocalBatches | None:
+        """Return consecutive batches below `tail` on this node's disk; None: too few bytes."""
         end = min(shard.ordered_below(tail), shard.ordered)
         wanted = self._config.cold_object_bytes
         at = self._unfit.get(shard.id, 0)
@@ -379,7 +404,7 @@ class ColdTier:
             if shard is not None and self._is_alive(made):
                 continue
             if shard is None or not shard.cold_runs(made):
-                effects.append(AskCold(DeleteObject(made)))  # a crash interrupted it
+                effects.append(AskCold(DeleteObject(made)))  # a crash interrupted its deletion
                 continue
             self._to_read = made
             break

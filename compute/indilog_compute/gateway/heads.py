@@ -1,5 +1,8 @@
-"""Checks the head of every request before routing: path and query must be UTF-8, and the metalog
-must have reached the session's position.
+"""Checks the head of every request (its path, query and headers) before it is routed.
+
+Path and query must be UTF-8. A client may send the header `Indilog-Position` with the metalog
+position of its session, which an earlier answer contained: a read then waits until this node has
+applied that position. So a position beyond the end of the metalog is refused at once.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ from indilog_compute.positions import Positions
 
 POSITION_HEADER: Final = b"indilog-position"
 POSITION_DIGITS_MAX: Final = 18
+"""Longer numbers do not fit a signed integer of 64 bits."""
 
 
 class Heads:
     """Checks the heads of requests.
 
     Args:
-        positions: tells which metalog positions exist.
+        positions: knows which metalog positions the log has reached.
     """
 
     def __init__(self, positions: Positions) -> None:
@@ -42,12 +46,13 @@ class Heads:
 
     async def _check_position(self, value: bytes) -> None:
         if not value.isdigit() or len(value) > POSITION_DIGITS_MAX:
-            raise _misfit(f"is a position that an answer gave, not {value.decode('latin-1')[:40]}")
+            given = value.decode("latin-1")[:40]
+            raise _refusal(f"must be a position from an earlier answer, and is {given!r}")
         position = int(value)
         if not self._positions.is_known(position) and (
             fault := await self._positions.fault(position)
         ):
-            raise _misfit(fault)
+            raise _refusal(fault)
 
 
 def _check_text(scope: Scope) -> None:
@@ -60,6 +65,6 @@ def _check_text(scope: Scope) -> None:
             raise InvalidArgumentsError(sentence, [fault]) from None
 
 
-def _misfit(problem: str) -> InvalidArgumentsError:
+def _refusal(problem: str) -> InvalidArgumentsError:
     sentence = f"Nothing was done: the header Indilog-Position {problem}."
     return InvalidArgumentsError(sentence, [{"field": "Indilog-Position", "problem": problem}])

@@ -362,7 +362,7 @@ async def test_a_malformed_session_position_is_refused_by_every_read(
 ) -> None:
     headers = {"indilog-position": "foo"}
     status, sentence = problem(await served.client.get(f"/logs/orders/{what}", headers=headers))
-    refused = "the header Indilog-Position is a position that an answer gave, not foo."
+    refused = "the header Indilog-Position must be a position from an earlier answer, and is 'foo'."
     assert (status, refused in sentence) == (422, True)
 
 
