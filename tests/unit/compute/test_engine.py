@@ -86,6 +86,15 @@ def test_a_join_is_resent_until_the_primary_answers() -> None:
     assert sends(driver.turn(), TailWanted) == [(PRIMARY, TailWanted(JOIN, FIRST_VIEW))]
 
 
+def test_a_node_without_a_shard_resends_its_join_when_its_deadline_says_so() -> None:
+    """No other deadline wakes it, because it wants no shard."""
+    engine = Engine(NodeId("engine-9"), [view_of(engines=1)], Config())
+    asked = sends(engine.handle([Started(Epoch(1))], Instant(0)), TailWanted)
+    assert (due := engine.deadline()) is not None
+    assert sends(engine.handle([], Instant(due / 2)), TailWanted) == []
+    assert sends(engine.handle([], due), TailWanted) == asked
+
+
 def test_a_read_waits_until_index_data_of_its_session_is_applied() -> None:
     driver = joined()
     driver.engine.append(b"one", carrying(LOG, TAG), "waiter")

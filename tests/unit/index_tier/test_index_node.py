@@ -347,6 +347,25 @@ def test_live_index_data_does_not_delay_the_fetch_of_missing_data() -> None:
     assert asked(effects) == [(B, 1, 8), (A, 1, 8)]
 
 
+def test_index_data_that_is_applied_delays_the_fetch_of_what_is_still_missing() -> None:
+    """It shows that storage nodes are sending."""
+    node = index_node()
+    node.handle([data(one(5, 8))], T0)
+    assert asked(node.handle([data(one(1, 4))], Instant(T0 + 0.9))) == []
+    assert node.deadline() == T0 + 1.9
+    assert asked(node.handle([], Instant(T0 + 1.0))) == []
+    assert asked(node.handle([], Instant(T0 + 1.9)))[-2:] == [(B, 3, 6), (A, 3, 6)]
+
+
+def test_no_fetch_is_due_when_live_index_data_has_filled_the_gap() -> None:
+    node = index_node()
+    node.handle([data(one(3, 7))], T0)
+    assert node.deadline() == T0 + 1.0
+    assert node.handle([data(one(1, 4))], Instant(T0 + 0.9)) == []
+    assert (node.position, node.deadline()) == (5, None)
+    node.check_invariants()
+
+
 def test_an_incomplete_position_is_asked_for_again() -> None:
     node = index_node()
     node.handle([data(block(1, 6, [0, 1], tags(4, (LOG, TAG))))], T0)
@@ -403,6 +422,12 @@ def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -
     assert (node.position, node.status()["entries"]) == (1, 0)
     node.handle([data(one(1, 4))], T0)
     assert node.position == 3
+
+
+def test_the_greatest_tail_is_possible() -> None:
+    node = index_node()
+    node.handle([data(one(1, MAX_SEQNUM - 1))], T0)
+    assert (node.position, node.tail) == (3, MAX_SEQNUM)
 
 
 def test_index_data_that_goes_back_in_the_log_is_ignored_and_asked_for_again() -> None:

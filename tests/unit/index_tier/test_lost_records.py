@@ -88,6 +88,14 @@ def test_whether_a_tag_is_new_is_unknown_across_lost_records() -> None:
     assert firsts_reported(node.handle([wanted(77, limit=5, position=3)], T0)) == [[NO_RECORD]]
 
 
+def test_whether_a_tag_is_new_is_unknown_if_the_first_record_of_all_is_lost() -> None:
+    node = index_node()
+    part = msgspec.structs.replace(tags(0, (), (LOG, TAG)), lost=(LostRange(0, 1),))
+    node.handle([data(block(1, 2, [0], part))], T0)
+    asked = wanted(TAG, 77, position=3)
+    assert firsts_reported(node.handle([asked], T0)) == [[NOT_KNOWN, NOT_KNOWN]]
+
+
 def test_snapshots_keep_losses() -> None:
     node = index_node(index_snapshot_entries_min=4)
     (request,) = asked_of_disk(node.handle([data(with_lost())], T0))

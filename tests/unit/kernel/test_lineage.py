@@ -83,7 +83,9 @@ def test_only_a_copy_of_the_first_entries_is_a_prefix() -> None:
         lineage.append(Epoch(epoch))
     for end in range(5):
         assert is_prefix(lineage.copied(end), lineage.copied())
-        assert Lineage.restored(lineage.copied(end)).before(end) == lineage.before(end)
+        restored = Lineage.restored(lineage.copied(end))
+        restored.check_invariants()
+        assert restored.last == restored.before(end) == lineage.before(end)
     other = Lineage()
     for epoch in (1, 1, 3):
         other.append(Epoch(epoch))

@@ -129,6 +129,23 @@ async def test_a_run_that_is_open_for_long_does_not_pin_the_list_of_runs(shop: S
             await shop.log.read_next(tag)
 
 
+async def test_a_young_start_stays_in_the_list_after_the_old_one_before_it_is_trimmed(
+    shop: Shop,
+) -> None:
+    await shop.own_all()
+    old = await shop.log.append(b"old", tags=[RUNS_TAG])
+    shop.now += RETENTION_S
+    young = await shop.log.append(b"young", tags=[RUNS_TAG])
+    assert young == old + 1
+    shop.now += 1
+    await shop.clean()
+    with pytest.raises(TrimmedError):
+        await shop.log.read_next(RUNS_TAG, bound=old)
+    kept = await shop.log.read_next(RUNS_TAG, bound=young)
+    assert kept is not None
+    assert kept.data == b"young"
+
+
 async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:
     @shop.flow.workflow
     async def parent(wf: Workflow) -> int:

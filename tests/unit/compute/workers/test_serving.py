@@ -12,15 +12,19 @@ from indilog.base.log import LogSource
 from indilog.link.link import Link
 from indilog.link.link_messages import (
     Answer,
+    AskHolders,
     CallFunction,
     Cancel,
     DeployApp,
+    Done,
     Failed,
+    HoldersFound,
     LogAppend,
     LogRead,
     LogReadNext,
     Question,
     RecordsFound,
+    ReleaseCalls,
     Returned,
     SendFunction,
     UndeployApp,
@@ -44,6 +48,14 @@ class Host:
         self.recorded: list[str] = []
         self.waiting = 0
         self.over: asyncio.Future[Returned | Failed] = asyncio.get_running_loop().create_future()
+        self.held = {"run-1": {"a", "b"}, "run-2": {"c"}}
+
+    def release(self, holder: str, keys: tuple[str, ...]) -> None:
+        self.held[holder] -= set(keys)
+
+    async def holders(self, prefix: str, after: str) -> tuple[list[str], int]:
+        found = [holder for holder, keys in self.held.items() if keys and holder > after]
+        return [holder for holder in found if holder.startswith(prefix)], 7
 
     def reserve_outcome_wait(self, _name: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -139,6 +151,16 @@ async def test_a_function_neither_deploys_nor_undeploys(question: Question, what
         "NotReadyError",
         f"A function cannot {what}; use a client.",
     )
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+async def test_held_outcomes_are_listed_and_released(*, is_client: bool) -> None:
+    caller = Caller(is_client=is_client)
+    async with asyncio.timeout(5):
+        assert await caller.link.ask(AskHolders("run-", "")) == HoldersFound(7, ("run-1", "run-2"))
+        assert await caller.link.ask(AskHolders("run-", "run-1")) == HoldersFound(7, ("run-2",))
+        assert await caller.link.ask(ReleaseCalls("run-2", ("c",))) == Done(0)
+        assert await caller.link.ask(AskHolders("run-", "")) == HoldersFound(7, ("run-1",))
 
 
 NOWHERE = 10**15
