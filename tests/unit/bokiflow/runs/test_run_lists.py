@@ -27,6 +27,7 @@ from bokiflow.runs.records import (
     RecordedFailure,
     RunFinished,
     RunStarted,
+    Signalled,
     encode,
     ended_tag,
     ends_tag,
@@ -237,6 +238,16 @@ async def test_an_end_without_effect_is_in_no_list() -> None:
     await replica.save(log)
     await again._load(log)
     assert again.state.void_ends == replica.state.void_ends != {}
+
+
+async def test_an_ended_run_is_found_although_many_late_records_follow_its_end() -> None:
+    shop = Shop()
+    await shop.ended("a", fails=True)
+    for number in range(20):
+        await shop.log.append(encode(Signalled("go", b"1", str(number))), tags=[run_tag("a")])
+    found = await run_lists.find_run(shop.log, shop.flow.runner, "a", "shop")
+    assert found is not None
+    assert (found.id, found.state, found.steps) == ("a", "failed", 1)
 
 
 async def test_a_repeated_start_of_an_ended_run_is_no_open_run() -> None:
