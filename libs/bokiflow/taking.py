@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import structlog
 
 from bokiflow.definition import Definition
-from bokiflow.limits.limit_state import WAITING_MAX, Turn
+from bokiflow.limits.limit_state import WAITING_MAX, LimitedRun, Turn
 from bokiflow.ownership.crash_loops import (
     CRASHES_PARKED,
     CrashLoops,
@@ -35,11 +35,13 @@ from bokiflow.ownership.partition_state import OpenRun, Phase
 from bokiflow.ownership.skip_unreadable import SkipUnreadable
 from bokiflow.running import LocalRun
 from bokiflow.runs import waiting
+from bokiflow.runs.errors import Cancelled, FlowSettingsError
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     INBOX_TAG,
+    RecordedFailure,
     RunForgotten,
     encode,
     limit_tag,
@@ -385,6 +387,26 @@ class Taking:
         limited = await self.turns.find(log, id_, run)
         if limited is None or limited.turn == Turn.HAS_TURN:
             return True
+        failure = await self._why_ended(log, id_, run, limited)
+        runner = self._runner
+        if failure is not None and await runner.take_epoch(log, id_, run, partition, 0):
+            execution = Execution(log, id_, run, runner.lease_of(partition), runner.member.count)
+            await execution.end_unbegun(failure)
+            partition.note_record()
+        return False
+
+    async def _why_ended(
+        self, log: Log, id_: str, run: Run, limited: LimitedRun
+    ) -> RecordedFailure | None:
+        """Return why a run without a turn must end; None: it waits."""
+        if limited.turn == Turn.DEADLOCKED:
+            assert run.started is not None, "only a run that has begun is deadlocked"
+            return RecordedFailure(
+                FlowSettingsError.__name__,
+                f"Run {id_!r} would wait forever: all runs that have a place in the limit of "
+                f"{run.started.workflow!r} wait for it, or for others like it. Give parents and "
+                "children different limits.",
+            )
         if limited.turn == Turn.SKIPPED:
             reason = await self._why_skipped(log, run)
         elif limited.turn == Turn.REFUSED:
@@ -392,13 +414,8 @@ class Taking:
         elif run.cancel_asked and not limited.has_begun:
             reason = "The run was cancelled before it began."
         else:
-            return False
-        runner = self._runner
-        if await runner.take_epoch(log, id_, run, partition, 0):
-            execution = Execution(log, id_, run, runner.lease_of(partition), runner.member.count)
-            await execution.end_unbegun(reason)
-            partition.note_record()
-        return False
+            return None
+        return RecordedFailure(Cancelled.__name__, reason)
 
     async def _why_skipped(self, log: Log, run: Run) -> str:
         assert run.started is not None, "only a run that has begun is skipped"

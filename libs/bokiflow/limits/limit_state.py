@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import heapq
 import sys
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from typing import Final, NamedTuple
 
 import msgspec
@@ -58,6 +58,13 @@ class Turn(enum.IntEnum):
     """It had to begin at once and could not; its owner ends it."""
     REFUSED = 4
     """Too many runs waited when it started; its owner ends it."""
+    DEADLOCKED = 5
+    """When it started, all runs with the places that it needs waited for it or for others like it;
+    its owner ends it.
+    """
+
+
+_ENDED_AT_START: Final = frozenset({Turn.SKIPPED, Turn.REFUSED, Turn.DEADLOCKED})
 
 
 class LimitedRun(msgspec.Struct, array_like=True, gc=False):
@@ -70,6 +77,7 @@ class LimitedRun(msgspec.Struct, array_like=True, gc=False):
         epoch: its current epoch.
         turn: what it does.
         has_begun: whether it had its turn before.
+        awaited_by: ids of the runs that cannot end before it.
     """
 
     started_at: SeqNum
@@ -78,6 +86,7 @@ class LimitedRun(msgspec.Struct, array_like=True, gc=False):
     epoch: int
     turn: int = Turn.WAITS
     has_begun: bool = False
+    awaited_by: tuple[str, ...] = ()
 
     def order(self, id_: str) -> tuple[int, SeqNum, str]:
         """Return the place among the waiting runs of its key; the smallest is first."""
@@ -141,7 +150,7 @@ class LimitState(State[None]):
         runs: the open runs, by id, in the order of their starts.
         having: the ids of those that have their turn.
         waiting: number of those that wait.
-        ended_at_start: the ids of those that are skipped or refused.
+        ended_at_start: the ids of those that are skipped, refused or deadlocked.
         granted: the ids of those that got their turn since a reader has removed them from here. It
             is no part of the state.
     """
@@ -161,6 +170,10 @@ class LimitState(State[None]):
         """When runs of keys may begin by their interval, as a heap."""
         self._idle: list[tuple[float, str]] = []
         """When keys without runs are forgotten, as a heap."""
+        self._awaiting: Counter[tuple[str | None, str]] = Counter()
+        """For each run that cannot end before others, how many of those wait for their turn: by key
+        (None: any) and id.
+        """
 
     # --- applying records
 
@@ -221,15 +234,37 @@ class LimitState(State[None]):
             return
         self._set(limit.settings)
         run = LimitedRun(seqnum, sys.intern(limit.key), limit.priority, int(bool(started.executor)))
+        run.awaited_by = () if started.parent is None else started.parent.awaited_by
         is_full = self.is_full
         self.runs[id_] = run
         self._keys.setdefault(run.key, _Key()).runs += 1
         self._enter(id_, run)
-        if not (is_full or limit.skips):
+        if not (is_full or limit.skips or run.awaited_by):
             return
         self._grant()
-        if run.turn == Turn.WAITS:
-            self._leave(id_, run, Turn.SKIPPED if limit.skips else Turn.REFUSED)
+        if run.turn != Turn.WAITS:
+            return
+        if limit.skips:
+            self._leave(id_, run, Turn.SKIPPED)
+        elif is_full:
+            self._leave(id_, run, Turn.REFUSED)
+        elif self._is_deadlocked(run):
+            self._leave(id_, run, Turn.DEADLOCKED)
+
+    def _is_deadlocked(self, run: LimitedRun) -> bool:
+        """Whether a run waits for places of which none becomes free before it begins.
+
+        That is certain if each run with such a place cannot end before a run that waits for such a
+        place itself. Cycles through several limits, or several keys, are not found.
+        """
+        if not any(id_ in self.having for id_ in run.awaited_by):
+            return False
+        concurrency, key = self.settings.concurrency, run.key
+        if concurrency is not None and self._keys[key].having >= concurrency:
+            having = (id_ for id_ in self.having if self.runs[id_].key == key)
+            if all((key, id_) in self._awaiting for id_ in having):
+                return True
+        return not self._has_place() and all((None, id_) in self._awaiting for id_ in self.having)
 
     def _set(self, settings: LimitSettings | None) -> None:
         if settings is None or settings == self.settings:
@@ -245,11 +280,12 @@ class LimitState(State[None]):
         key = self._keys[run.key]
         if run.turn == Turn.WAITS:
             self.waiting += 1
+            self._count_awaiting(run, 1)
             heapq.heappush(key.waiting, run.order(id_))
         elif run.turn == Turn.HAS_TURN:
             key.having += 1
             self.having[id_] = None
-        elif run.turn in {Turn.SKIPPED, Turn.REFUSED}:
+        elif run.turn in _ENDED_AT_START:
             self.ended_at_start[id_] = None
         self._update(run.key)
 
@@ -257,6 +293,7 @@ class LimitState(State[None]):
         """Count a run no longer in its turn, and enter the next one, if there is one."""
         if run.turn == Turn.WAITS:
             self.waiting -= 1
+            self._count_awaiting(run, -1)
         elif run.turn == Turn.HAS_TURN:
             self._keys[run.key].having -= 1
             del self.having[id_]
@@ -265,6 +302,13 @@ class LimitState(State[None]):
         run.turn = -1 if turn is None else turn
         if turn is not None:
             self._enter(id_, run)
+
+    def _count_awaiting(self, run: LimitedRun, by: int) -> None:
+        for id_ in run.awaited_by:
+            for place in ((run.key, id_), (None, id_)):
+                self._awaiting[place] += by
+                if not self._awaiting[place]:
+                    del self._awaiting[place]
 
     def _end(self, id_: str, run: LimitedRun) -> None:
         self._leave(id_, run, None)
@@ -406,6 +450,10 @@ class LimitState(State[None]):
         assert self.waiting == turns.count(Turn.WAITS)
         assert len(self.having) == turns.count(Turn.HAS_TURN)
         assert not (self._ready and self._has_place()), "a turn is given at once"
+        waiting = [run for run in self.runs.values() if run.turn == Turn.WAITS]
+        assert self._awaiting == Counter(
+            (key, id_) for run in waiting for id_ in run.awaited_by for key in (run.key, None)
+        )
         for key, known in self._keys.items():
             waits = any(run.key == key and run.turn == Turn.WAITS for run in self.runs.values())
             assert waits == bool(known.waiting)

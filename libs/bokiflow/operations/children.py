@@ -111,15 +111,21 @@ class Child(Generic[_ResultT_co]):
         self.name = startable.name
         self.number = number
         self._arguments = arguments
+        self._is_awaited = False
         self._run = Run()
 
-    async def start(self, compensations: Compensations) -> None:
+    async def start(self, compensations: Compensations, *, is_awaited: bool) -> None:
         """Decide the start of the child, then start it unless it exists.
+
+        Args:
+            compensations: those of the parent.
+            is_awaited: whether the parent waits for the child's end.
 
         Raises:
             Cancelled: the parent was cancelled; there is no child.
         """
         execution, name = self._execution, self.name
+        self._is_awaited = is_awaited
 
         async def started() -> OperationOutcome:
             return OperationOutcome(msgspec.json.encode(self.id))
@@ -142,7 +148,7 @@ class Child(Generic[_ResultT_co]):
                 "slash and a number are reserved for children, so choose another id."
             )
         if started is None and finished is None:
-            origin = Origin(self._execution.id, self.number)
+            origin = self._execution.origin(self.number, is_awaited=self._is_awaited)
             await self._startable.start_child(self._arguments, self.id, origin)
 
     async def result(self, number: str) -> _ResultT_co:

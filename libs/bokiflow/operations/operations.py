@@ -196,7 +196,7 @@ class Operations:
         return self._register(begun.number, begun.name, START_CHILD, self._begin_child(begun))
 
     async def _begin_child(self, child: Child[_ValueT]) -> RunningChild[_ValueT]:
-        await child.start(self.compensations)
+        await child.start(self.compensations, is_awaited=False)
         return RunningChild(self.execution, child)
 
     def run(
@@ -209,14 +209,15 @@ class Operations:
         """Run a workflow of the same flow exactly once, and return its result.
 
         Raises:
-            StepFailedError: the child failed.
+            StepFailedError: the child failed; or it would have waited forever for a place in its
+                limit, because all runs with such places wait for it or for others like it.
             InvalidArgumentsError, FlowSettingsError, Cancelled: as for `start_child`.
         """
         begun, number = self._child(child, arguments, named), self.execution.number()
         return self._register(number, begun.name, CHILD, self._run_child(begun, number))
 
     async def _run_child(self, child: Child[_ValueT], number: str) -> _ValueT:
-        await child.start(self.compensations)
+        await child.start(self.compensations, is_awaited=True)
         return await child.result(number)
 
     def _child(

@@ -44,6 +44,7 @@ from bokiflow.runs.records import (
     PARTITIONS,
     ChildEnded,
     OperationNoted,
+    Origin,
     RecordedFailure,
     RunContinued,
     RunFinished,
@@ -291,6 +292,11 @@ class Execution:
         is_unique = self._parent is not None and self._is_first_round
         began = "" if is_unique else f"@{self._round_at}"
         return f"{self.id}{began}/{number}"
+
+    def origin(self, number: str, *, is_awaited: bool) -> Origin:
+        """Return the origin of a run that operation `number` starts, and perhaps waits for."""
+        above = () if self._parent is None else self._parent.awaited_by
+        return Origin(self.id, number, (self.id, *above) if is_awaited else ())
 
     # --- deciding
 
@@ -691,10 +697,10 @@ class Execution:
         await self._append([RunParked(self.epoch, started.version, reason)])
         return None
 
-    async def end_unbegun(self, reason: str) -> None:
-        """End a run as cancelled whose code has not begun."""
-        failure = RecordedFailure(Cancelled.__name__, reason)
-        await self._finish(RunFinished(self.epoch, b"", failure, was_cancelled=True))
+    async def end_unbegun(self, failure: RecordedFailure) -> None:
+        """End a run whose code has not begun; `Cancelled` ends it as cancelled."""
+        was_cancelled = failure.kind == Cancelled.__name__
+        await self._finish(RunFinished(self.epoch, b"", failure, was_cancelled=was_cancelled))
 
     # --- the log
 

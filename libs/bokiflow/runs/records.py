@@ -57,10 +57,18 @@ class RecordedFailure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """A step of another run."""
+    """A step of another run.
+
+    Attributes:
+        run: id of the other run.
+        step: number of the step.
+        awaited_by: ids of the runs that cannot end before the run that the step starts: the other
+            run, and those that wait for it; empty: the other run may end first.
+    """
 
     run: str
     step: str
+    awaited_by: tuple[str, ...] = ()
 
 
 class LimitSettings(msgspec.Struct, frozen=True, array_like=True):

@@ -46,7 +46,7 @@ from indilog.base.log import Record
 
 texts = st.text(max_size=20)
 epochs = st.integers(1, 2**40)
-origins = st.none() | st.builds(Origin, texts, texts)
+origins = st.none() | st.builds(Origin, texts, texts, st.tuples() | st.tuples(texts, texts))
 failures = st.none() | st.builds(RecordedFailure, texts, texts)
 counts = st.integers(0, 2**40)
 times = st.floats(0, 1e12)

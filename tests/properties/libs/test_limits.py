@@ -24,6 +24,7 @@ from bokiflow.runs.records import (
     FlowRecord,
     LimitReminded,
     LimitSettings,
+    Origin,
     RetryAsked,
     RunFinished,
     RunLimit,
@@ -295,6 +296,116 @@ def test_planted_faults_of_the_state_are_caught(fault: str) -> None:
         return False
 
     assert any(caught() for _ in range(60))
+
+
+# --- children that wait for places which their parents have
+
+
+class Family:
+    """Runs that start children of the same limit and wait for them, with rules kept by hand.
+
+    A run that has its turn ends as soon as all its children have ended. A deadlocked one ends at
+    once, as its owner ends it.
+    """
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self.settings = settings
+        self.state = LimitState()
+        self.seqnum = 0
+        self.above: dict[str, tuple[str, ...]] = {}
+        """For each open run, the runs that wait for it, the nearest first."""
+
+    def append(self, run: str, said: FlowRecord) -> None:
+        names = tag_columns("log", (limit_tag("w"), run_tag(run))).names
+        self.state.apply(Record(self.seqnum, names, encode(said), 0.0, 1000.0))
+        self.seqnum += 1
+        self.state.check_invariants()
+
+    def turn(self, run: str) -> int:
+        return self.state.runs[run].turn
+
+    def waited_for(self, run: str) -> list[str]:
+        """Return the open runs that a run waits for."""
+        return [one for one, above in self.above.items() if run in above]
+
+    def start(self, parent: str | None) -> None:
+        id_ = f"run-{self.seqnum}"
+        above = () if parent is None else (parent, *self.above[parent])
+        having = set(self.state.having)
+        self.above[id_] = above
+        origin = None if parent is None else Origin(parent, "1", above)
+        limit = RunLimit("w", self.settings, "", 0)
+        self.append(id_, RunStarted("w", b"{}", "", "v", origin, limit=limit))
+        if self.turn(id_) == Turn.DEADLOCKED:
+            for one in having:  # no run with a place can end before one that waits for a place
+                waiting = [o for o in self.waited_for(one) if self.turn(o) != Turn.HAS_TURN]
+                assert waiting, "the place of a run that may end becomes free"
+            self.end(id_)
+
+    def end(self, run: str) -> None:
+        self.append(run, RunTaken(1, "e"))
+        self.append(run, RunFinished(1, b""))
+        del self.above[run]
+
+    def may_end(self) -> list[str]:
+        return [one for one in self.state.having if not self.waited_for(one)]
+
+    def restore(self) -> None:
+        content = msgspec.msgpack.encode(self.state.snapshot())
+        self.state = LimitState.restore(content)
+        assert msgspec.msgpack.encode(self.state.snapshot()) == content
+
+
+def raise_family(
+    settings: LimitSettings, happenings: list[tuple[str, int]], *, is_total: bool
+) -> None:
+    if is_total:
+        settings = LimitSettings(total=settings.concurrency)
+    family = Family(settings)
+    for name, number in happenings:
+        having, ends = sorted(family.state.having), family.may_end()
+        if name == "root":
+            family.start(None)
+        elif name == "child" and having:
+            family.start(having[number % len(having)])
+        elif name == "end" and ends:
+            family.end(ends[number % len(ends)])
+        elif name == "restore":
+            family.restore()
+        assert not family.above or family.may_end(), "some run may end"
+    while family.above:
+        family.end(family.may_end()[0])
+
+
+family_settings = st.builds(LimitSettings, concurrency=st.integers(1, 3))
+family_happenings = st.lists(
+    st.tuples(st.sampled_from(["root", "child", "child", "end", "restore"]), st.integers(0, 5)),
+    max_size=40,
+)
+
+
+@given(family_settings, family_happenings, st.booleans())
+def test_children_never_wait_for_places_of_runs_that_all_wait(
+    settings: LimitSettings, happenings: list[tuple[str, int]], is_total: bool
+) -> None:
+    raise_family(settings, happenings, is_total=is_total)
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_planted_faults_of_the_search_for_deadlocks_are_caught(*, is_found: bool) -> None:
+    dice = random.Random(7)
+
+    def caught() -> bool:
+        names = ["root", "child", "child", "end"]
+        happenings = [(dice.choice(names), dice.randrange(6)) for _ in range(40)]
+        try:
+            with mock.patch.object(LimitState, "_is_deadlocked", return_value=is_found):
+                raise_family(LimitSettings(dice.choice([1, 2])), happenings, is_total=False)
+        except (AssertionError, IndexError):
+            return True
+        return False
+
+    assert any(caught() for _ in range(20))
 
 
 # --- the real executors in simulated time

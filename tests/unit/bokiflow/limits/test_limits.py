@@ -14,6 +14,7 @@ from bokiflow import (
     FlowSettingsError,
     Handle,
     RunCancelledError,
+    RunFailedError,
     RunIdInUseError,
     Startable,
     State,
@@ -377,6 +378,85 @@ async def test_children_and_forks_wait_for_their_turn(logs: MemoryLogs) -> None:
     await shop.until_count(3)
     assert shop.begun[2] == fork.id
     await shop.end(fork.id)
+
+
+class Tree:
+    """Workflows that run each other as children, in a limit of `concurrency` runs for each key."""
+
+    def __init__(self, logs: MemoryLogs, **limits: Any) -> None:  # noqa: ANN401
+        self.flow = Flow("shop", lease=LEASE_S)
+        self.flow.attach(logs)
+        self.meet = asyncio.Barrier(2)
+
+        @self.flow.workflow(**limits)
+        async def walk(wf: Workflow, depth: int, key: str = "a", kind: str = "run") -> int:
+            if not depth:
+                return 0
+            if kind == "meet":  # two such runs have the places when they start their children
+                await wf.step(self.meet.wait, name="meet")
+                return 1 + await wf.run(walk, depth - 1, key)
+            if kind == "by another workflow":
+                return 1 + await wf.run(step, depth - 1, key)
+            if kind == "start":
+                await wf.start_child(walk, depth - 1, key, kind)
+                return 1
+            if kind == "other key":
+                return 1 + await wf.run(walk, depth - 1, key + "a", kind)
+            return 1 + await wf.run(walk, depth - 1, key, kind)
+
+        @self.flow.workflow
+        async def step(wf: Workflow, depth: int, key: str) -> int:
+            return 1 + await wf.run(walk, depth, key)
+
+        self.walk = walk
+
+
+@pytest.mark.parametrize(
+    ("limits", "depth", "kind"),
+    [
+        ({"concurrency": 1}, 1, "run"),
+        ({"concurrency": 2}, 2, "run"),
+        ({"concurrency": 1}, 1, "by another workflow"),
+        ({"concurrency": 3, "total": 2, "key": "key"}, 2, "other key"),
+    ],
+)
+async def test_a_child_that_needs_a_place_of_a_run_that_waits_for_it_fails(
+    logs: MemoryLogs, limits: dict[str, Any], depth: int, kind: str
+) -> None:
+    tree = Tree(logs, **limits)
+    handle = await tree.walk.start(depth, "a", kind, id="root")
+    with pytest.raises(RunFailedError, match=r"would wait forever: all runs that have a place"):
+        await handle.result(10)
+    assert await (await tree.walk.start(0)).result(10) == 0, "the places are free again"
+
+
+@pytest.mark.parametrize(
+    ("limits", "depth", "kind"),
+    [
+        ({"concurrency": 2}, 1, "run"),
+        ({"concurrency": 1, "key": "key"}, 2, "other key"),
+        ({"concurrency": 1}, 2, "start"),
+    ],
+)
+async def test_a_child_that_gets_a_place_begins(
+    logs: MemoryLogs, limits: dict[str, Any], depth: int, kind: str
+) -> None:
+    tree = Tree(logs, **limits)
+    handle = await tree.walk.start(depth, "a", kind, id="root")
+    assert await handle.result(10) == (1 if kind == "start" else depth)
+    async with asyncio.timeout(10):
+        while tree.flow.runner.running:  # noqa: ASYNC110 - the children that it started
+            await asyncio.sleep(0.01)
+
+
+async def test_of_two_runs_that_wait_for_each_others_places_one_fails(logs: MemoryLogs) -> None:
+    tree = Tree(logs, concurrency=2)
+    handles = [await tree.walk.start(1, "a", "meet", id=name) for name in ("one", "two")]
+    results = await asyncio.gather(*(one.result(10) for one in handles), return_exceptions=True)
+    failed = [one for one in results if isinstance(one, RunFailedError)]
+    assert len(failed) == 1
+    assert "would wait forever" in str(failed[0])
+    assert 1 in results
 
 
 async def test_rounds_keep_the_place(logs: MemoryLogs) -> None:
