@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.cluster.function_platform import Platform, running
 
 RUNS = 24
 KILLS = 6
+INSIST_S = 300.0
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 APP = """
 import indilog
@@ -107,11 +109,13 @@ async def till(ctx: indilog.Context) -> list[str]:
 
 
 async def insist(platform: Platform, name: str, **arguments: object) -> Any:  # noqa: ANN401
-    """Call a function that is harmless to repeat until it answers."""
+    """Call a function that is harmless to repeat until it answers; fail after `INSIST_S`."""
+    end = time.monotonic() + INSIST_S
     while True:
         answer = await platform.call(f"shop.{name}", **arguments)
         if answer.status_code == httpx.codes.OK:
             return answer.json()
+        assert time.monotonic() < end, f"{name}: {answer.status_code}: {answer.text:.200}"
         await asyncio.sleep(0.1)
 
 

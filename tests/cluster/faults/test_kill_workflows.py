@@ -12,6 +12,7 @@ import itertools
 import os
 import random
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ WORKERS_KILLED_MIN = 4
 AT_ONCE = 16
 LEASE_S = 1.0
 DEADLINE_S = 240.0
+INSIST_S = 300.0
+"""Longest time in which a call is repeated; longer than any fault of a test lasts."""
 APP = f"""
 import secrets
 
@@ -72,16 +75,38 @@ async def bodies(ctx: indilog.Context, number: int) -> list[str]:
 """
 
 
-async def insist(http: httpx.AsyncClient, name: str, number: int) -> object:
-    """Call a function that is harmless to repeat until it answers."""
-    while True:
+async def insist(
+    http: httpx.AsyncClient, name: str, number: int, *, within_s: float = INSIST_S
+) -> object:
+    """Call a function that is harmless to repeat until it answers.
+
+    Raises:
+        AssertionError: it did not answer with 200 within `within_s`; the message has the last
+            answer.
+    """
+    end, last = time.monotonic() + within_s, "no answer"
+    while time.monotonic() < end:
         try:
             answer = await http.post(f"/functions/orders/{name}", json={"number": number})
-        except httpx.HTTPError:
-            answer = None
-        if answer is not None and answer.status_code == httpx.codes.OK:
-            return answer.json()
+        except httpx.HTTPError as error:
+            last = repr(error)
+        else:
+            if answer.status_code == httpx.codes.OK:
+                return answer.json()
+            last = f"{answer.status_code}: {answer.text:.200}"
         await asyncio.sleep(0.1)
+    raise AssertionError(f"{name} of order {number} did not answer within {within_s:g} s: {last}")
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_is_never_answered_ends_with_the_last_answer() -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(404, text="There is no function orders.end.")
+
+    transport = httpx.MockTransport(refuse)
+    async with httpx.AsyncClient(transport=transport, base_url="http://platform") as http:
+        with pytest.raises(AssertionError, match=r"404: There is no function orders\.end"):
+            await insist(http, "end", 1, within_s=0.3)
 
 
 def check(number: int, result: Any, bodies: Any) -> None:  # noqa: ANN401 - JSON
