@@ -120,3 +120,22 @@ def test_a_mistake_gets_one_sentence(platform: Platform) -> None:
     assert platform.run("truncate", "work", "orders").exit_code == 2
     away = platform.run("list", "work", url="away")
     assert (away.exit_code, away.stderr) == (1, "No platform answers at away.\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "stream", "ended"),
+    [
+        ("away", "orders", (1, "No platform answers at away.\n")),
+        ("here", "missing", (2, "Log 'work' has no stream 'missing'; create it first.\n")),
+    ],
+)
+def test_mirror_ends_with_1_if_the_same_command_may_succeed_later_else_with_2(
+    platform: Platform,
+    source: str,
+    stream: str,
+    ended: tuple[int, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bokistream.__main__._AWAY_S_MAX", 0)
+    result = platform.run("mirror", source, "there", "work", stream, "--once")
+    assert (result.exit_code, result.stderr) == ended
