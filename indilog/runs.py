@@ -266,6 +266,7 @@ class Runs(abc.ABC, Generic[_AppT]):
         id_prefix: str | None = None,
         older_s: float | None = None,
         newer_s: float | None = None,
+        version: int | None = None,
         limit: int = 100,
         page: str | None = None,
     ) -> RunList:
@@ -279,6 +280,7 @@ class Runs(abc.ABC, Generic[_AppT]):
             older_s: only runs that began so many seconds ago, or earlier; with an ended `state`,
                 that ended so.
             newer_s: only runs that began (ended) at most so many seconds ago.
+            version: only runs that continue (ended) with the code of this deployment.
             limit: largest number of runs (1 to 1,000).
             page: `next` of the page before.
 
@@ -296,6 +298,7 @@ class Runs(abc.ABC, Generic[_AppT]):
             "id_prefix": id_prefix,
             "older_s": older_s,
             "newer_s": newer_s,
+            "version": version,
             "limit": limit,
         }
         given = {name: value for name, value in filters.items() if value is not None}

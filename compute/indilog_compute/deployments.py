@@ -10,6 +10,10 @@ A record summarises its application's earlier records, so they are trimmed when 
 `UNDEPLOYED_KEPT` applications that were undeployed last. When two nodes deploy at once, the later
 record does not summarise the earlier one. Then nothing of that application is trimmed before its
 next deployment.
+
+Open runs may need the code of earlier deployments. So a record names the earlier ones that are kept
+(`Deployment.keeps`). Each record also has a tag of its own, and is trimmed by it when a later
+record does not keep it.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from indilog.base.deployed import AppInfo, FunctionSpec, ScheduleSpec
+from indilog.base.deployed import AppInfo, FunctionSpec, ScheduleSpec, code_digest
 from indilog.base.errors import DataLossError, DeployError, NotReadyError, TooLargeError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Log, LogSource, Record, Session
@@ -30,6 +34,10 @@ from indilog.sdk.losses import Losses
 APPS_LOG: Final = "$apps"
 UNDEPLOYED_KEPT: Final = 1_000
 """Undeployed applications whose names and versions are kept; the others are forgotten."""
+
+
+_CODE: Final = ":"
+"""Separates name and digest in the tag of a record's code; no name contains it."""
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +51,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
             there, even if they remember one.
         since: `Placed.since` of each of `schedules`; None: the time at which this record was
             ordered.
+        keeps: seqnums of the earlier deployments whose code is kept.
     """
 
     name: str
@@ -57,6 +66,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     follows: SeqNum | None = None
     read_below: SeqNum = 0
     since: tuple[float | None, ...] = ()
+    keeps: tuple[SeqNum, ...] = ()
 
     def undeployed(self) -> Deployment:
         """Return the record of its undeployment."""
@@ -83,10 +93,20 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Kept(NamedTuple):
+    """An earlier deployment whose code is kept, its seqnum, and the digest of its sources."""
+
+    seqnum: SeqNum
+    deployment: Deployment
+    code: str
+
+
 class Placed(NamedTuple):
     """A deployment and its place in the log.
 
     Attributes:
+        kept: the earlier deployments whose code is kept, newest first. They have the same owner,
+            and different sources.
         since: for each schedule, the time of a deployment (log's time, seconds since 1970). It is
             the earliest one from which on all deployments, up to this one, have that schedule.
             Schedules that differ only in `catch_up` count as the same.
@@ -99,6 +119,14 @@ class Placed(NamedTuple):
     since: Mapping[ScheduleSpec, float]
     time: float
     is_whole: bool
+    kept: tuple[Kept, ...] = ()
+
+    def earlier(self) -> tuple[Kept, ...]:
+        """Return the deployments whose code a following deployment may keep, newest first."""
+        if self.deployment.is_undeployed:
+            return ()
+        code = code_digest(self.deployment.sources)
+        return (Kept(self.seqnum, self.deployment, code), *self.kept)
 
 
 class DeploymentLog:
@@ -122,6 +150,8 @@ class DeploymentLog:
         )
         self._superseded: set[str] = set()
         """Applications with untrimmed records before their newest one."""
+        self._dropped: dict[str, dict[str, SeqNum]] = {}
+        """By application: tags of records that are not kept, and up to where to trim each."""
 
     def placed(self, name: str) -> Placed:
         """Return the newest deployment of an application that was deployed or undeployed here.
@@ -148,7 +178,7 @@ class DeploymentLog:
         said = msgspec.structs.replace(_following(before, deployment), read_below=self._bound)
         data = msgspec.json.encode(said)
         try:
-            return await self._log.append(data, tags=[deployment.name])
+            return await self._log.append(data, tags=_tags(deployment))
         except TooLargeError as error:
             raise DeployError(
                 f"The sources of {deployment.name} are {error.size:,} bytes, the limit is "
@@ -193,7 +223,7 @@ class DeploymentLog:
 
     def _lose(self, error: DataLossError) -> None:
         """Note that the newest deployment of an application is lost, if its name is known."""
-        for name in map(str, error.tags):
+        for name in filter(_is_name, map(str, error.tags)):
             self.newest.pop(name, None)
             self.lost[name] = DataLossError(
                 f"The newest deployment of app {name} is lost by damage at seqnum {error.seqnum}; "
@@ -219,7 +249,34 @@ class DeploymentLog:
             taken = _placed_alone(record, deployment)
         if taken is not None:
             self.lost.pop(name, None)
-            self.newest[name] = taken
+            self.newest[name] = self._keep(before, taken)
+
+    def _keep(self, before: Placed | None, taken: Placed) -> Placed:
+        """Return a new deployment with the earlier ones that it keeps; note the others to be
+        trimmed.
+        """
+        new, kept = taken.deployment, list[Kept]()
+        codes = {code_digest(new.sources)}
+        for one in () if before is None else before.earlier():
+            is_its = one.deployment.owner == new.owner and not new.is_undeployed
+            is_kept = one.seqnum in new.keeps or one.seqnum > _last_known(new)
+            if is_its and is_kept and one.code not in codes:
+                codes.add(one.code)
+                kept.append(one)
+            else:
+                dropped, tag = self._dropped.setdefault(new.name, {}), _code_tag(new.name, one.code)
+                dropped[tag] = max(dropped.get(tag, 0), one.seqnum + 1)
+        return taken._replace(kept=tuple(kept))
+
+    async def _trim_dropped(self, name: str) -> None:
+        """Trim the earlier deployments that are not kept."""
+        dropped = self._dropped.get(name, {})
+        for tag, until in list(dropped.items()):
+            await self._log.trim(until, tag=tag)
+            if dropped.get(tag) == until:
+                del dropped[tag]
+        if not dropped:
+            self._dropped.pop(name, None)
 
     async def collect(self) -> None:
         """Trim the records that were read and that no start needs; callable at any time.
@@ -232,6 +289,7 @@ class DeploymentLog:
         """
         for name in sorted(self._superseded):
             if (placed := self.newest.get(name)) is not None and placed.is_whole:
+                await self._trim_dropped(name)
                 await self._log.trim(placed.seqnum, tag=name)
                 if self.newest.get(name) is placed:
                     self._superseded.discard(name)
@@ -242,6 +300,29 @@ class DeploymentLog:
             if self.newest.get(name) is placed:
                 del self.newest[name]
                 self._superseded.discard(name)
+
+
+def _tags(deployment: Deployment) -> list[str]:
+    """Return the tags of a record; that of the code keeps the record when the name is trimmed."""
+    name = deployment.name
+    return (
+        [name]
+        if deployment.is_undeployed
+        else [name, _code_tag(name, code_digest(deployment.sources))]
+    )
+
+
+def _code_tag(name: str, code: str) -> str:
+    return f"{name}{_CODE}{code}"
+
+
+def _is_name(tag: str) -> bool:
+    return _CODE not in tag
+
+
+def _last_known(deployment: Deployment) -> SeqNum:
+    """Return the seqnum of the last record of the application that the writer can have read."""
+    return deployment.read_below - 1 if deployment.follows is None else deployment.follows
 
 
 def _following(before: Placed | None, deployment: Deployment) -> Deployment:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from indilog.apps.context import Caller, Context, check_delay, current_context
@@ -72,6 +72,28 @@ class Service:
         return f"Service({self.qualified_name})"
 
 
+class DeployedVersion:
+    """A deployment of an application, in one worker.
+
+    A worker may have loaded several deployments of an application: the newest one, which gets all
+    new calls, and earlier ones whose code is kept for what began with it.
+
+    Attributes:
+        version: number of the deployment; it grows with each deployment of the application.
+        code: a digest of the sources; deployments of the same sources have the same one.
+        newest: the application in its newest deployment.
+        loaded: the application in all deployments that are loaded, by `code`.
+    """
+
+    __slots__ = ("code", "loaded", "newest", "version")
+
+    def __init__(self, version: int, code: str, newest: App, loaded: Mapping[str, App]) -> None:
+        self.version = version
+        self.code = code
+        self.newest = newest
+        self.loaded = loaded
+
+
 class App:
     """A named set of functions that are deployed together.
 
@@ -81,6 +103,8 @@ class App:
         services: its services, by name.
         schedules: its schedules: the functions that the platform calls, and when.
         operations: its operations for people, by name.
+        deployed: which deployment this is; None outside of a worker of the platform.
+        of_libraries: what libraries keep with the application, each under its own name.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,6 +113,8 @@ class App:
         self.services: dict[str, Service] = {}
         self.schedules: list[ScheduleSpec] = []
         self.operations: dict[str, Function] = {}
+        self.deployed: DeployedVersion | None = None
+        self.of_libraries: dict[str, Any] = {}
 
     @overload
     def function(self, body: _BodyT, /) -> _BodyT: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -68,6 +69,24 @@ class ServiceState(msgspec.Struct, frozen=True):
     state: ServiceActivity
     failures: int = 0
     problem: str = ""
+
+
+class LoadedVersion(msgspec.Struct, frozen=True, array_like=True):
+    """A version of an application that a worker has loaded.
+
+    `number`: number of the deployment in that worker. `version`: as in `AppInfo`. `newest`: number
+    of the deployment that runs the application's new calls.
+    """
+
+    number: int
+    version: int
+    newest: int
+
+
+def code_digest(sources: Mapping[str, str]) -> str:
+    """Return a digest of sources (relative path → text): 16 hexadecimal digits."""
+    text = msgspec.json.encode(sorted(sources.items()))
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 class AppInfo(msgspec.Struct, frozen=True):

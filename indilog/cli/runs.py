@@ -52,6 +52,9 @@ def list_(
         str | None,
         typer.Option(help="Only runs that began (ended) since (10m, 2d).", metavar="AGE"),
     ] = None,
+    version: Annotated[
+        int | None, typer.Option(help="Only runs with the code of this deployment.", min=1)
+    ] = None,
     limit: Annotated[int, typer.Option(help="Largest number of runs.", min=1)] = 20,
     page: Annotated[
         str | None, typer.Option(help="Continue a list; it ended with this value.")
@@ -62,7 +65,8 @@ def list_(
     """List workflow runs, newest first: by their starts; with an ended state, by their ends."""
     with explain_mistakes():
         ages = {"older_s": _age_s("--older", older), "newer_s": _age_s("--newer", newer)}
-    filters = {"app": app, "workflow": workflow, "state": state, "id_prefix": id_prefix, **ages}
+    named = {"workflow": workflow, "state": state, "id_prefix": id_prefix, "version": version}
+    filters = {"app": app, **named, **ages}
     listing = _Listing(Gateway(url), filters, page)
     found = list(listing.first(limit))
     if as_json:
@@ -372,6 +376,7 @@ def _print_run(found: Mapping[str, Any]) -> None:
         "owner": f"{found['owner']}, epoch {found['epoch']}",
         "started by": found["parent"],
         "continues": found["forked"],
+        "version": _version(found),
         "round": _round(found),
         "arguments": _value(found["arguments"]),
         "cancellation": "requested" if found["cancel_asked"] else None,
@@ -398,6 +403,14 @@ def _round(found: Mapping[str, Any]) -> str | None:
     if successor is not None:
         texts.append(f"before round {successor}")
     return ", ".join(texts) if len(texts) > 1 else None
+
+
+def _version(found: Mapping[str, Any]) -> str | None:
+    """Return with which deployment's code a run continues; None: it is not known."""
+    version, moved = found["run"].get("version"), found.get("moved")
+    if version is None or moved is None:
+        return None if version is None else str(version)
+    return f"{version}, moved to it at {printed.utc(moved)}"
 
 
 def _wait(wait: Mapping[str, Any]) -> list[object]:

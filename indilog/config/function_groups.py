@@ -103,7 +103,9 @@ class GatewayConfig(Group):
 class FunctionsConfig(Group):
     """Workers and the calls that they run."""
 
-    may_be_zero: ClassVar[frozenset[str]] = frozenset({"workers", "workers_max"})
+    may_be_zero: ClassVar[frozenset[str]] = frozenset(
+        {"workers", "workers_max", "versions_kept_max"}
+    )
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (
         (
             "worker_silent_s",
@@ -171,6 +173,10 @@ class FunctionsConfig(Group):
     """
     import_retry_s_max: float = 60.0
     """Longest pause between two retries to load an application, in seconds."""
+    versions_kept_max: int = 3
+    """Earlier deployments of an application whose code workers keep for the open runs that began
+    with it; 0: none. Runs of older deployments continue with the newest code.
+    """
 
     @property
     def most_workers(self) -> int:

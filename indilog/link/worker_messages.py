@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from indilog.base.deployed import FunctionSpec, ScheduleSpec, ServiceState
+from indilog.base.deployed import FunctionSpec, LoadedVersion, ScheduleSpec, ServiceState
 from indilog.base.ids import MetalogPosition
 from indilog.link.link_message import LinkStruct
 
@@ -113,11 +113,15 @@ class RunServices(LinkStruct, frozen=True):
     """compute node → worker: run the services of these deployments, by number, and no others. Not
     answered.
 
+    `versions`: the deployments that this worker has loaded and should keep: those that run, and
+    earlier ones whose code open runs need.
+
     Lost: the worker crashed, and its services with it.
     Repeated: harmless.
     """
 
     deployments: tuple[int, ...]
+    versions: tuple[LoadedVersion, ...] = ()
 
 
 class ServicesChanged(LinkStruct, frozen=True):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from indilog.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from indilog.apps.app import DeployedVersion
     from indilog.apps.context import current_context
     from indilog.apps.function import Function, function_of
     from indilog.apps.schedule import due_between, next_due
@@ -46,6 +47,7 @@ __all__ = [
     "READ_RANGE_LIMIT_MAX",
     "TAG_BYTES_MAX",
     "CatchUp",
+    "DeployedVersion",
     "Event",
     "Function",
     "LogClock",
@@ -76,6 +78,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "indilog.apps.app": ["DeployedVersion"],
         "indilog.apps.context": ["current_context"],
         "indilog.apps.function": ["Function", "function_of"],
         "indilog.apps.schedule": ["due_between", "next_due"],

@@ -26,6 +26,7 @@ RUN_EVENTS: Final = "runs.events"
 START_RUN: Final = "runs.start"
 RUN_RESULT: Final = "runs.result"
 CHECK_RUNS: Final = "runs.check"
+RUN_CODES: Final = "runs.codes"
 
 _Key: TypeAlias = tuple[float, str, str, int]
 
@@ -55,7 +56,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     `problem`: why the run is parked or failed. `waits`: for what a run waits that is not in memory.
     `value`: what the workflow has set last as its status; a list does not read it. `log` and
     `seqnum`: where the record of its start is. `ended`, `end`: time and seqnum of the record of its
-    end; None: it is open.
+    end; None: it is open. `version`: number of the deployment with whose code it continues, or
+    ended; None: not known.
     """
 
     id: str
@@ -71,6 +73,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     seqnum: int = 0
     ended: float | None = None
     end: int | None = None
+    version: int | None = None
 
     def place(self, *, by_end: bool = False) -> RunPlace:
         """Return the run's place in a list by starts, or by ends."""
@@ -142,6 +145,7 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     have not ended. `advice`: what to do about a run that does not continue. `parent`, `forked`: the
     run and step from which it was started. `result`: as that of `RunStep`. `round`: number of the
     round that is shown, from 1; its `predecessor`; its `successor`, if it has ended as continued.
+    `moved`: when the run was moved to the code of `run.version`; None: its round began with it.
     """
 
     run: RunInfo
@@ -160,6 +164,7 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 1
     predecessor: int | None = None
     successor: int | None = None
+    moved: float | None = None
 
 
 class RunMismatch(msgspec.Struct, frozen=True):

@@ -6,15 +6,15 @@ import inspect
 import typing
 from collections.abc import Callable, Coroutine, Mapping
 from functools import cached_property
-from types import CodeType
-from typing import Any, Final
+from types import CodeType, FunctionType
+from typing import Any, Final, Protocol
 
 import structlog
 from xxhash import xxh3_64
 
 from bokiflow.limits.limit import Limit, Limits
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError
-from bokiflow.runs.records import RunLimit
+from bokiflow.runs.records import CodeVersion, RunLimit
 from bokiflow.runs.rounds import ContinuedAsNew
 from bokiflow.runs.run_state import Run
 from bokiflow.workflow import Workflow
@@ -22,6 +22,17 @@ from indilog import InvalidArgumentsError
 from indilog.sdk import Signature, arguments_text, can_be_in_tag, plain_value
 
 _NAME_BYTES_MAX: Final = 128
+
+
+class FlowCode(Protocol):
+    """What a definition needs of its flow (`bokiflow.versions.Versions`)."""
+
+    @property
+    def code(self) -> CodeVersion | None:
+        """The version of the flow's own code; None: it is not deployed."""
+
+    def newest_of(self, workflow: str) -> Definition | None:
+        """Return the newest code of a workflow; None: the newest deployment has none."""
 
 
 class Definition:
@@ -44,6 +55,9 @@ class Definition:
         name: str,
         body: Callable[..., Coroutine[Any, Any, Any]],
         limits: Limits | None = None,
+        *,
+        pinned: bool | None = None,
+        flow: FlowCode | None = None,
     ) -> None:
         if not can_be_in_tag(name, _NAME_BYTES_MAX):
             raise FlowSettingsError(
@@ -57,6 +71,20 @@ class Definition:
         self.body = body
         self.version = version_of(body.__code__)
         self.limit = None if limits is None else Limit(name, body, limits)
+        self._flow = flow
+        self._pinned = pinned
+
+    @property
+    def code(self) -> CodeVersion | None:
+        """The deployment of the code; None: it is not deployed."""
+        return None if self._flow is None else self._flow.code
+
+    @cached_property
+    def is_pinned(self) -> bool:
+        """Whether runs of earlier deployments keep their code. If the workflow does not say, they
+        do unless the body, or a function of its module that it names, calls `Workflow.patched`.
+        """
+        return not _calls_patched(self.body) if self._pinned is None else self._pinned
 
     @cached_property
     def signature(self) -> Signature:
@@ -121,9 +149,21 @@ class Definition:
             result = await self.body(wf, **arguments)
         except ContinuedAsNew as continued:
             continued.arguments = self.checked_text(continued.given, continued.named)
-            continued.version = self.version
+            following = self._following(continued.arguments)
+            continued.version, continued.code = following.version, following.code
             raise
         return self.signature.result_text(result)
+
+    def _following(self, arguments: bytes) -> Definition:
+        """Return the code for a round with these arguments: the newest that takes them."""
+        newest = None if self._flow is None else self._flow.newest_of(self.name)
+        if newest is None:
+            return self
+        try:
+            newest.signature.arguments(arguments)
+        except (InvalidArgumentsError, FlowSettingsError, TypeError):
+            return self
+        return newest
 
 
 def check_workflow(id: str, workflow: str, begun: str, advice: str = "") -> None:  # noqa: A002
@@ -178,6 +218,30 @@ def _may_take_workflow(body: Callable[..., object]) -> bool:
 
 def _takes_no_workflow(name: str) -> FlowSettingsError:
     return FlowSettingsError(f"Workflow {name!r} must take `wf: bokiflow.Workflow` first.")
+
+
+def _calls_patched(body: Callable[..., object]) -> bool:
+    """Tell whether a function, or one of its module that it names, calls `Workflow.patched`."""
+    left, seen = [body], {body}
+    while left:
+        function = left.pop()
+        names = _names_in(function.__code__)
+        if Workflow.patched.__name__ in names:
+            return True
+        for name in names:
+            named = function.__globals__.get(name)
+            if not isinstance(named, FunctionType) or named.__module__ != body.__module__:
+                continue
+            if named not in seen:
+                left.append(named)
+                seen.add(named)
+    return False
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function, and in functions inside it."""
+    inner = (_names_in(one) for one in code.co_consts if isinstance(one, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def version_of(code: CodeType) -> str:

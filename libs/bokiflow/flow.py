@@ -36,6 +36,7 @@ from bokiflow.runs.run_log import Logs, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from bokiflow.schedules import Overlap, Schedule, add_schedule
+from bokiflow.versions import Versions
 from bokiflow.workflow import Workflow
 from indilog import App
 from indilog.sdk import CatchUp, ScheduleSpec, current_context
@@ -220,6 +221,7 @@ class Flow:
         self._lease_s = lease
         self._executions_max = executions
         self._runner: Runner | None = None
+        self._versions = Versions(self, app if isinstance(app, App) else None)
         self._attached: Logs | None = None
         if isinstance(app, App):
             app.add_service(self.drive, name=f"flow-{len(app.services) + 1}")
@@ -243,13 +245,16 @@ class Flow:
 
         The flow keeps one. Its leases, partitions and cancellations are those of one platform. So
         for another platform (as in tests, each with its own logs) it begins a new one. What was
-        attached is one platform, also if its logs reach it over several connections.
+        attached is one platform, also if its logs reach it over several connections. In code of an
+        earlier deployment, it is the executor of the newest one.
         """
+        if isinstance(newest := self._versions.newest, Flow) and newest is not self:
+            return newest.runner_of(logs)
         scope = logs if logs is self._attached else logs.log(self.log_name).scope
         if self._runner is None or self._runner.scope is not scope:
             self._runner = Runner(
                 self.log_name,
-                self.definitions,
+                self._versions,
                 scope,
                 lease_s=self._lease_s,
                 executions_max=self._executions_max,
@@ -279,6 +284,7 @@ class Flow:
         rate: str | None = None,
         key: Chosen | None = None,
         priority: Chosen | None = None,
+        pinned: bool | None = None,
     ) -> _Decorator: ...
 
     def workflow(
@@ -295,27 +301,25 @@ class Flow:
         rate: str | None = None,
         key: Chosen | None = None,
         priority: Chosen | None = None,
+        pinned: bool | None = None,
     ) -> Any:
         """Make an async function a workflow of this flow.
 
-        With a `schedule`, the platform starts a run at each due time, across all compute nodes and
-        restarts. The run of a due time has the id `<workflow>@<due time>`, so a due time starts one
-        run. A parameter `due` of the workflow gets the due time (a datetime in UTC); all other
-        parameters need defaults. The flow must be that of an application.
+        With a `schedule`, the platform starts one run at each due time, across all compute nodes
+        and restarts; its id is `<workflow>@<due time>`. Its parameter `due` gets the due time (a
+        datetime in UTC); all others need defaults. The flow must be that of an application.
 
-        With `concurrency` or `rate`, further runs are started durably and wait for their turn, in
-        the order of their starts. The limits hold for all processes together. A run has its turn
-        from its first line until it ends or is parked, also while it sleeps or waits.
+        With `concurrency` or `rate`, further runs are durable and wait for their turn in the order
+        of their starts. The limits hold for all processes together. A run has its turn from its
+        first line until it ends or is parked, also while it waits.
 
         Args:
-            body: the function, if the decorator is used without arguments.
+            body: the function, if the decorator has no arguments.
             schedule: a cron expression with five fields, as in `App.schedule`.
             timezone: time zone of the expression, such as `Europe/Berlin`.
-            catch_up: which due times run that were missed while the platform was down, as in
-                `App.schedule`.
+            catch_up: which missed due times run, as in `App.schedule`.
             overlap: what happens at a due time while an earlier run of the schedule is open: `skip`
-                (the run ends as cancelled at once), `queue` (it waits for the earlier ones), or
-                `concurrent`.
+                (the run is cancelled at once), `queue` (it waits for earlier ones), `concurrent`.
             concurrency: largest number of runs that execute at a time (1 to 10,000); with `key`, of
                 the runs with one key.
             total: with `key`, the same for all keys together, which are served round robin.
@@ -325,6 +329,8 @@ class Flow:
                 arguments. Its value as text has 1 to 256 characters.
             priority: name of an argument, or a function of arguments: a whole number. Of the
                 waiting runs with one key, those with a larger number (up to 1,000,000) are first.
+            pinned: whether runs of earlier deployments keep their code, while the platform has it,
+                or continue with this code. None: they do, unless this code calls `wf.patched`.
 
         Raises:
             FlowSettingsError: the function is not async, its first parameter is not the workflow,
@@ -337,7 +343,8 @@ class Flow:
         def registered(
             body: Callable[Concatenate[Workflow, ...], Coroutine[Any, Any, Any]],
         ) -> Startable[Any]:
-            return self._register(Definition(body.__name__, body, limits), cron, overlap)
+            made = Definition(body.__name__, body, limits, pinned=pinned, flow=self._versions)
+            return self._register(made, cron, overlap)
 
         return registered if body is None else registered(body)
 
@@ -455,6 +462,7 @@ class Flow:
         id_prefix: str = "",
         older_s: float | None = None,
         newer_s: float | None = None,
+        version: int | None = None,
         limit: int = 100,
         before: RunPlace | None = None,
     ) -> RunPage:
@@ -470,6 +478,7 @@ class Flow:
             older_s: only runs that began so many seconds ago, or earlier; with an ended `state`,
                 that ended so.
             newer_s: only runs that began (ended) at most so many seconds ago.
+            version: only runs that continue (ended) with the code of this deployment.
             limit: largest number of runs (1 to 1,000).
             before: `next` of the page before.
 
@@ -487,6 +496,7 @@ class Flow:
             workflow=workflow,
             state=None if state is None else State(state),
             id_prefix=id_prefix,
+            version=version,
         )
         wanted = await wanted.narrowed(log, older_s=older_s, newer_s=newer_s, before=before)
         return await list_runs(log, self.runner, wanted, limit)

@@ -69,6 +69,8 @@ class Status:
         value: what the workflow set last with `Workflow.set_status`; None if it has set nothing.
         round: number of its current round, from 1 (`Workflow.continue_as_new`). Steps and value are
             those of this round.
+        version: number of the deployment with whose code it continues; None: it was not started by
+            a deployed application.
     """
 
     id: str
@@ -82,6 +84,7 @@ class Status:
     began: float = 0.0
     value: object = None
     round: int = 1
+    version: int | None = None
 
 
 def status_of(id: str, run: Run) -> Status:  # noqa: A002
@@ -97,6 +100,7 @@ def status_of(id: str, run: Run) -> Status:  # noqa: A002
     return Status(
         id, run.started.workflow, run.state, len(run.steps), run.epoch, run.executor, problem,
         run.started_at, run.began, status_value_in(run), run.round,
+        None if run.code is None else run.code.version,
     )  # fmt: skip
 
 
@@ -290,7 +294,7 @@ class Handle(Generic[_ResultT_co]):
     async def query(self, name: str, /, **arguments: object) -> Any:  # noqa: ANN401 - any JSON value
         """Return the answer of a query (`Flow.query`), as of the durable outcomes of the run.
 
-        The run is replayed with the code of this process; nothing is executed or appended.
+        The run is replayed with the code with which it continues; nothing is executed or appended.
 
         Args:
             name: name of the query.
@@ -302,14 +306,16 @@ class Handle(Generic[_ResultT_co]):
             InvalidArgumentsError: the arguments do not fit it.
             QueryFailedError: the code does not match the run, or the query raised.
         """
-        query = self._queries.get(name)
-        if query is None:
-            there = ", ".join(sorted(self._queries)) or "none"
-            raise FlowSettingsError(f"There is no query {name!r} here; there are: {there}.")
         log, run = self._log(), Run()
         await self._read(log, run)
         self._check(run)
-        text = await query.answer(self._definition, log, self._logs, (self.id, run), arguments)
+        versions = self._runner.versions
+        definition, queries = versions.choose(run) or self._definition, versions.queries_of(run)
+        query: Query | None = queries.get(name)
+        if query is None:
+            there = ", ".join(sorted(queries)) or "none"
+            raise FlowSettingsError(f"There is no query {name!r} here; there are: {there}.")
+        text = await query.answer(definition, log, self._logs, (self.id, run), arguments)
         return plain_value(text)
 
     async def _append_record(self, record: RunRecord) -> None:

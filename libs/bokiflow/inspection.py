@@ -7,7 +7,6 @@ answers, also while the executor of a run hangs or is dead.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,16 +15,14 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from bokiflow.advice import advice_for
-from bokiflow.definition import Definition
 from bokiflow.errors_for_people import errors_for_people
 from bokiflow.handle import Handle, status_of
 from bokiflow.limits.waits_text import turn_wait
 from bokiflow.operations.progress import EVENT, status_value_in
 from bokiflow.operations.signals import value_of
 from bokiflow.operations.timers import TIMER
-from bokiflow.queries import Query
 from bokiflow.replay_check import find_mismatch
-from bokiflow.run_lists import SCAN_S_MAX, Wanted, find_run, list_runs
+from bokiflow.run_lists import SCAN_S_MAX, Wanted, all_states, find_run, list_runs
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.records import (
@@ -46,6 +43,7 @@ from bokiflow.runs.run_log import Logs
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from bokiflow.runs.unawaited_operations import GATHER, what_is_done
+from bokiflow.versions import VersionedFlow, flows_of
 from indilog import (
     App,
     Context,
@@ -65,20 +63,8 @@ _EVENTS_BYTES_MAX: Final = 256 * 1024
 _PAGE: Final = 1_000
 
 
-class InspectedFlow(Protocol):
+class InspectedFlow(VersionedFlow, Protocol):
     """What the operations need of a `bokiflow.Flow`."""
-
-    @property
-    def log_name(self) -> str:
-        """The name of the log of its runs."""
-
-    @property
-    def definitions(self) -> dict[str, Definition]:
-        """The workflows, by name."""
-
-    @property
-    def queries(self) -> dict[str, Query]:
-        """The queries, by name."""
 
     def runner_of(self, logs: Logs) -> Runner:
         """Return the executor of runs in this process."""
@@ -104,7 +90,7 @@ class RunOperations:
     """
 
     def __init__(self, app: App) -> None:
-        self.flows: list[InspectedFlow] = []
+        self.flows: list[InspectedFlow] = flows_of(app)
         self._app = app
         for name, operation in (
             (runs.LIST_RUNS, self.list),
@@ -113,6 +99,7 @@ class RunOperations:
             (runs.CHECK_RUNS, self.check),
             (runs.START_RUN, self.start),
             (runs.RUN_RESULT, self.result),
+            (runs.RUN_CODES, self.codes),
             ("runs.cancel", self.cancel),
             ("runs.retry", self.retry),
             ("runs.fork", self.fork),
@@ -131,6 +118,7 @@ class RunOperations:
         id_prefix: str = "",
         older_s: float | None = None,
         newer_s: float | None = None,
+        version: int | None = None,
         limit: int = 100,
         before: runs.RunPlace | None = None,
     ) -> runs.RunPage:
@@ -146,6 +134,7 @@ class RunOperations:
             older_s: only runs that began so many seconds ago, or earlier; with an ended state, that
                 ended so.
             newer_s: only runs that began (ended) at most so many seconds ago.
+            version: only runs that continue (ended) with the code of this deployment.
             limit: largest number of runs (1 to 1,000).
             before: `next` of the page before.
         """
@@ -159,6 +148,7 @@ class RunOperations:
                 workflow=workflow,
                 state=state,
                 id_prefix=id_prefix,
+                version=version,
             )
             wanted = await wanted.narrowed(log, older_s=older_s, newer_s=newer_s, before=before)
             with errors_for_people():
@@ -244,6 +234,17 @@ class RunOperations:
             if reason is not None
         ]
         return runs.RunsCheck(len(checked), is_whole, tuple(mismatches))
+
+    async def codes(self, ctx: Context) -> tuple[str, ...]:
+        """Return the digests of the deployments with whose code open runs continue."""
+        found = dict[str, None]()
+        for flow in {flow.log_name: flow for flow in reversed(self.flows)}.values():
+            log, runner = ctx.log(flow.log_name), flow.runner_of(ctx)
+            with errors_for_people():
+                await runner.member.look_once(log)
+                for state in await all_states(log, runner):
+                    found |= {code.digest: None for code in state.codes}
+        return tuple(found)
 
     async def start(
         self,
@@ -355,7 +356,7 @@ class RunOperations:
         status.
         """
         found = await self._find(ctx, id, log)
-        queries = self._flow_of(found).queries
+        queries = self._flow_of(found).runner_of(ctx).versions.queries_of(found.run)
         if name in queries:
             handle = await self._handle(ctx, id, log)
             with errors_for_people():
@@ -424,7 +425,7 @@ class RunOperations:
         log = ctx.log(info.log)
         if not await _read(log, found) or found.run.finished is not None:
             return None
-        definition = self._flow_of(found).definitions.get(info.workflow)
+        definition = self._flow_of(found).runner_of(ctx).versions.choose(found.run)
         if definition is None:
             return f"The code has no workflow {info.workflow!r}."
         mismatch = await find_mismatch(definition, log, ctx, info.id, found.run)
@@ -516,14 +517,12 @@ class RunOperations:
         )
 
 
-_OPERATIONS: Final[weakref.WeakKeyDictionary[App, RunOperations]] = weakref.WeakKeyDictionary()
-
-
 def add_run_operations(app: App, flow: InspectedFlow) -> None:
     """Add the runs of a flow to the operations of its application."""
-    if (operations := _OPERATIONS.get(app)) is None:
-        operations = _OPERATIONS[app] = RunOperations(app)
-    operations.flows.append(flow)
+    flows = flows_of(app)
+    if not flows:
+        RunOperations(app)
+    flows.append(flow)
 
 
 # --- one run
@@ -661,6 +660,7 @@ class _Found:
             parent=_origin(started.parent),
             forked=_origin(started.forked),
             round=run.round,
+            moved=run.moved,
             predecessor=run.round - 1 or None,
             successor=run.round + 1 if self.has_successor else None,
         )
@@ -714,6 +714,7 @@ def _info(id: str, run: Run, app: str, log: str) -> runs.RunInfo:  # noqa: A002
         seqnum=status.place,
         ended=None if run.finished is None else run.ended,
         end=None if run.finished is None else run.ended_at,
+        version=status.version,
     )
 
 

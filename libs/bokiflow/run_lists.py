@@ -69,6 +69,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         workflow: only runs of this workflow.
         state: only runs in this state.
         id_prefix: only runs whose id begins with this.
+        version: only runs that continue (ended) with the code of this deployment.
         time_max, time_min: bounds of the time, seconds since 1970.
         after: only runs after this place in the list (`RunPlace.key`).
     """
@@ -78,6 +79,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     workflow: str | None = None
     state: State | None = None
     id_prefix: str = ""
+    version: int | None = None
     time_max: float | None = None
     time_min: float | None = None
     after: tuple[float, str, str, int] | None = None
@@ -122,11 +124,15 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a run with this id and workflow may be listed."""
         return self.workflow in {None, workflow} and id.startswith(self.id_prefix)
 
+    def has_version(self, version: int | None) -> bool:
+        """Whether a run with the code of this deployment may be listed."""
+        return self.version in {None, version}
+
     def has(self, info: runs.RunInfo) -> bool:
         """Whether a run is listed."""
         place = info.place(by_end=self.by_end)
         is_in_state = self.state is None or info.state == self.state
-        named = self.has_name(info.id, info.workflow)
+        named = self.has_name(info.id, info.workflow) and self.has_version(info.version)
         return is_in_state and named and self.has_place(place.time, place.seqnum)
 
 
@@ -248,6 +254,7 @@ def _open_info(
         waits=waits,
         log=log,
         seqnum=run.started_at,
+        version=None if run.code is None else run.code.version,
     )
 
 
@@ -267,6 +274,7 @@ def _ended_info(
         seqnum=finished.started_at,
         ended=record.ordered_at,
         end=record.seqnum,
+        version=finished.version or None,
     )
 
 
@@ -286,6 +294,7 @@ def _info_of(id_: str, run: Run, app: str, log: str) -> runs.RunInfo:
         seqnum=run.started_at,
         ended=run.ended,
         end=run.ended_at,
+        version=run.finished.version or None,
     )
 
 
@@ -298,7 +307,7 @@ async def _open_page(
     """Return the first open runs that are wanted and began below a seqnum."""
     count, found = runner.member.count, list[runs.RunInfo]()
     while len(found) < limit:
-        states, missing = await _all_states(log, runner), limit - len(found)
+        states, missing = await all_states(log, runner), limit - len(found)
         streams = [_newest_first(state, wanted, below) for state in states]
         some = list(islice(heapq.merge(*streams, key=_started_at, reverse=True), missing))
         if not some:
@@ -331,11 +340,14 @@ def _newest_first(state: PartitionState, wanted: Wanted, below: SeqNum) -> Itera
             continue
         if wanted.time_min is not None and run.began < wanted.time_min:
             break
-        if wanted.has_name(id_, run.workflow) and wanted.has_place(run.began, run.started_at):
+        version = None if run.code is None else run.code.version
+        is_named = wanted.has_name(id_, run.workflow) and wanted.has_version(version)
+        if is_named and wanted.has_place(run.began, run.started_at):
             yield _Listed(id_, run)
 
 
-async def _all_states(log: Log, runner: Runner) -> list[PartitionState]:
+async def all_states(log: Log, runner: Runner) -> list[PartitionState]:
+    """Return the open runs of all partitions."""
     numbers = range(runner.member.count)
     return await asyncio.gather(*(runner.read_partition(log, number) for number in numbers))
 
@@ -403,7 +415,7 @@ async def _whole_page(log: Log, runner: Runner, wanted: Wanted, limit: int) -> r
     end_s = waiting.monotonic_now() + SCAN_S_MAX
     while some := await starts.next(limit - len(found), end_s):
         infos = await _runs_of(log, runner, wanted, some)
-        found += [info for info in infos if info is not None]
+        found += [info for info in infos if info is not None and wanted.has_version(info.version)]
         if len(found) >= limit:
             return runs.RunPage(tuple(found), found[-1].place())
     if starts.looked_at is not None:
@@ -640,5 +652,6 @@ async def _first_bound(log: Log, wanted: Wanted) -> SeqNum:
 
 
 def _page_size(wanted: Wanted, missing: int) -> int:
-    """Return how many records are read together: with a beginning of ids, few of them fit."""
-    return runs.RUNS_MAX if wanted.id_prefix else max(missing, _PAGE_MIN)
+    """Return how many records are read together: with some filters, few of them fit."""
+    is_rare = wanted.id_prefix or wanted.version is not None
+    return runs.RUNS_MAX if is_rare else max(missing, _PAGE_MIN)

@@ -38,6 +38,7 @@ from bokiflow.runs.records import (
     INBOX_TAG,
     PARTITIONS,
     CancelAsked,
+    CodeVersion,
     Origin,
     RetryAsked,
     RunFinished,
@@ -57,6 +58,7 @@ from bokiflow.runs.rounds import ContinuedAsNew, trim_past
 from bokiflow.runs.run_log import Logs, RunUnreadable, append_with_retry, is_transient, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.taking import Taking
+from bokiflow.versions import Versions
 from bokiflow.workflow import Workflow
 from indilog import (
     Context,
@@ -92,7 +94,7 @@ class Runner(Executor):
 
     Args:
         log_name: name of the log of the runs.
-        definitions: the workflows, by name.
+        versions: the workflows, in the deployments that are loaded here.
         scope: the platform whose runs are executed (`Log.scope`).
         lease_s: seconds after this process's last heartbeat until other processes take over its
             runs.
@@ -111,7 +113,7 @@ class Runner(Executor):
     def __init__(
         self,
         log_name: str,
-        definitions: dict[str, Definition],
+        versions: Versions,
         scope: object,
         *,
         lease_s: float,
@@ -122,7 +124,8 @@ class Runner(Executor):
         cancel_grace_s: float = math.inf,
     ) -> None:
         super().__init__(log_name, lease_s, partitions)
-        self.definitions = definitions
+        self.definitions = versions.definitions
+        self.versions = versions
         self.scope = scope
         self.running: dict[str, LocalRun] = {}
         self.executions_max = executions_max
@@ -183,6 +186,7 @@ class Runner(Executor):
                     definition.version,
                     parent,
                     limit=limit,
+                    code=definition.code,
                 )
                 return run_id, await self._begin(
                     logs, run_id, definition, started, is_new=id is None
@@ -295,6 +299,7 @@ class Runner(Executor):
                     definition.version,
                     forked=forked,
                     limit=limit,
+                    code=definition.code,
                 )
                 is_here = partition is not None
                 tags = _start_tags(run_id, started, number, is_here=is_here)
@@ -505,6 +510,7 @@ class Runner(Executor):
         await trim_past(before.log, before.id, before.run)
         if self.lease_of(partition).has_ended():
             raise Stopped("The lease of this executor has ended.")
+        running.definition = self.versions.choose(before.run) or running.definition
         running.execution = self._execution(logs, before.id, before.run, partition)
         running.waits_since = None
         self._notify_cancelled(running.execution)
@@ -554,12 +560,19 @@ class Runner(Executor):
         return run.finished
 
     async def take_epoch(
-        self, log: Log, id_: str, run: Run, partition: OwnedPartition, crashes: int
+        self,
+        log: Log,
+        id_: str,
+        run: Run,
+        partition: OwnedPartition,
+        crashes: int,
+        code: CodeVersion | None = None,
     ) -> bool:
-        """Begin a new epoch of a run, executed here. Then appends in flight of all earlier
-        executions have no effect. Return whether the run is open and of this executor.
+        """Begin a new epoch of a run, executed here; with other code, if `code` is given. Then
+        appends in flight of all earlier executions have no effect. Return whether the run is open
+        and of this executor.
         """
-        taken = RunTaken(run.epoch + 1, self.member.name, crashes)
+        taken = RunTaken(run.epoch + 1, self.member.name, crashes, code)
         assert run.started is not None, "only a run that has begun is taken"
         tags = (run_tag(id_), partition_tag(partition.number), *limit_tags(run.started.limit))
         seqnum = await append_with_retry(log, [Entry(encode(taken), tags)])

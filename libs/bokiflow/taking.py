@@ -41,6 +41,7 @@ from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     INBOX_TAG,
+    CodeVersion,
     RecordedFailure,
     RunForgotten,
     encode,
@@ -51,6 +52,7 @@ from bokiflow.runs.records import (
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.turns import Turns
+from bokiflow.versions import Versions, code_after
 from indilog import Entry, IndilogError, Log, TrimmedError
 from indilog.sdk import SeqNum
 
@@ -62,6 +64,8 @@ _LOOKS: Final = 64
 _UNCERTAIN_MAX: Final = 1024
 """Largest number of such starts. For further ones, only the partition is kept."""
 _FAILURES_MAX: Final = 6
+_GIVES_WAY_MAX: Final = 4
+"""Growing pauses (about 8 leases together) after which a run of a later deployment is taken."""
 _TICK_S_MIN: Final = 0.001
 _TAKE: Final = "take"
 _TIMERS: Final = "timers"
@@ -71,6 +75,7 @@ class RunExecutor(Protocol):
     """The executor for which runs are taken over; `bokiflow.runner.Runner` is one."""
 
     definitions: dict[str, Definition]
+    versions: Versions
     logs: Logs | None
     member: Member
     owned: dict[int, OwnedPartition]
@@ -98,7 +103,13 @@ class RunExecutor(Protocol):
         """Execute a run of an owned partition if it is open, once nothing has access to it."""
 
     async def take_epoch(
-        self, log: Log, id_: str, run: Run, partition: OwnedPartition, crashes: int
+        self,
+        log: Log,
+        id_: str,
+        run: Run,
+        partition: OwnedPartition,
+        crashes: int,
+        code: CodeVersion | None = None,
     ) -> bool:
         """Begin a new epoch of a run; return whether the run is open and executed here."""
 
@@ -452,13 +463,16 @@ class Taking:
         self, log: Log, id_: str, run: Run, partition: OwnedPartition, crashes: int
     ) -> None:
         runner, was_parked = self._runner, run.parked is not None
-        if not await runner.take_epoch(log, id_, run, partition, crashes):
+        definition = runner.versions.choose(run)
+        code = None if definition is None else code_after(run, definition)
+        if code is not None and self._gives_way(id_, run, code):
+            return
+        if not await runner.take_epoch(log, id_, run, partition, crashes, code):
             if run.finished is None:
                 self._at(_PROBLEM_S, id_)  # an executor that had lost the partition took it
             return
         assert run.started is not None, "only a run that has begun is executed"
         assert runner.logs is not None, "runs are taken with access to logs"
-        definition = runner.definitions.get(run.started.workflow)
         lease = runner.lease_of(partition)
         if definition is None:
             reason = f"The deployed code has no workflow {run.started.workflow!r}."
@@ -467,6 +481,16 @@ class Taking:
             await self._park_crash_loop(Execution(log, id_, run, lease, runner.member.count))
         else:
             runner.execute(runner.logs, definition, id_, run, partition)
+
+    def _gives_way(self, id_: str, run: Run, code: CodeVersion) -> bool:
+        """Leave a run of a later deployment than that of this process for a while, and tell so.
+        This process is likely to get that deployment soon.
+        """
+        is_later = run.code is not None and run.code.version > code.version
+        if not is_later or self._failures.get(id_, 0) >= _GIVES_WAY_MAX:
+            return False
+        self.want_later(id_)
+        return True
 
     async def _park_crash_loop(self, execution: Execution) -> None:
         """Park a crash-looping run. If it crashed a process after its cancellation, end it instead.

@@ -29,6 +29,8 @@ STEPS = st.lists(
             st.sampled_from("abc"),
             st.sampled_from(["me", "eve"]),
             st.lists(st.sampled_from(SPECS), unique=True, max_size=3),
+            st.sampled_from(["x", "y", "z", None]),
+            st.integers(0, 3),
         ),
         st.tuples(st.just("undeploy"), NODES, st.sampled_from("abc")),
         st.tuples(st.just("read"), NODES),
@@ -57,8 +59,12 @@ class Story:
         kind, index, *arguments = step
         node = self.nodes[index]
         if kind == "deploy":
-            name, owner, schedules = arguments
-            await self.append(index, made(name, owner, self.now, tuple(schedules)))
+            name, owner, schedules, text, keeps = arguments
+            new = made(name, owner, text or str(self.now), tuple(schedules))
+            if (placed := node.newest.get(name)) is not None:  # any of the earlier ones
+                earlier = [one.seqnum for one in placed.earlier()]
+                new = msgspec.structs.replace(new, keeps=tuple(earlier[keeps > 2 : keeps]))
+            await self.append(index, new)
         elif kind == "undeploy":
             if (placed := node.newest.get(arguments[0])) is not None:
                 await self.append(index, placed.deployment.undeployed())
@@ -105,12 +111,12 @@ class Story:
             assert await state_of(node) == expected
 
 
-def made(name: str, owner: str, now: float, schedules: tuple[ScheduleSpec, ...]) -> Deployment:
+def made(name: str, owner: str, text: str, schedules: tuple[ScheduleSpec, ...]) -> Deployment:
     return Deployment(
         name=name,
         version=1,
         owner=owner,
-        sources={"a.py": str(now)},
+        sources={"a.py": text},
         functions=(),
         schedules=schedules,
     )
@@ -124,6 +130,7 @@ async def state_of(log: DeploymentLog) -> dict[str, object]:
             placed.seqnum,
             placed.since,
             msgspec.structs.replace(placed.deployment, follows=None, since=()),
+            [(one.seqnum, one.code) for one in placed.kept],
         )
         for name, placed in log.newest.items()
     }

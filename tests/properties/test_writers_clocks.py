@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bokiflow import Flow
 from bokiflow.collecting import Collector
 from bokiflow.locks.lock_records import Acquire, Release, Remind, lock_tags
 from bokiflow.locks.lock_records import ExtendLease as Renew
@@ -27,6 +28,7 @@ from bokiflow.runner import Runner
 from bokiflow.runs import records as flow
 from bokiflow.runs.run_log import read_run
 from bokiflow.runs.run_state import Run
+from bokiflow.versions import Versions
 from bokiqueue.records import Acknowledge, Claim, ExtendClaim, PushMessage, Requeue
 from bokiqueue.records import encode as queue_encoded
 from bokiqueue.replica import QueueReplica
@@ -129,7 +131,7 @@ async def run(world: World, history: Sequence[tuple[float, float, Any]]) -> obje
 
 
 async def collecting(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
-    runner = Runner("flow", {}, world.logs, lease_s=5.0, partitions=1)
+    runner = Runner("flow", Versions(Flow("flow"), None), world.logs, lease_s=5.0, partitions=1)
     log, collector, forgotten = world.logs.log("flow"), Collector(runner, 50.0), []
     idle = flow.Heartbeat("a", 3.0, False, False, 1, b"", 0)
     await log.append(flow.encode(idle), tags=[flow.EXECUTORS_TAG])

@@ -5,6 +5,7 @@ The log of deployments decides which version of an application runs: every compu
 newest record of a name. A deployment made here is imported in a trial process, loaded into all
 workers and recorded before it gets calls. A deployment of another node is imported and loaded when
 its record is read. After the record of an undeployment is read, the application gets no new calls.
+Earlier deployments stay loaded while open runs need their code, up to a number of them.
 An application that does not load is imported again in a trial process, at growing intervals, until
 it loads.
 """
@@ -13,24 +14,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from indilog.base.deployed import AppInfo, FunctionSpec
+from indilog.base.deployed import AppInfo, FunctionSpec, LoadedVersion, code_digest
 from indilog.base.errors import (
     DeployError,
     DiskFullError,
     IndilogError,
     NotReadyError,
 )
+from indilog.base.ids import SeqNum
 from indilog.base.log import LogSource
 from indilog.config import NodeConfig
 from indilog.link.link_messages import Limits, LinkLostError
 from indilog.link.worker_messages import Load, Loaded, RunServices, Unload
+from indilog.sdk.runs import RUN_CODES
 from indilog_compute.deployments import Deployment, DeploymentLog, Placed
 from indilog_compute.invocations.fault_log import FaultLog
 from indilog_compute.workers.call import DeployedApp
@@ -54,6 +57,12 @@ trial process.
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
 """Seconds after an error until the log is read again."""
+_GIVE_UP_S: Final = 30.0
+"""Seconds between two questions whether open runs need the code of an earlier deployment."""
+
+
+async def _unknown(_: DeployedApp) -> None:
+    """Tell that it is unknown which code open runs need."""
 
 
 class Applications:
@@ -64,6 +73,8 @@ class Applications:
         start: starts a trial process.
         workers: returns the workers that take calls.
         on_change: called when the deployed applications, or the problem of one, have changed.
+        codes_in_use: returns the digests of the code that open runs of a deployment's application
+            need; None: unknown.
 
     Attributes:
         change_count: number of changes of the deployed applications.
@@ -79,14 +90,18 @@ class Applications:
         start: StartWorker,
         workers: Callable[[], tuple[Worker, ...]],
         on_change: Callable[[], None] = lambda: None,
+        codes_in_use: Callable[[DeployedApp], Awaitable[frozenset[str] | None]] = _unknown,
     ) -> None:
         self._on_change = on_change
+        self._codes_in_use = codes_in_use
         self.change_count = 0
         self._node = node
         self._workers = workers
         self._log = DeploymentLog(logs)
         self._trials = Trials(limits, directory, node, start)
         self._apps: dict[str, DeployedApp] = {}
+        self._kept: dict[str, list[DeployedApp]] = {}
+        """Earlier deployments that are kept, by application; newest first."""
         self._numbers = itertools.count(1)
         self._loading = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -96,11 +111,11 @@ class Applications:
             pause_s_max=node.functions.import_retry_s_max,
         )
         self._retrying: asyncio.Task[None] | None = None
+        self._giving_up: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
-        self._follow_faults, self._collect_faults = (
-            FaultLog(_FOLLOW_AGAIN_S),
-            FaultLog(_FOLLOW_AGAIN_S),
-        )
+        self._follow_faults = FaultLog(_FOLLOW_AGAIN_S)
+        self._collect_faults = FaultLog(_FOLLOW_AGAIN_S)
+        self._give_up_faults = FaultLog(_GIVE_UP_S)
 
     async def read(self) -> None:
         """Read the deployments from the log; workers load them when they start.
@@ -113,6 +128,7 @@ class Applications:
             number = next(self._numbers)
             deployed = DeployedApp(number, placed.deployment, placed.seqnum, placed.since)
             self._apps[deployed.record.name] = deployed
+            self._keep(deployed, placed)
         self.change_count += 1
         self._on_change()
 
@@ -122,10 +138,12 @@ class Applications:
         """
         self._following = asyncio.ensure_future(self._follow())
         self._retrying = asyncio.ensure_future(self._retry())
+        self._giving_up = asyncio.ensure_future(self._give_up())
 
     async def stop(self) -> None:
         """Stop reading deployments, and stop all trials."""
-        tasks = [task for task in (self._following, self._retrying) if task is not None]
+        all_tasks = (self._following, self._retrying, self._giving_up)
+        tasks = [task for task in all_tasks if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -179,12 +197,15 @@ class Applications:
             raise NotReadyError("No function worker is up to take the application; try again.")
         number = next(self._numbers)
         load = Load(number, name, dict(sources))
-        self._check_owner((await self._trials.try_import(load)).name, owner)
+        tried = await self._trials.try_import(load)
+        self._check_owner(tried.name, owner)
+        in_use = await self._needed(tried.name)
         async with self._loading:
             try:
                 loaded = await self._load_everywhere(load)
                 self._check_owner(loaded.name, owner)
-                info = await self._record(number, loaded, load.sources, owner)
+                keeps = self._to_keep(loaded.name, code_digest(load.sources), in_use)
+                info = await self._record(number, loaded, load.sources, owner, keeps)
             except BaseException:
                 self._unload_number(number)
                 raise
@@ -215,7 +236,7 @@ class Applications:
         An application that fails to load is logged, and its calls get that error.
         """
         async with self._loading:
-            for deployed in self._apps.values():
+            for deployed in (*self._apps.values(), *self._all_kept()):
                 if deployed.workers_lost < _WORKERS_LOST_MAX:
                     await self._load_again(worker, deployed)
                 if worker.link.is_lost:
@@ -223,13 +244,24 @@ class Applications:
             return True
 
     def unload(self, deployed: DeployedApp) -> None:
-        """Unload a replaced or undeployed version, after its last call has ended."""
+        """Unload a replaced or undeployed version that is not kept, after its last call has
+        ended.
+        """
         self._unload_number(deployed.number)
 
     def run_services(self, worker: Worker) -> None:
         """Make `worker` run the services of the applications that are deployed and loaded there."""
-        loaded = [d.number for d in self._apps.values() if d.number in worker.deployments]
-        worker.link.tell(RunServices(tuple(loaded)))
+        loaded, versions = list[int](), list[LoadedVersion]()
+        for name, newest in self._apps.items():
+            if newest.number not in worker.deployments:
+                continue
+            loaded.append(newest.number)
+            versions += [
+                LoadedVersion(one.number, one.record.version, newest.number)
+                for one in (newest, *self._kept.get(name, ()))
+                if one.number in worker.deployments
+            ]
+        worker.link.tell(RunServices(tuple(loaded), tuple(versions)))
 
     def end_services(self) -> None:
         """Stop all services in all workers, because the platform stops."""
@@ -243,7 +275,12 @@ class Applications:
             self.run_services(worker)
 
     async def _record(
-        self, number: int, loaded: Loaded, sources: dict[str, str], owner: str
+        self,
+        number: int,
+        loaded: Loaded,
+        sources: dict[str, str],
+        owner: str,
+        keeps: tuple[SeqNum, ...] = (),
     ) -> AppInfo:
         """Record a loaded deployment. If it is then the newest record of its name, send new calls
         to it.
@@ -260,12 +297,14 @@ class Applications:
             services=loaded.services,
             schedules=loaded.schedules,
             operations=loaded.operations,
+            keeps=keeps,
         )
         seqnum = await self._log.append(record)
         await self._log.catch_up()
         placed = self._log.placed(record.name)
         if placed.seqnum == seqnum:
-            self._replace(DeployedApp(number, placed.deployment, seqnum, placed.since))
+            deployed = DeployedApp(number, placed.deployment, seqnum, placed.since)
+            await self._load_kept(self._replace(deployed, placed))
         self._take_missed()
         if placed.deployment.is_undeployed:
             raise DeployError(
@@ -288,26 +327,31 @@ class Applications:
         if there is not None and there.record.owner != owner:
             raise name_taken(name, there.record.owner)
 
-    def _replace(self, deployed: DeployedApp) -> None:
-        """Send new calls to `deployed`; unload the previous version after its last call."""
+    def _replace(self, deployed: DeployedApp, placed: Placed | None = None) -> list[DeployedApp]:
+        """Send new calls to `deployed`. Unload each earlier version that `placed` does not keep,
+        after its last call. Return the kept versions that are to be loaded.
+        """
         before = self._apps.get(deployed.record.name)
         self._apps[deployed.record.name] = deployed
+        unkept = self._keep(deployed, placed, before)
         if deployed.problem is not None:
             self._try_later(deployed)
         self._changed()
-        if before is not None:
-            before.successor = deployed
-            self._retire(before)
+        for one in unkept:
+            self._retire(one)
+        return [d for d in self._kept.get(deployed.record.name, ()) if not self._is_loaded(d)]
 
     def _stop_application(self, placed: Placed) -> None:
         """Stop new calls and services of an undeployed application; unload it after its last
         call.
         """
         if placed.deployment.is_undeployed and self._is_behind(placed):
-            before = self._apps.pop(placed.deployment.name)
+            name = placed.deployment.name
+            before = (self._apps.pop(name), *self._kept.pop(name, ()))
             self._changed()
-            before.is_undeployed = True
-            self._retire(before)
+            for one in before:
+                one.is_undeployed, one.is_kept = True, False
+                self._retire(one)
 
     def _changed(self) -> None:
         self.change_count += 1
@@ -318,6 +362,91 @@ class Applications:
         self._retries.withdraw(before)
         if before.running == 0:
             self.unload(before)
+
+    # --- internal: earlier deployments
+
+    def _all_kept(self) -> list[DeployedApp]:
+        return [one for kept in self._kept.values() for one in kept]
+
+    def _keep(
+        self, deployed: DeployedApp, placed: Placed | None, before: DeployedApp | None = None
+    ) -> list[DeployedApp]:
+        """Keep the earlier versions that a new deployment keeps; return those it does not."""
+        name = deployed.record.name
+        earlier = [*([] if before is None else [before]), *self._kept.pop(name, ())]
+        known = {one.seqnum: one for one in earlier}
+        for one in () if placed is None else placed.kept[: self._node.functions.versions_kept_max]:
+            kept = known.pop(one.seqnum, None)
+            if kept is None:
+                kept = DeployedApp(next(self._numbers), one.deployment, one.seqnum)
+            kept.is_kept = True
+            self._kept.setdefault(name, []).append(kept)
+        for unkept in known.values():
+            unkept.is_kept = False
+        for one in (*known.values(), *self._kept.get(name, ())):
+            one.successor = deployed
+            self._retries.withdraw(one)
+        return list(known.values())
+
+    def _is_loaded(self, deployed: DeployedApp) -> bool:
+        return all(deployed.number in worker.deployments for worker in self._workers())
+
+    async def _load_kept(self, missing: list[DeployedApp]) -> None:
+        """Load kept versions into the workers that have not loaded them."""
+        if not missing or self._node.functions.workers == 0:
+            return
+        for one in missing:
+            for worker in self._workers():
+                if one.number not in worker.deployments and one.workers_lost < _WORKERS_LOST_MAX:
+                    await self._load_again(worker, one)
+        self._run_services()
+
+    async def _needed(self, name: str) -> frozenset[str] | None:
+        """Return the digests of the code that open runs of an application need; None: unknown."""
+        for one in (*filter(None, [self._apps.get(name)]), *self._kept.get(name, ())):
+            if RUN_CODES in one.functions:
+                return await self._codes_in_use(one)
+        return frozenset()
+
+    def _to_keep(self, name: str, code: str, in_use: frozenset[str] | None) -> tuple[SeqNum, ...]:
+        """Return the earlier deployments that a deployment with this code keeps: the newest one, as
+        runs may begin with it until then, and others whose code open runs need.
+        """
+        newest = self._apps.get(name)
+        has_runs = newest is not None and RUN_CODES in newest.functions
+        kept = [newest] if newest is not None and has_runs else []
+        kept += [o for o in self._kept.get(name, ()) if in_use is None or o.code in in_use]
+        kept = [one for one in kept if one.code != code]
+        return tuple(one.seqnum for one in kept[: self._node.functions.versions_kept_max])
+
+    async def _give_up(self) -> None:
+        """Unload kept versions whose code no open run needs any more."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_GIVE_UP_S)
+            for name in list(self._kept):
+                try:
+                    await self._give_up_unneeded(name)
+                except Exception as error:  # noqa: BLE001 - outermost: the loop must continue
+                    self._give_up_faults.log_if_due("old code not unloaded", error, loop.time())
+
+    async def _give_up_unneeded(self, name: str) -> None:
+        newest, in_use = self._apps.get(name), await self._needed(name)
+        async with self._loading:
+            if newest is None or in_use is None or not self._is_newest(newest):
+                return
+            kept = self._kept.get(name, [])
+            unneeded = [one for one in kept if one.code not in in_use and one.running == 0]
+            if not unneeded:
+                return
+            self._kept[name] = [one for one in kept if one not in unneeded]
+            self._run_services()
+            for one in unneeded:
+                one.is_kept = False
+                self._retire(one)
+                structlog.get_logger().info(
+                    "old code unloaded", app=name, version=one.record.version
+                )
 
     # --- internal: deployments of other nodes
 
@@ -393,7 +522,7 @@ class Applications:
                 return
             if deployed.problem is None and self._node.functions.workers > 0:
                 await self._load_everywhere(load)
-            self._replace(deployed)
+            await self._load_kept(self._replace(deployed, placed))
         structlog.get_logger().info(
             "deployment followed", app=record.name, version=record.version, problem=deployed.problem
         )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from indilog.base.deployed import AppInfo, FunctionSpec, ScheduleSpec
+from indilog.base.deployed import AppInfo, FunctionSpec, ScheduleSpec, code_digest
 from indilog.base.ids import MetalogPosition, SeqNum
 from indilog.link.link_messages import (
     Failed,
@@ -32,11 +32,13 @@ class DeployedApp:
         is_undeployed: whether the application was undeployed, not replaced.
         problem: why the version could not be loaded; empty if it was loaded.
         workers_lost: workers that crashed during its import, since its last successful import.
+        code: digest of its sources.
+        is_kept: whether it stays loaded although it is retired, because open runs need its code.
     """
 
     __slots__ = (
-        "functions", "is_undeployed", "number", "problem", "record", "running", "seqnum", "since",
-        "successor", "workers_lost",
+        "code", "functions", "is_kept", "is_undeployed", "number", "problem", "record", "running",
+        "seqnum", "since", "successor", "workers_lost",
     )  # fmt: skip
 
     def __init__(
@@ -58,10 +60,14 @@ class DeployedApp:
         self.is_undeployed = False
         self.problem: str | None = None
         self.workers_lost = 0
+        self.code = code_digest(record.sources)
+        self.is_kept = False
 
     @property
     def is_retired(self) -> bool:
-        """Whether it gets no new calls. A retired version is unloaded when `running` is 0."""
+        """Whether it gets no new calls. A retired version is unloaded when `running` is 0, unless
+        it is kept.
+        """
         return self.successor is not None or self.is_undeployed
 
     @property

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, NoReturn
 
+import msgspec
 import structlog
 
 from indilog.apps.app import check_delay, is_operation_name
 from indilog.base.deployed import AppInfo, FunctionSpec
 from indilog.base.errors import (
     FunctionFailedError,
+    IndilogError,
     InvalidArgumentsError,
     OverloadedError,
     UnknownFunctionError,
@@ -30,6 +32,7 @@ from indilog.base.log import LogSource
 from indilog.config import Config
 from indilog.link.link_messages import Failed, Greeting, Limits, Question, Returned
 from indilog.link.worker_messages import CheckArguments, RunServices
+from indilog.sdk.runs import RUN_CODES
 from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted
 from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.keys import kept_with_key
@@ -47,6 +50,8 @@ from indilog_compute.workers.scale import Demand, WorkerScale
 from indilog_compute.workers.service_states import service_states
 from indilog_compute.workers.serving import LinkServer
 
+_RUN_CODES_S: Final = 5.0
+"""Seconds in which an application must say which code its open runs need."""
 _RESIZE_S: Final = 0.1
 """Seconds between two decisions on the number of workers."""
 CALL_DEPTH_MAX: Final = 64
@@ -105,6 +110,7 @@ class FunctionHost:
             start=start_worker,
             workers=lambda: self._pool.workers,
             on_change=self._apps_changed,
+            codes_in_use=self._codes_in_use,
         )
         self._router = CallRouter(node, on_idle=self._applications.unload)
         self._pool = WorkerPool(
@@ -583,8 +589,23 @@ class FunctionHost:
     async def _on_worker_up(self, worker: Worker) -> None:
         """Load every application into a new worker, then let it take calls."""
         if await self._applications.load_into_new(worker):
-            self._router.add(worker)
             self._applications.run_services(worker)
+            self._router.add(worker)
+
+    async def _codes_in_use(self, deployed: DeployedApp) -> frozenset[str] | None:
+        """Return the digests of the code that open runs need; None: the application gives none."""
+        spec = deployed.functions[RUN_CODES]
+        call = Call(self._invocation_id(), deployed, spec, b"{}", position=0, depth=0)
+        try:
+            self._router.submit(call)
+            async with asyncio.timeout(_RUN_CODES_S):
+                outcome = await asyncio.shield(call.outcome)
+        except (IndilogError, TimeoutError):
+            self._router.cancel(call)
+            return None
+        if not isinstance(outcome, Returned):
+            return None
+        return msgspec.json.decode(outcome.result, type=frozenset[str])
 
     def _is_shared(self) -> bool:
         """Whether several applications are deployed, so that each is limited to its share."""

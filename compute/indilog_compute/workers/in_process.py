@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from indilog.apps.app import App
-from indilog.base.deployed import ServiceState
+from indilog.base.deployed import ServiceState, code_digest
 from indilog.base.errors import DeployError
 from indilog.link.link import Link
 from indilog.link.link import Serve as ServeLink
@@ -59,7 +59,8 @@ class GivenApps:
                 f"App {app.name} has no functions; decorate at least one with @app.function."
             )
         check_app(app)
-        return LoadedDeployment(app, f"given_{deployment}", directory / f"given_{deployment}")
+        package = f"given_{deployment}"
+        return LoadedDeployment(app, package, directory / package, code_digest(sources))
 
 
 class InProcessWorker:

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from indilog.apps.app import App, Function, check_app_name
-from indilog.base.deployed import FunctionSpec
+from indilog.base.deployed import FunctionSpec, code_digest
 from indilog.base.errors import DeployError, DiskFullError, InvalidArgumentsError
 
 PACKAGE: Final = "indilog_deployed_"
@@ -42,10 +42,12 @@ class LoadedDeployment:
     Attributes:
         app: the application that its sources define.
         functions: its functions and operations by name; only the names of operations have dots.
+        code: digest of its sources.
     """
 
-    def __init__(self, app: App, package: str, directory: Path) -> None:
+    def __init__(self, app: App, package: str, directory: Path, code: str = "") -> None:
         self.app = app
+        self.code = code
         self.functions: dict[str, Function] = {**app.functions, **app.operations}
         self._package = package
         self._directory = directory
@@ -99,7 +101,7 @@ def load(
         sys.meta_path.remove(finder)
         _forget(package, home)
         raise
-    return LoadedDeployment(app, package, home)
+    return LoadedDeployment(app, package, home, code_digest(sources))
 
 
 # --- importing sources

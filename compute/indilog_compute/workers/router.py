@@ -424,7 +424,7 @@ class CallRouter:
     def _forget(self, deployed: DeployedApp) -> None:
         deployed.running -= 1
         assert deployed.running >= 0, "each call was counted at its start"
-        if deployed.is_retired and deployed.running == 0:
+        if deployed.is_retired and deployed.running == 0 and not deployed.is_kept:
             self._on_idle(deployed)
 
     # --- internal: calls and workers that do not end

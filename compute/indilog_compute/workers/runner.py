@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
@@ -20,7 +20,15 @@ from typing import Any, Final, TypeAlias
 
 import structlog
 
-from indilog.apps.app import Context, Function, Service, is_operation_name
+from indilog.apps.app import (
+    App,
+    Context,
+    DeployedVersion,
+    Function,
+    Service,
+    is_operation_name,
+)
+from indilog.base.deployed import LoadedVersion
 from indilog.base.errors import (
     CallOutcomeUnknownError,
     DeployError,
@@ -125,10 +133,12 @@ class WorkerRunner:
                 self._start(link, call, partial(self._load, message))
             case Unload():
                 if (loaded := self._deployments.pop(message.deployment, None)) is not None:
+                    loaded.app.deployed = None
                     self._loading.submit(loaded.unload)
             case CheckArguments():
                 self._start(link, call, partial(self._check, message))
             case RunServices():
+                self._set_versions(message.versions)
                 self._services.run(message.deployments)
             case Ping():
                 link.answer(call, Done(0))
@@ -148,7 +158,9 @@ class WorkerRunner:
             task.cancel()
         await asyncio.gather(self._services.stopped(), *tasks, return_exceptions=True)
         while self._deployments:
-            self._deployments.popitem()[1].unload()
+            _, loaded = self._deployments.popitem()
+            loaded.app.deployed = None
+            loaded.unload()
         self._threads.close(waits=False)
         self._loading.shutdown(wait=False)
 
@@ -196,6 +208,19 @@ class WorkerRunner:
             tuple(app.schedules),
             loaded.operation_specs(),
         )
+
+    def _set_versions(self, versions: Iterable[LoadedVersion]) -> None:
+        """Let each loaded application know its deployment, and the others of the application."""
+        there = self._deployments
+        known = [one for one in versions if one.number in there and one.newest in there]
+        known.sort(key=lambda one: one.number == one.newest)  # of equal code, the newest one counts
+        loaded: dict[int, dict[str, App]] = {one.newest: {} for one in known}
+        for one in known:
+            deployment, others = there[one.number], loaded[one.newest]
+            others[deployment.code] = deployment.app
+            deployment.app.deployed = DeployedVersion(
+                one.version, deployment.code, there[one.newest].app, others
+            )
 
     def _imported(self, message: Load) -> LoadedDeployment:
         with output_of(message.name or ""), self._around_import():

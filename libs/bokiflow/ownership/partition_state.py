@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections import Counter
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -17,6 +19,7 @@ from bokiflow.runs.records import (
     VERSION,
     CancelAsked,
     ChildEnded,
+    CodeVersion,
     RetryAsked,
     RunContinued,
     RunFinished,
@@ -63,6 +66,7 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
         news: seqnum of the last record for the run that is not of its execution, such as a signal;
             -1: there is none.
         round_at: seqnum of the record that began its current round; -1: not known.
+        code: the deployment with whose code it continues; None: it is not known.
     """
 
     workflow: str
@@ -78,11 +82,21 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
     limit: str = ""
     news: SeqNum = -1
     round_at: SeqNum = -1
+    code: CodeVersion | None = None
 
 
 _WHAT_MAX: Final = 200
 _VOID_ENDS_MAX: Final = 1_000
 """Largest number of ends without an effect that are kept; the oldest are dropped first."""
+_CODES_SHARED: Final = 1_024
+
+
+@lru_cache(_CODES_SHARED)
+def _shared(version: int, digest: str) -> CodeVersion:
+    """Return one object for equal versions."""
+    return CodeVersion(version, digest)
+
+
 _Snapshot = tuple[dict[str, OpenRun], list[SeqNum]]
 
 
@@ -92,6 +106,7 @@ class PartitionState(State[None]):
     Attributes:
         runs: the open runs, by id, in the order of their starts.
         parked: the ids of those that are parked.
+        codes: number of open runs of each deployment.
         void_ends: seqnums of records that say that a run has ended and had no effect: of an earlier
             epoch, or repeated. Lists of ended runs leave them out.
     """
@@ -99,6 +114,7 @@ class PartitionState(State[None]):
     def __init__(self) -> None:
         self.runs: dict[str, OpenRun] = {}
         self.parked: dict[str, None] = {}
+        self.codes: Counter[CodeVersion] = Counter()
         self.void_ends: dict[SeqNum, None] = {}
 
     @property
@@ -123,7 +139,9 @@ class PartitionState(State[None]):
         state.runs, void_ends = msgspec.msgpack.decode(content, type=_Snapshot)
         for run in state.runs.values():  # many runs share a text
             run.workflow, run.what = sys.intern(run.workflow), sys.intern(run.what)
-            run.limit = sys.intern(run.limit)
+            run.limit, code = sys.intern(run.limit), run.code
+            run.code = None
+            state._set_code(run, code)
         state.parked = {id_: None for id_, run in state.runs.items() if run.phase == Phase.PARKED}
         state.void_ends = dict.fromkeys(void_ends)
         return state
@@ -163,22 +181,26 @@ class PartitionState(State[None]):
                     limit=limit,
                     round_at=record.seqnum,
                 )
+                self._set_code(self.runs[id_], said.code)
         elif run is not None:
             self._apply_to(id_, run, said, record)
 
     def _apply_to(self, id_: str, run: OpenRun, said: object, record: Record) -> None:
         now = record.ordered_at
         match said:
-            case RunTaken(epoch, _, crashes) if epoch == run.epoch + 1:
+            case RunTaken(epoch, _, crashes, code) if epoch == run.epoch + 1:
                 run.epoch, run.crashes = epoch, crashes
+                if code is not None:
+                    self._set_code(run, code)
                 self._enter(id_, run, Phase.RUNNING, now)
             case RunWaits(epoch, until, what, end) if epoch == run.epoch:
                 if run.phase == Phase.RUNNING:
                     run.crashes = 0
                     self._enter(id_, run, Phase.WAITING, now, until, what)
                     run.is_woken = run.news >= end
-            case RunContinued(epoch=epoch) if epoch == run.epoch:
+            case RunContinued(epoch=epoch, code=code) if epoch == run.epoch:
                 run.epoch, run.crashes, run.round_at = epoch + 1, 0, record.seqnum
+                self._set_code(run, code)
                 self._enter(id_, run, Phase.RUNNING, now)
             case RunParked(epoch, _, reason) if epoch == run.epoch:
                 self._enter(id_, run, Phase.PARKED, now, None, reason)
@@ -207,7 +229,18 @@ class PartitionState(State[None]):
         else:
             self.parked.pop(id_, None)
 
+    def _set_code(self, run: OpenRun, code: CodeVersion | None) -> None:
+        """Note with which code a run continues. Many runs share one object."""
+        if run.code is not None:
+            self.codes[run.code] -= 1
+            if not self.codes[run.code]:
+                del self.codes[run.code]
+        run.code = None if code is None else _shared(code.version, code.digest)
+        if run.code is not None:
+            self.codes[run.code] += 1
+
     def _end(self, id_: str) -> None:
+        self._set_code(self.runs[id_], None)
         del self.runs[id_]
         self.parked.pop(id_, None)
 

@@ -588,8 +588,7 @@ class Execution:
             record = next_round(
                 self.run,
                 self._decided.values(),
-                continued.arguments,
-                continued.version,
+                continued,
                 cancel_asked=self._cancel_asked and not self._main.was_notified,
             )
             records: list[ExecutionRecord] = [*self._unflushed, record]
@@ -637,6 +636,7 @@ class Execution:
             started_at=run.started_at,
             began=run.began,
             steps=len(self._decided),
+            version=0 if run.code is None else run.code.version,
         )
         async with self._flushing:
             await self._append_unflushed(_DEFERRED_TOGETHER)

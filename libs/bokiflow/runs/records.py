@@ -71,6 +71,18 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     awaited_by: tuple[str, ...] = ()
 
 
+class CodeVersion(msgspec.Struct, frozen=True, array_like=True):
+    """A deployment of an application.
+
+    Attributes:
+        version: its number; it grows with each deployment of the application.
+        digest: a digest of the sources; deployments of the same sources have the same one.
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=1)]
+    digest: str
+
+
 class LimitSettings(msgspec.Struct, frozen=True, array_like=True):
     """How many runs of a limit may execute, and begin.
 
@@ -111,7 +123,7 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     `executor` executes it in epoch 1; if empty, the owner of its partition takes it. `arguments` is
     a JSON object; `version` is a digest of the code. `parent` is the step that started the run,
     `forked` the step of another run from which it continues. A run with a `limit` executes only
-    when it has its turn.
+    when it has its turn. `code` is the deployment that started it.
     """
 
     workflow: str
@@ -121,18 +133,21 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     parent: Origin | None = None
     forked: Origin | None = None
     limit: RunLimit | None = None
+    code: CodeVersion | None = None
 
 
 class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """`executor` executes the run in `epoch`. Takes effect if the current epoch is one less.
 
     `crashes` counts how many executors in a row crashed right after they got the run
-    (`bokiflow.ownership.crash_loops`).
+    (`bokiflow.ownership.crash_loops`). From here on, the run continues with the code of the
+    deployment `code`; None: with the same code.
     """
 
     epoch: _Epoch
     executor: str
     crashes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    code: CodeVersion | None = None
 
 
 class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
@@ -215,8 +230,8 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     current one.
 
     A list of ended runs reads this record only, so it also says which run it was: its `workflow`,
-    the place (`started_at`) and about the time (`began`) of its start, and how many operations it
-    has decided (`steps`).
+    the place (`started_at`) and about the time (`began`) of its start, how many operations it has
+    decided (`steps`), and the `version` of its code (0: not deployed).
     """
 
     epoch: _Epoch
@@ -227,6 +242,7 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     started_at: SeqNum = 0
     began: float = 0.0
     steps: int = 0
+    version: int = 0
 
 
 class RunWaits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
@@ -272,6 +288,7 @@ class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="continued"
         keys: the keys of the newest signals.
         parent: the step of another run that started the run.
         limit: the limit of the run.
+        code: the deployment with whose code the next round begins.
     """
 
     epoch: _Epoch
@@ -288,6 +305,7 @@ class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="continued"
     keys: tuple[str, ...] = ()
     parent: Origin | None = None
     limit: RunLimit | None = None
+    code: CodeVersion | None = None
 
 
 class RunForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):

@@ -13,7 +13,13 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from bokiflow.runs.records import RunContinued, StepDecided, UnreadSignal, run_tag
+from bokiflow.runs.records import (
+    CodeVersion,
+    RunContinued,
+    StepDecided,
+    UnreadSignal,
+    run_tag,
+)
 from bokiflow.runs.run_state import Run
 from indilog import IndilogError, Log
 from indilog.sdk import SeqNum
@@ -37,7 +43,8 @@ class ContinuedAsNew(BaseException):
         given: the positional arguments.
         named: the arguments by name.
         arguments: all arguments as a JSON object, once they were checked.
-        version: a digest of the code, once the arguments were checked.
+        version: a digest of the code that continues, once the arguments were checked.
+        code: the deployment of that code.
     """
 
     def __init__(self, given: tuple[object, ...], named: dict[str, object]) -> None:
@@ -46,6 +53,7 @@ class ContinuedAsNew(BaseException):
         self.named = named
         self.arguments = b"{}"
         self.version = ""
+        self.code: CodeVersion | None = None
 
 
 def consumed_signal(decided: StepDecided) -> tuple[SeqNum, Any] | None:
@@ -58,8 +66,7 @@ def consumed_signal(decided: StepDecided) -> tuple[SeqNum, Any] | None:
 def next_round(
     run: Run,
     decided: Iterable[StepDecided],
-    arguments: bytes,
-    version: str,
+    continued: ContinuedAsNew,
     *,
     cancel_asked: bool,
 ) -> RunContinued:
@@ -68,8 +75,7 @@ def next_round(
     Args:
         run: the run, which its executor has just read.
         decided: all decisions of the round, also those that are not durable yet.
-        arguments: arguments of the next round as a JSON object.
-        version: a digest of the code.
+        continued: the arguments and the code of the next round.
         cancel_asked: whether a cancellation was requested that the workflow has not noticed.
     """
     started = run.started
@@ -80,9 +86,9 @@ def next_round(
         round=run.round + 1,
         end=run.end,
         workflow=started.workflow,
-        arguments=arguments,
+        arguments=continued.arguments,
         executor=run.executor,
-        version=version,
+        version=continued.version,
         started_at=run.started_at,
         began=run.began,
         cancel_asked=cancel_asked,
@@ -94,6 +100,7 @@ def next_round(
         keys=tuple(run.signal_keys)[-SIGNAL_KEYS_MAX:],
         parent=started.parent,
         limit=started.limit,
+        code=continued.code,
     )
 
 

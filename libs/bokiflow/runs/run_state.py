@@ -16,6 +16,7 @@ from typing import assert_never
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
+    CodeVersion,
     OperationNoted,
     RetryAsked,
     RunContinued,
@@ -67,13 +68,16 @@ class Run:
         floor: the records below this seqnum are of rounds before the previous one, and may be
             trimmed.
         past: how many of the applied records lie below `floor`.
+        code: the deployment with whose code the run continues; None: it is not known.
+        moved: when the run was moved to that code, seconds since 1970; None: its round began with
+            it.
     """
 
     __slots__ = (
         "_cancelled_at", "_count", "_others_end", "_whole", "began", "cancel_asked", "clock",
-        "crashes", "end", "ended", "ended_at", "epoch", "executor", "finished", "floor",
-        "is_cancelled_while_parked", "noted", "parked", "parked_at", "past", "places", "round",
-        "round_at", "signal_keys", "signals", "started", "started_at", "state", "steps",
+        "code", "crashes", "end", "ended", "ended_at", "epoch", "executor", "finished", "floor",
+        "is_cancelled_while_parked", "moved", "noted", "parked", "parked_at", "past", "places",
+        "round", "round_at", "signal_keys", "signals", "started", "started_at", "state", "steps",
         "taken_at", "waits",
         "was_parked",
     )  # fmt: skip
@@ -108,6 +112,8 @@ class Run:
         self.round_at: SeqNum = 0
         self.floor: SeqNum = 0
         self.past = 0
+        self.code: CodeVersion | None = None
+        self.moved: float | None = None
         self._count = 0
         """Number of applied records that were not forgotten."""
         self._whole = (0, 0)
@@ -149,7 +155,7 @@ class Run:
                 assert self.started is None, "a run starts once"
                 self.started, self.started_at, self.began = record, seqnum, self.clock
                 self.epoch, self.executor, self.taken_at = int(bool(executor)), executor, seqnum
-                self.round_at = seqnum
+                self.round_at, self.code = seqnum, record.code
             case Signalled():
                 self._add_signal(seqnum, record)
             case ChildEnded() | RetryAsked():
@@ -194,7 +200,9 @@ class Run:
             record.version,
             record.parent,
             limit=record.limit,
+            code=record.code,
         )
+        self.code, self.moved = record.code, None
         self.started_at, self.began = record.started_at, record.began
         self.round, self.round_at = record.round, seqnum
         self.epoch, self.executor, self.taken_at = record.epoch + 1, record.executor, seqnum
@@ -220,8 +228,11 @@ class Run:
         record: RunTaken | StepDecided | RunWaits | RunParked | RunFinished,
     ) -> bool:
         match record:
-            case RunTaken(epoch, executor, crashes):
+            case RunTaken(epoch, executor, crashes, code):
                 assert epoch == self.epoch + 1, "epochs grow one by one"
+                if code is not None:
+                    self.moved = self.moved if self.code is None else self.clock
+                    self.code = code
                 self.epoch, self.executor, self.parked = epoch, executor, None
                 self.taken_at, self.crashes, self.waits = seqnum, crashes, None
             case StepDecided(number=number):

@@ -156,6 +156,28 @@ def test_a_round_names_the_rounds_before_and_after_it(gateway: Gateway) -> None:
     assert gateway.asked[0].url.params["round"] == "7"
 
 
+def test_runs_are_selected_by_the_deployment_whose_code_they_have(gateway: Gateway) -> None:
+    gateway.answers["/runs"] = [listed(info("a"))]
+    assert run("list", "--version", "3").exit_code == 0
+    assert gateway.asked[0].url.params["version"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("version", "moved", "line"),
+    [
+        (3, None, "version      3"),
+        (4, 1.7e9, "version      4, moved to it at 2023-11-14 22:13:20"),
+        (None, None, None),
+    ],
+)
+def test_a_run_shows_which_code_it_has(
+    gateway: Gateway, version: int | None, moved: float | None, line: str | None
+) -> None:
+    gateway.answers["/runs/travel/a"] = [details(run=info("a", version=version), moved=moved)]
+    lines = run("show", "a", "--app", "travel").stdout.splitlines()
+    assert [found for found in lines if found.startswith("version")] == ([line] if line else [])
+
+
 def test_a_query_has_arguments(gateway: Gateway) -> None:
     gateway.answers["/runs/travel/a/query"] = [5]
     done = run("query", "a", "left", "unit=kg", "at_least:=5", "--app", "travel")

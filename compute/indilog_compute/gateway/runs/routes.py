@@ -121,6 +121,7 @@ class RunRoutes:
         id_prefix: str | None = None,
         older_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
         newer_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
+        version: Annotated[int | None, Query(ge=1)] = None,
         limit: Annotated[int, Query(ge=1, le=RUNS_MAX)] = 100,
         page: str | None = None,
         position: Position = 0,
@@ -128,7 +129,8 @@ class RunRoutes:
         """List workflow runs, newest first, of one application or of all.
 
         They are listed by their starts, and `older_s` and `newer_s` are seconds since the start of
-        the run. With `state` done, failed or cancelled, both are about its end. `next` of an
+        the run. With `state` done, failed or cancelled, both are about its end. `version` is that
+        of the deployment with whose code the run continues, or ended. `next` of an
         answer is `page` of the next request; null: there are no further runs. A page may be short
         although there are further runs. `not_answered` names the applications whose runs are
         missing, and why.
@@ -140,6 +142,7 @@ class RunRoutes:
             "id_prefix": id_prefix,
             "older_s": older_s,
             "newer_s": newer_s,
+            "version": version,
             "limit": limit,
             "before": _place_in(page),
         }

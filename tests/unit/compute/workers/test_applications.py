@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from indilog.base.deployed import FunctionSpec, code_digest
 from indilog.base.errors import AppNameTakenError, DeployError, NotReadyError, UnknownFunctionError
 from indilog.config import Config, node_config
 from indilog.link.worker_messages import Load, Loaded
+from indilog.sdk.runs import RUN_CODES
 from indilog.testing import MemoryLogs
 from indilog_compute.deployments import Deployment
 from indilog_compute.invocations.fault_log import FaultLog
@@ -202,3 +205,60 @@ async def test_a_deployment_undeployed_at_the_same_time_fails(
         await applications._record(2, Loaded("app", ()), {}, "me")
     assert applications._behind.is_set()
     assert await followed(applications) == []
+
+
+def version_of(number: int, text: str, keeps: tuple[int, ...] = ()) -> Deployment:
+    return Deployment(
+        name="app",
+        version=number,
+        owner="me",
+        sources={"a.py": text},
+        functions=(),
+        operations=(FunctionSpec(RUN_CODES, "", {}, {}),),
+        keeps=keeps,
+    )
+
+
+async def kept(applications: Applications) -> list[tuple[int, bool]]:
+    """Follow the log; return the version of each kept deployment, and whether it is retired."""
+    await followed(applications)
+    found = applications._kept.get("app", [])
+    return [(one.record.version, one.is_kept and one.is_retired) for one in found]
+
+
+async def test_each_node_keeps_what_the_newest_deployment_keeps(tmp_path: Path) -> None:
+    """It may have followed every deployment, only the newest one, or start later."""
+    logs = MemoryLogs()
+    one, other, late = (applications_of(logs, tmp_path) for _ in range(3))
+    keeps: tuple[int, ...] = ()
+    for number, text in enumerate("xyz", 1):
+        keeps = (await one._log.append(version_of(number, text, keeps)), *keeps)
+        await kept(one)
+        await one._log.collect()
+    assert await kept(one) == await kept(other) == [(2, True), (1, True)]
+    await late.read()
+    assert await kept(late) == [(2, True), (1, True)]
+    await one._log.append(version_of(4, "x", keeps[1:]))
+    assert await kept(one) == await kept(other) == await kept(late) == [(2, True)]
+
+
+async def test_a_deployment_keeps_the_newest_code_and_other_code_in_use(tmp_path: Path) -> None:
+    applications = applications_of(MemoryLogs(), tmp_path)
+    places: tuple[int, ...] = ()
+    for number, text in enumerate("vwxyz", 1):
+        places = (await applications._log.append(version_of(number, text, places)), *places)
+        await followed(applications)
+    codes = [code_digest({"a.py": text}) for text in "vwxyz"]
+    assert applications._to_keep("app", "new", None) == places[:3]
+    assert applications._to_keep("app", "new", frozenset(codes[1:2])) == (places[0], places[3])
+    assert applications._to_keep("app", "new", frozenset()) == places[:1]
+    assert applications._to_keep("app", codes[4], frozenset(codes[3:])) == (places[1],)
+    assert applications._to_keep("other", "new", None) == ()
+
+
+async def test_an_application_without_runs_keeps_no_code(applications: Applications) -> None:
+    plain = msgspec.structs.replace(version_of(1, "x"), operations=())
+    await applications._log.append(plain)
+    await followed(applications)
+    assert await applications._needed("app") == frozenset()
+    assert applications._to_keep("app", "new", frozenset()) == ()

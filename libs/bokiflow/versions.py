@@ -1,0 +1,113 @@
+"""Chooses the code with which a run continues (docs/decisions/0067-pinned-runs.md).
+
+A worker has loaded the newest deployment of an application, and earlier ones whose code open runs
+need. Only the flow of the newest one executes runs. It takes the workflows of the earlier ones from
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from bokiflow.definition import Definition
+from bokiflow.runs.records import CodeVersion
+from bokiflow.runs.run_state import Run
+from indilog import App
+from indilog.sdk import DeployedVersion
+
+_LIBRARY: Final = "bokiflow"
+
+
+class VersionedFlow(Protocol):
+    """What is needed of a `bokiflow.Flow`, in any deployment."""
+
+    @property
+    def log_name(self) -> str:
+        """The name of the log of its runs."""
+
+    @property
+    def definitions(self) -> dict[str, Definition]:
+        """The workflows, by name."""
+
+    @property
+    def queries(self) -> dict[str, Any]:
+        """The queries (`bokiflow.queries.Query`), by name."""
+
+
+def flows_of(app: App) -> list[Any]:
+    """Return the list of the flows of an application, in the order of their definition."""
+    flows: list[Any] = app.of_libraries.setdefault(_LIBRARY, [])
+    return flows
+
+
+class Versions:
+    """The code of a flow, in the deployments of its application that this process has loaded.
+
+    It is the `FlowCode` of the flow's definitions.
+    """
+
+    def __init__(self, flow: VersionedFlow, app: App | None) -> None:
+        self._flow = flow
+        self._app = app
+
+    @property
+    def _deployed(self) -> DeployedVersion | None:
+        return None if self._app is None else self._app.deployed
+
+    @property
+    def code(self) -> CodeVersion | None:
+        """The version of the flow's own code; None: it is not deployed."""
+        deployed = self._deployed
+        return None if deployed is None else CodeVersion(deployed.version, deployed.code)
+
+    @property
+    def definitions(self) -> dict[str, Definition]:
+        """The workflows of the flow's own code, by name."""
+        return self._flow.definitions
+
+    @property
+    def newest(self) -> VersionedFlow:
+        """The flow of the same log in the newest deployment; the flow itself if that has none."""
+        deployed = self._deployed
+        if deployed is None or deployed.newest is self._app:
+            return self._flow
+        return next(self._of_log(deployed.newest), self._flow)
+
+    def newest_of(self, workflow: str) -> Definition | None:
+        """Return the newest code of a workflow; None: the newest deployment has none."""
+        return self.newest.definitions.get(workflow)
+
+    def choose(self, run: Run) -> Definition | None:
+        """Return the code with which a run continues; None: no loaded code has its workflow.
+
+        It is the code with which the run has begun, while that is loaded. It is the newest code if
+        the run is parked, or if the newest code of the workflow is not pinned.
+        """
+        assert run.started is not None, "only a run that has begun continues"
+        return self._chosen(run).definitions.get(run.started.workflow)
+
+    def queries_of(self, run: Run) -> Mapping[str, Any]:
+        """Return the queries of the code with which a run continues, by name."""
+        return self._chosen(run).queries
+
+    def _chosen(self, run: Run) -> VersionedFlow:
+        assert run.started is not None, "only a run that has begun continues"
+        newest = self._flow.definitions.get(run.started.workflow)
+        if newest is not None and (run.parked is not None or not newest.is_pinned):
+            return self._flow
+        deployed, code = self._deployed, run.code
+        app = None if deployed is None or code is None else deployed.loaded.get(code.digest)
+        flows = () if app is None else self._of_log(app)
+        return next((f for f in flows if run.started.workflow in f.definitions), self._flow)
+
+    def _of_log(self, app: App) -> Iterator[VersionedFlow]:
+        return (flow for flow in flows_of(app) if flow.log_name == self._flow.log_name)
+
+
+def code_after(run: Run, definition: Definition) -> CodeVersion | None:
+    """Return the version of the code of a definition, if the run was executed with other code."""
+    code = definition.code
+    if code is None or (run.code is not None and run.code.digest == code.digest):
+        return None
+    return code

@@ -1,0 +1,93 @@
+"""Runs keep the code that began them over deployments, restarts and kill -9 of real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import indilog
+from indilog.remote_client import RemoteClient
+from indilog.runs import Run
+from indilog.sdk.runs import RunDetails
+from tests.cluster.platform_process import platform
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+APP = """
+import bokiflow, indilog
+from steps import name
+
+app = indilog.App("shop")
+flow = bokiflow.Flow(app, lease=1.0)
+
+@flow.workflow
+async def order(wf: bokiflow.Workflow) -> list[str]:
+    done = [await wf.step(name, "begun")]
+    done.append(await wf.signal("go", timeout=600))
+    done.append(await wf.step(name, "ended"))
+    return done
+
+@app.function
+async def version() -> str:
+    return name("asked")
+"""
+STEPS = """
+def name(text: str) -> str:
+    return f"{text} by VERSION"
+
+name.__name__ = "name VERSION"
+"""
+
+
+def code(version: str) -> dict[str, str]:
+    """Return the sources of a version: its modules have the names of those of other versions."""
+    return {"shop.py": APP, "steps.py": STEPS.replace("VERSION", version)}
+
+
+async def begun(client: RemoteClient, id: str) -> Run:  # noqa: A002
+    run = await client.start_run("shop", "order", id=id)
+    await shown(run, lambda found: bool(found.steps))
+    return run
+
+
+async def shown(run: Run, holds: Callable[[RunDetails], bool]) -> RunDetails:
+    async with asyncio.timeout(60):
+        while not holds(found := await run.show()):  # noqa: ASYNC110 - not announced
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def ended(client: RemoteClient, id: str) -> object:  # noqa: A002
+    run = client.run("shop", id)
+    await run.signal("go", "go")
+    found = await run.result(wait=60)
+    return found.result if found.state == "done" else found
+
+
+@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+async def test_a_run_ends_with_the_code_that_began_it(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    with platform(tmp_path, *options) as up:
+        async with indilog.connect(up.url) as client:
+            await client.deploy(code("one"))
+            for id_ in ("first", "second", "third"):
+                await begun(client, id_)
+            await client.deploy(code("two"))
+            await begun(client, "new")
+            assert await ended(client, "first") == ["begun by one", "go", "ended by one"]
+        up.kill_everything()
+    with platform(tmp_path, *options) as up:
+        async with indilog.connect(up.url) as client:
+            assert await ended(client, "second") == ["begun by one", "go", "ended by one"]
+            await client.deploy(code("three"))
+            assert await ended(client, "new") == ["begun by two", "go", "ended by two"]
+            assert await client.call("shop.version") == "asked by three"
+        up.interrupted()
+    with platform(tmp_path, *options) as up:
+        async with indilog.connect(up.url) as client:
+            assert await ended(client, "third") == ["begun by one", "go", "ended by one"]
+            ends = [(run.id, run.info and run.info.version) for run in await client.runs("shop")]
+            assert ends == [("new", 2), ("third", 1), ("second", 1), ("first", 1)]
