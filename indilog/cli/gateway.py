@@ -118,9 +118,9 @@ class Gateway:
         """PUT JSON to `path` and return the JSON answer."""
         return self._value("PUT", path, json=json, headers=headers, query={})
 
-    def delete(self, path: str, *, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - any JSON value
+    def delete(self, path: str, *, headers: dict[str, str] | None = None, **query: object) -> Any:  # noqa: ANN401 - any JSON value
         """DELETE `path` and return the JSON answer."""
-        return self._value("DELETE", path, headers=headers, query={})
+        return self._value("DELETE", path, headers=headers, query=query)
 
     @contextmanager
     def lines(self, path: str, **query: object) -> Iterator[Iterator[str]]:

@@ -1,4 +1,4 @@
-"""The commands `indilog invocation list`, `show` and `cancel`, for asynchronous calls."""
+"""The commands `indilog invocation list`, `show`, `cancel`, `held` and `release`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.quantities import wait_s_of
 from indilog.link.access import segment
 
-invocations = typer.Typer(help="List, show or cancel asynchronous calls.", no_args_is_help=True)
+invocations = typer.Typer(
+    help="List, show or cancel asynchronous calls; release held outcomes.", no_args_is_help=True
+)
 
 _COLUMNS: Final = ("invocation", "function", "state", "due", "ended", "tries")
+_HELD_COLUMNS: Final = ("log", "run", "calls", "bytes")
 _OPEN: Final = ("scheduled", "running")
 _WAIT_S_MAX: Final = 60.0
 """Longest wait of one request, in seconds."""
@@ -89,6 +92,47 @@ def cancel(
 ) -> None:
     """Cancel an asynchronous call: a waiting one never begins, a running one is asked to stop."""
     printed.value(Gateway(url).delete(_path(invocation), headers={}))
+
+
+@invocations.command()
+def held(
+    *,
+    log: Annotated[
+        str | None, typer.Option(help="Only runs of the flow with this log, such as shop/flow.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value per run.")] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """List the workflow runs that have not recorded the outcomes of their calls."""
+    answer = Gateway(url).get("/invocations/held", log=log)
+    found = answer["held"]
+    if as_json:
+        for one in found:
+            printed.line(json.dumps(one, ensure_ascii=False))
+    elif found:
+        rows = [[one["log"], one["run"], one["calls"], one["bytes"]] for one in found]
+        printed.table("Outcomes of calls that are held for runs", _HELD_COLUMNS, rows)
+    else:
+        printed.line("No outcomes are held.")
+    if answer["has_more"]:
+        sys.stderr.write("There may be more runs; name one flow with --log.\n")
+
+
+@invocations.command()
+def release(
+    log: Annotated[
+        str, typer.Argument(help="The log of the flow, such as shop/flow.", metavar="LOG")
+    ],
+    *,
+    run: Annotated[str, typer.Option(help="Only what is held for this run.", metavar="ID")] = "",
+    url: Url = DEFAULT,
+) -> None:
+    """Release outcomes that are held for runs of an application that is not deployed again.
+
+    They are then kept for a day (results_kept_s). A run that continues later makes the call again.
+    """
+    found = Gateway(url).delete("/invocations/held", headers={}, log=log, run=run)
+    printed.line(f"Released the outcomes of {found['released']:,} calls.")
 
 
 def _path(invocation: str) -> str:

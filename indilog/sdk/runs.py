@@ -28,7 +28,17 @@ RUN_RESULT: Final = "runs.result"
 CHECK_RUNS: Final = "runs.check"
 RUN_CODES: Final = "runs.codes"
 
+HOLDER_SEPARATOR: Final = "\x1f"
+"""Neither the name of a log nor the id of a run contains it."""
+
 _Key: TypeAlias = tuple[float, str, str, int]
+
+
+def holder_of(log: str, run: str) -> str:
+    """Return the name for which the outcomes of a run's calls are held, from the name of the log of
+    its flow and its id. With an empty id, it is the prefix of these names.
+    """
+    return f"{log}{HOLDER_SEPARATOR}{run}"
 
 
 class RunPlace(msgspec.Struct, frozen=True):

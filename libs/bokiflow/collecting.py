@@ -16,7 +16,6 @@ import structlog
 
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.runner import Runner
-from bokiflow.runs.keys import holder_of
 from bokiflow.runs.records import (
     RUNS_TAG,
     RunContinued,
@@ -35,6 +34,7 @@ from bokiflow.runs.records import (
 from bokiflow.runs.run_log import append_with_retry, is_transient, seqnum_after_loss
 from indilog import Context, DataLossError, Entry, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum
+from indilog.sdk.runs import holder_of
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 32

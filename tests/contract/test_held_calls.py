@@ -14,13 +14,14 @@ import indilog
 from bokiflow import Flow, Workflow
 from bokiflow.collecting import Collector
 from bokiflow.runs.held_calls import _TOGETHER
-from bokiflow.runs.keys import holder_of
 from bokiflow.runs.records import PARTITIONS
 from indilog import Context, OverloadedError
 from indilog.base.errors import NotReadyError
 from indilog.base.log import Session
 from indilog.link.link_messages import Returned
+from indilog.sdk.runs import holder_of
 from indilog.testing import MemoryLogs
+from indilog_compute.invocations import held_invocations
 from indilog_compute.invocations.records import INVOCATIONS_LOG, CallsReleased, decode
 from indilog_compute.invocations.service import InvocationService
 from tests.contract.test_invocations import Node, running
@@ -333,6 +334,30 @@ async def test_outcomes_of_ended_and_unknown_runs_are_collected_and_those_of_ope
         await world.until_held(2)
         gate.set()
         await still.result(30)
+
+
+@pytest.mark.parametrize("page", [1, 1000])
+async def test_what_is_held_for_a_flow_that_is_gone_is_listed_and_released(
+    monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(held_invocations, "HOLDERS_PAGE", page)
+    runs = [("shop/flow", "a"), ("shop/flow", "a/1"), ("shop/flow", "a"), ("shop/flow2", "a")]
+    async with a_world() as world:
+        service = world.platform.service
+        for number, (log, run) in enumerate(runs):
+            holder = holder_of(log, run)
+            await world.platform.call("app.f", b"{}", Session(), key=f"k{number}", holder=holder)
+        found = await service.held(holder_of("shop/flow", ""))
+        assert [(one.run, one.calls) for one in found] == [
+            (("shop/flow", "a"), 2),
+            (("shop/flow", "a/1"), 1),
+        ][:page]
+        assert all(one.size for one in found)
+        assert await service.release_held(holder_of("shop/flow", "")) == 3
+        await world.until_held(1)
+        assert [one.run for one in await service.held("")] == [("shop/flow2", "a")]
+        text = await world.platform.call("app.f", b"{}", Session(), key="k0")
+        assert (text, world.node.ran) == (b"1", 4), "it is kept as other outcomes are"
 
 
 async def test_a_context_of_the_platform_holds_and_releases_by_its_link() -> None:

@@ -17,10 +17,11 @@ from indilog.link.link_messages import (
     Returned,
     error_from,
 )
-from indilog.sdk.runs import CHECK_RUNS
+from indilog.sdk.runs import CHECK_RUNS, holder_of
 from indilog_compute.gateway.clients import cancel_if_left
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
 from indilog_compute.gateway.requests import body_of, check_query, decode_json
+from indilog_compute.invocations.held_invocations import HOLDERS_PAGE, HeldFor
 from indilog_compute.invocations.invocation_list import LISTED_MAX, Wanted
 from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX, InvocationStatus
 from indilog_compute.invocations.states import InvocationState
@@ -87,8 +88,39 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         sources = await _sources(request, "app", body_bytes_max)
         return _deployed(await host.deploy(sources, owner=owner))
 
+    _add_held(router, host)
     _add_invocations(router, host)
     return router
+
+
+def _add_held(router: APIRouter, host: FunctionHost) -> None:
+    # Before `/invocations/{invocation}`; no id of an invocation is `held`.
+    @router.get("/invocations/held", tags=["functions"])
+    async def held(log: str | None = None) -> Response:
+        """List the workflow runs for which outcomes of calls are held, with the number and bytes of
+        their calls: those of all flows, or of one flow, by the name of its log. The first 1,000 are
+        listed; `has_more` says whether there may be others.
+        """
+        found = await host.held("" if log is None else holder_of(log, ""))
+        has_more = len(found) == HOLDERS_PAGE
+        return _json({"held": [_held(one) for one in found], "has_more": has_more})
+
+    @router.delete("/invocations/held", tags=["functions"])
+    async def release(log: str, run: str = "") -> Response:
+        """Release the outcomes that are held for the runs of a flow, or for one of its runs, by the
+        name of the log of the flow. From then on they are kept for `results_kept_s`. A run that
+        continues later calls the function again.
+        """
+        if not run:
+            return _json({"released": await host.release_held(holder_of(log, ""))})
+        calls = [one for one in await host.held(holder_of(log, run)) if one.run == (log, run)]
+        host.release(holder_of(log, run), ())
+        return _json({"released": sum(one.calls for one in calls)})
+
+
+def _held(one: HeldFor) -> dict[str, Any]:
+    log, run = one.run
+    return {"log": log, "run": run, "calls": one.calls, "bytes": one.size}
 
 
 def _add_invocations(router: APIRouter, host: FunctionHost) -> None:

@@ -18,6 +18,7 @@ from sortedcontainers import SortedDict
 
 from indilog.base.errors import OverloadedError
 from indilog.config import NodeConfig
+from indilog.sdk.runs import HOLDER_SEPARATOR
 from indilog_compute.invocations.checkpoint import RecordedInvocation
 from indilog_compute.invocations.records import application_of
 
@@ -47,6 +48,26 @@ class HeldLimits(NamedTuple):
             invocations.held_bytes_max,
             invocations.app_kept_share_max,
         )
+
+
+class HeldFor(NamedTuple):
+    """What is held for one holder.
+
+    Attributes:
+        holder: its name.
+        calls: number of held invocations.
+        size: bytes of their arguments and results.
+    """
+
+    holder: str
+    calls: int
+    size: int
+
+    @property
+    def run(self) -> tuple[str, str]:
+        """The name of the log of the run's flow, and the id of the run."""
+        log, _, run = self.holder.partition(HOLDER_SEPARATOR)
+        return log, run
 
 
 class HeldInvocations:
@@ -110,6 +131,14 @@ class HeldInvocations:
         )
         return list(islice(found, HOLDERS_PAGE))
 
+    def summary(self, prefix: str, after: str) -> list[HeldFor]:
+        """Return what is held for each of the `holders`."""
+        return [
+            HeldFor(holder, len(held), sum(one.size for one in held.values()))
+            for holder in self.holders(prefix, after)
+            for held in (self._by_holder[holder],)
+        ]
+
     def check_room(self, application: str, limits: HeldLimits) -> None:
         """Check that a further call of an application may be held.
 
@@ -134,7 +163,8 @@ class HeldInvocations:
                 f"recorded them; of all apps {self.total:,} with {self.size:,} bytes. The limits "
                 f"are {calls_max:,} with {bytes_max:,} bytes for one app, and {limits.total:,} "
                 f"with {limits.size:,} bytes for all (held_calls_max, held_bytes_max, "
-                "app_kept_share_max). Let stuck runs end: `indilog runs list`."
+                "app_kept_share_max). Let stuck runs end (`indilog runs list`). If their "
+                "application is gone, release them: `indilog invocation held`."
             )
 
     def check_invariants(self) -> None:

@@ -43,7 +43,7 @@ from indilog_compute.invocations.executor import (
     WriteCheckpoint,
 )
 from indilog_compute.invocations.fault_log import FaultLog
-from indilog_compute.invocations.held_invocations import HeldLimits
+from indilog_compute.invocations.held_invocations import HeldFor, HeldLimits
 from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted, newest
 from indilog_compute.invocations.invocation_status import InvocationStatus, forgotten, read_status
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
@@ -299,6 +299,32 @@ class InvocationService:
         self._check_followed()
         await self._read_up_to_now()
         return self._table.held.holders(prefix, after), self._session.position
+
+    async def held(self, prefix: str, after: str = "") -> list[HeldFor]:
+        """Return what is held for holders whose names begin with `prefix` and are above `after`,
+        ascending; at most 1,000.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: the log cannot be read now.
+        """
+        self._check_followed()
+        await self._read_up_to_now()
+        return self._table.held.summary(prefix, after)
+
+    async def release_held(self, prefix: str) -> int:
+        """Release all outcomes that are held for holders whose names begin with `prefix`; return
+        their number. A record says so within about a second, unless this node crashes before.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: the log cannot be read now.
+        """
+        released, after = 0, ""
+        while page := await self.held(prefix, after):
+            for one in page:
+                self.release(one.holder, ())
+            released += sum(one.calls for one in page)
+            after = page[-1].holder
+        return released
 
     def open_of(self, application: str) -> int:
         """Return the number of open invocations of an application."""

@@ -33,6 +33,7 @@ from indilog.config import Config
 from indilog.link.link_messages import Failed, Greeting, Limits, Question, Returned
 from indilog.link.worker_messages import CheckArguments, RunServices
 from indilog.sdk.runs import RUN_CODES
+from indilog_compute.invocations.held_invocations import HeldFor
 from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted
 from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.keys import kept_with_key
@@ -398,6 +399,14 @@ class FunctionHost:
     async def holders(self, prefix: str, after: str) -> tuple[list[str], MetalogPosition]:
         """Return holders of outcomes; see `InvocationService.holders`."""
         return await self._invocations.holders(prefix, after)
+
+    async def held(self, prefix: str, after: str = "") -> list[HeldFor]:
+        """Return what is held for holders; see `InvocationService.held`."""
+        return await self._invocations.held(prefix, after)
+
+    async def release_held(self, prefix: str) -> int:
+        """Release what is held for holders; see `InvocationService.release_held`."""
+        return await self._invocations.release_held(prefix)
 
     async def outcome(self, invocation: str) -> Returned | Failed:
         """Wait for the outcome of an invocation with a key, and return it. Call it inside

@@ -16,8 +16,8 @@ from typing import Final
 
 import structlog
 
-from bokiflow.runs.keys import holder_of
 from indilog import Context, IndilogError
+from indilog.sdk.runs import holder_of
 
 _TOGETHER: Final = 100
 """Recorded outcomes that are released at once."""

@@ -526,6 +526,24 @@ def test_recorded_calls_are_listed(platform: type[Platform]) -> None:
     assert json.loads(run("invocation", "list", "--json").stdout) == call
 
 
+def test_held_outcomes_are_listed_and_released(platform: type[Platform]) -> None:
+    run_held = {"log": "shop/flow", "run": "order-1", "calls": 2, "bytes": 20}
+    asked = platform({"held": [run_held], "has_more": True})
+    done = run("invocation", "held", "--log", "shop/flow")
+    assert "order-1" in done.stdout
+    assert done.stderr == "There may be more runs; name one flow with --log.\n"
+    assert dict(asked.asked[0].url.params) == {"log": "shop/flow"}
+    platform({"held": [run_held], "has_more": False})
+    assert json.loads(run("invocation", "held", "--json").stdout) == run_held
+    platform({"held": [], "has_more": False})
+    assert run("invocation", "held").stdout == "No outcomes are held.\n"
+    asked = platform({"released": 1200})
+    done = run("invocation", "release", "shop/flow", "--run", "order-1")
+    assert done.stdout == "Released the outcomes of 1,200 calls.\n"
+    assert asked.asked[0].method == "DELETE"
+    assert dict(asked.asked[0].url.params) == {"log": "shop/flow", "run": "order-1"}
+
+
 def test_zones_of_one_process_are_refused(tmp_path: Path) -> None:
     refused = run("up", "--data", str(tmp_path), "--port", "0", "--zones", "east,west")
     assert refused.exit_code == 2

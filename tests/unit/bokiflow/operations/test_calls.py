@@ -10,7 +10,6 @@ import pytest
 import indilog
 from bokiflow import Flow, FlowSettingsError, RunFailedError, Workflow
 from bokiflow.runs import waiting
-from bokiflow.runs.keys import holder_of
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import RunFinished
 from indilog.apps.app import Context
@@ -23,6 +22,7 @@ from indilog.base.errors import (
     WorkerCrashedError,
 )
 from indilog.base.log import Session
+from indilog.sdk.runs import holder_of
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG, NothingHeld, begin, execute
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from bokiflow.runs.held_calls import _RECORDED_MAX, _TOGETHER, HeldCalls
-from bokiflow.runs.keys import holder_of
 from indilog import Context
 from indilog.base.errors import NotReadyError
+from indilog.sdk.runs import holder_of
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import NothingHeld
 

@@ -13,8 +13,10 @@ import structlog
 
 from indilog.config import ClusterConfig, Config, node_config
 from indilog.link.link_messages import Returned
+from indilog.sdk.runs import holder_of
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import create_gateway
+from indilog_compute.invocations.held_invocations import HeldFor
 from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted
 from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.states import InvocationState
@@ -431,6 +433,37 @@ async def test_numbers_of_nodes_are_numbers(served: Served) -> None:
         status, sentence = problem(await served.client.put("/cluster/members", json=counts))
         assert status == 422
         assert sentence.startswith("Nothing was changed")
+
+
+async def test_held_outcomes_are_listed_and_released_by_flow_and_by_run(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [
+        HeldFor(holder_of("shop/flow", run), calls, 10 * calls)
+        for run, calls in (("a", 2), ("ab", 3))
+    ]
+    released: list[str] = []
+
+    async def found(prefix: str, after: str = "") -> list[HeldFor]:
+        return [one for one in held if one.holder.startswith(prefix)]
+
+    async def release_held(prefix: str) -> int:
+        released.append(prefix)
+        return 5
+
+    monkeypatch.setattr(served.host, "held", found)
+    monkeypatch.setattr(served.host, "release_held", release_held)
+    monkeypatch.setattr(served.host, "release", lambda holder, _: released.append(holder))
+    first = {"log": "shop/flow", "run": "a", "calls": 2, "bytes": 20}
+    listed = (await served.client.get("/invocations/held")).json()
+    assert (listed["held"][0], len(listed["held"]), listed["has_more"]) == (first, 2, False)
+    assert (await served.client.get("/invocations/held?log=other")).json()["held"] == []
+    path = "/invocations/held?log=shop/flow"
+    assert (await served.client.delete(path)).json() == {"released": 5}
+    assert (await served.client.delete(f"{path}&run=a")).json() == {"released": 2}
+    assert released == [holder_of("shop/flow", ""), holder_of("shop/flow", "a")]
+    assert problem(await served.client.delete("/invocations/held"))[0] == 422
+    assert len(released) == 2
 
 
 async def test_recorded_invocations_are_listed_in_pages(

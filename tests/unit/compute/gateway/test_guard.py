@@ -29,6 +29,7 @@ PATHS = [
     "/functions/a/closed",
     "/functions/a/absent",
     "/invocations/1",
+    "/invocations/held",
     "/session/codes",
     "/nowhere",
     "/livez/",
