@@ -303,7 +303,7 @@ def view_with(
     if members.version < view.members_version:
         return view
     storage_nodes = {*members.storage_nodes}.union(*map(replicas_of, view.shards))
-    shards = _shards_with(view, members, finalize, writer_of, unusable)
+    shards = _shards_with(view, members, finalize, replicas_of, writer_of, unusable)
     index_shards = members.index_shards + view.index_shards[len(members.index_shards) :]
     eras = _eras_with(view.eras, tuple(range(len(members.index_shards))), position + 1)
     at_first = {node for placed in shards.values() for node in placed.replicas}
@@ -397,6 +397,7 @@ def _shards_with(
     view: View,
     members: Members,
     finalize: Collection[ShardId],
+    replicas_of: Callable[[ShardId], tuple[NodeId, ...]],
     writer_of: Callable[[ShardId], Epoch],
     unusable: Collection[NodeId],
 ) -> dict[ShardId, ShardPlacement]:
@@ -416,7 +417,7 @@ def _shards_with(
             nodes = sorted(members.storage_nodes, key=lambda node: (node in unusable, node))
             usable = sum(node not in unusable for node in nodes)
             shard, placed = _shard_for_new(
-                shards, (nodes[:usable], nodes[usable:]), zones, reused=reused
+                shards, (nodes[:usable], nodes[usable:]), zones, replicas_of, reused=reused
             )
             shards[shard] = msgspec.structs.replace(placed, writer=engine)
     return shards
@@ -426,18 +427,23 @@ def _shard_for_new(
     shards: dict[ShardId, ShardPlacement],
     storage_nodes: Sequence[Sequence[NodeId]],
     zones: Mapping[NodeId, str],
+    replicas_of: Callable[[ShardId], tuple[NodeId, ...]],
     *,
     reused: bool,
 ) -> tuple[ShardId, ShardPlacement]:
     """Return the shard of a new compute node: one without writer if it may be `reused`, or a new
-    one. Its storage nodes are of the first group of `storage_nodes`, then of the second.
+    one. Its storage nodes are those of the first group of `storage_nodes` with the fewest shards
+    now, then of the second.
     """
     for shard, placed in sorted(shards.items()):
         if reused and placed.writer == NO_WRITER and not placed.finalized:
             return shard, placed
     if (new := max(shards) + 1) >= SHARDS_MAX:
         raise ConfigError(f"A cluster can have {SHARDS_MAX:,} shards, and has had all of them.")
-    load = Counter(node for placed in shards.values() for node in placed.replicas)
+    load = Counter[NodeId]()
+    for shard, placed in shards.items():
+        now = replicas_of(shard) or placed.replicas  # a shard of this view was not moved
+        load.update(now[: len(placed.replicas)])  # further replicas are given up after a move
     copies = max(len(placed.replicas) for placed in shards.values())
     chosen: tuple[NodeId, ...] = ()
     for nodes in storage_nodes:

@@ -14,6 +14,7 @@ from indilog.kernel.metalog import (
     NO_INCARNATION,
     Base,
     NewView,
+    Replicas,
     decode_entry,
     encode_entry,
     is_possible,
@@ -44,6 +45,31 @@ def test_a_compute_node_that_joins_gets_a_shard_on_the_storage_nodes_with_the_fe
     assert view.shard_written_by(NodeId("engine-2")) == ShardId(2)
     assert view.shards[ShardId(2)].replicas == (NodeId("storage-0"), NodeId("storage-2"))
     assert view.number == VIEW.number + 1
+
+
+@pytest.mark.parametrize(
+    ("moved", "chosen"),
+    [
+        ({0: (2, 1), 1: (2, 1)}, (0, 3)),
+        ({0: (0, 1, 3), 1: (1, 2)}, (3, 0)),  # storage-3 is given up when the copy is complete
+    ],
+)
+def test_a_new_shard_is_on_the_storage_nodes_with_the_fewest_shards_now(
+    moved: dict[int, tuple[int, ...]], chosen: tuple[int, ...]
+) -> None:
+    """Moved shards count where they are, not where they were at first."""
+    view = view_of(sequencers=3, storage_nodes=4, replicas=2, engines=2)
+    nodes = names("storage", 4)
+    placement = Placement(view)
+    placement.move(
+        {
+            ShardId(shard): Replicas(7, tuple(nodes[number] for number in replicas))
+            for shard, replicas in moved.items()
+        }
+    )
+    members = wanted(view, engines=names("engine", 3))
+    after_move = view_with(view, members, POSITION, placement.replicas, lambda _: NO_INCARNATION)
+    assert after_move.shards[ShardId(2)].replicas == tuple(nodes[number] for number in chosen)
 
 
 def test_the_shard_of_a_compute_node_that_left_is_given_to_the_next_one() -> None:
