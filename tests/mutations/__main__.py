@@ -34,6 +34,7 @@ from tests.mutations.sites import FOLDERS, ROOT, Site, sample
 _ORACLE: Final = "tests/properties/test_reads_against_oracle.py"
 _FUNCTIONS: Final = (
     "tests/contract/test_invocations.py", "tests/contract/test_invocation_faults.py",
+    "tests/contract/test_held_calls.py",
     "tests/properties/test_invocations.py", "tests/properties/test_deployments.py",
     "tests/properties/test_dispatch.py",
 )  # fmt: skip
@@ -66,6 +67,7 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "compute/indilog_compute/gateway": ("tests/unit/compute/gateway", *_FUNCTIONS),
     "compute/indilog_compute/invocations": ("tests/unit/compute/invocations", *_FUNCTIONS),
+    "compute/indilog_compute/log_kinds": ("tests/cells/test_log_kinds.py",),
     "compute/indilog_compute/workers": ("tests/unit/compute/workers", *_FUNCTIONS),
     "compute": (
         "tests/unit/compute/reads", "tests/unit/compute/test_*.py", "tests/contract/test_log.py",
