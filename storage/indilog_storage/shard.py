@@ -42,6 +42,7 @@ from indilog_storage.shard_parts import BatchRows, LocalBatches, ShardColumns
 
 _HOLE: Final = 0
 """The segment number of a row that is a hole: segments are numbered from 1."""
+_HOLE_PLACE: Final = Location(_HOLE, 0, 0)
 _GONE: Final = 2**32 - 1
 """The segment number of a discarded batch: all its records were trimmed."""
 _NOWHERE: Final = (_HOLE, _GONE)
@@ -137,7 +138,7 @@ class Shard:
                 del column[start:stop]
             for hole in [hole for hole in self.holes if first <= hole < end]:
                 self._no_hole_at(hole)
-            self._insert(start, first, Location(_HOLE, 0, 0))
+            self._insert(start, first, _HOLE_PLACE)
             self.holes[first] = end
 
     def replaces(self, first: LocalId, writer: Epoch) -> bool:
@@ -220,7 +221,7 @@ class Shard:
         if self.holes.get(last) == self.stored and is_asked_for:
             self.holes[last] = end
         else:
-            self._insert(len(self._firsts), self.stored, Location(_HOLE, 0, 0))
+            self._insert(len(self._firsts), self.stored, _HOLE_PLACE)
             self.holes[self.stored] = end
         self.stored = end
         self.written = max(self.written, end)
@@ -280,12 +281,12 @@ class Shard:
         for column in (self._firsts, self._segments, self._offsets, self._lengths):
             del column[index]
         if end < hole_end:
-            self._insert(index, end, Location(_HOLE, 0, 0))
+            self._insert(index, end, _HOLE_PLACE)
             self.holes[end] = hole_end
         self._insert(index, first, location)
         self.bytes += location.length
         if hole < first:
-            self._insert(index, hole, Location(_HOLE, 0, 0))
+            self._insert(index, hole, _HOLE_PLACE)
             self.holes[hole] = first
         return True
 
@@ -324,7 +325,7 @@ class Shard:
         if (hole_end := self.holes.get(first)) is None:
             return
         if end < hole_end:
-            self._insert(bisect_left(self._firsts, end), end, Location(_HOLE, 0, 0))
+            self._insert(bisect_left(self._firsts, end), end, _HOLE_PLACE)
             self.holes[first], self.holes[end] = end, hole_end
         self.given_up.add(first)
 

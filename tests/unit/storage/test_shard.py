@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from indilog.base.ids import ShardId
 from indilog.roles.role import Location
 from indilog_storage import shard as module
-from indilog_storage.batch_reads import DamagedBatch
-from indilog_storage.shard import Shard
+from indilog_storage.batch_reads import DamagedBatch, cold_number
+from indilog_storage.shard import COLD_OBJECTS_MAX, GONE, Shard
 from tests.unit.storage.replicas import shard_of
 
 RECORDS = 2
@@ -43,6 +43,14 @@ def test_the_next_known_batch_is_found_after_discarded_and_lost_ones(
     for localid in range(RECORDS * len(fates) + 1):
         following = [batch for batch in known if batch[0] >= localid]
         assert shard.batch_from(localid) == (following[0] if following else None)
+
+
+def test_the_place_in_the_last_object_differs_from_that_of_a_discarded_batch() -> None:
+    shard = shard_of((0, 2))
+    shard.move(0, 2, COLD_OBJECTS_MAX - 1)
+    place = shard.location_of(0)
+    assert place is not None
+    assert (cold_number(place), cold_number(GONE)) == (COLD_OBJECTS_MAX - 1, COLD_OBJECTS_MAX)
 
 
 def test_a_batch_that_was_rewritten_is_read_at_its_new_place_unless_it_was_discarded() -> None:
