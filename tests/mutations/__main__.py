@@ -81,6 +81,7 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     "cells": (
         "tests/unit/cells", "tests/cells", "tests/contract/test_log.py",
         "tests/contract/test_trim.py", "tests/contract/test_conditional_appends.py",
+        "tests/contract/test_live.py",
     ),
     "libs/bokiflow": (
         "tests/unit/bokiflow", "tests/contract/test_bokiflow.py",
