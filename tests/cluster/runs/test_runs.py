@@ -430,7 +430,14 @@ async def test_a_deployment_says_which_runs_its_code_does_not_continue(
     file.write_text(TRAVEL.replace('await wf.signal("paid")', "await wf.sleep(10_000)"))
     later = await indi(platform, "deploy", str(file))
     assert "do not continue" not in later.stdout, "the steps so far are the same"
-    file.write_text(TRAVEL.replace("await wf.step(pay, n)", "await wf.step(send)"))
+    changed_text = TRAVEL.replace("await wf.step(pay, n)", "await wf.step(send)")
+    file.write_text(changed_text)
+    pinned = await indi(platform, "deploy", str(file))
+    assert "do not continue" not in pinned.stdout, "they continue with their own code"
+    order = "\nasync def order("
+    file.write_text(
+        changed_text.replace(f"@flow.workflow{order}", f"@flow.workflow(pinned=False){order}")
+    )
     changed = await indi(platform, "deploy", str(file))
     assert changed.exit_code == 0
     [said] = [line for line in changed.stdout.splitlines() if "do not continue" in line]
