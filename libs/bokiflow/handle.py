@@ -47,7 +47,7 @@ from bokiflow.runs.records import (
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
-from indilog import Entry, FunctionFailedError, Log, TrimmedError
+from indilog import DataLossError, Entry, FunctionFailedError, Log, TrimmedError
 from indilog.sdk import ResultType, SeqNum, plain_value
 from indilog.sdk.runs import RunInfo
 
@@ -127,8 +127,6 @@ class Handle(Generic[_ResultT_co]):
         self._runner = runner
         self._definition = definition
         self._logs = logs
-        self._run = Run()
-        """The run as read by the last call of `status`, if it was open."""
 
     async def result(self, timeout: float | None = None) -> _ResultT_co:  # noqa: ASYNC109 - its name in API.md
         """Wait for the end of the run and return what the workflow returned.
@@ -181,13 +179,14 @@ class Handle(Generic[_ResultT_co]):
     async def status(self) -> Status:
         """Return the status of the run.
 
-        The first call of a handle reads the history of the run; further ones read what is new. For
-        the state alone, `Flow.runs` reads no history.
+        The first call in a process reads the history of the run. Further ones, also of other
+        handles, read what is new, if the run is one of the 64 that were asked about last. For the
+        state alone, `Flow.runs` reads no history.
 
         Raises:
             UnknownRunError, RunIdInUseError: as `result`.
         """
-        run, self._run = self._run, Run()
+        run = await self._take_known()
         try:
             await self._read(self._log(), run)
         except UnknownRunError:
@@ -196,9 +195,21 @@ class Handle(Generic[_ResultT_co]):
             run = Run()  # it was trimmed; another run may have its id
             await self._read(self._log(), run)
         self._check(run)
-        if run.finished is None:
-            self._run = run  # an ended run may be trimmed at any time, so it is read anew
+        self._runner.runs_read[self.id] = run
         return status_of(self.id, run)
+
+    async def _take_known(self) -> Run:
+        """Return the run as read for its last status, so that no other call reads into it; an
+        unread one, if it is not known or may have been trimmed.
+        """
+        run = self._runner.runs_read.pop(self.id, None) or Run()
+        if run.finished is None:
+            return run
+        try:
+            end = await self._log().read_next(run_tag(self.id), run.ended_at)
+        except (TrimmedError, DataLossError):
+            return Run()
+        return run if end is not None and end.seqnum == run.ended_at else Run()
 
     async def events(self, after: SeqNum = -1) -> AsyncIterator[PublishedEvent]:
         """Yield what the run publishes (`Workflow.publish`): first the events so far, then new

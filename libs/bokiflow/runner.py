@@ -76,6 +76,10 @@ EXECUTIONS_MAX: Final = 1024
 RUNS_PER_EXECUTION: Final = 16
 """Waiting runs that count as much as one executing run."""
 _CANCELS_MAX: Final = 4096
+_RUNS_READ_MAX: Final = 64
+"""Largest number of runs that are kept for the next question about their status; the least recently
+used is dropped first. Each takes as much memory as a run that executes.
+"""
 _AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 60.0
 _NAMES: Final = 4096
@@ -108,6 +112,7 @@ class Runner(Executor):
         running: the runs that this process executes, by id.
         recent_starts: the newest starts, to find runs by the beginning of an id.
         taking: takes over open runs of the partitions that this process owns.
+        runs_read: runs, by id, as read for their last status.
     """
 
     def __init__(
@@ -134,6 +139,7 @@ class Runner(Executor):
         self.cancel_grace_s = cancel_grace_s
         self.taking = Taking(self)
         self.recent_starts = RecentStarts()
+        self.runs_read: LRUCache[str, Run] = LRUCache(_RUNS_READ_MAX)
         self._partitions_read: dict[int, OwnedPartition] = {}
         """Partitions of other executors, as last read to list or find runs."""
         self._starting = 0

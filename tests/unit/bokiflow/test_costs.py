@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bokiflow import Flow, Startable, Workflow
+from bokiflow import Flow, Startable, State, UnknownRunError, Workflow
+from bokiflow.runs.records import run_tag
 from bokistore import Store, Transaction
+from indilog.base.log import Record, Session
 from indilog.testing import MemoryLogs
+from tests.support.hooked_log import HookedLog, Hooks, Read
 
 START_AND_END = 2
 RUNS: dict[str, Startable[int]] = {}
@@ -108,3 +112,61 @@ async def test_attempts_that_fail_soon_cost_nothing() -> None:
 
     assert await cost(retries) == 1 - 1
     assert len(failed) == 2
+
+
+class CountedReads(Hooks):
+    """A view of logs that counts how many records of a run are read through it.
+
+    Attributes:
+        read: so far.
+    """
+
+    def __init__(self, logs: MemoryLogs) -> None:
+        self.read = 0
+        self._logs = logs
+
+    def log(self, name: str, session: Session | None = None) -> HookedLog:
+        return HookedLog(name, logs=self._logs, session=session, hooks=self)
+
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        self.read += len(records) * (read.tag == run_tag("r"))
+        return records
+
+
+@pytest.mark.asyncio
+async def test_a_further_status_of_a_run_reads_what_is_new_with_any_handle() -> None:
+    logs, flow, reader = MemoryLogs(), Flow("shop"), Flow("shop")
+    flow.attach(logs)
+
+    @flow.workflow
+    async def many(wf: Workflow) -> None:
+        for number in range(50):
+            await wf.step(lambda: number, name="count")  # noqa: B023 - it runs now
+        await wf.signal("go")
+        await wf.signal("go")
+
+    watched = CountedReads(logs)
+    reader.attach(watched)
+    reader.workflow(many.definition.body)
+    await many.start(id="r")
+    async with asyncio.timeout(10):
+        while (await reader.handle("many", "r").status()).steps < 50:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    watched.read = 0
+    assert (await reader.handle("many", "r").status()).steps == 50
+    assert watched.read == 0
+    await many.handle("r").signal("go")
+    async with asyncio.timeout(10):
+        while (await reader.handle("many", "r").status()).steps < 51:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert 0 < watched.read < 10
+    await many.handle("r").signal("go")
+    await many.handle("r").result(10)
+    assert (await reader.handle("many", "r").status()).state is State.DONE
+    watched.read = 0
+    assert (await reader.handle("many", "r").status()).state is State.DONE
+    assert watched.read == 1, "its end, which may have been trimmed"
+    log = logs.log("shop/flow")
+    await log.trim(await log.tail(), tag=run_tag("r"))
+    with pytest.raises(UnknownRunError):
+        await reader.handle("many", "r").status()
