@@ -67,7 +67,9 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "compute/indilog_compute/gateway": ("tests/unit/compute/gateway", *_FUNCTIONS),
     "compute/indilog_compute/invocations": ("tests/unit/compute/invocations", *_FUNCTIONS),
-    "compute/indilog_compute/log_kinds": ("tests/cells/test_log_kinds.py",),
+    "compute/indilog_compute/log_kinds": (
+        "tests/unit/compute/test_log_kinds.py", "tests/cells/test_log_kinds.py",
+    ),
     "compute/indilog_compute/workers": ("tests/unit/compute/workers", *_FUNCTIONS),
     "compute": (
         "tests/unit/compute/reads", "tests/unit/compute/test_*.py", "tests/contract/test_log.py",
