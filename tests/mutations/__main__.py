@@ -59,7 +59,8 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "storage": (
         "tests/unit/storage", "tests/scenarios", "tests/properties/test_tombstones.py",
-        "tests/properties/storage/test_storage.py", "tests/unit/runtime/test_*.py", _ORACLE,
+        "tests/properties/storage/test_storage.py", "tests/unit/runtime/test_*.py",
+        "tests/contract/test_cold_tier.py", _ORACLE,
     ),
     "index_tier": (
         "tests/unit/index_tier", "tests/scenarios", "tests/properties/test_*index*.py",
