@@ -24,6 +24,7 @@ from indilog.config.group import Group
 from indilog.config.node import GROUPS
 from indilog.wire import (
     base_messages,
+    cell_messages,
     conditional_messages,
     messages,
     order_lookup_messages,
@@ -59,6 +60,7 @@ SHELLS = (
     "cells/indilog_cells/driver.py",
     "cells/indilog_cells/log.py",
     "cells/indilog_cells/object_store.py",
+    "cells/indilog_cells/opening.py",
 )
 """What does I/O inside the tiers' folders: it faces people's code and sockets, and is no role."""
 AWAITING = ("compute/indilog_compute/local_log.py",)
@@ -289,7 +291,7 @@ def test_every_wire_message_is_in_the_protocol() -> None:
             order_lookup_messages,
             replica_messages,
             base_messages,
-            replica_messages,
+            cell_messages,
             conditional_messages,
         )
         for kind in protocol_table.messages_of(module)

@@ -26,18 +26,23 @@ class Cells(Protocol):
             CellsError: the outcome is unknown.
         """
 
-    async def read(self, position: int) -> bytes | None:
+    async def read(self, position: int, *, is_applied: bool = False) -> bytes | None:
         """Return the content of a cell; None: it is unwritten; empty: it is trimmed.
+
+        Args:
+            position: the cell.
+            is_applied: the caller knows that the cell was written, so any copy of it will do.
 
         Raises:
             CellsError: the content is unknown.
         """
 
-    async def trim(self, position: int) -> None:
-        """Free the content of a written cell; harmless for a trimmed one.
+    async def trim(self, start: int, end: int) -> None:
+        """Free the contents of the written cells from `start` to below `end`; all cells below
+        `start` are trimmed. Harmless for trimmed cells.
 
         Raises:
-            CellsError: the cell may not be trimmed.
+            CellsError: some of the cells may not be trimmed.
         """
 
 
@@ -68,7 +73,7 @@ class Notes(Protocol):
         """
 
     async def drop_generation(self, start: int) -> None:
-        """Delete a generation, if it exists.
+        """Delete a generation, if it exists; all before it are deleted.
 
         Raises:
             CellsError: it may still exist.

@@ -287,7 +287,7 @@ class CellDriver:
             return cached
         self.check_open()
         try:
-            stored = await self._cells.read(position)
+            stored = await self._cells.read(position, is_applied=True)
         except CellsError as error:
             raise NotReadyError(f"The log's store cannot be read: {error}.") from error
         if not stored:
@@ -462,8 +462,7 @@ class CellDriver:
         live = infos[0].start if infos else noted.position
         starts = [start for start in await self._cells.generations() if start < live]
         for start, end in zip(starts, [*starts[1:], live], strict=True):
-            for position in range(start, end):
-                await self._cells.trim(position)
+            await self._cells.trim(start, end)
             await self._cells.drop_generation(start)
 
     def _fail(self, error: IndilogError) -> None:

@@ -92,15 +92,17 @@ class ObjectCells:
         self.requests["create"] += 1
         return await self._store.create(self._cell(position), content)
 
-    async def read(self, position: int) -> bytes | None:
-        """See `Cells.read`."""
+    async def read(self, position: int, *, is_applied: bool = False) -> bytes | None:
+        """See `Cells.read`; there is one copy."""
+        del is_applied
         self.requests["get"] += 1
         return await self._store.get(self._cell(position))
 
-    async def trim(self, position: int) -> None:
-        """See `Cells.trim`. An empty object stays, so that no writer takes the cell again."""
-        self.requests["replace"] += 1
-        await self._store.replace(self._cell(position), b"")
+    async def trim(self, start: int, end: int) -> None:
+        """See `Cells.trim`. Empty objects stay, so that no writer takes the cells again."""
+        for position in range(start, end):
+            self.requests["replace"] += 1
+            await self._store.replace(self._cell(position), b"")
 
     # --- notes
 

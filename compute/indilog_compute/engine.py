@@ -54,6 +54,7 @@ from indilog.roles.leadership import Leadership
 from indilog.roles.metalog_reader import MetalogReader
 from indilog.roles.role import (
     Answer,
+    CellsAnswered,
     ColdAnswered,
     Effect,
     Event,
@@ -71,6 +72,7 @@ from indilog.roles.role import (
     TermBegun,
 )
 from indilog.wire.base_messages import MetalogBase
+from indilog.wire.cell_messages import CellAnswer
 from indilog.wire.conditional_messages import (
     ConditionalAnswer,
     ConditionalAppend,
@@ -93,6 +95,7 @@ from indilog.wire.messages import (
 )
 from indilog.wire.order_lookup_messages import PlacesFound, TimeFound
 from indilog.wire.tag_messages import SnapshotWanted, TagFirsts, TrimIs
+from indilog_compute.cell_questions import CellQuestions
 from indilog_compute.conditional.conditional_appends import ConditionalAppends
 from indilog_compute.conditional.home import Conditional
 from indilog_compute.index_fetch import IndexFetch
@@ -116,6 +119,7 @@ class Engine:
     """One compute node's role.
 
     Attributes:
+        cells: asks storage nodes about write-once cells, for callers in this process.
         order_lookups: finds seqnums by time and places of records, for callers in this process.
         placement: the placement of shards according to the applied entries.
         watches: readers that wait for a record; answered when index data may have one.
@@ -130,6 +134,7 @@ class Engine:
         self._begin()
         self.order_lookups = OrderLookups(self.placement, config.node)
         self.trims = Trims(self._leadership, config.node)
+        self.cells = CellQuestions(config.node)
         self._writer: ShardWriter | None = None
         self._conditional = ConditionalAppends(node, self.placement, config.node)
         self.watches = Watches(config.node.reads.lookups_pending_max)
@@ -329,7 +334,7 @@ class Engine:
         effects = self._writer.abandon() if self._writer is not None else []
         error = NotReadyError("The platform was closed while the call waited.")
         effects += self._reads.abandon(error) + self.order_lookups.abandon(error)
-        effects += self.trims.abandon(error)
+        effects += self.trims.abandon(error) + self.cells.abandon(error)
         effects = self._conditional.abandon(effects, error, self._reads)
         waiters = [*self._ready_waiters.take(), *self.watches.clear()]
         return effects + [Answer(waiter, error) for waiter in waiters]
@@ -402,12 +407,13 @@ class Engine:
             return True
         if self._ready_waiters or len(self.watches) > self._watches_known:
             return True
-        return bool(self.order_lookups or self.trims or self._conditional)
+        return bool(self.order_lookups or self.trims or self._conditional or self.cells)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
         """Send questions, resend, and expire callers; iterations that only append skip this."""
         effects = self._reads.begin(now) + self._on_time(now)
         effects += self.order_lookups.advance(now) + self.trims.advance(self.position, now)
+        effects += self.cells.advance(now)
         if self._ready_waiters and self.ready:
             effects += [Answer(waiter, None) for waiter in self._ready_waiters.take()]
         self._upkeep_at, self._watches_known = self._upkeep_due(), len(self.watches)
@@ -425,7 +431,14 @@ class Engine:
                 return self._on_term(event, now)
             case MembersWanted():
                 return []
-            case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged() | ColdAnswered():
+            case (
+                Persisted()
+                | FrameRead()
+                | SnapshotsAnswered()
+                | SpaceChanged()
+                | ColdAnswered()
+                | CellsAnswered()
+            ):
                 return [Ignore(event, "an engine has no disk")]
             case unreachable:
                 assert_never(unreachable)
@@ -447,6 +460,8 @@ class Engine:
                 return self._reads.on_message(event.sender, message, now)
             case TimeFound() | PlacesFound():
                 return self.order_lookups.on_found(event.sender, message, now)
+            case CellAnswer():
+                return self.cells.on_answer(event.sender, message)
             case TailIs() | TrimIs():
                 return self._on_primary_answer(event, message, now)
             case DiskFull(full=full):
@@ -509,6 +524,7 @@ class Engine:
         self._reads.number_from(self._join_request)
         self.order_lookups.number_from(self._join_request)
         self.trims.number_from(self._join_request)
+        self.cells.number_from(self._join_request)
         self._conditional.started(epoch, self._join_request)
         return self._ask_to_join(now) + self._follow_view(now)
 
@@ -736,6 +752,7 @@ class Engine:
 
     def _upkeep_due(self) -> Instant:
         times = [self._reads.deadline(), self.order_lookups.deadline(), self.trims.deadline()]
+        times.append(self.cells.deadline())
         if self._local is None:
             times.append(self._join.due)
         times += [self._catch_up.deadline(), self._index_fetch.deadline()]
@@ -764,4 +781,5 @@ class Engine:
         self.watches.check_invariants()
         self.order_lookups.check_invariants()
         self.trims.check_invariants()
+        self.cells.check_invariants()
         self._conditional.check_invariants()

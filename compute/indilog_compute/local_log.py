@@ -51,6 +51,7 @@ from indilog.kernel.records import HEADER_BYTES, record_bytes
 from indilog.roles.role import Ordered
 from indilog.runtime.node import NodeShell
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
+from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog.wire.messages import Direction
 from indilog_compute.conditional.home import Conditional
 from indilog_compute.engine import Engine
@@ -101,6 +102,20 @@ class LocalLogs:
         position = self.engine.request_snapshots()
         self.hasten()
         return position
+
+    async def ask_cells(self, node: NodeId, question: CellQuestion) -> CellAnswer:
+        """Ask a storage node about write-once cells; return its answer.
+
+        Raises:
+            QuorumUnavailableError: the node did not answer in time; a write may have taken effect.
+            OverloadedError: too many questions wait; this one was not sent.
+            NotReadyError: the platform has stopped.
+        """
+        waiter = self.future()
+        self.engine.cells.ask(node, question, waiter)
+        self.hasten()
+        answer: CellAnswer = await waiter
+        return answer
 
     def log(self, name: str, session: Session | None = None) -> Log:
         """Return the log `name`, of the kind with which it was created.

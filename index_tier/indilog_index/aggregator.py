@@ -10,6 +10,7 @@ from indilog.config import Config
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import Views
 from indilog.roles.role import (
+    CellsAnswered,
     ColdAnswered,
     Effect,
     Event,
@@ -75,7 +76,14 @@ class Aggregator:
                 return [Ignore(event, f"an aggregator does not handle {type(message).__name__}")]
             case Started() | TermBegun() | MembersWanted():
                 return []
-            case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged() | ColdAnswered():
+            case (
+                Persisted()
+                | FrameRead()
+                | SnapshotsAnswered()
+                | SpaceChanged()
+                | ColdAnswered()
+                | CellsAnswered()
+            ):
                 raise AssertionError("an aggregator has no journal")
             case unreachable:
                 assert_never(unreachable)

@@ -48,6 +48,7 @@ from indilog.kernel.view import View, Views
 from indilog.roles.index_feed import IndexFeed, ReadyBlock
 from indilog.roles.role import (
     AskSnapshots,
+    CellsAnswered,
     ColdAnswered,
     Effect,
     Event,
@@ -307,7 +308,7 @@ class IndexNode:
                 return [self._snapshots.open(), *self._floors.start(now)]
             case SnapshotsAnswered(answer):
                 return self._on_snapshots(answer, now)
-            case Persisted() | FrameRead() | SpaceChanged() | ColdAnswered():
+            case Persisted() | FrameRead() | SpaceChanged() | ColdAnswered() | CellsAnswered():
                 raise AssertionError("an index node has no journal")
             case unreachable:
                 assert_never(unreachable)

@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-LogKind: TypeAlias = Literal["shared", "object-store"]
+LogKind: TypeAlias = Literal["shared", "object-store", "order-first"]
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
 SHARED: Final[LogKind] = "shared"
 """One order with all other shared logs, by the sequencers; the kind of a log that no call
@@ -14,6 +14,8 @@ created.
 """
 OBJECT_STORE: Final[LogKind] = "object-store"
 """An order of its own, in the objects of a store."""
+ORDER_FIRST: Final[LogKind] = "order-first"
+"""An order of its own, in write-once cells of storage nodes."""
 
 
 class LogInfo(msgspec.Struct, frozen=True):

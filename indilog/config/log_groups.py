@@ -288,6 +288,44 @@ class ObjectLogsConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CellsConfig(Group):
+    """Logs of kind order-first (docs/KINDS.md)."""
+
+    cell_requests_max: int = 4096
+    """Requests for cells that may wait on a storage node; further ones are refused as retryable."""
+    cell_request_bytes_max: int = 64 * MIB
+    """Bytes of the cells that may wait on a storage node; further ones are refused as retryable."""
+    cell_timeout_s: float = 2.0
+    """Seconds after which a request to a storage node fails. Appends and reads repeat it within
+    `append_timeout_s`.
+    """
+    cells_in_flight: int = 4
+    """Cells that a compute node writes at once for one log. Appends that arrive meanwhile share
+    the next cell.
+    """
+    cell_appends_max: int = 65_536
+    """Appends to one log that may wait for a cell on a compute node; further ones fail as
+    retryable.
+    """
+    cell_fill_after_s: float = 0.05
+    """Seconds after which a cell that another writer has not written is filled with junk, if a
+    later cell is written.
+    """
+    cell_cache_bytes_max: int = 16 * MIB
+    """Bytes of cells of one log that a compute node keeps in memory, and as many of the log's
+    index.
+    """
+    cell_replace_after_s: float = 10.0
+    """Seconds after which another storage node replaces one that does not answer, in the logs of
+    kind order-first.
+    """
+    order_first_logs_max: int = 100
+    """Logs of kind order-first that may be created. Each has an index of up to 65,536 records in
+    the memory of each compute node that uses it.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrimsConfig(Group):
     """Trims and retention policies."""
 

@@ -23,6 +23,7 @@ from indilog.config.group import Group, check_order, names_listed
 from indilog.config.log_groups import (
     AppendsConfig,
     CachesConfig,
+    CellsConfig,
     ColdConfig,
     IndexTierConfig,
     JournalConfig,
@@ -59,6 +60,7 @@ class NodeConfig:
     storage: StorageConfig = dataclasses.field(default_factory=StorageConfig)
     cold: ColdConfig = dataclasses.field(default_factory=ColdConfig)
     object_logs: ObjectLogsConfig = dataclasses.field(default_factory=ObjectLogsConfig)
+    cells: CellsConfig = dataclasses.field(default_factory=CellsConfig)
     trims: TrimsConfig = dataclasses.field(default_factory=TrimsConfig)
     index_tier: IndexTierConfig = dataclasses.field(default_factory=IndexTierConfig)
     journal: JournalConfig = dataclasses.field(default_factory=JournalConfig)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
+from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog.wire.messages import Message
 
 if TYPE_CHECKING:
@@ -163,6 +164,13 @@ class ColdAnswered(NamedTuple):
     answer: ColdAnswer
 
 
+class CellsAnswered(NamedTuple):
+    """The answer to an `AskCells`, for the node `to`."""
+
+    to: NodeId
+    answer: CellAnswer
+
+
 class SpaceChanged(NamedTuple):
     """The disk is full except for `room` bytes, the role's share for batches in flight; None: the
     disk has room again.
@@ -182,6 +190,7 @@ Event: TypeAlias = (
     | FrameRead
     | SnapshotsAnswered
     | ColdAnswered
+    | CellsAnswered
     | SpaceChanged
 )
 
@@ -233,6 +242,15 @@ class AskCold(NamedTuple):
     """
 
     request: ColdRequest
+
+
+class AskCells(NamedTuple):
+    """Answer a question of the node `sender` about the cells of this storage node, then return
+    `CellsAnswered`. The answer is durable. There may be none if the process ends.
+    """
+
+    sender: NodeId
+    question: CellQuestion
 
 
 Ordered: TypeAlias = tuple[SeqNum, MetalogPosition]
@@ -299,6 +317,7 @@ Effect: TypeAlias = (
     | ReadFrame
     | AskSnapshots
     | AskCold
+    | AskCells
     | AnswerAppends
     | Answer
     | Discard

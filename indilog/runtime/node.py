@@ -53,8 +53,10 @@ from indilog.kernel.view import Members, View, Views
 from indilog.roles.role import (
     Answer,
     AnswerAppends,
+    AskCells,
     AskCold,
     AskSnapshots,
+    CellsAnswered,
     ColdAnswered,
     Discard,
     Effect,
@@ -77,6 +79,7 @@ from indilog.roles.role import (
     SurvivesLoss,
     TermBegun,
 )
+from indilog.runtime.cell_store import CellStores
 from indilog.runtime.cold_store import ColdStore
 from indilog.runtime.ignored import count_effect, count_ignored
 from indilog.runtime.journal.checkpointing import Checkpointing
@@ -89,6 +92,7 @@ from indilog.runtime.transport.fence import Fence, RefusedFrame
 from indilog.runtime.transport.outbox import Outbox
 from indilog.runtime.transport.transport import Transport
 from indilog.runtime.waiters import resolve, resolve_all, resolve_each, resolve_ordered
+from indilog.wire.cell_messages import CellAnswer
 
 _ROUNDS_MAX: Final = 10_000
 """Most calls of roles in one iteration; after that the event loop runs other tasks."""
@@ -176,9 +180,8 @@ class NodeShell:
         """Answers that wait for the end of the iteration only."""
         self._deadlines: dict[NodeId, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
         self._scheduled = self._closed = False
-        self._written_bytes, self._written_at = 0, 0.0
+        self._timer_due, self._written_bytes, self._written_at = 0.0, 0, 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         """When to check whether the journal is idle."""
         self._sync: asyncio.Future[float] | None = None
@@ -194,6 +197,7 @@ class NodeShell:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
         self._snapshots = SnapshotFiles(snapshots, self._wait_until_synced, self._on_snapshots)
         self._cold = ColdStore(journal.directory, config, self._wait_until_synced, self._on_cold)
+        self._cells = CellStores(journal.directory, config, self._on_cells)
 
     def _by_stream(self) -> dict[int, Role]:
         return {self._streams[node]: role for node, role in self.roles.items()}
@@ -263,6 +267,7 @@ class NodeShell:
             self._transport.close()
         await self._snapshots.close()
         await self._cold.close()
+        await self._cells.close()
         self._thread.shutdown()
         self.rewriting.close()
         self._journal.close()
@@ -346,6 +351,11 @@ class NodeShell:
     def _on_cold(self, node: NodeId, answer: ColdAnswer) -> None:
         if not self.ended:
             self._inbox.setdefault(node, []).append(ColdAnswered(answer))
+            self._schedule()
+
+    def _on_cells(self, node: NodeId, to: NodeId, answer: CellAnswer) -> None:
+        if not self.ended:
+            self._inbox.setdefault(node, []).append(CellsAnswered(to, answer))
             self._schedule()
 
     def _on_frames(self, frames: Sequence[bytes]) -> None:
@@ -478,7 +488,7 @@ class NodeShell:
             else:
                 self._deadlines[node] = due
 
-    def _perform(self, node: NodeId, effect: Effect) -> None:
+    def _perform(self, node: NodeId, effect: Effect) -> None:  # noqa: C901 a case per effect
         match effect:
             case Send(to, message):
                 assert to not in self.roles, "messages within the process are passed by reference"
@@ -494,6 +504,8 @@ class NodeShell:
                 self._snapshots.ask(node, request)
             case AskCold(cold_request):
                 self._cold.ask(node, cold_request)
+            case AskCells(sender, question):
+                self._cells.ask(node, sender, question)
             case Discard():
                 self._journal.discard(effect.location, elsewhere=effect.elsewhere)
             case ReclaimableBytes(by_segment, began):

@@ -4,7 +4,8 @@ repeated.
 Messages among sequencers are in `indilog.wire.sequencer_messages`, about tags in
 `indilog.wire.tag_messages`, about times and places of records in
 `indilog.wire.order_lookup_messages`. Those about old metalog entries are in
-`indilog.wire.base_messages`, about conditional appends in `indilog.wire.conditional_messages`.
+`indilog.wire.base_messages`, about conditional appends in `indilog.wire.conditional_messages`,
+about cells in `indilog.wire.cell_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning`. The line `Lost:` says what
 happens if the message is lost, and `Repeated:` why a repetition is harmless; *absolute* refers to
@@ -40,6 +41,14 @@ from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import NO_INCARNATION, Entry, Replicas
 from indilog.kernel.view import View
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
+from indilog.wire.cell_messages import (
+    CellAnswer,
+    CellKeysWanted,
+    CellsSeal,
+    CellsTrim,
+    CellWanted,
+    CellWrite,
+)
 from indilog.wire.conditional_messages import (
     ConditionalAnswer,
     ConditionalAppend,
@@ -588,6 +597,12 @@ Message: TypeAlias = (
     | HomeIs
     | ConditionalAppend
     | ConditionalAnswer
+    | CellWrite
+    | CellWanted
+    | CellsTrim
+    | CellKeysWanted
+    | CellsSeal
+    | CellAnswer
 )
 
 ForSequencer: TypeAlias = (

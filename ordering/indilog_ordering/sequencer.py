@@ -19,6 +19,7 @@ from indilog.roles.incarnations import IncarnationOrder, Incarnations
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import (
     METALOG_KINDS,
+    CellsAnswered,
     ColdAnswered,
     Effect,
     Event,
@@ -261,7 +262,7 @@ class Sequencer:
                 if self._primary is not None:
                     self._primary.on_space_changed(full=self._full, now=now)
                 return []
-            case FrameRead() | SnapshotsAnswered() | ColdAnswered():
+            case FrameRead() | SnapshotsAnswered() | ColdAnswered() | CellsAnswered():
                 raise AssertionError("a sequencer reads nothing back")
             case unreachable:
                 assert_never(unreachable)

@@ -30,6 +30,7 @@ from indilog.roles.catch_up import CatchUp
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import (
+    CellsAnswered,
     ColdAnswered,
     Effect,
     Event,
@@ -49,6 +50,7 @@ from indilog.roles.role import (
     TermBegun,
 )
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
+from indilog.wire.cell_messages import CellKeysWanted, CellsSeal, CellsTrim, CellWanted, CellWrite
 from indilog.wire.messages import (
     AppendBatch,
     AuxSet,
@@ -65,6 +67,7 @@ from indilog.wire.order_lookup_messages import PlacesFound, PlacesLookup, TimeFo
 from indilog.wire.tag_messages import DiscardedWanted, TagFloors, TagFloorsWanted
 from indilog_storage.appends import Appends
 from indilog_storage.batch_reads import BatchReads, BatchTask
+from indilog_storage.cells import serve_cells
 from indilog_storage.checkpoint import Covered, checkpoint_of, restore
 from indilog_storage.cold_tier import ColdObjectsKept, ColdTier
 from indilog_storage.discarded import answer_discarded
@@ -302,7 +305,9 @@ class StorageNode:
             self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.messages.resend_s))
         return effects
 
-    def _on_event(self, event: Event, now: Instant) -> list[Effect]:  # noqa: PLR0911 one a kind
+    def _on_event(  # noqa: C901, PLR0911 one a kind
+        self, event: Event, now: Instant
+    ) -> list[Effect]:
         match event:
             case Received():
                 return self._on_message(event, now)
@@ -333,6 +338,8 @@ class StorageNode:
                 return []
             case ColdAnswered(answer):
                 return self._on_cold(answer, now)
+            case CellsAnswered(to, answer):
+                return [Send(to, answer)]
             case SnapshotsAnswered():
                 raise AssertionError("a storage node has no snapshots")
 
@@ -367,7 +374,9 @@ class StorageNode:
                 self._needs_upkeep = True
                 return self._on_other_message(event, now)
 
-    def _on_other_message(self, event: Received, now: Instant) -> list[Effect]:
+    def _on_other_message(  # noqa: PLR0911 one a kind
+        self, event: Received, now: Instant
+    ) -> list[Effect]:
         match event.message:
             case MetalogBase() | History() | HistoryWanted() | TagFloors() as message:
                 return self._on_history(event, message)
@@ -379,6 +388,11 @@ class StorageNode:
                 ReadRecords() | IndexDataWanted() | TimeLookup() | PlacesLookup() | AuxSet()
             ) as message:
                 return [*self._heartbeat.inform(event), *self._on_reader(event, message, now)]
+            case (
+                CellWrite() | CellWanted() | CellsTrim() | CellKeysWanted() | CellsSeal() as message
+            ):
+                room = self._appends.room is None
+                return [serve_cells(event, message, self._view.engines, has_room=room)]
             case TermIs(term, primary):
                 return self._on_term(TermBegun(term, primary), event.sender)
             case _:

@@ -148,10 +148,14 @@ class World:
             self.now_us, _, call = heapq.heappop(self._events)
             call()
             if self.operations <= 0:
-                self.healed = True
+                self.heal()
                 if all(process.is_idle for process in self.processes):
                     return
         raise AssertionError("operations do not end although nothing fails any more")
+
+    def heal(self) -> None:
+        """End all faults."""
+        self.healed = True
 
     def _crash_sequencer(self) -> None:
         if self.healed:

@@ -1,4 +1,4 @@
-"""Logs of kind object-store in a platform of processes: HTTP, commands, functions, kill -9."""
+"""Logs of other kinds in a platform of processes: HTTP, commands, functions, kill -9."""
 
 from __future__ import annotations
 
@@ -58,5 +58,31 @@ async def test_a_log_in_a_directory_survives_kill_9_of_all_processes(tmp_path: P
             assert listed.stdout.startswith("events  object-store  20"), listed.stderr
             refused = command(second.url, "create", "x", "--kind", "tape")
             assert refused.returncode == 2
-            assert "one of shared, object-store, not 'tape'" in refused.stderr
+            assert "one of shared, object-store, order-first, not 'tape'" in refused.stderr
     assert list((tmp_path / "objects").glob("events-*/cells/*/*"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--processes",), id="--processes"),
+        pytest.param(("--nodes", "3"), id="--nodes 3", marks=pytest.mark.repeated),
+    ],
+)
+async def test_a_log_on_storage_nodes_survives_kill_9_of_all_processes(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    async with asyncio.timeout(110):
+        with platform(tmp_path, *options) as first:
+            said = command(first.url, "create", "events", "--kind", "order-first")
+            assert said.stdout == "The log events is of kind order-first.\n", said.stderr
+            async with connect(first.url) as client:
+                await client.deploy({"app.py": APP})
+                noted = [await client.call("shop.note", data=str(n)) for n in range(5)]
+                assert noted == [1, 2, 3, 4, 5]
+            first.kill_everything()
+        with platform(tmp_path, *options) as second:
+            async with connect(second.url) as client:
+                data = [record.data for record in await client.log("events").read_range("t")]
+                assert data == [b"%d" % n for n in range(5)]
+                assert await client.call("shop.note", data="5") == 6

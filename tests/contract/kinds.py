@@ -32,6 +32,8 @@ from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
 from indilog_cells.log import CellLogs
 from indilog_cells.object_cells import ObjectCells
 from indilog_cells.object_store import object_store_at
+from indilog_compute.local_log import LocalLogs
+from indilog_compute.log_kinds import LogKinds
 from tests.cluster.platform_process import PlatformProcess, platform
 from tests.grpc.log import GrpcLogs, grpc_address
 from tests.support.link_pair import linked_logs
@@ -191,6 +193,23 @@ async def object_s3(directory: Path) -> AsyncIterator[LogSource]:
             yield logs
 
 
+@asynccontextmanager
+async def order_first(directory: Path) -> AsyncIterator[LogSource]:
+    """A log of kind order-first: two compute nodes, chains of two storage nodes, in one process."""
+    cluster = ClusterConfig(engines=2, storage_nodes=2, replicas=2)
+    config = Config(cluster=cluster, node=node_config(data_dir=directory, segment_bytes=8 * MIB))
+    async with embedded(config) as platform:
+        await created_kinds(platform.logs).create("contract", "order-first")
+        every = [created_kinds(logs) for logs in platform.engines.values()]
+        yield SpreadSource([await kinds._opened["contract"].logs() for kinds in every])
+
+
+def created_kinds(logs: LocalLogs) -> LogKinds:
+    """Return the kinds of logs of a compute node."""
+    assert logs.kinds is not None
+    return logs.kinds
+
+
 @functools.cache
 def running_s3() -> str:
     """Start an S3-compatible server once for all tests of this process; return its place."""
@@ -222,5 +241,6 @@ KINDS: dict[str, Kind] = {
     "object-store, directory, small index": Kind(open=object_directory_small, durable=True),
     "object-store, directory, three processes": Kind(open=object_directory_shared, durable=True),
     "object-store, S3": Kind(open=object_s3, durable=True),
+    "order-first": Kind(open=order_first, durable=True),
     "embedded, replicated, without local index": Kind(open=embedded_replicated, durable=True),
 }

@@ -22,6 +22,7 @@ from indilog.kernel.view import View
 from indilog.roles.role import (
     Answer,
     AnswerAppends,
+    AskCells,
     AskCold,
     AskSnapshots,
     ColdAnswered,
@@ -303,8 +304,8 @@ class PrintedCluster:
                 frame = node.frames[location.offset]
                 rest = bytes(len(frame.payload) - HEADER_BYTES)
                 frame.kind, frame.payload = FrameKind.GONE, frame.payload[:HEADER_BYTES] + rest
-            case AnswerAppends() | Answer() | ReclaimableBytes() | Ignore():
-                pass  # printed
+            case AskCells() | AnswerAppends() | Answer() | ReclaimableBytes() | Ignore():
+                pass  # printed; no cell is kept here
             case unreachable:
                 assert_never(unreachable)
         return []
@@ -344,7 +345,7 @@ class PrintedCluster:
                 return [f"  {waiter} {self.outcome(value)}"]
             case Ignore(_, reason):
                 return [f"  ignores: {reason}"]
-            case Send() | AskSnapshots() | AskCold():
+            case Send() | AskSnapshots() | AskCold() | AskCells():
                 return []
             case unreachable:
                 assert_never(unreachable)

@@ -32,6 +32,7 @@ from indilog.kernel.view import View
 from indilog.roles.role import (
     Answer,
     AnswerAppends,
+    AskCells,
     AskCold,
     AskSnapshots,
     ColdAnswered,
@@ -347,6 +348,8 @@ class RoleCluster:
                 self._events[node].append(SnapshotsAnswered(without_snapshots(request)))
             case AskCold(cold_request):
                 self._events[node].append(ColdAnswered(without_store(cold_request)))
+            case AskCells():
+                pass  # no cell is kept here, and the answer is lost
             case Discard() | ReclaimableBytes():
                 pass  # a discarded batch stays readable here
             case Ignore(_, reason):

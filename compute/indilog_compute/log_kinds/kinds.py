@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import quote
 
 import structlog
@@ -15,9 +15,12 @@ import structlog
 from indilog.base.errors import IndilogError, NotReadyError, TrimmedError, WrongStateError
 from indilog.base.ids import NodeId
 from indilog.base.log import Log, LogSource, Session, check_log_name
-from indilog.base.log_kinds import OBJECT_STORE, SHARED, LogInfo, check_kind
+from indilog.base.log_kinds import OBJECT_STORE, ORDER_FIRST, SHARED, LogInfo, LogKind, check_kind
 from indilog.base.retention import Retention
-from indilog.config import NodeConfig
+from indilog.config import Config
+from indilog.kernel.cell_layout import CellLayout, new_layout
+from indilog.kernel.view import View
+from indilog.wire.cell_messages import CellAnswer, CellOutcome, CellQuestion, CellsSeal
 from indilog_compute.log_kinds.catalog import Catalog, CreatedLog
 from indilog_compute.log_kinds.late_log import LateLog
 from indilog_compute.retention import RetentionRounds
@@ -36,6 +39,10 @@ class OtherLogs(LogSource, Protocol):
 
 OpenLogs: TypeAlias = Callable[[CreatedLog], AbstractAsyncContextManager[OtherLogs]]
 """Opens the logspace of a created log while its block runs."""
+
+
+AskCells: TypeAlias = Callable[[NodeId, CellQuestion], Coroutine[Any, Any, CellAnswer]]
+"""Asks a storage node about write-once cells; raises `IndilogError` if it does not answer."""
 
 
 class _Opened:
@@ -79,12 +86,13 @@ class LogKinds:
     Args:
         logs: the `shared` logs, through the same node.
         node: the node.
-        nodes: returns the compute nodes of the newest view.
+        view: returns the newest view.
         open_logs: opens a logspace.
+        ask_cells: asks a storage node about cells.
         config: settings.
         has_directory: whether logs may be kept in a directory of the platform, which all compute
             nodes reach.
-        serves: tells whether this node enforces retention policies.
+        serves: tells whether this node enforces retention policies, and keeps layouts up to date.
     """
 
     def __init__(
@@ -92,19 +100,22 @@ class LogKinds:
         logs: LogSource,
         node: NodeId,
         *,
-        nodes: Callable[[], Sequence[NodeId]],
+        view: Callable[[], View],
         open_logs: OpenLogs,
-        config: NodeConfig,
+        ask_cells: AskCells,
+        config: Config,
         has_directory: bool,
         serves: Callable[[], bool],
     ) -> None:
         self._logs = logs
         self._node = node
-        self._nodes = nodes
+        self._view = view
         self._open_logs = open_logs
-        self._config = config
+        self.ask_cells = ask_cells
+        self._copies = config.cluster.replicas
+        self._config = config.node
         self._has_directory = has_directory
-        self._serves = serves
+        self.serves = serves
         self._catalog = Catalog(logs, node)
         self._opened: dict[str, _Opened] = {}
         self._announced = -1
@@ -120,7 +131,8 @@ class LogKinds:
         await self._catalog.catch_up()
         await self._note()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._enforce())]
+        works = self._follow(), self._enforce(), self._keep_open()
+        self._tasks = [loop.create_task(work) for work in works]
 
     async def stop(self) -> None:
         """Close all logs."""
@@ -155,21 +167,15 @@ class LogKinds:
             InvalidTagError: no log can have that name.
             ValueError: there is no such kind.
             WrongStateError: the log has another kind, or has records already; or there is no object
-                store, or there are `object_logs_max` logs in it. Nothing was created.
-            NotReadyError: the log may be created, but a compute node does not answer; repeat the
-                call.
+                store, or there are too many logs of the kind. Nothing was created.
+            NotReadyError: a node does not answer; the log may be created. Repeat the call.
             AppendOutcomeUnknownError: the log may be created; repeat the call.
         """
         check_log_name(name)
         wanted = check_kind(kind)
         await self._catch_up()
         if name not in self._catalog.created:
-            place, folder = "", ""
-            if wanted == OBJECT_STORE:
-                await self._check_new(name)
-                place = self._config.object_logs.object_place
-                folder = f"{quote(name, safe='')[:64]}-{secrets.token_hex(4)}"
-            await self._catalog.create(name, wanted, place=place, folder=folder)
+            await self._create(name, wanted)
             await self._note()
         found = self._catalog.created[name]
         if found.kind != wanted:
@@ -180,17 +186,52 @@ class LogKinds:
         await self._wait_for_nodes(found)
         return found.info
 
-    async def _check_new(self, name: str) -> None:
-        settings = self._config.object_logs
-        if not settings.object_place and not self._has_directory:
+    async def _create(self, name: str, kind: LogKind) -> None:
+        """Record the creation of a log, after what it needs is there."""
+        if kind == SHARED:
+            await self._catalog.create(name, kind)
+            return
+        self._check_limits(kind)
+        await self._check_new(name)
+        folder = f"{quote(name, safe='')[:64]}-{secrets.token_hex(4)}"
+        if kind == OBJECT_STORE:
+            place = self._config.object_logs.object_place
+            await self._catalog.create(name, kind, place=place, folder=folder)
+            return
+        layout = new_layout(folder, self.storage_nodes(), self._copies)
+        await self._open_spaces(layout)
+        await self._catalog.create(name, kind, folder=folder, layout=layout)
+
+    async def _open_spaces(self, layout: CellLayout) -> None:
+        asked = sorted(layout.replicas)
+        answers = await asyncio.gather(
+            *(
+                self.ask_cells(node, CellsSeal(0, space, layout.epoch, opens=True))
+                for node, space in asked
+            )
+        )
+        for (node, _), answer in zip(asked, answers, strict=True):
+            if answer.outcome is not CellOutcome.DONE:
+                raise NotReadyError(f"{node} takes no new log for now; nothing was created.")
+
+    def _check_limits(self, kind: LogKind) -> None:
+        objects, cells = self._config.object_logs, self._config.cells
+        if kind == OBJECT_STORE and not objects.object_place and not self._has_directory:
             raise WrongStateError(
                 "Logs of kind object-store need a place that all machines reach; set object_place."
             )
-        if len(self._opened) >= settings.object_logs_max:
+        limits = {
+            OBJECT_STORE: (objects.object_logs_max, "object_logs_max"),
+            ORDER_FIRST: (cells.order_first_logs_max, "order_first_logs_max"),
+        }
+        limit, setting = limits[kind]
+        count = sum(each.created.kind == kind for each in self._opened.values())
+        if count >= limit:
             raise WrongStateError(
-                f"There are {len(self._opened):,} logs of kind object-store, which is the limit; "
-                "raise object_logs_max."
+                f"There are {count:,} logs of kind {kind}, which is the limit; raise {setting}."
             )
+
+    async def _check_new(self, name: str) -> None:
         try:
             first = await self._logs.log(name, Session()).read_next(fresh=True)
         except TrimmedError:
@@ -210,7 +251,7 @@ class LogKinds:
         until = loop.time() + _FOLLOW_S
         while missing := [
             node
-            for node in self._nodes()
+            for node in self._view().engines
             if node not in (self._node, found.creator)
             and not self._catalog.has_followed(node, found.seqnum)
         ]:
@@ -220,6 +261,28 @@ class LogKinds:
                     f"{_FOLLOW_S:g} s; create it again."
                 )
             await self._catalog.catch_up(wait_s=_PAUSE_S)
+
+    # --- the layouts of logs of kind order-first
+
+    def storage_nodes(self) -> Sequence[NodeId]:
+        """Return the storage nodes of the newest view."""
+        return self._view().storage_nodes
+
+    def layout(self, name: str) -> CellLayout:
+        """Return the newest layout of a log that this node knows."""
+        return self._catalog.layout(name)
+
+    async def renew_layouts(self) -> None:
+        """Read the layouts that were recorded before this call.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: the catalog cannot be read now.
+        """
+        await self._catch_up()
+
+    async def change_layout(self, name: str, before: CellLayout, after: CellLayout) -> bool:
+        """Record a layout; see `Catalog.change_layout`."""
+        return await self._catalog.change_layout(name, before, after)
 
     # --- inside
 
@@ -256,7 +319,7 @@ class LogKinds:
         await self._repeat(self._enforce_once, self._config.trims.retention_interval_s)
 
     async def _enforce_once(self) -> None:
-        if not self._serves():
+        if not self.serves():
             return
         for opened in list(self._opened.values()):
             logs = await opened.logs()
@@ -266,6 +329,24 @@ class LogKinds:
             opened.rounds.take(policies)
             while policies and await opened.rounds.run():
                 continue
+
+    async def _keep_open(self) -> None:
+        """Open the logs of kind order-first on the node that keeps their layouts up to date."""
+        await self._changed.wait()
+        await self._repeat(self._open_once, _PAUSE_S)
+
+    async def _open_once(self) -> None:
+        if not self.serves():
+            return
+        errors: list[IndilogError] = []
+        for opened in list(self._opened.values()):
+            if opened.created.kind == ORDER_FIRST:
+                try:
+                    await opened.logs()
+                except IndilogError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     @staticmethod
     async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float) -> None:

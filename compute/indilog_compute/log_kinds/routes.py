@@ -34,7 +34,9 @@ def catalog_router(kinds: LogKinds) -> APIRouter:
 
     @router.post("", status_code=HTTPStatus.CREATED, openapi_extra=_BODY)
     async def create(request: Request) -> Response:
-        """Create a log of a kind: `shared` or `object-store`. Creating it again is harmless."""
+        """Create a log of a kind: `shared`, `object-store` or `order-first`. Creating it again is
+        harmless.
+        """
         body = await body_of(request, SMALL_BYTES_MAX)
         given = parse_json(LogIn, body, not_done="No log was created")
         info = await kinds.create(given.log, given.kind)

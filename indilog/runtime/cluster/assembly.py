@@ -304,17 +304,17 @@ async def kinds_served(
     """
 
     def opened(created: CreatedLog) -> AbstractAsyncContextManager[OtherLogs]:
-        from indilog_cells.opening import object_logs, platform_place
+        from indilog_cells.opening import created_logs
 
-        place = platform_place(created.place, platform_dir)
-        return object_logs(place, created.folder, config, is_shared=is_shared)
+        return created_logs(created, kinds, config, platform_dir, is_shared=is_shared)
 
     kinds = LogKinds(
         logs,
         logs.node,
-        nodes=lambda: logs.engine.placement.view.engines,
+        view=lambda: logs.engine.placement.view,
         open_logs=opened,
-        config=config.node,
+        ask_cells=logs.ask_cells,
+        config=config,
         has_directory=platform_dir is not None,
         serves=lambda: rank_of(logs) == 0,
     )

@@ -48,7 +48,7 @@ async def test_each_request_to_the_store_is_counted_once() -> None:
         assert await cells.write(position, b"%d" % position)
     assert not await cells.write(3, b"taken")
     assert await cells.read(3) == b"3"
-    await cells.trim(0)
+    await cells.trim(0, 1)
     assert await cells.read(0) == b""
     for start in (0, 5, 10):
         await cells.write_generation(start, b"index %d" % start)

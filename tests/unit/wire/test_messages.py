@@ -10,6 +10,7 @@ import pytest
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
 from indilog.kernel.metalog import NewRecords
+from indilog.wire.cell_messages import CellAnswer
 from indilog.wire.conditional_messages import HomeIs, HomeWanted
 from indilog.wire.envelope import (
     WIRE_VERSION,
@@ -60,8 +61,9 @@ def test_every_message_has_its_own_tag_on_the_wire() -> None:
     assert len(set(tags)) == len(tags) == len(KINDS)
 
 
-def test_only_entries_for_a_backup_and_what_is_known_of_homes_promise_nothing() -> None:
-    assert {kind for kind in KINDS if not kind.promises} == {MetalogAppend, HomeWanted, HomeIs}
+def test_only_what_is_durable_or_known_elsewhere_promises_nothing() -> None:
+    free = {MetalogAppend, HomeWanted, HomeIs, CellAnswer}
+    assert {kind for kind in KINDS if not kind.promises} == free
 
 
 def test_messages_are_immutable() -> None:

@@ -1,0 +1,145 @@
+"""The layout of a log over cells of storage nodes: which nodes keep which cell (decision 0085;
+CORFU 2.2, where it is a *projection*).
+
+The cell at position p belongs to chain p modulo the number of chains. A chain is a sequence of
+replicas; the first one is its head. All replicas of a chain keep all of its cells. A layout is
+never changed; another one with a greater epoch replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from indilog.base.ids import NodeId
+
+CHAINS_MAX: Final = 16
+"""Chains of a log."""
+
+
+class CellReplica(msgspec.Struct, frozen=True, array_like=True):
+    """A replica of a chain.
+
+    Attributes:
+        node: the storage node.
+        space: the space of the cells on the node. A node that returns to a log gets a new space,
+            so what it kept before is not taken for a replica.
+        is_filling: whether the replica may still lack cells that the other replicas have.
+    """
+
+    node: NodeId
+    space: str
+    is_filling: bool = False
+
+
+Chain: TypeAlias = tuple[CellReplica, ...]
+
+
+class CellLayout(msgspec.Struct, frozen=True, array_like=True):
+    """A layout.
+
+    Attributes:
+        epoch: its number; questions of smaller epochs are refused once it is sealed.
+        chains: the chains. Replicas that are filling come last in each, after complete ones.
+    """
+
+    epoch: int
+    chains: tuple[Chain, ...]
+
+    def chain(self, position: int) -> Chain:
+        """Return the chain of a position."""
+        return self.chains[position % len(self.chains)]
+
+    @property
+    def replicas(self) -> frozenset[tuple[NodeId, str]]:
+        """All nodes and spaces."""
+        return frozenset((each.node, each.space) for chain in self.chains for each in chain)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether a replica is filling."""
+        return any(each.is_filling for chain in self.chains for each in chain)
+
+    def filled(self, epoch: int) -> CellLayout:
+        """Return the layout after all replicas were filled."""
+        chains = tuple(
+            tuple(CellReplica(each.node, each.space) for each in chain) for chain in self.chains
+        )
+        return CellLayout(epoch, chains)
+
+
+def new_layout(folder: str, nodes: Sequence[NodeId], copies: int) -> CellLayout:
+    """Return the first layout of a log: a chain beginning at each node, so that heads differ.
+
+    Args:
+        folder: a name of the log that no other log has.
+        nodes: at least one storage node.
+        copies: replicas of a chain; fewer if there are fewer nodes.
+    """
+    chosen = list(nodes)[:CHAINS_MAX]
+    copies = min(copies, len(chosen))
+    chains = [
+        tuple(_replica(chosen[(at + n) % len(chosen)], folder, 1) for n in range(copies))
+        for at in range(len(chosen))
+    ]
+    return CellLayout(1, tuple(chains))
+
+
+def repaired(
+    layout: CellLayout,
+    folder: str,
+    epoch: int,
+    *,
+    sealed: Collection[tuple[NodeId, str]],
+    available: Collection[NodeId],
+    opened: Sequence[NodeId],
+    copies: int,
+) -> CellLayout | None:
+    """Return the next layout: replicas that are not sealed are left out, and other nodes replace
+    them, which are to be filled. None: a chain has no complete replica left.
+
+    A replica on a node that is not available (any more) stays until enough others are complete.
+
+    Args:
+        layout: the layout before.
+        folder: as in `new_layout`.
+        epoch: epoch of the next layout.
+        sealed: nodes and spaces of `layout` that are sealed for `epoch`.
+        available: nodes that may keep replicas.
+        opened: available nodes that have opened a space for `epoch`.
+        copies: replicas that a chain should have, if there are so many nodes.
+    """
+    load: dict[NodeId, int] = dict.fromkeys(opened, 0)
+    kept = [tuple(r for r in chain if (r.node, r.space) in sealed) for chain in layout.chains]
+    if any(all(each.is_filling for each in chain) for chain in kept):
+        return None
+    for chain in kept:
+        for each in chain:
+            if each.node in load:
+                load[each.node] += 1
+    chains: list[Chain] = []
+    for chain in kept:
+        staying = tuple(each for each in chain if each.node in available)
+        complete = tuple(each for each in staying if not each.is_filling)[:copies]
+        if len(complete) == min(copies, len(available)) > 0:
+            chains.append(complete)
+            continue
+        members = {each.node for each in chain}
+        others = sorted((node for node in load if node not in members), key=load.__getitem__)
+        added = others[: max(0, copies - len(staying))]
+        for node in added:
+            load[node] += 1
+        new = (_replica(node, folder, epoch, is_filling=True) for node in added)
+        chains.append((*chain, *new))
+    return CellLayout(epoch, tuple(chains))
+
+
+def space_of(folder: str, epoch: int) -> str:
+    """Return the name of the space of replicas that join a log in a layout."""
+    return f"{folder}@{epoch}"
+
+
+def _replica(node: NodeId, folder: str, epoch: int, *, is_filling: bool = False) -> CellReplica:
+    return CellReplica(node, space_of(folder, epoch), is_filling)

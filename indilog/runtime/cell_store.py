@@ -1,0 +1,395 @@
+"""Keeps the write-once cells of storage nodes, in one SQLite file for each node (decision 0085).
+
+All questions that arrive during a transaction share the next one. Its answers are delivered after
+the commit, which syncs the write-ahead log of SQLite. Questions that change nothing do not wait for
+it: they are answered at once, from what is committed. If the disk is full, the transaction is
+rolled back. After any other failure of the disk the node refuses all questions until its process
+starts again, because a later sync could hide the failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, assert_never
+from urllib.parse import quote
+
+import structlog
+
+from indilog.base.ids import NodeId
+from indilog.config import Config
+from indilog.wire.cell_messages import (
+    CELLS_LISTED_MAX,
+    CellAnswer,
+    CellKey,
+    CellKeysWanted,
+    CellOutcome,
+    CellQuestion,
+    CellSection,
+    CellsSeal,
+    CellsTrim,
+    CellWanted,
+    CellWrite,
+)
+
+_VERSION: Final = 1
+_DIRECTORY: Final = "cells"
+_FREED_PAGES: Final = 256
+"""Pages that a trim returns to the file system, at most; the others are reused."""
+_SCHEMA: Final = """
+CREATE TABLE spaces (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL,
+    end INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE floors (
+    space INTEGER NOT NULL, section INTEGER NOT NULL, floor INTEGER NOT NULL,
+    PRIMARY KEY (space, section)
+);
+CREATE TABLE cells (
+    space INTEGER NOT NULL, section INTEGER NOT NULL, position INTEGER NOT NULL,
+    part INTEGER NOT NULL, crc INTEGER NOT NULL, content BLOB NOT NULL,
+    PRIMARY KEY (space, section, position, part)
+);
+"""
+_WHERE: Final = "WHERE space = ? AND section = ? AND position = ? AND part = ?"
+
+_log = structlog.get_logger(__name__)
+
+
+class CellStore:
+    """The cells of one node. `serve` is for one thread at a time, `look_up` for another one.
+
+    Args:
+        path: the file; it is created if it does not exist.
+        syncs: whether commits are synced.
+
+    Raises:
+        sqlite3.Error: the file cannot be opened, or is damaged.
+    """
+
+    def __init__(self, path: Path | str, *, syncs: bool = True) -> None:
+        self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._path = path
+        self._reader: sqlite3.Connection | None = None
+        self._file.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute(f"PRAGMA synchronous = {'FULL' if syncs else 'OFF'}")
+        (version,) = self._file.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            self._file.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
+        elif version != _VERSION:
+            raise sqlite3.DatabaseError(f"it has format {version}; this version reads {_VERSION}")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._reader is not None:
+            self._reader.close()
+        self._file.close()
+
+    def look_up(self, question: CellQuestion) -> CellAnswer | None:
+        """Answer a question that changes nothing; None: it may change something.
+
+        Raises:
+            sqlite3.Error: the file cannot be read.
+        """
+        if not isinstance(question, CellWanted | CellKeysWanted):
+            return None
+        if self._reader is None:
+            self._reader = sqlite3.connect(
+                f"file:{quote(str(self._path))}?mode=ro",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+        self._reader.execute("BEGIN")
+        try:
+            found = self._space(self._reader, question.space)
+            if found is None or question.epoch > found[1]:
+                return None
+            return self._answer(self._reader, *found, question)
+        finally:
+            self._reader.execute("ROLLBACK")
+
+    def serve(self, questions: Sequence[CellQuestion]) -> list[CellAnswer]:
+        """Answer questions in one transaction, in order. When this returns, writes are durable.
+
+        Raises:
+            sqlite3.Error: nothing was done, or the outcome is unknown.
+        """
+        self._file.execute("BEGIN IMMEDIATE")
+        try:
+            answers = [self._serve(question) for question in questions]
+            self._file.execute("COMMIT")
+        except BaseException:
+            if self._file.in_transaction:
+                self._file.execute("ROLLBACK")
+            raise
+        if any(isinstance(question, CellsTrim) for question in questions):
+            self._file.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall()
+        return answers
+
+    def _serve(self, question: CellQuestion) -> CellAnswer:
+        """Check the space and the epoch of a question, then answer it."""
+        request, epoch = question.request, question.epoch
+        found = self._space(self._file, question.space)
+        if found is None and isinstance(question, CellsSeal) and question.opens:
+            self._file.execute(
+                "INSERT INTO spaces (name, epoch) VALUES (?, ?)", (question.space, epoch)
+            )
+            return CellAnswer(request, CellOutcome.DONE, epoch)
+        if found is None:
+            return CellAnswer(request, CellOutcome.ABSENT)
+        if epoch > found[1]:
+            self._file.execute("UPDATE spaces SET epoch = ? WHERE id = ?", (epoch, found[0]))
+        return self._answer(self._file, *found, question)
+
+    @staticmethod
+    def _space(file: sqlite3.Connection, name: str) -> tuple[int, int, int] | None:
+        """Return the number, the epoch and the end of a space."""
+        query = "SELECT id, epoch, end FROM spaces WHERE name = ?"
+        found: tuple[int, int, int] | None = file.execute(query, (name,)).fetchone()
+        return found
+
+    def _answer(
+        self, file: sqlite3.Connection, space: int, known: int, end: int, question: CellQuestion
+    ) -> CellAnswer:
+        request, epoch, content = question.request, question.epoch, b""
+        if epoch < known:
+            return CellAnswer(request, CellOutcome.SEALED, known, end=end)
+        outcome, floor = CellOutcome.DONE, 0
+        listed: tuple[CellKey, ...] = ()
+        match question:
+            case CellWrite():
+                outcome = self._write(space, end, question)
+            case CellWanted():
+                outcome, content = self._read(file, space, question.key)
+            case CellsTrim():
+                self._trim(space, question)
+            case CellKeysWanted(section=section, after=after):
+                listed = self._list(file, space, section, after)
+                floor = self._floor(file, space, section)
+            case CellsSeal():
+                pass
+            case unreachable:
+                assert_never(unreachable)
+        return CellAnswer(request, outcome, epoch, content, listed, floor, end)
+
+    @staticmethod
+    def _floor(file: sqlite3.Connection, space: int, section: int) -> int:
+        found = file.execute(
+            "SELECT floor FROM floors WHERE space = ? AND section = ?", (space, section)
+        ).fetchone()
+        return 0 if found is None else int(found[0])
+
+    @staticmethod
+    def _stored(file: sqlite3.Connection, space: int, key: CellKey) -> tuple[int, bytes] | None:
+        """Return the checksum and the content of a cell; None: it has none."""
+        found: tuple[int, bytes] | None = file.execute(
+            f"SELECT crc, content FROM cells {_WHERE}",  # noqa: S608 - a constant
+            (space, *_columns(key)),
+        ).fetchone()
+        return found
+
+    def _write(self, space: int, end: int, question: CellWrite) -> CellOutcome:
+        key, content = question.key, question.content
+        if key.position < self._floor(self._file, space, key.section):
+            return CellOutcome.TAKEN
+        crc = zlib.crc32(content)
+        if (stored := self._stored(self._file, space, key)) is not None:
+            if stored[1] == content:
+                return CellOutcome.DONE
+            if zlib.crc32(stored[1]) == stored[0]:
+                return CellOutcome.TAKEN
+            if stored[0] != crc:
+                return CellOutcome.DAMAGED
+            self._file.execute(
+                f"UPDATE cells SET content = ? {_WHERE}",  # noqa: S608 - a constant
+                (content, space, *_columns(key)),
+            )
+            return CellOutcome.DONE
+        self._file.execute(
+            "INSERT INTO cells VALUES (?, ?, ?, ?, ?, ?)", (space, *_columns(key), crc, content)
+        )
+        if key.section == CellSection.RECORDS and key.position >= end:
+            self._raise_end(space, key.position + 1)
+        return CellOutcome.DONE
+
+    def _raise_end(self, space: int, end: int) -> None:
+        self._file.execute("UPDATE spaces SET end = max(end, ?) WHERE id = ?", (end, space))
+
+    def _read(
+        self, file: sqlite3.Connection, space: int, key: CellKey
+    ) -> tuple[CellOutcome, bytes]:
+        if key.position < self._floor(file, space, key.section):
+            return CellOutcome.TRIMMED, b""
+        if (stored := self._stored(file, space, key)) is None:
+            return CellOutcome.UNWRITTEN, b""
+        crc, content = stored
+        if zlib.crc32(content) != crc:
+            return CellOutcome.DAMAGED, b""
+        return CellOutcome.DONE, content
+
+    def _trim(self, space: int, question: CellsTrim) -> None:
+        section, until = question.section, question.until
+        if until <= self._floor(self._file, space, section):
+            return
+        self._file.execute(
+            "DELETE FROM cells WHERE space = ? AND section = ? AND position < ?",
+            (space, section, until),
+        )
+        self._file.execute(
+            "INSERT OR REPLACE INTO floors VALUES (?, ?, ?)", (space, section, until)
+        )
+        if section == CellSection.RECORDS:
+            self._raise_end(space, until)
+
+    @staticmethod
+    def _list(
+        file: sqlite3.Connection, space: int, section: int, after: CellKey | None
+    ) -> tuple[CellKey, ...]:
+        start = (-1, 0) if after is None else (after.position, after.part)
+        found = file.execute(
+            "SELECT position, part FROM cells WHERE space = ? AND section = ?"
+            " AND (position, part) > (?, ?) ORDER BY position, part LIMIT ?",
+            (space, section, *start, CELLS_LISTED_MAX),
+        )
+        return tuple(CellKey(section, position, part) for position, part in found)
+
+
+def _columns(key: CellKey) -> tuple[int, int, int]:
+    """Return the columns of a key."""
+    return key.section, key.position, key.part
+
+
+class _Served:
+    """The questions of one node.
+
+    Attributes:
+        waiting: questions for the next transaction, with their senders.
+        waiting_bytes: bytes of their contents.
+    """
+
+    def __init__(self, path: Path, *, syncs: bool) -> None:
+        self.waiting: list[tuple[NodeId, CellQuestion]] = []
+        self.waiting_bytes = 0
+        self.is_busy = False
+        self._path, self._syncs = path, syncs
+        self._store: CellStore | None = None
+        self._failed = False
+
+    def serve(self, questions: Sequence[CellQuestion]) -> list[CellAnswer]:
+        """Answer questions, in the thread of the node."""
+        if not self._failed:
+            try:
+                if self._store is None:
+                    if not self._path.exists() and not any(map(_opens, questions)):
+                        return [CellAnswer(q.request, CellOutcome.ABSENT) for q in questions]
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    self._store = CellStore(self._path, syncs=self._syncs)
+                return self._store.serve(questions)
+            except (sqlite3.Error, OSError) as error:
+                full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+                self._failed = not full
+                _log.exception("cells cannot be served", file=str(self._path))
+        return [CellAnswer(q.request, CellOutcome.REFUSED) for q in questions]
+
+    def look_up(self, question: CellQuestion) -> CellAnswer | None:
+        """Answer a question at once, on the loop; None: it must wait for its turn."""
+        if self._failed or self._store is None:
+            return None
+        try:
+            return self._store.look_up(question)
+        except sqlite3.Error:
+            return None  # `serve` finds out what is wrong
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._store is not None:
+            self._store.close()
+
+
+def _opens(question: CellQuestion) -> bool:
+    return isinstance(question, CellsSeal) and question.opens
+
+
+def size_of(question: CellQuestion) -> int:
+    """Return about how many bytes a waiting question takes."""
+    return 256 + (len(question.content) if isinstance(question, CellWrite) else 0)
+
+
+class CellStores:
+    """Answers the questions of the storage nodes of a process, each in a thread of its own.
+
+    Args:
+        journal: directory of the journal; the files are in its directory `cells`.
+        config: limits, and whether commits are synced.
+        deliver: takes the node, the sender of the question and the answer, on the loop.
+    """
+
+    def __init__(
+        self,
+        journal: Path,
+        config: Config,
+        deliver: Callable[[NodeId, NodeId, CellAnswer], None],
+    ) -> None:
+        self._directory = journal / _DIRECTORY
+        self._config = config.node.cells
+        self._deliver = deliver
+        self._syncs = config.cluster.durability == "fsync"
+        self._served: dict[NodeId, _Served] = {}
+        self._threads: dict[NodeId, ThreadPoolExecutor] = {}
+        self._running: set[asyncio.Future[list[CellAnswer]]] = set()
+        self._closed = False
+
+    def ask(self, node: NodeId, sender: NodeId, question: CellQuestion) -> None:
+        """Answer a question of a node, later; at once if too many questions wait."""
+        if (served := self._served.get(node)) is None:
+            path = self._directory / f"{node}.sqlite3"
+            served = self._served[node] = _Served(path, syncs=self._syncs)
+            self._threads[node] = ThreadPoolExecutor(1, thread_name_prefix="cells")
+        if (answer := served.look_up(question)) is not None:
+            self._deliver(node, sender, answer)
+            return
+        size = served.waiting_bytes + size_of(question)
+        limits = self._config.cell_requests_max, self._config.cell_request_bytes_max
+        if len(served.waiting) >= limits[0] or (served.waiting and size > limits[1]):
+            self._deliver(node, sender, CellAnswer(question.request, CellOutcome.REFUSED))
+            return
+        served.waiting.append((sender, question))
+        served.waiting_bytes = size
+        if not served.is_busy:
+            self._begin(node, served)
+
+    def _begin(self, node: NodeId, served: _Served) -> None:
+        asked, served.waiting, served.waiting_bytes = served.waiting, [], 0
+        served.is_busy = True
+        questions = [question for _, question in asked]
+        running = asyncio.get_running_loop().run_in_executor(
+            self._threads[node], served.serve, questions
+        )
+        self._running.add(running)
+
+        def done(future: asyncio.Future[list[CellAnswer]]) -> None:
+            self._running.discard(future)
+            served.is_busy = False
+            if self._closed or future.cancelled():
+                return
+            for (sender, _), answer in zip(asked, future.result(), strict=True):
+                self._deliver(node, sender, answer)
+            if served.waiting:
+                self._begin(node, served)
+
+        running.add_done_callback(done)
+
+    async def close(self) -> None:
+        """Stop, when the transactions in progress have ended."""
+        self._closed = True
+        if self._running:
+            await asyncio.wait(self._running)
+        for node, thread in self._threads.items():
+            thread.submit(self._served[node].close)
+            thread.shutdown()

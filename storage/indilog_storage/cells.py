@@ -1,0 +1,66 @@
+"""Questions of compute nodes about the write-once cells of a storage node (decision 0085).
+
+The shell keeps the cells (`indilog.runtime.cell_store`). This module refuses what must not reach
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from indilog.base.ids import NodeId
+from indilog.roles.role import AskCells, Effect, Ignore, Received, Send
+from indilog.wire.cell_messages import (
+    CellAnswer,
+    CellKey,
+    CellKeysWanted,
+    CellOutcome,
+    CellQuestion,
+    CellsSeal,
+    CellsTrim,
+    CellWrite,
+)
+
+_NUMBER_MAX: Final = 1 << 62
+_SPACE_CHARACTERS_MAX: Final = 512
+
+
+def serve_cells(
+    event: Received, question: CellQuestion, engines: Collection[NodeId], *, has_room: bool
+) -> Effect:
+    """Return what to do about a question.
+
+    Args:
+        event: the event with the question.
+        question: the question.
+        engines: the compute nodes of the view.
+        has_room: whether the disk has room; otherwise writes are refused.
+    """
+    if event.sender not in engines:
+        return Ignore(event, "a question about cells of a node that is no compute node")
+    if not _is_valid(question):
+        return Ignore(event, "a question about cells with numbers or names that no cell has")
+    grows = isinstance(question, CellWrite) or (isinstance(question, CellsSeal) and question.opens)
+    if grows and not has_room:
+        return Send(event.sender, CellAnswer(question.request, CellOutcome.REFUSED))
+    return AskCells(event.sender, question)
+
+
+def _is_valid(question: CellQuestion) -> bool:
+    numbers = [question.epoch]
+    match question:
+        case CellsTrim(section=section, until=until):
+            numbers += [section, until]
+        case CellKeysWanted(section=section, after=after):
+            numbers += [section, *_numbers(after)]
+        case CellsSeal():
+            pass
+        case _:
+            numbers += _numbers(question.key)
+    is_named = 0 < len(question.space) <= _SPACE_CHARACTERS_MAX
+    return is_named and all(0 <= number < _NUMBER_MAX for number in numbers)
+
+
+def _numbers(key: CellKey | None) -> list[int]:
+    return [] if key is None else [key.section, key.position, key.part]
