@@ -9,8 +9,10 @@ import pytest
 
 from indilog.base.ids import NodeId
 from indilog.base.retention import Retention
-from indilog.config import NodeConfig
+from indilog.config import Config
+from indilog.kernel.view import view_of
 from indilog.testing import MemoryLogs
+from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog_compute.log_kinds.catalog import CreatedLog
 from indilog_compute.log_kinds.kinds import LogKinds
 
@@ -35,10 +37,14 @@ class OpenedLogs(MemoryLogs):
 
 
 async def test_a_log_is_opened_by_its_first_use_and_closed_when_its_node_stops() -> None:
-    opened, node = OpenedLogs(), NodeId("engine-0")
+    opened, view = OpenedLogs(), view_of()
+
+    async def asked(_node: NodeId, _question: CellQuestion) -> CellAnswer:
+        raise AssertionError("no log has cells on storage nodes")
+
     kinds = LogKinds(
-        MemoryLogs(), node, nodes=lambda: [node], open_logs=opened.open, config=NodeConfig(),
-        has_directory=True, serves=lambda: False,
+        MemoryLogs(), view.engines[0], view=lambda: view, open_logs=opened.open, ask_cells=asked,
+        config=Config(), has_directory=True, serves=lambda: False,
     )  # fmt: skip
     await kinds.start()
     for name in ("used", "unused"):
