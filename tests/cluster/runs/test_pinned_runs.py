@@ -12,6 +12,7 @@ import indilog
 from indilog.remote_client import RemoteClient
 from indilog.runs import Run
 from indilog.sdk.runs import RunDetails
+from tests.cluster.function_platform import Platform, running_two, until
 from tests.cluster.platform_process import platform
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
@@ -91,3 +92,28 @@ async def test_a_run_ends_with_the_code_that_began_it(
             assert await ended(client, "third") == ["begun by one", "go", "ended by one"]
             ends = [(run.id, run.info and run.info.version) for run in await client.runs("shop")]
             assert ends == [("new", 2), ("third", 1), ("second", 1), ("first", 1)]
+
+
+async def test_each_compute_node_keeps_the_code_of_runs(tmp_path: Path) -> None:
+    """A run moves to the executor of any node, with its code."""
+    text = APP.replace("from steps import name\n", STEPS)
+
+    async def outcome(node: Platform, run: str) -> object:
+        await node.http.post(f"/runs/shop/{run}/signal", json={"name": "go", "value": "go"})
+        return (await node.http.get(f"/runs/shop/{run}/result?wait=60")).json()["result"]
+
+    async with running_two(tmp_path) as (first, second):
+        assert (await first.deploy("shop", text.replace("VERSION", "one"))).status_code == 200
+        await until(lambda: second.host.status()["apps"] == {"shop": 1})
+        runs = [f"run-{number}" for number in range(8)]
+        for number, run in enumerate(runs):
+            node = (first, second)[number % 2]
+            body = {"workflow": "order", "arguments": {}, "id": run}
+            assert (await node.http.post("/runs/shop", json=body)).status_code < 300
+            async with asyncio.timeout(60):
+                while not (await first.http.get(f"/runs/shop/{run}")).json()["steps"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        assert (await second.deploy("shop", text.replace("VERSION", "two"))).status_code == 200
+        await until(lambda: first.host.status()["apps"] == {"shop": 2})
+        outcomes = await asyncio.gather(*(outcome(first, run) for run in runs))
+        assert outcomes == [["begun by one", "go", "ended by one"]] * len(runs)
