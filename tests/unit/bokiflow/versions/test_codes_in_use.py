@@ -62,7 +62,8 @@ class Story:
         self.runs.setdefault(id_, Run()).apply(record.seqnum, now, said)
         for one, run in self.state.runs.items():
             assert run.code == self.runs[one].code
-        self.state = PartitionState.restore(msgspec.msgpack.encode(self.state.snapshot()))
+        again = PartitionState.restore(msgspec.msgpack.encode(self.state.snapshot()))
+        assert again.codes == self.state.codes, "a checkpoint has the same counts"
         return {code.version: count for code, count in self.state.codes.items()}
 
 
