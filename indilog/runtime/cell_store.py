@@ -129,7 +129,8 @@ class CellStore:
                 self._file.execute("ROLLBACK")
             raise
         if any(isinstance(question, CellsTrim) for question in questions):
-            self._file.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall()
+            # A script, because `execute` would free only one page.
+            self._file.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")
         return answers
 
     def _serve(self, question: CellQuestion) -> CellAnswer:

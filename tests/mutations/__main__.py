@@ -70,6 +70,7 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     "compute/indilog_compute/invocations": ("tests/unit/compute/invocations", *_FUNCTIONS),
     "compute/indilog_compute/log_kinds": (
         "tests/unit/compute/test_log_kinds.py", "tests/cells/test_log_kinds.py",
+        "tests/cells/test_order_first.py",
     ),
     "compute/indilog_compute/workers": ("tests/unit/compute/workers", *_FUNCTIONS),
     "compute": (

@@ -89,6 +89,18 @@ def test_trimmed_cells_have_no_content_and_take_none(store: CellStore) -> None:
     assert store.serve([CellKeysWanted(0, "s", 1, GENERATION)])[0].floor == 0
 
 
+def test_trims_free_space_on_the_disk(store: CellStore, tmp_path: Path) -> None:
+    store.serve([write(n, bytes(4_000)) for n in range(1_000)])
+    store.close()
+    before = (tmp_path / "cells").stat().st_size
+    assert before > 4_000_000
+    again = CellStore(tmp_path / "cells")
+    for until in range(100, 1_001, 100):
+        again.serve([trim(until)])
+    again.close()
+    assert (tmp_path / "cells").stat().st_size < before / 2
+
+
 def test_trims_beyond_the_end_hold(store: CellStore) -> None:
     assert outcomes(store, trim(10), write(9, b"x"), write(10, b"x")) == [DONE, TAKEN, DONE]
     assert store.serve([CellsSeal(0, "s", 1)])[0].end == 11
