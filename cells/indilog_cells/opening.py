@@ -80,7 +80,7 @@ class CellPlatform(Protocol):
         """Record a layout after `before`; return whether it is recorded. Raises `IndilogError`."""
 
 
-class _PlatformCells:
+class PlatformCells:
     """The `CellNodes` and `Layouts` of one log of a platform."""
 
     def __init__(self, platform: CellPlatform, name: str) -> None:
@@ -162,7 +162,7 @@ async def order_first_logs(
         DataLossError: a cell is damaged.
     """
     settings = config.node.cells
-    nodes = _PlatformCells(platform, name)
+    nodes = PlatformCells(platform, name)
     part_bytes = config.cluster.batch_bytes_max
     cells = ChainCells(
         nodes,
@@ -205,7 +205,7 @@ async def order_first_logs(
 
 
 def _upkeep_of(
-    cells: ChainCells, nodes: _PlatformCells, platform: CellPlatform, folder: str, config: Config
+    cells: ChainCells, nodes: PlatformCells, platform: CellPlatform, folder: str, config: Config
 ) -> ChainUpkeep:
     return ChainUpkeep(
         cells,

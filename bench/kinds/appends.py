@@ -1,0 +1,124 @@
+"""Compares appends to logs of each kind, and appends with fills of an order-first log, in one run.
+
+The platform runs in this process, with `--replicas` storage nodes; the store of the object-store
+log is a directory on the same disk. Rounds of the kinds run interleaved, so all meet the same
+machine. A fill writes junk into a cell that no writer has written, along the same chain as an
+append (CORFU 4.1).
+
+    python -m bench.kinds.appends [--replicas 1 2 3] [--callers 1 64] [--record-bytes 256]
+                                  [--rounds 3] [--seconds 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench.support.harness import Report, Round, closed_loop, command, latency, table_of
+from indilog.base.ids import tag_columns
+from indilog.base.log import Session
+from indilog.base.log_kinds import LOG_KINDS
+from indilog.config import ClusterConfig, Config, node_config
+from indilog.runtime.cluster.assembly import Platform, embedded
+from indilog_cells.chain_cells import ChainCells
+from indilog_cells.content import JUNK, Content, Records, encode
+from indilog_cells.opening import PlatformCells
+
+_CELLS_LOG: Final = "cells"
+"""A log whose cells the benchmark writes itself."""
+_PART_BYTES: Final = 1 << 20
+
+
+class Work(NamedTuple):
+    """What the callers of a round do."""
+
+    name: str
+    run: Callable[[int], Awaitable[object]]
+
+
+async def works_of(platform: Platform, data: bytes) -> list[Work]:
+    """Create a log of each kind; return an append for each, a write of a cell, and a fill."""
+    kinds = platform.logs.kinds
+    assert kinds is not None
+
+    def appending(name: str) -> Callable[[int], Awaitable[object]]:
+        log = platform.logs.log(name, Session())
+        return lambda _: log.append(data, tags=["t"])
+
+    columns = tag_columns(_CELLS_LOG, ("t",))
+    works = []
+    for kind in LOG_KINDS:
+        await kinds.create(kind, kind)
+        works.append(Work(f"append, {kind}", appending(kind)))
+    await kinds.create(_CELLS_LOG, "order-first")
+    nodes = PlatformCells(kinds, _CELLS_LOG)
+    cells = ChainCells(nodes, nodes, part_bytes=_PART_BYTES, new_part=lambda: 1)
+    positions: Iterator[int] = itertools.count()
+    record = Records(0, [columns.tags], [columns.names], [data])
+    content = encode(
+        Content(epoch=1, is_claim=True, writer=b"bench", serial=0, stamp_us=0, items=[record])
+    )
+    return [
+        *works,
+        Work("write of a cell", lambda _: cells.write(next(positions), content)),
+        Work("fill of a cell", lambda _: cells.write(next(positions), JUNK)),
+    ]
+
+
+async def measure(asked: argparse.Namespace, replicas: int, callers: int) -> dict[str, list[Round]]:
+    """Return the rounds of each work."""
+    found: dict[str, list[Round]] = {}
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
+        config = Config(
+            cluster=ClusterConfig(storage_nodes=replicas, replicas=replicas),
+            node=node_config(data_dir=Path(temporary) / "data"),
+        )
+        async with embedded(config) as platform:
+            works = await works_of(platform, bytes(asked.record_bytes))
+            for work in works:
+                await work.run(0)
+            for _ in range(asked.rounds):
+                for work in works:
+                    measured = await closed_loop(work.run, callers=callers, seconds=asked.seconds)
+                    found.setdefault(work.name, []).append(measured)
+    return found
+
+
+def middle(values: list[float]) -> float:
+    """Return the median."""
+    return sorted(values)[len(values) // 2]
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Measure each number of replicas and of callers; print a table."""
+    report = Report("appends to logs of each kind", asked)
+    table = table_of(
+        "medians of the rounds", "replicas", "callers", "what", "per second", "p50", "p99"
+    )
+    for replicas, callers in itertools.product(asked.replicas, asked.callers):
+        for name, rounds in (await measure(asked, replicas, callers)).items():
+            p50 = middle([each.quantile(0.5) for each in rounds])
+            p99 = middle([each.quantile(0.99) for each in rounds])
+            rate = middle([each.per_second for each in rounds])
+            table.add_row(
+                f"{replicas}", f"{callers:,}", name, f"{rate:,.0f}", latency(p50), latency(p99)
+            )
+            report.keep(f"{name}, {replicas} replicas, {callers} callers", {"p50_s": p50})
+    report.show(table)
+    report.write()
+
+
+if __name__ == "__main__":
+    command(
+        main,
+        __doc__,
+        replicas={"type": int, "nargs": "+", "default": [1, 2, 3], "help": "storage nodes"},
+        callers={"type": int, "nargs": "+", "default": [1, 64], "help": "callers"},
+        record_bytes={"type": int, "default": 256, "help": "bytes of a record"},
+        rounds={"type": int, "default": 3, "help": "rounds of each kind"},
+        seconds={"type": float, "default": 2.0, "help": "length of a round"},
+    )
