@@ -17,7 +17,9 @@ from indilog.base.ids import SeqNum, TagHash
 
 _HEADER: Final = Struct("<4sBI")
 _MAGIC: Final = b"ILCL"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 2 has `End`."""
+_VERSION_MIN: Final = 1
 ITEM_OVERHEAD_BYTES: Final = 64
 """Bytes of an item besides its records, as an upper bound."""
 
@@ -90,7 +92,13 @@ class Clock(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     size_bytes = ITEM_OVERHEAD_BYTES
 
 
-Item: TypeAlias = Records | Floor | Policy | Clock
+class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """Ends the log: no records in later items take effect."""
+
+    size_bytes = ITEM_OVERHEAD_BYTES
+
+
+Item: TypeAlias = Records | Floor | Policy | Clock | End
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True):
@@ -131,7 +139,7 @@ def decode(cell: bytes) -> Content | None:
     Raises:
         MalformedFrameError: the bytes are damaged, or of another version.
     """
-    body = opened(_MAGIC, VERSION, cell)
+    body = opened(_MAGIC, VERSION, cell, oldest=_VERSION_MIN)
     if not body:
         return None
     try:
@@ -145,8 +153,14 @@ def sealed(magic: bytes, version: int, body: bytes) -> bytes:
     return _HEADER.pack(magic, version, crc32c(body)) + body
 
 
-def opened(magic: bytes, version: int, stored: bytes) -> bytes:
+def opened(magic: bytes, version: int, stored: bytes, *, oldest: int | None = None) -> bytes:
     """Return the body of what `sealed` returned.
+
+    Args:
+        magic: name of the format.
+        version: the newest version that the caller reads.
+        stored: what `sealed` returned.
+        oldest: the oldest version that the caller reads; None: `version`.
 
     Raises:
         MalformedFrameError: the bytes are damaged, of another version, or something else.
@@ -156,7 +170,7 @@ def opened(magic: bytes, version: int, stored: bytes) -> bytes:
     found, number, crc = _HEADER.unpack_from(stored)
     if found != magic:
         raise MalformedFrameError(f"it begins with {found!r}, not {magic!r}")
-    if number != version:
+    if not (version if oldest is None else oldest) <= number <= version:
         raise MalformedFrameError(f"it has version {number}; this reader knows {version}")
     body = stored[_HEADER.size :]
     if crc32c(body) != crc:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias, assert_never
 
-from indilog_cells.content import JUNK, Content, Item, Records, decode, encode
+from indilog_cells.content import JUNK, Content, End, Item, Records, decode, encode
 from indilog_cells.state import Closed, LogState, Outcome, Placed
 
 _RETRY_US: Final = 100_000
@@ -533,4 +533,6 @@ class Core:
             return []  # the next cell would be taken, too
         self._token_until_us = now_us + self._limits.token_after_us
         skipped = min(max(0, self._conflicts - 1), _SKIPPED_MAX)
+        if isinstance(self._waiting[0].item, End):
+            skipped = 0  # others may have stopped, so cells left to them would stay unwritten
         return [AskToken(at_least + skipped)]

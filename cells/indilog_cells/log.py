@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from indilog.base.errors import (
     ConditionFailedError,
     NotReadyError,
+    SealedError,
     TooLargeError,
     TrimmedError,
 )
@@ -48,7 +49,7 @@ from indilog.base.log import (
 from indilog.base.retention import Retention, checked_retention
 from indilog.config import MIB, ClusterConfig
 from indilog.kernel.records import HEADER_BYTES, record_bytes
-from indilog_cells.content import Clock, Condition, Floor, Policy, Records
+from indilog_cells.content import Clock, Condition, End, Floor, Policy, Records
 from indilog_cells.driver import CellDriver, TrimmedCellError
 from indilog_cells.index import CellTable
 from indilog_cells.lookups import Lookups
@@ -57,6 +58,7 @@ from indilog_cells.state import (
     BelowFloor,
     CheckedTooEarly,
     Contradicted,
+    Ended,
     Placed,
     contradiction,
 )
@@ -104,6 +106,16 @@ class CellLogs:
         """Return the retention policies of all logs that do not keep everything."""
         await self.driver.catch_up()
         return dict(self.driver.state.policies)
+
+    async def end(self) -> SeqNum:
+        """End the logspace: every later append, by any process, raises `SealedError`. Return the
+        tail, which never grows again. Ending it again is harmless.
+
+        Raises:
+            NotReadyError, AppendOutcomeUnknownError: it may have ended; repeat the call.
+        """
+        await self.driver.submit(End())
+        return self.driver.state.tail
 
     async def yield_sometimes(self) -> None:
         """Let other tasks run once in 128 calls: reads of cached records never suspend."""
@@ -191,6 +203,8 @@ class CellLog(Log):
 
     async def _append(self, records: Sequence[tuple[bytes, bytes, bytes, int]]) -> list[SeqNum]:
         outcome = await self._driver.submit(self._item(records))
+        if isinstance(outcome, Ended):
+            raise self._ended()
         assert isinstance(outcome, Placed), "records without a condition are appended"
         self._saw()
         return list(range(outcome.first, outcome.first + len(records)))
@@ -219,11 +233,16 @@ class CellLog(Log):
                     raise ConditionFailedError(after.tag, found)
                 case BelowFloor(below):
                     raise TrimmedError(below)
+                case Ended():
+                    raise self._ended()
                 case CheckedTooEarly() | Applied():
                     continue
         raise NotReadyError(
             "The log grew faster than the condition could be checked; nothing was appended."
         )
+
+    def _ended(self) -> SealedError:
+        return SealedError(f"Log {self.name} has ended here; nothing was appended.")
 
     async def _last(self, tag: TagHash) -> SeqNum:
         while True:

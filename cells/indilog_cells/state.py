@@ -19,6 +19,7 @@ from indilog_cells.content import (
     Clock,
     Condition,
     Content,
+    End,
     Floor,
     Item,
     Policy,
@@ -35,7 +36,9 @@ from indilog_cells.index import (
 )
 
 _MAGIC: Final = b"ILCK"
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""Version 2 has `is_ended`."""
+_VERSION_MIN: Final = 1
 
 
 class Placed(NamedTuple):
@@ -62,13 +65,17 @@ class CheckedTooEarly(NamedTuple):
     """
 
 
+class Ended(NamedTuple):
+    """The log ended before; nothing was appended, and nothing ever will be."""
+
+
 class Applied(NamedTuple):
     """Something else than records took effect at this time of the log, microseconds since 1970."""
 
     time_us: int
 
 
-Outcome: TypeAlias = Placed | Contradicted | BelowFloor | CheckedTooEarly | Applied
+Outcome: TypeAlias = Placed | Contradicted | BelowFloor | CheckedTooEarly | Ended | Applied
 
 
 class Closed(NamedTuple):
@@ -98,6 +105,7 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     floors: dict[TagHash, SeqNum]
     log_floors: dict[TagHash, SeqNum]
     policies: dict[str, tuple[float | None, int | None]]
+    is_ended: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -120,6 +128,7 @@ class LogState:
         floors: floors of sub-streams.
         log_floors: floors of all logs that have or had records.
         policies: retention policies that keep less than everything.
+        is_ended: the log has ended: `tail` never grows again.
     """
 
     def __init__(self, limits: GenerationLimits = GENERATION_LIMITS) -> None:
@@ -133,6 +142,7 @@ class LogState:
         self.floors: dict[TagHash, SeqNum] = {}
         self.log_floors: dict[TagHash, SeqNum] = {}
         self.policies: dict[str, Retention] = {}
+        self.is_ended = False
 
     @classmethod
     def restored(cls, checkpoint: bytes, limits: GenerationLimits = GENERATION_LIMITS) -> LogState:
@@ -142,7 +152,7 @@ class LogState:
             MalformedFrameError: the bytes are damaged, or of another version.
         """
         try:
-            found = _decoder.decode(opened(_MAGIC, _VERSION, checkpoint))
+            found = _decoder.decode(opened(_MAGIC, _VERSION, checkpoint, oldest=_VERSION_MIN))
         except msgspec.MsgspecError as error:
             raise MalformedFrameError(f"no valid checkpoint: {error}") from error
         state = cls(limits)
@@ -151,6 +161,7 @@ class LogState:
         state.generations = found.generations
         state.floors, state.log_floors = found.floors, found.log_floors
         state.policies = {log: Retention(*bounds) for log, bounds in found.policies.items()}
+        state.is_ended = found.is_ended
         state.open = OpenGeneration(state.position, state.tail)
         return state
 
@@ -158,7 +169,7 @@ class LogState:
         policies = {log: (kept.age_s, kept.size_bytes) for log, kept in self.policies.items()}
         return sealed(_MAGIC, _VERSION, _encoder.encode(_Checkpoint(
             self.position, self.tail, self.time_us, self.epoch, self.generations, self.floors,
-            self.log_floors, policies,
+            self.log_floors, policies, self.is_ended,
         )))  # fmt: skip
 
     def apply(self, content: Content | None) -> list[Outcome] | None:
@@ -219,11 +230,15 @@ class LogState:
                     self.policies[item.log] = kept
             case Clock():
                 pass
+            case End():
+                self.is_ended = True
             case unreachable:
                 assert_never(unreachable)
         return Applied(self.time_us)
 
     def _place(self, records: Records) -> Outcome:
+        if self.is_ended:
+            return Ended()
         if records.after is not None and (refusal := self._refusal(records.after)) is not None:
             return refusal
         first = self.tail

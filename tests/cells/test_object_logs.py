@@ -14,9 +14,10 @@ from indilog.base.errors import (
     DataDirectoryError,
     DataLossError,
     NotReadyError,
+    SealedError,
     TrimmedError,
 )
-from indilog.base.log import Entry
+from indilog.base.log import After, Entry
 from indilog_cells.cells import CellsError
 from indilog_cells.driver import driver_running
 from indilog_cells.index import GenerationLimits
@@ -216,6 +217,30 @@ async def test_a_damaged_cell_is_detected_and_not_skipped(tmp_path: Path) -> Non
     with pytest.raises(DataLossError, match="damaged"):
         async with opened(DirectoryStore(tmp_path)):
             pass
+
+
+async def test_an_ended_log_refuses_appends_of_every_process(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    async with opened(store, is_shared=True) as (one, _), opened(store, is_shared=True) as (two, _):
+        first, second = one.log("events"), two.log("events")
+        assert await first.append(b"first") == 0
+        appending = [first.append(b"%d" % n) for n in range(50)]
+        outcomes = await asyncio.gather(*appending, two.end(), return_exceptions=True)
+        end = await one.end()
+        assert end == await second.tail(), "it ends where it ended"
+        seqnums = [each for each in outcomes[:-1] if isinstance(each, int)]
+        assert sorted(seqnums) == list(range(1, end)), "what is acknowledged is below the end"
+        for log in (first, second):
+            with pytest.raises(SealedError):
+                await log.append(b"late")
+            with pytest.raises(SealedError):
+                await log.append_batch([Entry(b"late", ["t"])], after=After("t"))
+        await second.trim(1)
+        with pytest.raises(TrimmedError):
+            await first.read(0, fresh=True)
+    async with opened(store) as (logs, _):
+        with pytest.raises(SealedError):
+            await logs.log("events").append(b"late")
 
 
 async def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:

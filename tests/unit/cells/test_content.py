@@ -10,6 +10,7 @@ from indilog_cells.content import (
     Clock,
     Condition,
     Content,
+    End,
     Floor,
     Policy,
     Records,
@@ -30,6 +31,7 @@ CONTENT = Content(
         Floor(5, 6, 7),
         Policy("log", None, 10),
         Clock(),
+        End(),
     ],
 )
 
@@ -62,8 +64,10 @@ def test_each_shorter_cell_is_refused() -> None:
 def test_another_version_is_named_in_the_refusal() -> None:
     cell = bytearray(encode(CONTENT))
     cell[4] = 9
-    with pytest.raises(MalformedFrameError, match="version 9; this reader knows 1"):
+    with pytest.raises(MalformedFrameError, match="version 9; this reader knows 2"):
         decode(bytes(cell))
+    cell[4] = 1
+    assert decode(bytes(cell)) == CONTENT, "older versions are read"
 
 
 def test_an_item_has_an_upper_bound_of_its_bytes() -> None:

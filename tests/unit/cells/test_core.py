@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indilog.base.ids import tag_columns
-from indilog_cells.content import JUNK, Condition, Records, decode, encode
+from indilog_cells.content import JUNK, Condition, End, Records, decode, encode
 from indilog_cells.core import (
     CORE_LIMITS,
     AskToken,
@@ -214,3 +214,21 @@ def test_a_writer_that_loses_cells_leaves_the_next_ones_to_the_faster_writer() -
             if isinstance(effect, AskToken)
         ]
     assert asked == [0, 1, 2, 3]
+
+
+def test_the_end_of_a_log_leaves_no_cells_to_others() -> None:
+    core = begun()
+    core.submit(100, End())
+    core.handle([], 0)
+    asked: list[int] = []
+    for position in range(4):
+        core.handle([TokenGiven(position)], 0)
+        core.handle([CellTaken(position)], 0)
+        core.handle([CellRead(position, foreign(b"theirs"))], 0)
+        asked += [
+            effect.at_least - position - 1
+            for _ in range(2)  # the first read may have begun before the cell was taken
+            for effect in core.handle([CellRead(position + 1, None)], 0)
+            if isinstance(effect, AskToken)
+        ]
+    assert asked == [0, 0, 0, 0]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from indilog.base.ids import tag_columns, unpack_tags
 from indilog.base.retention import Retention
-from indilog_cells.content import Clock, Condition, Content, Floor, Item, Policy, Records
+from indilog_cells.content import Clock, Condition, Content, End, Floor, Item, Policy, Records
 from indilog_cells.index import CellPlace, GenerationLimits
 from indilog_cells.state import (
     Applied,
     BelowFloor,
     CheckedTooEarly,
     Contradicted,
+    Ended,
     LogState,
     Placed,
 )
@@ -73,6 +74,19 @@ def test_records_after_a_failed_condition_are_found() -> None:
         CellPlace(0, 1, 0), CellPlace(0, 1, 1), CellPlace(0, 3, 0), CellPlace(0, 3, 1),
         CellPlace(0, 3, 2),
     ]  # fmt: skip
+
+
+def test_an_ended_log_takes_no_records_but_floors() -> None:
+    state = LogState(GenerationLimits(cells=3))
+    conditional = records(1, Condition(LOG, TAG, 1, 2))
+    assert state.apply(cell(records(2), End(), records())) == [Placed(0), Applied(1), Ended()]
+    assert state.apply(cell(conditional, End())) == [Ended(), Applied(1)]
+    assert state.apply(cell(Floor(LOG, None, 1))) == [Applied(1)]
+    complete = state.close_generation()
+    assert complete is not None
+    restored = LogState.restored(complete.checkpoint)
+    assert restored.apply(cell(records())) == [Ended()]
+    assert (restored.tail, restored.floor(LOG, None)) == (2, 1)
 
 
 def test_the_time_of_the_log_never_goes_back() -> None:
