@@ -26,10 +26,13 @@ from indilog.sdk.runs import LIST_RUNS, RunPage, cursor_of, place_of
 
 
 class LogCatalog(Protocol):
-    """Creates logs, and lists the created ones."""
+    """Creates logs, switches their kinds, and lists them."""
 
     async def create(self, name: str, kind: str) -> LogInfo:
         """Create a log."""
+
+    async def switch(self, name: str, kind: str) -> LogInfo:
+        """Continue a log as one of another kind."""
 
     async def created(self) -> list[LogInfo]:
         """Return the created logs, by name."""
@@ -66,8 +69,24 @@ class Client(Runs[App]):
         """
         return await self._catalog().create(name, kind)
 
+    async def switch_log(self, name: str, kind: LogKind) -> LogInfo:
+        """Continue a log as one of another kind ([kinds](../KINDS.md)), while it is used: appends,
+        reads and subscriptions continue, and seqnums go on in order. A log that has this kind
+        already stays as it is.
+
+        Raises:
+            InvalidTagError: no log can have that name.
+            ValueError: there is no such kind.
+            WrongStateError: the platform has no place for logs of this kind, or a limit is reached;
+                nothing was changed.
+            NotReadyError: a compute node or the store does not answer; the kind stays, unless other
+                nodes complete the switch later.
+            AppendOutcomeUnknownError: the log may be switched; repeat the call.
+        """
+        return await self._catalog().switch(name, kind)
+
     async def logs(self) -> list[LogInfo]:
-        """Return the logs that were created, by name. A log that no call created has the kind
+        """Return the logs that were created or switched, by name. Another log has the kind
         `shared`, and is not listed.
 
         Raises:

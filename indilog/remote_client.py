@@ -19,6 +19,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 import msgspec
 from websockets.asyncio.client import ClientConnection
@@ -281,6 +282,12 @@ class RemoteClient(Runs[str]):
         """Create a log of a kind; see `indilog.Client.create_log`."""
         body = {"log": check_log_name(name), "kind": check_kind(kind)}
         text = await self._requests.send("POST", "/logs", body=body)
+        return msgspec.json.decode(text, type=LogInfo)
+
+    async def switch_log(self, name: str, kind: LogKind) -> LogInfo:
+        """Continue a log as one of another kind; see `indilog.Client.switch_log`."""
+        path = f"/logs/{quote(check_log_name(name), safe='').replace('.', '%2E')}/switch"
+        text = await self._requests.send("POST", path, body={"kind": check_kind(kind)})
         return msgspec.json.decode(text, type=LogInfo)
 
     async def logs(self) -> list[LogInfo]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from indilog.base.errors import NotReadyError, TooLargeError, TrimmedError, WrongStateError
@@ -87,6 +87,10 @@ class LocalLogs:
         """Enforces retention policies; only one compute node of a platform has it."""
         self.kinds: LogKinds | None = None
         """Logs of other kinds; None: there are none."""
+        self.routes: Mapping[str, object] = {}
+        """By name, the logs that are not simply `shared` (`LogKinds.routes`)."""
+        self.opened: Callable[[LocalLogs, str, Session], LocalLog] = LocalLog
+        """Opens a `shared` log that may be switched to another kind."""
 
     @property
     def position(self) -> MetalogPosition:
@@ -118,14 +122,15 @@ class LocalLogs:
         return answer
 
     def log(self, name: str, session: Session | None = None) -> Log:
-        """Return the log `name`, of the kind with which it was created.
+        """Return the log `name`, of the kind that it has.
 
         Raises:
             InvalidTagError: no log can have that name.
         """
-        if self.kinds is not None and (other := self.kinds.log(name)) is not None:
+        session = session or Session()
+        if self.kinds is not None and (other := self.kinds.log(name, session)) is not None:
             return other
-        return self.shared(name, session)
+        return self.opened(self, name, session)
 
     def shared(self, name: str, session: Session | None = None) -> LocalLog:
         """Return the log `name` as one of kind `shared`.
@@ -134,6 +139,11 @@ class LocalLogs:
             InvalidTagError: no log can have that name.
         """
         return LocalLog(self, name, session or Session())
+
+    def wake_readers(self) -> None:
+        """Let all waiting reads look again."""
+        for waiter in self.engine.watches.clear():
+            _resolve_none(waiter)()  # type: ignore[arg-type]
 
     async def wait_until_synced(self, session: Session, position: MetalogPosition) -> None:
         """Wait until what was read at `position` is synced, then raise `session` to that position.
@@ -156,15 +166,25 @@ class LocalLogs:
 
 
 class LocalLog(Log):
-    """One log, through an engine in this process."""
+    """One log, through an engine in this process.
+
+    Args:
+        logs: the logs of the engine.
+        name: name of the log.
+        session: session of its calls.
+        routes: names of logs that a switch has led elsewhere.
+    """
 
     __slots__ = (
-        "_bytes_max", "_engine", "_future", "_limits", "_logs", "_names", "_session", "_tag",
-        "_tags_max", "_wake", "name",
+        "_bytes_max", "_engine", "_future", "_limits", "_logs", "_names", "_routes", "_session",
+        "_tag", "_tags_max", "_wake", "name",
     )  # fmt: skip
 
-    def __init__(self, logs: LocalLogs, name: str, session: Session) -> None:
+    def __init__(
+        self, logs: LocalLogs, name: str, session: Session, routes: Container[str] = ()
+    ) -> None:
         self.name = name
+        self._routes = routes
         self._logs = logs
         self._engine = logs.engine
         self._limits = logs.limits
@@ -187,6 +207,8 @@ class LocalLog(Log):
             tags = _as_tuple(tags)
         if type(data) is not bytes or len(data) > self._bytes_max or len(tags) > self._tags_max:
             check_record(data, tags, bytes_max=self._bytes_max, tags_max=self._tags_max)
+        if self.name in self._routes:
+            return await self._followed().append(data, tags=tags)
         columns = tag_columns(self.name, tags)
         waiter = self._future()
         if self._engine.append(data, columns, waiter):
@@ -196,7 +218,22 @@ class LocalLog(Log):
         session = self._session
         if position > session.position:  # noqa: PLR1730 - as `Session.saw`, without two calls
             session.position = position
+        if self.name in self._routes:
+            return await self._append_overtaken(seqnum, data, tags)
         return seqnum
+
+    def _followed(self) -> Log:
+        """Return the log to which a switch leads; overridden where there are routes."""
+        raise AssertionError(f"log {self.name} follows no switch")
+
+    async def _append_overtaken(
+        self,
+        seqnum: SeqNum,  # noqa: ARG002
+        data: bytes,  # noqa: ARG002
+        tags: tuple[UserTag, ...],  # noqa: ARG002
+    ) -> SeqNum:
+        """Return the seqnum of an append that a switch overtook; overridden likewise."""
+        raise AssertionError(f"log {self.name} follows no switch")
 
     async def append_batch(
         self, entries: Sequence[Entry], *, after: After | None = None
@@ -466,7 +503,7 @@ class LocalLog(Log):
             try:
                 found = await read(fresh=fresh)
                 fresh = False
-                if found or loop.time() >= end:
+                if found or loop.time() >= end or self.name in self._routes:
                     return found
                 if end < math.inf:
                     timer = loop.call_at(end, _resolve_none(watch))

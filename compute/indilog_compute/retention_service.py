@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Final
 
@@ -25,10 +25,24 @@ _PAUSE_S: Final = 1.0
 
 
 class RetentionService:
-    """Enforces the policies of all logs, through one compute node, while `serves` holds."""
+    """Enforces the policies of `shared` logs, through one compute node.
 
-    def __init__(self, logs: LogSource, config: NodeConfig, serves: Callable[[], bool]) -> None:
+    Args:
+        logs: the logs.
+        config: settings.
+        serves: tells whether this compute node enforces policies.
+        routes: returns the names of the logs whose policies `LogKinds` enforces.
+    """
+
+    def __init__(
+        self,
+        logs: LogSource,
+        config: NodeConfig,
+        serves: Callable[[], bool],
+        routes: Callable[[], Container[str]] = tuple,
+    ) -> None:
         self.serves = serves
+        self._routes = routes
         self._interval_s = config.trims.retention_interval_s
         self._policies = PolicyLog(logs, logs_max=config.trims.retention_logs_max)
         self._rounds = RetentionRounds(logs, config, asyncio.sleep)
@@ -58,8 +72,10 @@ class RetentionService:
                 continue
             try:
                 await self._policies.catch_up()
-                self._rounds.take(self._policies.newest)
-                is_more = bool(self._policies.newest) and await self._rounds.run()
+                routes, newest = self._routes(), self._policies.newest
+                own = {log: policy for log, policy in newest.items() if log not in routes}
+                self._rounds.take(own)
+                is_more = bool(own) and await self._rounds.run()
                 if not is_more:
                     await self._rest()
                 rest_s = pause_s

@@ -23,7 +23,7 @@ class LogInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         log: its name.
-        kind: its kind, which never changes.
+        kind: the kind that it has now.
         created_at: when, seconds since 1970 by the time of the log.
     """
 

@@ -1,4 +1,4 @@
-"""The commands `indilog log create | list | append | read | range | tail | trim | retention`."""
+"""The commands `indilog log`: create, switch, list, append, read, range, tail, trim, retention."""
 
 from __future__ import annotations
 
@@ -71,6 +71,22 @@ def create(
     with explain_mistakes():
         body = {"log": check_log_name(log), "kind": check_kind(kind)}
     info = Gateway(url).post("/logs", json=body)
+    show.line(f"The log {info['log']} is of kind {info['kind']}.")
+
+
+@logs.command()
+def switch(
+    log: LogName,
+    *,
+    kind: Annotated[str, typer.Option(help="shared or object-store.")],
+    url: Url = DEFAULT,
+) -> None:
+    """Continue a log as one of another kind, while it is used."""
+    from indilog.base.log_kinds import check_kind
+
+    with explain_mistakes():
+        body = {"kind": check_kind(kind)}
+    info = Gateway(url).post(_path(log, "switch"), json=body)
     show.line(f"The log {info['log']} is of kind {info['kind']}.")
 
 

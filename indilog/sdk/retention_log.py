@@ -13,7 +13,7 @@ import structlog
 
 from indilog.base.errors import DataLossError, InvalidTagError, TrimmedError
 from indilog.base.ids import SeqNum
-from indilog.base.log import Log, LogSource, Record, Session
+from indilog.base.log import After, Entry, Log, LogSource, Record, Session
 from indilog.base.retention import Retention, checked_retention
 from indilog.sdk.losses import Losses
 
@@ -29,10 +29,14 @@ class _Policy(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
 
 
-async def record_policy(policies: Log, log: str, retention: Retention) -> None:
-    """Record that `retention` is the new policy of `log`. It raises the errors of `Log.append`."""
+async def record_policy(
+    policies: Log, log: str, retention: Retention, *, after: After | None = None
+) -> None:
+    """Record that `retention` is the new policy of `log`, if the condition holds. It raises the
+    errors of `Log.append_batch`.
+    """
     policy = _Policy(version=1, log=log, age_s=retention.age_s, size_bytes=retention.size_bytes)
-    await policies.append(msgspec.json.encode(policy), tags=[log])
+    await policies.append_batch([Entry(msgspec.json.encode(policy), [log])], after=after)
 
 
 async def recorded_policy(policies: Log, log: str) -> Retention:

@@ -79,7 +79,7 @@ async def test_a_bad_creation_is_refused_in_a_sentence(tmp_path: Path) -> None:
         with pytest.raises(InvalidTagError):
             await client.create_log("$logs", kind="object-store")
         await client.create_log("a", kind="object-store")
-        with pytest.raises(WrongStateError, match="is of kind object-store, and cannot become"):
+        with pytest.raises(WrongStateError, match="is of kind object-store; switch it to shared"):
             await client.create_log("a")
         with pytest.raises(WrongStateError, match="raise object_logs_max"):
             await client.create_log("b", kind="object-store")

@@ -1,4 +1,4 @@
-"""Logs of other kinds in a platform of processes: HTTP, commands, functions, kill -9."""
+"""Kinds of log in a platform of processes: HTTP, commands, functions, switches, kill -9."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from indilog.base.errors import WrongStateError
+from indilog.base.log import Log, Record
 from indilog.remote_client import connect
 from tests.cluster.platform_process import ROOT, platform
 
@@ -28,11 +29,68 @@ async def note(ctx: Context, data: str) -> int:
 """
 
 
+WRITER = """
+import asyncio, sys
+from indilog.remote_client import connect
+
+async def main() -> None:
+    async with connect(sys.argv[1]) as client:
+        log = client.log("orders")
+        for number in range(int(sys.argv[2])):
+            print(await log.append(b"%d" % number, tags=["t"]), flush=True)
+
+asyncio.run(main())
+"""
+
+
 def command(url: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "indilog", "log", *words, "--url", url],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+async def test_a_log_is_switched_while_it_is_used(tmp_path: Path) -> None:
+    async with asyncio.timeout(110):
+        with platform(tmp_path, "--nodes", "3") as first:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", WRITER, first.url, "150",
+                cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            assert process.stdout is not None
+            async with connect(first.url) as client:
+                log = client.log("orders")
+                following = asyncio.create_task(_first(log, 150))
+                await process.stdout.readline()
+                for kind in ("object-store", "shared", "object-store"):
+                    said = await asyncio.to_thread(
+                        command, first.url, "switch", "orders", "--kind", kind
+                    )
+                    assert said.stdout == f"The log orders is of kind {kind}.\n", said.stderr
+                await process.communicate()
+                followed = await following
+                assert [record.data for record in followed] == [b"%d" % n for n in range(150)]
+                tail = await log.tail()
+            first.kill_everything()
+        with platform(tmp_path, "--nodes", "3") as second:
+            async with connect(second.url) as client:
+                log = client.log("orders")
+                assert await log.read_range("t") == followed
+                assert await log.tail() == tail
+                assert (await client.switch_log("orders", "shared")).kind == "shared"
+                assert await log.append(b"last", tags=["t"]) >= tail
+            refused = command(second.url, "switch", "orders", "--kind", "tape")
+            assert refused.returncode == 2
+            assert "object-store, order-first, not 'tape'" in refused.stderr
+
+
+async def _first(log: Log, count: int) -> list[Record]:
+    found: list[Record] = []
+    async for record in log.subscribe("t"):
+        found.append(record)
+        if len(found) == count:
+            return found
+    raise AssertionError("a subscription does not end")
 
 
 async def test_a_log_in_a_directory_survives_kill_9_of_all_processes(tmp_path: Path) -> None:

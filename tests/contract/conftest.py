@@ -19,6 +19,8 @@ _fresh = itertools.count()
 def kind(request: pytest.FixtureRequest) -> Kind:
     chosen = request.param
     assert isinstance(chosen, Kind)
+    if chosen.is_busy and request.node.get_closest_marker("exact_seqnums") is not None:
+        pytest.skip("the platform appends records of its own")
     return chosen
 
 

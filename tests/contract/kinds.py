@@ -8,6 +8,7 @@ slow kind may share one running platform between tests.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import functools
@@ -21,7 +22,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from indilog.base.log import Log, LogSource, Session
+from indilog.base.log import RESERVED, Log, LogSource, Session
 from indilog.config import MIB, ClusterConfig, Config, node_config
 from indilog.link.remote import RemoteLogs
 from indilog.remote_client import connect
@@ -34,6 +35,7 @@ from indilog_cells.object_cells import ObjectCells
 from indilog_cells.object_store import object_store_at
 from indilog_compute.local_log import LocalLogs
 from indilog_compute.log_kinds import LogKinds
+from indilog_compute.log_kinds.segments import FIRST
 from tests.cluster.platform_process import PlatformProcess, platform
 from tests.grpc.log import GrpcLogs, grpc_address
 from tests.support.link_pair import linked_logs
@@ -48,11 +50,14 @@ class Kind:
         open: yields a source that keeps its data below the directory.
         durable: whether acknowledged records survive a reopening of the same directory.
         marks: marks of every test of this kind, e.g. `pytest.mark.cluster`.
+        is_busy: the platform appends records of its own meanwhile, so seqnums have gaps; tests
+            marked `exact_seqnums` are skipped.
     """
 
     open: Callable[[Path], AbstractAsyncContextManager[LogSource]]
     durable: bool = False
     marks: tuple[pytest.MarkDecorator, ...] = ()
+    is_busy: bool = False
 
 
 @asynccontextmanager
@@ -101,6 +106,42 @@ async def embedded_spread(directory: Path) -> AsyncIterator[LogSource]:
     node = node_config(data_dir=directory, segment_bytes=8 * MIB)
     async with embedded(Config(cluster=cluster, node=node)) as platform:
         yield SpreadSource(platform.engines.values())
+
+
+class SwitchingSource:
+    """Logs that are switched between kinds while they are used; each has its first switches when
+    it is opened first.
+    """
+
+    def __init__(self, logs: LocalLogs) -> None:
+        self._logs = logs
+        self._loop = asyncio.get_running_loop()
+        self._switching: dict[str, asyncio.Task[None]] = {}
+
+    def log(self, name: str, session: Session) -> Log:
+        log = self._logs.log(name, session)
+        if name not in self._switching and not name.startswith(RESERVED):
+            self._switching[name] = self._loop.create_task(self._switch(name))
+        return log
+
+    async def _switch(self, name: str) -> None:
+        assert self._logs.kinds is not None
+        for kind in ("object-store", "shared", "object-store"):
+            await self._logs.kinds.switch(name, kind)
+
+    async def close(self) -> None:
+        for switching in self._switching.values():
+            await switching
+
+
+@asynccontextmanager
+async def embedded_switching(directory: Path) -> AsyncIterator[LogSource]:
+    """An embedded platform, whose logs are switched while they are used."""
+    config = Config(node=node_config(data_dir=directory, segment_bytes=8 * MIB))
+    async with embedded(config) as platform:
+        source = SwitchingSource(platform.logs)
+        yield source
+        await source.close()
 
 
 class LinkedSource:
@@ -201,7 +242,7 @@ async def order_first(directory: Path) -> AsyncIterator[LogSource]:
     async with embedded(config) as platform:
         await created_kinds(platform.logs).create("contract", "order-first")
         every = [created_kinds(logs) for logs in platform.engines.values()]
-        yield SpreadSource([await kinds._opened["contract"].logs() for kinds in every])
+        yield SpreadSource([await kinds._opened["contract", FIRST].logs() for kinds in every])
 
 
 def created_kinds(logs: LocalLogs) -> LogKinds:
@@ -237,6 +278,7 @@ KINDS: dict[str, Kind] = {
     "gRPC": Kind(open=over_grpc, marks=(pytest.mark.cluster,)),
     "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,)),
     "embedded, three compute nodes": Kind(open=embedded_spread, durable=True),
+    "embedded, switched meanwhile": Kind(open=embedded_switching, durable=True, is_busy=True),
     "object-store, directory": Kind(open=object_directory, durable=True),
     "object-store, directory, small index": Kind(open=object_directory_small, durable=True),
     "object-store, directory, three processes": Kind(open=object_directory_shared, durable=True),

@@ -272,6 +272,7 @@ async def test_ordering_times_never_decrease_and_find_their_records(
             assert at <= record.seqnum < await reader.find_time(record.ordered_at + 1e-6)
 
 
+@pytest.mark.exact_seqnums
 async def test_the_tail_is_the_first_seqnum_not_yet_written(
     session_of: Callable[[], Log],
 ) -> None:
@@ -328,6 +329,7 @@ async def test_an_invalid_wait_is_refused(log: Log, wait: float) -> None:
             await read("t", wait=wait)
 
 
+@pytest.mark.exact_seqnums
 async def test_a_reopened_log_holds_all_acknowledged_records(
     kind: Kind, tmp_path: Path, name: str
 ) -> None:

@@ -34,12 +34,14 @@ async def test_an_appended_record_is_read_unchanged(log: Log) -> None:
     assert record.ordered_at > 1e9
 
 
+@pytest.mark.exact_seqnums
 async def test_seqnums_are_dense_and_increasing(log: Log) -> None:
     start = await log.tail()
     seqnums = [await log.append(b"%d" % n) for n in range(20)]
     assert seqnums == list(range(start, start + 20))
 
 
+@pytest.mark.exact_seqnums
 async def test_logs_of_one_logspace_share_one_order(logs: LogSource, name: str) -> None:
     session = Session()
     one, two = logs.log(name + "/1", session), logs.log(name + "/2", session)
@@ -73,6 +75,7 @@ async def test_a_record_of_the_largest_size_is_accepted(log: Log) -> None:
     assert record.data == data
 
 
+@pytest.mark.exact_seqnums
 async def test_an_oversize_record_is_refused_with_the_limit_and_nothing_is_appended(
     log: Log,
 ) -> None:
@@ -87,6 +90,7 @@ async def test_an_oversize_record_is_refused_with_the_limit_and_nothing_is_appen
     assert await log.append(b"fits") == tail
 
 
+@pytest.mark.exact_seqnums
 async def test_too_many_tags_are_refused_with_the_limit_and_nothing_is_appended(log: Log) -> None:
     tail = await log.tail()
     tags = list(range(1, LIMITS.record_tags_max + 2))

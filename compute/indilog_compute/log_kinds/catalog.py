@@ -4,24 +4,35 @@ A creation is one record, tagged with the name of the log. Its condition lets on
 name succeed. So does the condition of a layout, for the layout after the one before it. Each
 compute node replays the catalog, and records up to where it has: the creator waits for that, so
 that no node appends to a created log as if it were `shared`.
+
+A switch to another kind is a chain of records. The condition of each one names the record before
+it, so a chain has one outcome, whichever nodes continue it:
+
+- `closing`: every compute node that replays it acknowledges nothing, and reads nothing new, until
+  it knows the outcome;
+- `sealing`: all compute nodes have followed, so the switch can only be completed;
+- `switched`: the bridge: where the old segment ends, and the new one begins;
+- `reopened`, in place of `sealing`: a compute node did not answer, so the kind stays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import structlog
 
 from indilog.base.errors import ConditionFailedError, DataLossError
-from indilog.base.ids import NodeId, SeqNum
+from indilog.base.ids import MetalogPosition, NodeId, SeqNum
 from indilog.base.log import After, Entry, LogSource, Record, Session
-from indilog.base.log_kinds import LogInfo, LogKind
+from indilog.base.log_kinds import SHARED, LogInfo, LogKind
 from indilog.kernel.cell_layout import CellLayout
+from indilog_compute.log_kinds.segments import FIRST, Segment, bridged
 
 CATALOG_LOG: Final = "$logs"
-_FOLLOWED: Final = "followed"
+_FOLLOWED: Final = "$followed"
 _LAYOUT: Final = "$layout:"
 """Before the name of a log: the tag of its layouts. No log has such a name."""
 
@@ -30,7 +41,7 @@ class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
     """A log that was created.
 
     Attributes:
-        log, kind: name and kind.
+        log, kind: name, and the kind that it has now.
         place: the object store; empty: the platform's own directory.
         folder: folder of the log in the store; in the names of its spaces on storage nodes.
         creator: the compute node that created it.
@@ -50,6 +61,70 @@ class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
     def info(self) -> LogInfo:
         """What callers see."""
         return LogInfo(self.log, self.kind, self.created_at)
+
+
+class Switch(msgspec.Struct, frozen=True, kw_only=True):
+    """A switch that has begun.
+
+    Attributes:
+        number: seqnum of the record `closing`.
+        kind, place, folder: of the new segment.
+        switcher: the compute node that began it.
+        tail: the tail of the log before it began; the old segment ends there or later.
+        is_sealing: it can only be completed.
+    """
+
+    number: SeqNum
+    kind: LogKind
+    place: str
+    folder: str
+    switcher: NodeId
+    tail: SeqNum
+    is_sealing: bool = False
+
+    def segment(self, log: str, bridge: SeqNum) -> Segment:
+        """Return the new segment; where it begins in the log is not known yet.
+
+        Args:
+            log: name of the log.
+            bridge: seqnum of the record `switched`.
+        """
+        is_shared = self.kind == SHARED
+        return Segment(
+            number=self.number,
+            kind=self.kind,
+            place=self.place,
+            folder=self.folder,
+            # A name of its own: late records of an earlier segment are never in this one.
+            local_log=f"{CATALOG_LOG}/{self.number}" if is_shared else log,
+            start=0,
+            local_first=bridge + 1 if is_shared else 0,  # its records come after the bridge
+        )
+
+
+class LogState(msgspec.Struct, kw_only=True):
+    """What the catalog says about one log.
+
+    Attributes:
+        created: its creation, and the kind that it has now.
+        segments: its parts, in order.
+        last: seqnum of its last record in the catalog.
+        switch: the switch that has begun; None: there is none.
+        switches: number of completed switches.
+        position: the metalog position at which `last` was read; all closed segments are below it.
+    """
+
+    created: CreatedLog
+    segments: tuple[Segment, ...]
+    last: SeqNum
+    switch: Switch | None = None
+    switches: int = 0
+    position: MetalogPosition = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its calls simply go to the `shared` log of its name."""
+        return self.created.kind == SHARED and not self.switches and self.switch is None
 
 
 class _Creation(msgspec.Struct, frozen=True, kw_only=True, tag="created"):
@@ -81,7 +156,49 @@ class _Followed(msgspec.Struct, frozen=True, kw_only=True, tag=_FOLLOWED):
     seqnum: SeqNum
 
 
-_decoder = msgspec.json.Decoder(_Creation | _Laid | _Followed)
+class _Closing(msgspec.Struct, frozen=True, kw_only=True, tag="closing"):
+    """A record: a switch begins; the fields are those of `Switch`."""
+
+    version: Literal[1] = 1
+    log: str
+    kind: LogKind
+    place: str = ""
+    folder: str = ""
+    switcher: NodeId
+    tail: SeqNum
+
+
+class _Sealing(msgspec.Struct, frozen=True, kw_only=True, tag="sealing"):
+    """A record: all compute nodes have followed the record `closing` before it."""
+
+    version: Literal[1] = 1
+    log: str
+
+
+class _Reopened(msgspec.Struct, frozen=True, kw_only=True, tag="reopened"):
+    """A record: the switch is abandoned."""
+
+    version: Literal[1] = 1
+    log: str
+
+
+class _Switched(msgspec.Struct, frozen=True, kw_only=True, tag="switched"):
+    """A record, the bridge: the log continues in the new segment.
+
+    Attributes:
+        end: local end of the old segment.
+        time: the log's time at `end`, seconds since 1970.
+    """
+
+    version: Literal[1] = 1
+    log: str
+    end: SeqNum
+    time: float
+
+
+_Change: TypeAlias = _Closing | _Sealing | _Reopened | _Switched
+
+_decoder = msgspec.json.Decoder(_Creation | _Laid | _Followed | _Change)
 
 
 class _Layout(NamedTuple):
@@ -95,17 +212,27 @@ class Catalog:
     """The created logs, as of the records that were read.
 
     Attributes:
-        created: by name.
-        last: seqnum of the last creation by another node; None: there is none.
+        logs: by name.
+        last: seqnum of the last creation, or beginning of a switch, by another node; None: there is
+            none.
+
+    Args:
+        logs: the `shared` logs.
+        node: this node.
+        on_change: called with the state of a log within the iteration that changed it.
     """
 
-    def __init__(self, logs: LogSource, node: NodeId) -> None:
-        self.created: dict[str, CreatedLog] = {}
+    def __init__(
+        self, logs: LogSource, node: NodeId, on_change: Callable[[LogState], None]
+    ) -> None:
+        self.logs: dict[str, LogState] = {}
         self.last: SeqNum | None = None
         self._followed: dict[NodeId, SeqNum] = {}
         self._layouts: dict[str, _Layout] = {}
         self._node = node
-        self._log = logs.log(CATALOG_LOG, Session())
+        self._on_change = on_change
+        self._session = Session()
+        self._log = logs.log(CATALOG_LOG, self._session)
         self._bound: SeqNum = 0
 
     async def create(
@@ -121,9 +248,44 @@ class Catalog:
         creation = _Creation(
             log=log, kind=kind, place=place, folder=folder, creator=self._node, layout=layout
         )
-        entry = Entry(msgspec.json.encode(creation), [log])
+        await self._append_after(None, creation)
+
+    async def close(
+        self, log: str, last: SeqNum, kind: LogKind, *, place: str, folder: str, tail: SeqNum
+    ) -> None:
+        """Record that a switch begins, unless the log has changed; then catch up.
+
+        Args:
+            log: the log.
+            last: seqnum of its last record in the catalog, as of which the caller decided this.
+            kind: kind of the new segment.
+            place: where it is.
+            folder: where it is.
+            tail: tail of the log, read before this call.
+        """
+        closing = _Closing(
+            log=log, kind=kind, place=place, folder=folder, switcher=self._node, tail=tail
+        )
+        await self._append_after(last, closing)
+
+    async def seal(self, log: str, last: SeqNum) -> None:
+        """Record that all compute nodes have followed, unless the log has changed; catch up."""
+        await self._append_after(last, _Sealing(log=log))
+
+    async def reopen(self, log: str, last: SeqNum) -> None:
+        """Record that a switch is abandoned, unless the log has changed; then catch up."""
+        await self._append_after(last, _Reopened(log=log))
+
+    async def bridge(self, log: str, last: SeqNum, *, end: SeqNum, time: float) -> None:
+        """Record where the log continues, unless it has changed; then catch up. Arguments after
+        `last` are those of the record.
+        """
+        await self._append_after(last, _Switched(log=log, end=end, time=time))
+
+    async def _append_after(self, last: SeqNum | None, change: _Creation | _Change) -> None:
+        entry = Entry(msgspec.json.encode(change), [change.log])
         with suppress(ConditionFailedError):
-            await self._log.append_batch([entry], after=After(log))
+            await self._log.append_batch([entry], after=After(change.log, last))
         await self.catch_up()
 
     def layout(self, log: str) -> CellLayout:
@@ -191,11 +353,17 @@ class Catalog:
         if isinstance(found, _Laid):
             self._layouts[found.log] = _Layout(found.layout, record.seqnum)
             return
-        if found.log in self.created:
-            return
-        if found.layout is not None:
-            self._layouts[found.log] = _Layout(found.layout, None)
-        self.created[found.log] = CreatedLog(
+        state = self.logs.get(found.log)
+        if isinstance(found, _Creation):
+            if state is None:
+                if found.layout is not None:
+                    self._layouts[found.log] = _Layout(found.layout, None)
+                self._create(found, record)
+        elif state is None or not self._change(state, found, record.seqnum):
+            structlog.get_logger().error("a switch of a log has no effect", seqnum=record.seqnum)
+
+    def _create(self, found: _Creation, record: Record) -> None:
+        created = CreatedLog(
             log=found.log,
             kind=found.kind,
             place=found.place,
@@ -204,5 +372,51 @@ class Catalog:
             seqnum=record.seqnum,
             created_at=record.ordered_at,
         )
+        segment = Segment(
+            number=FIRST,
+            kind=found.kind,
+            place=found.place,
+            folder=found.folder,
+            local_log=found.log,
+            start=0,
+        )
+        state = LogState(created=created, segments=(segment,), last=record.seqnum)
+        self.logs[found.log] = state
         if found.creator != self._node:
             self.last = record.seqnum
+        self._on_change(state)
+
+    def _change(self, state: LogState, found: _Change, seqnum: SeqNum) -> bool:
+        """Apply a step of a switch; return whether it follows from the state before."""
+        switch = state.switch
+        match found:
+            case _Closing() if switch is None:
+                state.switch = Switch(
+                    number=seqnum,
+                    kind=found.kind,
+                    place=found.place,
+                    folder=found.folder,
+                    switcher=found.switcher,
+                    tail=found.tail,
+                )
+                if found.switcher != self._node:
+                    self.last = seqnum
+            case _Sealing() if switch is not None and not switch.is_sealing:
+                state.switch = msgspec.structs.replace(switch, is_sealing=True)
+            case _Reopened() if switch is not None and not switch.is_sealing:
+                state.switch = None
+            case _Switched() if switch is not None and switch.is_sealing:
+                new = switch.segment(found.log, seqnum)
+                last, new = bridged(
+                    state.segments[-1], local_end=found.end, time=found.time, to=new
+                )
+                state.segments = (*state.segments[:-1], last, new)
+                state.created = msgspec.structs.replace(state.created, kind=switch.kind)
+                state.switch = None
+                state.switches += 1
+            case _:
+                return False
+        state.last = seqnum
+        state.position = self._session.position
+        self._on_change(state)
+        return True

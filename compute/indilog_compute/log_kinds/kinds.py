@@ -1,4 +1,4 @@
-"""Logs of other kinds than `shared` on one compute node: creation, routing, retention."""
+"""Logs of other kinds than `shared` on one compute node: creation, switches, routing, retention."""
 
 from __future__ import annotations
 
@@ -10,24 +10,40 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import quote
 
+import msgspec
 import structlog
 
-from indilog.base.errors import IndilogError, NotReadyError, TrimmedError, WrongStateError
-from indilog.base.ids import NodeId
-from indilog.base.log import Log, LogSource, Session, check_log_name
+from indilog.base.errors import (
+    ConditionFailedError,
+    IndilogError,
+    NotReadyError,
+    TrimmedError,
+    WrongStateError,
+)
+from indilog.base.ids import NodeId, SeqNum
+from indilog.base.log import After, Log, LogSource, Session, check_log_name
 from indilog.base.log_kinds import OBJECT_STORE, ORDER_FIRST, SHARED, LogInfo, LogKind, check_kind
 from indilog.base.retention import Retention
 from indilog.config import Config
 from indilog.kernel.cell_layout import CellLayout, new_layout
 from indilog.kernel.view import View
+from indilog.sdk.retention_log import RETENTION_LOG, record_policy
 from indilog.wire.cell_messages import CellAnswer, CellOutcome, CellQuestion, CellsSeal
-from indilog_compute.log_kinds.catalog import Catalog, CreatedLog
-from indilog_compute.log_kinds.late_log import LateLog
+from indilog_compute.log_kinds.catalog import Catalog, CreatedLog, LogState
+from indilog_compute.log_kinds.route import Route
+from indilog_compute.log_kinds.segmented_log import SegmentedLog
+from indilog_compute.log_kinds.segments import FIRST, Segment
 from indilog_compute.retention import RetentionRounds
 
 _PAUSE_S: Final = 1.0
 _FOLLOW_S: Final = 10.0
-"""Seconds that a creation waits for the other compute nodes to follow."""
+"""Seconds that a creation or a switch waits for the other compute nodes to follow."""
+_FINISH_S: Final = 15.0
+"""Seconds without a step after which any compute node ends a switch; more than `_FOLLOW_S`."""
+_SEGMENTS_MAX: Final = 64
+"""Segments of one log."""
+_ATTEMPTS_MAX: Final = 3
+"""Attempts to begin a switch, if others switch the same log."""
 
 
 class OtherLogs(LogSource, Protocol):
@@ -35,6 +51,21 @@ class OtherLogs(LogSource, Protocol):
 
     async def policies(self) -> Mapping[str, Retention]:
         """Return the retention policies of all logs that do not keep everything."""
+
+    async def end(self) -> SeqNum:
+        """End the logspace: every later append, by any process, raises `SealedError`. Return the
+        tail, which never grows again. Ending it again is harmless.
+        """
+
+
+class SharedLogs(LogSource, Protocol):
+    """The logs of one compute node."""
+
+    def shared(self, name: str, session: Session) -> Log:
+        """Return the log `name` as one of kind `shared`."""
+
+    def wake_readers(self) -> None:
+        """Let all waiting reads of `shared` logs look again."""
 
 
 OpenLogs: TypeAlias = Callable[[CreatedLog], AbstractAsyncContextManager[OtherLogs]]
@@ -46,7 +77,7 @@ AskCells: TypeAlias = Callable[[NodeId, CellQuestion], Coroutine[Any, Any, CellA
 
 
 class _Opened:
-    """A created log of another kind; opened by its first use."""
+    """A segment of another kind; opened by its first use."""
 
     def __init__(self, created: CreatedLog, open_logs: OpenLogs) -> None:
         self.created = created
@@ -54,7 +85,6 @@ class _Opened:
         self._opening = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._logs: OtherLogs | None = None
-        self.rounds: RetentionRounds | None = None
 
     async def logs(self) -> OtherLogs:
         """Return the logspace.
@@ -80,11 +110,22 @@ class _Opened:
         await self._stack.aclose()
 
 
+class _OneLog:
+    """A source whose logs are all one log: retention asks a log of policies for tail and time."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+
+    def log(self, _name: str, session: Session) -> Log:
+        """Return the log."""
+        return SegmentedLog(self._route, session)
+
+
 class LogKinds:
     """The created logs, as one compute node knows them.
 
     Args:
-        logs: the `shared` logs, through the same node.
+        logs: the logs, through the same node.
         node: the node.
         view: returns the newest view.
         open_logs: opens a logspace.
@@ -93,11 +134,14 @@ class LogKinds:
         has_directory: whether logs may be kept in a directory of the platform, which all compute
             nodes reach.
         serves: tells whether this node enforces retention policies, and keeps layouts up to date.
+
+    Attributes:
+        routes: by name, the logs whose calls do not simply go to the `shared` log of that name.
     """
 
     def __init__(
         self,
-        logs: LogSource,
+        logs: SharedLogs,
         node: NodeId,
         *,
         view: Callable[[], View],
@@ -116,10 +160,16 @@ class LogKinds:
         self._config = config.node
         self._has_directory = has_directory
         self.serves = serves
-        self._catalog = Catalog(logs, node)
-        self._opened: dict[str, _Opened] = {}
+        self._catalog = Catalog(logs, node, self._on_change)
+        self.routes: dict[str, Route] = {}
+        self._made: dict[str, Route] = {}
+        """Routes, also of logs whose switch was abandoned: callers keep them."""
+        self._opened: dict[tuple[str, SeqNum], _Opened] = {}
+        self._rounds: dict[tuple[str, bool], RetentionRounds] = {}
+        """By log, and whether it was switched."""
         self._announced = -1
         self._tasks: list[asyncio.Task[None]] = []
+        self._finishing: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -129,25 +179,26 @@ class LogKinds:
             NotReadyError: the catalog cannot be read.
         """
         await self._catalog.catch_up()
-        await self._note()
+        await self._announce()
         loop = asyncio.get_running_loop()
         works = self._follow(), self._enforce(), self._keep_open()
         self._tasks = [loop.create_task(work) for work in works]
 
     async def stop(self) -> None:
         """Close all logs."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._finishing.values()]
+        for task in tasks:
             task.cancel()
-        for task in self._tasks:
+        for task in tasks:
             with suppress(asyncio.CancelledError):
                 await task
         for opened in self._opened.values():
             await opened.close()
 
-    def log(self, name: str) -> Log | None:
-        """Return the log `name` if its kind is not `shared`."""
-        opened = self._opened.get(name)
-        return None if opened is None else LateLog(name, opened, opened.log)
+    def log(self, name: str, session: Session) -> Log | None:
+        """Return the log `name`; None: it is `shared`, and no switch of it ever began."""
+        route = self.routes.get(name)
+        return None if route is None else SegmentedLog(route, session)
 
     async def created(self) -> list[LogInfo]:
         """Return all created logs, by name.
@@ -156,7 +207,7 @@ class LogKinds:
             NotReadyError, QuorumUnavailableError: the catalog cannot be read now.
         """
         await self._catch_up()
-        return [self._catalog.created[name].info for name in sorted(self._catalog.created)]
+        return [self._catalog.logs[name].created.info for name in sorted(self._catalog.logs)]
 
     async def create(self, name: str, kind: str = SHARED) -> LogInfo:
         """Create a log. Creating it again is harmless, and returns the same.
@@ -167,24 +218,118 @@ class LogKinds:
             InvalidTagError: no log can have that name.
             ValueError: there is no such kind.
             WrongStateError: the log has another kind, or has records already; or there is no object
-                store, or there are too many logs of the kind. Nothing was created.
-            NotReadyError: a node does not answer; the log may be created. Repeat the call.
+                store, or there are `object_logs_max` logs in it. Nothing was created.
+            NotReadyError: the log may be created, but a compute node does not answer; repeat the
+                call.
             AppendOutcomeUnknownError: the log may be created; repeat the call.
         """
         check_log_name(name)
         wanted = check_kind(kind)
         await self._catch_up()
-        if name not in self._catalog.created:
+        if name not in self._catalog.logs:
             await self._create(name, wanted)
-            await self._note()
-        found = self._catalog.created[name]
+            await self._announce()
+        found = self._catalog.logs[name].created
         if found.kind != wanted:
             raise WrongStateError(
-                f"Log {name} is of kind {found.kind}, and cannot become {wanted}; choose another "
+                f"Log {name} is of kind {found.kind}; switch it to {wanted}, or choose another "
                 "name."
             )
-        await self._wait_for_nodes(found)
+        if wanted != SHARED:
+            await self._wait_for_nodes(name, found.seqnum, found.creator)
         return found.info
+
+    async def switch(self, name: str, kind: str) -> LogInfo:
+        """Continue a log as one of another kind. A log that has this kind already stays as it is.
+
+        Appends, reads and subscriptions continue; see docs/KINDS.md. If this call fails or its node
+        crashes, other nodes end the switch, one way or the other.
+
+        Raises:
+            InvalidTagError: no log can have that name.
+            ValueError: there is no such kind.
+            WrongStateError: there is no object store, or a limit is reached; nothing was changed.
+            NotReadyError: a compute node or the store does not answer, or others switch the log at
+                the same time. The kind stays, unless the switch is ended later.
+            AppendOutcomeUnknownError: the log may be switched; repeat the call.
+        """
+        check_log_name(name)
+        wanted = check_kind(kind)
+        await self._catch_up()
+        if name not in self._catalog.logs:
+            await self._catalog.create(name, SHARED)
+        state = self._catalog.logs[name]
+        for _ in range(_ATTEMPTS_MAX):
+            if state.switch is not None:
+                route = self.routes[name]
+                await route.wait_until_open(route.deadline(_FINISH_S))
+            if state.created.kind == wanted:
+                return state.created.info
+            if await self._switch_once(state, wanted):
+                return state.created.info
+        raise NotReadyError(f"Log {name} is being switched by other callers; repeat the call.")
+
+    async def _switch_once(self, state: LogState, kind: LogKind) -> bool:
+        """Switch a log; return False if another switch began before."""
+        name, last = state.created.log, state.last
+        if kind == ORDER_FIRST:
+            raise WrongStateError(
+                f"Log {name} cannot be switched to order-first; create a log of that kind."
+            )
+        if len(state.segments) >= _SEGMENTS_MAX:
+            raise WrongStateError(
+                f"Log {name} was switched {len(state.segments) - 1:,} times, which is the limit; "
+                "nothing was changed."
+            )
+        place, folder = "", ""
+        if kind != SHARED:
+            self._check_limits(kind)
+            place, folder = self._config.object_logs.object_place, _new_folder(name)
+            new = msgspec.structs.replace(state.created, kind=kind, place=place, folder=folder)
+            async with self._open_logs(new):
+                pass  # the store answers
+        tail = await self._logs.log(name, Session()).tail()
+        await self._catalog.close(name, last, kind, place=place, folder=folder, tail=tail)
+        await self._announce()
+        switch = state.switch
+        if switch is None or switch.folder != folder or switch.switcher != self._node:
+            return False
+        try:
+            await self._wait_for_nodes(name, switch.number, self._node)
+        except NotReadyError:
+            await self._catalog.reopen(name, switch.number)
+            if state.switch is None or state.switch.number != switch.number:
+                raise
+        else:
+            await self._catalog.seal(name, switch.number)
+        await self._complete(state)
+        return state.created.kind == kind
+
+    async def _complete(self, state: LogState) -> None:
+        """Append the bridge of a switch that can only be completed, unless it is there."""
+        name, last, switch = state.created.log, state.last, state.switch
+        if switch is None or not switch.is_sealing:
+            return
+        old = state.segments[-1]
+        log = await self._local(name, old)
+        if old.kind == SHARED:
+            end = await log.tail()
+        else:
+            end = await (await self._opened_segment(name, old).logs()).end()
+        time = await log.now()
+        if not state.switches and old.kind != SHARED:
+            await self._move_policy(name, log)
+        await self._catalog.bridge(name, last, end=end, time=time)
+
+    async def _move_policy(self, name: str, log: Log) -> None:
+        """Record the policy of a log that is switched for the first time, where those of switched
+        logs are; once, so that a late repetition replaces no newer policy.
+        """
+        policy = await log.retention()
+        if not policy.keeps_all:
+            policies = self._logs.log(RETENTION_LOG, Session())
+            with suppress(ConditionFailedError):
+                await record_policy(policies, name, policy, after=After(name))
 
     async def _create(self, name: str, kind: LogKind) -> None:
         """Record the creation of a log, after what it needs is there."""
@@ -192,8 +337,8 @@ class LogKinds:
             await self._catalog.create(name, kind)
             return
         self._check_limits(kind)
-        await self._check_new(name)
-        folder = f"{quote(name, safe='')[:64]}-{secrets.token_hex(4)}"
+        await self._check_unused(name)
+        folder = _new_folder(name)
         if kind == OBJECT_STORE:
             place = self._config.object_logs.object_place
             await self._catalog.create(name, kind, place=place, folder=folder)
@@ -215,6 +360,11 @@ class LogKinds:
                 raise NotReadyError(f"{node} takes no new log for now; nothing was created.")
 
     def _check_limits(self, kind: LogKind) -> None:
+        """Raise if there may not be a further segment of a kind.
+
+        Raises:
+            WrongStateError: there is no place, or a limit is reached.
+        """
         objects, cells = self._config.object_logs, self._config.cells
         if kind == OBJECT_STORE and not objects.object_place and not self._has_directory:
             raise WrongStateError(
@@ -231,7 +381,12 @@ class LogKinds:
                 f"There are {count:,} logs of kind {kind}, which is the limit; raise {setting}."
             )
 
-    async def _check_new(self, name: str) -> None:
+    async def _check_unused(self, name: str) -> None:
+        """Raise if a log has records already.
+
+        Raises:
+            WrongStateError: it has.
+        """
         try:
             first = await self._logs.log(name, Session()).read_next(fresh=True)
         except TrimmedError:
@@ -240,27 +395,29 @@ class LogKinds:
             if first is None:
                 return
         raise WrongStateError(
-            f"Log {name} has records already, so its kind is shared; choose another name."
+            f"Log {name} has records already, so its kind is shared; switch it, or choose another "
+            "name."
         )
 
-    async def _wait_for_nodes(self, found: CreatedLog) -> None:
-        """Wait until all other compute nodes have replayed the creation."""
-        if found.kind == SHARED:
-            return
+    async def _wait_for_nodes(self, name: str, seqnum: SeqNum, author: NodeId) -> None:
+        """Wait until all other compute nodes have replayed the record at `seqnum`.
+
+        Raises:
+            NotReadyError: they did not in time; names them.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + _FOLLOW_S
         while missing := [
             node
             for node in self._view().engines
-            if node not in (self._node, found.creator)
-            and not self._catalog.has_followed(node, found.seqnum)
+            if node not in (self._node, author) and not self._catalog.has_followed(node, seqnum)
         ]:
             if loop.time() >= until:
                 raise NotReadyError(
-                    f"Log {found.log} is created, but {', '.join(missing)} did not answer within "
-                    f"{_FOLLOW_S:g} s; create it again."
+                    f"{', '.join(missing)} did not answer about log {name} within {_FOLLOW_S:g} s; "
+                    "repeat the call."
                 )
-            await self._catalog.catch_up(wait_s=_PAUSE_S)
+            await self._catalog.catch_up(wait_s=min(_PAUSE_S, _FOLLOW_S))
 
     # --- the layouts of logs of kind order-first
 
@@ -286,16 +443,67 @@ class LogKinds:
 
     # --- inside
 
+    def _on_change(self, state: LogState) -> None:
+        """Route a log as the catalog says."""
+        name = state.created.log
+        for segment in state.segments:
+            if segment.kind != SHARED and (name, segment.number) not in self._opened:
+                self._opened_segment(name, segment)
+                self._changed.set()
+        route = self._made.get(name)
+        if route is None and not state.is_plain:
+            is_first_shared = state.segments[0].kind == SHARED and not state.switches
+            route = self._new_route(state, self._logs if is_first_shared else None)
+            self._made[name] = route
+        if state.is_plain:
+            self.routes.pop(name, None)
+        elif route is not None and name not in self.routes:
+            self.routes[name] = route
+            self._logs.wake_readers()
+        if route is not None:
+            route.changed()
+        if state.switch is not None and name not in self._finishing:
+            self._start_finishing(state)
+
+    def _new_route(self, state: LogState, scope: object | None) -> Route:
+        name = state.created.log
+
+        async def other(segment: Segment) -> Log:
+            return await self._opened_segment(name, segment).log()
+
+        return Route(
+            state,
+            scope,
+            shared=self._logs.shared,
+            other=other,
+            follow=self._catch_up,
+            append_timeout_s=self._config.appends.append_timeout_s,
+            read_timeout_s=self._config.reads.read_timeout_s,
+        )
+
+    def _opened_segment(self, name: str, segment: Segment) -> _Opened:
+        key = (name, segment.number)
+        if (found := self._opened.get(key)) is None:
+            created = msgspec.structs.replace(
+                self._catalog.logs[name].created,
+                kind=segment.kind,
+                place=segment.place,
+                folder=segment.folder,
+            )
+            found = self._opened[key] = _Opened(created, self._open_logs)
+        return found
+
+    async def _local(self, name: str, segment: Segment) -> Log:
+        if segment.kind == SHARED:
+            return self._logs.shared(segment.local_log, Session())
+        return await self._opened_segment(name, segment).log()
+
     async def _catch_up(self) -> None:
         await self._catalog.catch_up()
-        await self._note()
+        await self._announce()
 
-    async def _note(self) -> None:
-        """Route what the catalog has; tell other nodes about it."""
-        for name, created in self._catalog.created.items():
-            if created.kind != SHARED and name not in self._opened:
-                self._opened[name] = _Opened(created, self._open_logs)
-                self._changed.set()
+    async def _announce(self) -> None:
+        """Tell other nodes what this node routes, and which logs it holds."""
         last = self._catalog.last
         if last is not None and last > self._announced:
             self._announced = last
@@ -305,13 +513,38 @@ class LogKinds:
                 self._announced = -1
                 raise
 
+    def _start_finishing(self, state: LogState) -> None:
+        name = state.created.log
+        task = asyncio.get_running_loop().create_task(self._finish(state))
+        self._finishing[name] = task
+        task.add_done_callback(lambda _: self._finishing.pop(name, None))
+
+    async def _finish(self, state: LogState) -> None:
+        """End the switches of a log that no node continues; return when none is under way."""
+        while (switch := state.switch) is not None:
+            last = state.last
+            await asyncio.sleep(_FINISH_S)
+            if state.last != last:
+                continue
+            try:
+                if switch.is_sealing:
+                    await self._complete(state)
+                else:
+                    await self._catalog.reopen(state.created.log, last)
+            except IndilogError as error:
+                structlog.get_logger().warning(
+                    "a switch of a log is not ended", log=state.created.log, reason=str(error)
+                )
+            except Exception:  # noqa: BLE001 - outermost: the next attempt may succeed
+                structlog.get_logger().exception("ending a switch failed", log=state.created.log)
+
     async def _follow(self) -> None:
         """Replay the catalog as it grows."""
         await self._repeat(self._follow_once, 0.0)
 
     async def _follow_once(self) -> None:
         await self._catalog.catch_up(wait_s=math.inf)
-        await self._note()
+        await self._announce()
 
     async def _enforce(self) -> None:
         """Enforce the retention policies of the logs of other kinds."""
@@ -321,14 +554,31 @@ class LogKinds:
     async def _enforce_once(self) -> None:
         if not self.serves():
             return
-        for opened in list(self._opened.values()):
-            logs = await opened.logs()
-            policies = await logs.policies()
-            if opened.rounds is None:
-                opened.rounds = RetentionRounds(logs, self._config, asyncio.sleep)
-            opened.rounds.take(policies)
-            while policies and await opened.rounds.run():
-                continue
+        for name, route in list(self.routes.items()):
+            if route.state.switches:
+                await self._enforce_switched(name, route)
+            elif (opened := self._opened.get((name, FIRST))) is not None:
+                await self._enforce_other(name, opened)
+
+    async def _enforce_other(self, name: str, opened: _Opened) -> None:
+        """Enforce the policies in the logspace of another kind."""
+        logs = await opened.logs()
+        await self._run_rounds((name, False), logs, await logs.policies())
+
+    async def _enforce_switched(self, name: str, route: Route) -> None:
+        policy = await SegmentedLog(route, Session()).retention()
+        policies = {} if policy.keeps_all else {name: policy}
+        await self._run_rounds((name, True), _OneLog(route), policies)
+
+    async def _run_rounds(
+        self, key: tuple[str, bool], logs: LogSource, policies: Mapping[str, Retention]
+    ) -> None:
+        if key not in self._rounds:
+            self._rounds[key] = RetentionRounds(logs, self._config, asyncio.sleep)
+        rounds = self._rounds[key]
+        rounds.take(policies)
+        while policies and await rounds.run():
+            continue
 
     async def _keep_open(self) -> None:
         """Open the logs of kind order-first on the node that keeps their layouts up to date."""
@@ -361,3 +611,7 @@ class LogKinds:
                 structlog.get_logger().exception("logs of other kinds failed")
                 wait_s = max(_PAUSE_S, pause_s)
             await asyncio.sleep(wait_s)
+
+
+def _new_folder(name: str) -> str:
+    return f"{quote(name, safe='')[:64]}-{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""The routes `/logs`: create a log of some kind, list the created logs."""
+"""The routes `/logs`: create a log of some kind, switch its kind, list the logs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,25 @@ class LogIn(pydantic.BaseModel):
     kind: str = SHARED
 
 
+class KindIn(pydantic.BaseModel):
+    """The kind of a log."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    kind: str
+
+
 def catalog_router(kinds: LogKinds) -> APIRouter:
     """Return the routes."""
     router = APIRouter(prefix="/logs", tags=["logs"], dependencies=[Depends(check_query)])
 
     @router.get("")
     async def logs() -> Response:
-        """List the created logs. A log that no call created is not listed; its kind is shared."""
+        """List the logs that were created or switched. Another log has the kind shared."""
         created = await kinds.created()
         return _json({"logs": [msgspec.to_builtins(info) for info in created]})
 
-    @router.post("", status_code=HTTPStatus.CREATED, openapi_extra=_BODY)
+    @router.post("", status_code=HTTPStatus.CREATED, openapi_extra=_body(LogIn))
     async def create(request: Request) -> Response:
         """Create a log of a kind: `shared`, `object-store` or `order-first`. Creating it again is
         harmless.
@@ -42,15 +50,19 @@ def catalog_router(kinds: LogKinds) -> APIRouter:
         info = await kinds.create(given.log, given.kind)
         return _json(msgspec.to_builtins(info), HTTPStatus.CREATED)
 
+    @router.post("/{log}/switch", openapi_extra=_body(KindIn))
+    async def switch(log: str, request: Request) -> Response:
+        """Continue a log as one of another kind, while it is used."""
+        body = await body_of(request, SMALL_BYTES_MAX)
+        given = parse_json(KindIn, body, not_done="The log was not switched")
+        return _json(msgspec.to_builtins(await kinds.switch(log, given.kind)))
+
     return router
 
 
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": LogIn.model_json_schema()}},
-    }
-}
+def _body(model: type[pydantic.BaseModel]) -> dict[str, object]:
+    schema = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": schema}}
 
 
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:

@@ -46,6 +46,7 @@ from indilog.runtime.transport.stream_address import parse_stream_address
 from indilog_compute.engine import Engine
 from indilog_compute.local_log import LocalLogs
 from indilog_compute.log_kinds import CreatedLog, LogKinds, OtherLogs
+from indilog_compute.log_kinds.following_log import FollowingLog
 from indilog_compute.retention_service import RetentionService
 from indilog_index.aggregator import Aggregator
 from indilog_index.index_node import IndexNode
@@ -261,7 +262,9 @@ def retention_of(logs: LocalLogs, config: Config) -> RetentionService:
     """Return the service that enforces retention policies, not started yet. It does so while its
     compute node is the first one of the newest view.
     """
-    logs.retention = RetentionService(logs, config.node, serves=lambda: rank_of(logs) == 0)
+    logs.retention = RetentionService(
+        logs, config.node, serves=lambda: rank_of(logs) == 0, routes=lambda: logs.routes
+    )
     return logs.retention
 
 
@@ -320,7 +323,7 @@ async def kinds_served(
     )
     try:
         await kinds.start()
-        logs.kinds = kinds
+        logs.kinds, logs.routes, logs.opened = kinds, kinds.routes, FollowingLog
         yield
     finally:
         await kinds.stop()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from indilog.base.ids import NodeId
+from indilog.base.ids import NodeId, SeqNum
+from indilog.base.log import Log, Session
 from indilog.base.retention import Retention
 from indilog.config import Config
-from indilog.kernel.view import view_of
+from indilog.kernel.view import View
 from indilog.testing import MemoryLogs
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog_compute.log_kinds.catalog import CreatedLog
@@ -26,6 +29,9 @@ class OpenedLogs(MemoryLogs):
         super().__init__()
         self.events: list[str] = []
 
+    async def end(self) -> SeqNum:
+        return await self.log("events", Session()).tail()
+
     async def policies(self) -> dict[str, Retention]:
         return {}
 
@@ -36,21 +42,32 @@ class OpenedLogs(MemoryLogs):
         self.events.append(f"close {created.log}")
 
 
+class SharedLogs(MemoryLogs):
+    """The `shared` logs of a compute node."""
+
+    def shared(self, name: str, session: Session) -> Log:
+        return self.log(name, session)
+
+    def wake_readers(self) -> None:
+        return None
+
+
+async def ask_no_cells(_node: NodeId, _question: CellQuestion) -> CellAnswer:
+    raise AssertionError("no log of kind order-first is created")
+
+
 async def test_a_log_is_opened_by_its_first_use_and_closed_when_its_node_stops() -> None:
-    opened, view = OpenedLogs(), view_of()
-
-    async def asked(_node: NodeId, _question: CellQuestion) -> CellAnswer:
-        raise AssertionError("no log has cells on storage nodes")
-
+    opened, node = OpenedLogs(), NodeId("engine-0")
     kinds = LogKinds(
-        MemoryLogs(), view.engines[0], view=lambda: view, open_logs=opened.open, ask_cells=asked,
-        config=Config(), has_directory=True, serves=lambda: False,
+        SharedLogs(), node, view=lambda: cast("View", SimpleNamespace(engines=[node])),
+        open_logs=opened.open, ask_cells=ask_no_cells, config=Config(), has_directory=True,
+        serves=lambda: False,
     )  # fmt: skip
     await kinds.start()
     for name in ("used", "unused"):
         await kinds.create(name, "object-store")
     assert opened.events == []
-    log = kinds.log("used")
+    log = kinds.log("used", Session())
     assert log is not None
     for _ in range(2):
         await log.append(b"x")

@@ -1,0 +1,135 @@
+"""Where the calls of one log go, as one compute node knows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from indilog.base.errors import NotReadyError, OverloadedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log, Session
+from indilog.base.log_kinds import SHARED
+from indilog_compute.log_kinds.catalog import LogState
+from indilog_compute.log_kinds.segments import Segment
+
+_HELD_MAX: Final = 10_000
+"""Calls of one log that may wait for the end of a switch at once."""
+
+
+class Route:
+    """The segments of a log, and whether a switch is under way.
+
+    While one is, the log is *held*: this node acknowledges no append, and answers no read about
+    records at or above the tail of before, until it knows the outcome.
+
+    Args:
+        state: what the catalog says; it changes in place.
+        scope: see `Log.scope`.
+        shared: opens logs of kind `shared`.
+        other: opens a segment of another kind.
+        follow: reads the records of the catalog that were appended before the call.
+        append_timeout_s: longest wait of an append for the end of a switch, seconds.
+        read_timeout_s: longest wait of a read for it.
+    """
+
+    def __init__(
+        self,
+        state: LogState,
+        scope: object | None,
+        *,
+        shared: Callable[[str, Session], Log],
+        other: Callable[[Segment], Awaitable[Log]],
+        follow: Callable[[], Awaitable[None]],
+        append_timeout_s: float,
+        read_timeout_s: float,
+    ) -> None:
+        self.state = state
+        self.name = state.created.log
+        self.scope = self if scope is None else scope
+        self.shared = shared
+        self.append_timeout_s = append_timeout_s
+        self.read_timeout_s = read_timeout_s
+        self._other = other
+        self._follow = follow
+        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._held = 0
+
+    @property
+    def open(self) -> Segment:
+        """The segment to which records are appended."""
+        return self.state.segments[-1]
+
+    def is_open_since(self, last: SeqNum) -> bool:
+        """Whether no switch is under way, nor has been one since the log's last record in the
+        catalog was `last`.
+        """
+        return self.state.last == last and self.state.switch is None
+
+    def segment(self, number: SeqNum) -> Segment | None:
+        """Return the segment with a number; None: there is none any more."""
+        return next((each for each in self.state.segments if each.number == number), None)
+
+    async def local(self, segment: Segment, session: Session) -> Log:
+        """Return the log of a segment.
+
+        Raises:
+            NotReadyError: its store does not answer.
+        """
+        if segment.kind != SHARED:
+            return await self._other(segment)
+        # A read of a closed segment must see all of it, at whichever position the session is.
+        session.saw(self.state.position)
+        return self.shared(segment.local_log, session)
+
+    def changed(self) -> None:
+        """Note that `state` has changed."""
+        change, self._change = self._change, asyncio.get_running_loop().create_future()
+        change.set_result(None)
+
+    def change(self) -> asyncio.Future[None]:
+        """Return a future that is resolved at the next change; it must not be cancelled."""
+        return self._change
+
+    def deadline(self, timeout_s: float) -> float:
+        """Return a time of the event loop."""
+        return asyncio.get_running_loop().time() + timeout_s
+
+    async def wait_until_open(self, deadline: float) -> None:
+        """Wait while a switch is under way.
+
+        Raises:
+            NotReadyError: it did not end before `deadline`.
+            OverloadedError: too many calls wait for it.
+        """
+        while self.state.switch is not None:
+            await self._wait(deadline)
+
+    async def wait_for_successor(self, last: SeqNum, deadline: float) -> None:
+        """Wait until the log has changed since `last`: its open segment ended.
+
+        Raises:
+            NotReadyError: what follows it is not known before `deadline`.
+            OverloadedError: too many calls wait for it.
+        """
+        if self.state.last == last:
+            await self._follow()
+        while self.state.last == last:
+            await self._wait(deadline)
+
+    async def _wait(self, deadline: float) -> None:
+        if self._held >= _HELD_MAX:
+            raise OverloadedError(
+                f"Log {self.name} is being switched to another kind, and {self._held:,} calls wait "
+                "for it; repeat the call."
+            )
+        self._held += 1
+        left_s = deadline - asyncio.get_running_loop().time()
+        try:
+            done, _ = await asyncio.wait([self._change], timeout=max(left_s, 0.0))
+        finally:
+            self._held -= 1
+        if not done and left_s <= 0:
+            raise NotReadyError(
+                f"Log {self.name} is being switched to another kind; repeat the call."
+            )
