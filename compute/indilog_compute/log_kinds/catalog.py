@@ -33,6 +33,7 @@ from indilog_compute.log_kinds.segments import FIRST, Segment, bridged
 
 CATALOG_LOG: Final = "$logs"
 _FOLLOWED: Final = "$followed"
+"""The tag of what nodes have followed. No log has such a name."""
 _LAYOUT: Final = "$layout:"
 """Before the name of a log: the tag of its layouts. No log has such a name."""
 
