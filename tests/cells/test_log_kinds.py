@@ -98,7 +98,7 @@ async def test_workers_and_clients_see_no_difference(tmp_path: Path) -> None:
 
 
 async def test_names_of_any_text_have_folders(tmp_path: Path) -> None:
-    names = ["a/b", "../up", "größe", "x" * 128, "a%2Fb", ".", "followed"]
+    names = ["a/b", "../up", "größe", "x" * 128, "a%2Fb", "."]
     async with indilog.open(tmp_path) as client:
         for name in names:
             await client.create_log(name, kind="object-store")

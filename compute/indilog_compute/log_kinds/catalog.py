@@ -149,7 +149,7 @@ class _Laid(msgspec.Struct, frozen=True, kw_only=True, tag="layout"):
     layout: CellLayout
 
 
-class _Followed(msgspec.Struct, frozen=True, kw_only=True, tag=_FOLLOWED):
+class _Followed(msgspec.Struct, frozen=True, kw_only=True, tag="followed"):
     """A record: a node has replayed the catalog up to `seqnum`, inclusive."""
 
     version: Literal[1] = 1
