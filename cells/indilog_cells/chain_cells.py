@@ -35,7 +35,7 @@ from indilog_cells.cells import CellsError
 from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
 
 _CHANGES_MAX: Final = 4
-"""Changes of the layout that one call follows."""
+"""Changes of the layout, or of the newest checkpoint, that one call follows."""
 _CHECKPOINTS_KEPT: Final = 2
 _WHOLE, _PARTS = b"\0", b"\1"
 """First byte of a note: the content follows, or the numbers of its parts."""
@@ -260,11 +260,13 @@ class ChainCells:
 
     async def newest_checkpoint(self) -> bytes | None:
         """See `Notes.newest_checkpoint`."""
-        while positions := await self._notes(CellSection.CHECKPOINT):
+        for _ in range(_CHANGES_MAX):
+            if not (positions := await self._notes(CellSection.CHECKPOINT)):
+                return None
             key = CellKey(CellSection.CHECKPOINT, positions[-1])
             if (found := await self._read_note(key)) is not None:
                 return found
-        return None
+        raise CellsError("the newest checkpoint is replaced again and again")
 
     async def _write_note(self, key: CellKey, content: bytes) -> None:
         """Write a note, unless there is one. Unused parts are trimmed with the note."""

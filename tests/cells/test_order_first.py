@@ -49,7 +49,7 @@ async def test_the_number_of_logs_is_limited(tmp_path: Path) -> None:
         await client.create_log("a", kind="order-first")
         with pytest.raises(WrongStateError, match="raise order_first_logs_max"):
             await client.create_log("b", kind="order-first")
-        with pytest.raises(WrongStateError, match="is of kind order-first, and cannot become"):
+        with pytest.raises(WrongStateError, match="is of kind order-first; switch it to"):
             await client.create_log("a", kind="object-store")
 
 

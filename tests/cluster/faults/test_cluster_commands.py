@@ -35,7 +35,7 @@ def _a_spare_that_copies_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NODE_STORAGE_LOST_S", "1"),
         ("NODE_HANG_S", "600"),
         ("NODE_PAGE_BYTES_MAX", "40000"),
-        ("NODE_REPAIR_BYTES_PER_S", "20000"),
+        ("NODE_REPAIR_BYTES_PER_S", "8000"),
     ):
         monkeypatch.setenv(f"INDILOG_{name}", value)
 
