@@ -99,7 +99,7 @@ async def shown(run: Run, holds: Callable[[RunDetails], bool]) -> RunDetails:
 
 def loaded() -> int:
     """Return how many deployments of the application are loaded in this process."""
-    return len([name for name in sys.modules if re.fullmatch(rf"{PACKAGE}\d+\.shop", name)])
+    return len([name for name in list(sys.modules) if re.fullmatch(rf"{PACKAGE}\d+\.shop", name)])
 
 
 async def infos(c: Cluster) -> list[RunInfo]:

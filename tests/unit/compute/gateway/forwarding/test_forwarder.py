@@ -190,7 +190,7 @@ async def test_a_call_with_a_key_that_a_stopping_node_cut_off_may_be_run_here(
     cluster, peer = Cluster(tmp_path), FakePeer(cut_off)
     async with cluster.joined(peer):
         assert await cluster.forwarder.forward(forwarded(key="k")) is None
-    cluster, peer = Cluster(tmp_path / "failed"), FakePeer(failed)
+    cluster, peer = Cluster(tmp_path / "f"), FakePeer(failed)
     async with cluster.joined(peer):
         answer = await cluster.forwarder.forward(forwarded(key="k"))
         assert answer is not None
