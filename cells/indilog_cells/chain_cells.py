@@ -266,7 +266,7 @@ class ChainCells:
             key = CellKey(CellSection.CHECKPOINT, positions[-1])
             if (found := await self._read_note(key)) is not None:
                 return found
-        raise CellsError("the newest checkpoint is replaced again and again")
+        raise CellsError("the newest checkpoint is replaced repeatedly")
 
     async def _write_note(self, key: CellKey, content: bytes) -> None:
         """Write a note, unless there is one. Unused parts are trimmed with the note."""

@@ -14,12 +14,15 @@ from typing import Final
 import msgspec
 
 from indilog.base.errors import DataDirectoryError
+from indilog_cells.cells import CellsError
 from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
 from indilog_cells.object_store import ObjectStore
 
 _VERSION: Final = 1
 _LOG: Final = "LOG"
 _CHECKPOINTS_KEPT: Final = 2
+_REPLACED_MAX: Final = 4
+"""Replacements of the newest checkpoint that one call follows."""
 STRIPES: Final = 16
 """Default number of folders of the cells of a log."""
 
@@ -148,8 +151,10 @@ class ObjectCells:
 
     async def newest_checkpoint(self) -> bytes | None:
         """See `Notes.newest_checkpoint`."""
-        while names := await self._checkpoints():
+        for _ in range(_REPLACED_MAX):
+            if not (names := await self._checkpoints()):
+                return None
             self.requests["get"] += 1
             if (found := await self._store.get(self._checkpoint(names[-1]))) is not None:
                 return found
-        return None
+        raise CellsError("the newest checkpoint is replaced repeatedly")

@@ -50,6 +50,7 @@ from indilog.kernel.metalog import Floor
 from indilog.kernel.records import HEADER_BYTES, record_bytes
 from indilog.roles.role import Ordered
 from indilog.runtime.node import NodeShell
+from indilog.runtime.waiters import resolve_each
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog.wire.messages import Direction
@@ -142,8 +143,7 @@ class LocalLogs:
 
     def wake_readers(self) -> None:
         """Let all waiting reads look again."""
-        for waiter in self.engine.watches.clear():
-            _resolve_none(waiter)()  # type: ignore[arg-type]
+        resolve_each(self.engine.watches.clear(), None)
 
     async def wait_until_synced(self, session: Session, position: MetalogPosition) -> None:
         """Wait until what was read at `position` is synced, then raise `session` to that position.

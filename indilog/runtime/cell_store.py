@@ -22,6 +22,7 @@ import structlog
 
 from indilog.base.ids import NodeId
 from indilog.config import Config
+from indilog.runtime.journal.segment import synced_directory
 from indilog.wire.cell_messages import (
     CELLS_LISTED_MAX,
     CellAnswer,
@@ -291,6 +292,9 @@ class _Served:
                         return [CellAnswer(q.request, CellOutcome.ABSENT) for q in questions]
                     self._path.parent.mkdir(parents=True, exist_ok=True)
                     self._store = CellStore(self._path, syncs=self._syncs)
+                    if self._syncs:  # SQLite does not sync the names of directories
+                        synced_directory(self._path.parent)
+                        synced_directory(self._path.parent.parent)
                 return self._store.serve(questions)
             except (sqlite3.Error, OSError) as error:
                 full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

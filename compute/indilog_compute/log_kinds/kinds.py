@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import quote
@@ -554,11 +554,13 @@ class LogKinds:
     async def _enforce_once(self) -> None:
         if not self.serves():
             return
-        for name, route in list(self.routes.items()):
-            if route.state.switches:
-                await self._enforce_switched(name, route)
-            elif (opened := self._opened.get((name, FIRST))) is not None:
-                await self._enforce_other(name, opened)
+        await _each(self._enforce_log(*each) for each in list(self.routes.items()))
+
+    async def _enforce_log(self, name: str, route: Route) -> None:
+        if route.state.switches:
+            await self._enforce_switched(name, route)
+        elif (opened := self._opened.get((name, FIRST))) is not None:
+            await self._enforce_other(name, opened)
 
     async def _enforce_other(self, name: str, opened: _Opened) -> None:
         """Enforce the policies in the logspace of another kind."""
@@ -588,15 +590,8 @@ class LogKinds:
     async def _open_once(self) -> None:
         if not self.serves():
             return
-        errors: list[IndilogError] = []
-        for opened in list(self._opened.values()):
-            if opened.created.kind == ORDER_FIRST:
-                try:
-                    await opened.logs()
-                except IndilogError as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+        chained = [each for each in self._opened.values() if each.created.kind == ORDER_FIRST]
+        await _each(opened.logs() for opened in chained)
 
     @staticmethod
     async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float) -> None:
@@ -611,6 +606,22 @@ class LogKinds:
                 structlog.get_logger().exception("logs of other kinds failed")
                 wait_s = max(_PAUSE_S, pause_s)
             await asyncio.sleep(wait_s)
+
+
+async def _each(works: Iterable[Awaitable[object]]) -> None:
+    """Await all works, one after another; a log that cannot be used now stops no other one.
+
+    Raises:
+        IndilogError: the first error of them.
+    """
+    errors: list[IndilogError] = []
+    for work in works:
+        try:
+            await work
+        except IndilogError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _new_folder(name: str) -> str:

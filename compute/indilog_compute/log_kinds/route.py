@@ -55,20 +55,15 @@ class Route:
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held = 0
 
-    @property
-    def open(self) -> Segment:
-        """The segment to which records are appended."""
-        return self.state.segments[-1]
-
     def is_open_since(self, last: SeqNum) -> bool:
         """Whether no switch is under way, nor has been one since the log's last record in the
         catalog was `last`.
         """
         return self.state.last == last and self.state.switch is None
 
-    def segment(self, number: SeqNum) -> Segment | None:
-        """Return the segment with a number; None: there is none any more."""
-        return next((each for each in self.state.segments if each.number == number), None)
+    def segment(self, number: SeqNum) -> Segment:
+        """Return the segment with a number."""
+        return next(each for each in self.state.segments if each.number == number)
 
     async def local(self, segment: Segment, session: Session) -> Log:
         """Return the log of a segment.
@@ -78,8 +73,6 @@ class Route:
         """
         if segment.kind != SHARED:
             return await self._other(segment)
-        # A read of a closed segment must see all of it, at whichever position the session is.
-        session.saw(self.state.position)
         return self.shared(segment.local_log, session)
 
     def changed(self) -> None:

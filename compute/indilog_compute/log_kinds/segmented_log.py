@@ -68,9 +68,12 @@ class SegmentedLog(Log):
         return self._route.scope
 
     async def _local(self, segment: Segment) -> Log:
-        if segment.kind == SHARED or segment.number not in self._logs:
-            self._logs[segment.number] = await self._route.local(segment, self._session)
-        return self._logs[segment.number]
+        if segment.kind == SHARED:
+            # A read of a closed segment must see all of it, at whichever position the session is.
+            self._session.saw(self._route.state.position)
+        if (log := self._logs.get(segment.number)) is None:
+            log = self._logs[segment.number] = await self._route.local(segment, self._session)
+        return log
 
     # --- appends
 
@@ -163,10 +166,6 @@ class SegmentedLog(Log):
                 f"Log {self.name} is being switched to another kind; the record may be in the log."
             ) from error
         segment = route.segment(number)
-        if segment is None:
-            raise AppendOutcomeUnknownError(
-                f"Log {self.name} was trimmed meanwhile; the record may have been in the log."
-            )
         if not segment.has(placed[-1]):
             return None
         return [segment.seqnum(each) for each in placed]
@@ -197,8 +196,6 @@ class SegmentedLog(Log):
                     found = last if newer is None else segments[-1].seqnum(newer.seqnum)
                     raise ConditionFailedError(condition.tag, found)
                 return
-        if segments[0].start > known + 1:
-            raise TrimmedError(segments[0].start)
 
     # --- reads
 
@@ -207,7 +204,6 @@ class SegmentedLog(Log):
         seqnum = check_bound(seqnum)
 
         async def once(segments: _Segments) -> Record | None:
-            await self._check_freed(segments, None, seqnum)
             segment = next(from_bound(segments, seqnum))
             log = await self._local(segment)
             try:
@@ -267,7 +263,6 @@ class SegmentedLog(Log):
         end = loop.time() + wait_s if wait_s else None
 
         async def once(segments: _Segments) -> list[Record]:
-            await self._check_freed(segments, tag, bound)
             page: list[Record] = []
             for segment in from_bound(segments, bound):
                 try:
@@ -336,7 +331,6 @@ class SegmentedLog(Log):
                     raise await self._told(segments, tag, segment, error) from error
                 if found is not None:
                     return segment.record(found, self.name)
-            await self._check_freed(segments, tag, 0)
             return None
 
         return await self._read(once, lambda _, tail: bound < tail)
@@ -391,13 +385,6 @@ class SegmentedLog(Log):
         if state.switch is not None and state.segments is segments:  # only a bridge replaces them
             return state.switch.tail
         return 0
-
-    async def _check_freed(self, segments: _Segments, tag: UserTag | None, bound: SeqNum) -> None:
-        """Raise if segments with seqnums from `bound` on were freed."""
-        first = segments[0]
-        if bound < first.start:
-            floor = await self._floor_from(segments, tag, first.start)
-            raise TrimmedError(floor)
 
     async def _told(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -9,10 +10,11 @@ from typing import cast
 
 import pytest
 
+from indilog.base.errors import NotReadyError
 from indilog.base.ids import NodeId, SeqNum
 from indilog.base.log import Log, Session
 from indilog.base.retention import Retention
-from indilog.config import Config
+from indilog.config import Config, node_config
 from indilog.kernel.view import View
 from indilog.testing import MemoryLogs
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
@@ -28,15 +30,19 @@ class OpenedLogs(MemoryLogs):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[str] = []
+        self.enforced = asyncio.Event()
 
     async def end(self) -> SeqNum:
         return await self.log("events", Session()).tail()
 
     async def policies(self) -> dict[str, Retention]:
+        self.enforced.set()
         return {}
 
     @asynccontextmanager
     async def open(self, created: CreatedLog) -> AsyncIterator[OpenedLogs]:
+        if created.log == "away":
+            raise NotReadyError("The store does not answer.")
         self.events.append(f"open {created.log}")
         yield self
         self.events.append(f"close {created.log}")
@@ -56,13 +62,18 @@ async def ask_no_cells(_node: NodeId, _question: CellQuestion) -> CellAnswer:
     raise AssertionError("no log of kind order-first is created")
 
 
-async def test_a_log_is_opened_by_its_first_use_and_closed_when_its_node_stops() -> None:
-    opened, node = OpenedLogs(), NodeId("engine-0")
-    kinds = LogKinds(
+def kinds_over(opened: OpenedLogs, config: Config, *, serves: bool) -> LogKinds:
+    node = NodeId("engine-0")
+    return LogKinds(
         SharedLogs(), node, view=lambda: cast("View", SimpleNamespace(engines=[node])),
-        open_logs=opened.open, ask_cells=ask_no_cells, config=Config(), has_directory=True,
-        serves=lambda: False,
+        open_logs=opened.open, ask_cells=ask_no_cells, config=config, has_directory=True,
+        serves=lambda: serves,
     )  # fmt: skip
+
+
+async def test_a_log_is_opened_by_its_first_use_and_closed_when_its_node_stops() -> None:
+    opened = OpenedLogs()
+    kinds = kinds_over(opened, Config(), serves=False)
     await kinds.start()
     for name in ("used", "unused"):
         await kinds.create(name, "object-store")
@@ -74,3 +85,15 @@ async def test_a_log_is_opened_by_its_first_use_and_closed_when_its_node_stops()
     assert opened.events == ["open used"]
     await kinds.stop()
     assert opened.events == ["open used", "close used"]
+
+
+async def test_a_log_that_cannot_be_opened_stops_no_retention_of_others() -> None:
+    opened = OpenedLogs()
+    config = Config(node=node_config(retention_interval_s=0.01))
+    kinds = kinds_over(opened, config, serves=True)
+    await kinds.start()
+    for name in ("away", "there"):
+        await kinds.create(name, "object-store")
+    async with asyncio.timeout(5):
+        await opened.enforced.wait()
+    await kinds.stop()

@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from indilog.base.ids import NodeId
 from indilog.config import Config, node_config
+from indilog.runtime import cell_store
 from indilog.runtime.cell_store import CellStore, CellStores
 from indilog.wire.cell_messages import (
     CELLS_LISTED_MAX,
@@ -198,7 +200,16 @@ def stores(directory: Path, answers: list[CellAnswer], **limits: int) -> CellSto
 
 
 @pytest.mark.asyncio
-async def test_questions_beyond_the_limits_are_refused_at_once(tmp_path: Path) -> None:
+async def test_questions_beyond_the_limits_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, serve = threading.Event(), CellStore.serve
+
+    def serve_later(store: CellStore, questions: Sequence[CellQuestion]) -> list[CellAnswer]:
+        assert asked.wait(10)
+        return serve(store, questions)
+
+    monkeypatch.setattr(CellStore, "serve", serve_later)
     answers: list[CellAnswer] = []
     served = stores(tmp_path, answers, cell_requests_max=2, cell_request_bytes_max=2_000)
     served.ask(NODE, ENGINE, CellsSeal(1, "s", 1, opens=True))  # under way
@@ -208,6 +219,7 @@ async def test_questions_beyond_the_limits_are_refused_at_once(tmp_path: Path) -
     served.ask(NODE, ENGINE, CellWanted(5, "s", 1, key(0)))  # too many
     refused = [answer.request for answer in answers]
     assert refused == [3, 5]
+    asked.set()
     async with asyncio.timeout(10):
         while len(answers) < 5:  # noqa: ASYNC110 - a thread answers
             await asyncio.sleep(0.001)
@@ -245,3 +257,19 @@ async def test_a_file_that_cannot_be_read_refuses_questions(tmp_path: Path) -> N
             await asyncio.sleep(0.001)
     await served.close()
     assert [answer.outcome for answer in answers] == [CellOutcome.REFUSED]
+
+
+@pytest.mark.asyncio
+async def test_the_names_of_a_new_file_are_synced_before_its_first_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power loss could take a file with acknowledged cells along."""
+    synced: list[Path] = []
+    monkeypatch.setattr(cell_store, "synced_directory", synced.append)
+    answered: asyncio.Future[list[Path]] = asyncio.get_running_loop().create_future()
+    stores = CellStores(
+        tmp_path, Config(), lambda _node, _to, _answer: answered.set_result(list(synced))
+    )
+    stores.ask(NodeId("storage-0"), NodeId("engine-0"), CellsSeal(0, "s", 1, opens=True))
+    assert await answered == [tmp_path / "cells", tmp_path]
+    await stores.close()
