@@ -324,7 +324,9 @@ async def test_a_timer_that_a_function_set_survives_a_restart(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+@pytest.mark.parametrize(
+    "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
+)
 async def test_a_platform_killed_during_invocations_runs_each_to_one_outcome(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -50,6 +50,7 @@ def command(url: str, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.repeated
 async def test_a_log_is_switched_while_it_is_used(tmp_path: Path) -> None:
     async with asyncio.timeout(110):
         with platform(tmp_path, "--nodes", "3") as first:

@@ -23,6 +23,7 @@ from indilog_compute.workers import pool, process
 from indilog_compute.workers.process import output_limits
 from tests.cluster.function_platform import DEMO, Platform, running, until
 from tests.support.link_pair import LIMITS
+from tests.support.repeated import repeated
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -130,7 +131,11 @@ async def until_it_answers(platform: Platform, app: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "fault", ["import os; os._exit(5)", "raise ValueError('no', 'way')"], ids=["exits", "raises"]
+    "fault",
+    [
+        pytest.param("import os; os._exit(5)", id="exits"),
+        repeated("raise ValueError('no', 'way')", "raises"),
+    ],
 )
 async def test_an_app_that_did_not_import_is_loaded_when_the_cause_is_gone(
     tmp_path: Path, fault: str

@@ -13,6 +13,15 @@ from indilog.base.log import Log, LogSource, Session
 from tests.contract.kinds import KINDS, Kind
 
 _fresh = itertools.count()
+OF_LOGS = ("test_log", "test_trim", "test_sessions", "test_live", "test_conditional_appends")
+"""Modules whose tests run on variants of kinds, too."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what a library does on a variant of a kind as `repeated`."""
+    chosen = getattr(item, "callspec", None) and item.callspec.params.get("kind")
+    if isinstance(chosen, Kind) and chosen.is_variant and item.path.stem not in OF_LOGS:
+        item.add_marker(pytest.mark.repeated)
 
 
 @pytest.fixture(params=[pytest.param(k, id=name, marks=k.marks) for name, k in KINDS.items()])

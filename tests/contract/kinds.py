@@ -52,12 +52,15 @@ class Kind:
         marks: marks of every test of this kind, e.g. `pytest.mark.cluster`.
         is_busy: the platform appends records of its own meanwhile, so seqnums have gaps; tests
             marked `exact_seqnums` are skipped.
+        is_variant: another arrangement of a kind in the table. The tests of libraries show there
+            what they show of that kind, so they run only with `--all`.
     """
 
     open: Callable[[Path], AbstractAsyncContextManager[LogSource]]
     durable: bool = False
     marks: tuple[pytest.MarkDecorator, ...] = ()
     is_busy: bool = False
+    is_variant: bool = False
 
 
 @asynccontextmanager
@@ -273,16 +276,22 @@ def running_platform(*options: str) -> PlatformProcess:
 KINDS: dict[str, Kind] = {
     "memory": Kind(open=memory),
     "embedded": Kind(open=embedded_platform, durable=True),
-    "embedded, over links": Kind(open=linked, durable=True),
+    "embedded, over links": Kind(open=linked, durable=True, is_variant=True),
     "remote": Kind(open=remote, marks=(pytest.mark.cluster,)),
-    "gRPC": Kind(open=over_grpc, marks=(pytest.mark.cluster,)),
-    "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,)),
-    "embedded, three compute nodes": Kind(open=embedded_spread, durable=True),
+    "gRPC": Kind(open=over_grpc, marks=(pytest.mark.cluster,), is_variant=True),
+    "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,), is_variant=True),
+    "embedded, three compute nodes": Kind(open=embedded_spread, durable=True, is_variant=True),
     "embedded, switched meanwhile": Kind(open=embedded_switching, durable=True, is_busy=True),
     "object-store, directory": Kind(open=object_directory, durable=True),
-    "object-store, directory, small index": Kind(open=object_directory_small, durable=True),
-    "object-store, directory, three processes": Kind(open=object_directory_shared, durable=True),
-    "object-store, S3": Kind(open=object_s3, durable=True),
+    "object-store, directory, small index": Kind(
+        open=object_directory_small, durable=True, is_variant=True
+    ),
+    "object-store, directory, three processes": Kind(
+        open=object_directory_shared, durable=True, is_variant=True
+    ),
+    "object-store, S3": Kind(open=object_s3, durable=True, is_variant=True),
     "order-first": Kind(open=order_first, durable=True),
-    "embedded, replicated, without local index": Kind(open=embedded_replicated, durable=True),
+    "embedded, replicated, without local index": Kind(
+        open=embedded_replicated, durable=True, is_variant=True
+    ),
 }

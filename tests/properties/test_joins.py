@@ -20,6 +20,7 @@ from indilog.kernel.view import View
 from indilog.testing.simulation import SimulatedCluster
 from indilog.testing.simulation.cluster import SMALL
 from indilog_compute.shard_writer import ShardWriter
+from tests.support.repeated import repeated
 
 LOG = "orders"
 JOINING = NodeId("engine-1")
@@ -72,6 +73,7 @@ def set_engines(cluster: SimulatedCluster, *engines: NodeId) -> None:
     cluster.want_members(members)
 
 
+@pytest.mark.repeated
 def test_other_shards_do_not_notice_that_a_shard_is_added_or_finalized(
     cluster: SimulatedCluster,
 ) -> None:
@@ -154,7 +156,7 @@ def written_by(cluster: SimulatedCluster, node: NodeId) -> ShardId | None:
     return view.shard_written_by(node)
 
 
-@pytest.mark.parametrize("cuts", [0, 10])
+@pytest.mark.parametrize("cuts", [0, repeated(10)])
 def test_other_shards_do_not_notice_that_a_shard_is_finalized(
     cluster: SimulatedCluster, cuts: int
 ) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.simulation.run import Run
 
-SEEDS = 40
-GROUPS = 20
+SEEDS = 12
+GROUPS = 6
 """Tests that share the seeds, so that they run side by side."""
 
 
@@ -32,16 +32,14 @@ def test_a_seed_replays_byte_identically_in_any_process() -> None:
     """A2: two processes with different hash seeds produce the same events, byte for byte."""
     digests = set()
     for hash_seed in ("1", "4711"):
-        code = (
-            "from tests.simulation.run import Run; print([Run(s).run().digest for s in (1, 8, 41)])"
-        )
+        code = "from tests.simulation.run import Run; print([Run(s).run().digest for s in (1, 8)])"
         done = subprocess.run(
             [sys.executable, "-c", code],
             env=os.environ | {"PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
         )  # fmt: skip
         digests.add(done.stdout)
     assert len(digests) == 1
-    assert len(eval(digests.pop())) == 3
+    assert len(eval(digests.pop())) == 2
 
 
 def test_another_seed_is_another_run() -> None:

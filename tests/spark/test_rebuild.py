@@ -30,7 +30,11 @@ CONFIG = Config(
 
 @pytest.mark.parametrize(
     ("seed", "replicas", "killed", "damaged", "sharding"),
-    [(1, 1, False, 2, None), (2, 2, True, 0, Sharding(3)), (3, 1, False, 0, Sharding(4, True))],
+    [
+        (2, 2, True, 0, Sharding(3)),
+        pytest.param(1, 1, False, 2, None, marks=pytest.mark.repeated),
+        pytest.param(3, 1, False, 0, Sharding(4, True), marks=pytest.mark.repeated),
+    ],
 )
 def test_a_rebuilt_index_finds_what_a_live_one_finds(
     spark: SparkSession,

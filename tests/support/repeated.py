@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from _pytest.mark import ParameterSet
 
 
 def repeated(value: object, name: str | None = None) -> ParameterSet:
     """Return a case for `parametrize` that runs only with `pytest --all`."""
     return pytest.param(value, id=name, marks=pytest.mark.repeated)
+
+
+def first_of(values: Iterable[object], count: int) -> list[object]:
+    """Return cases of which only the first `count` run without `pytest --all`."""
+    return [value if at < count else repeated(value) for at, value in enumerate(values)]

@@ -74,6 +74,7 @@ async def killed_repeatedly(directory: Path, seed: int, kills: int) -> None:
     check_all_there(await everything_in(directory), acknowledged)
 
 
+@pytest.mark.repeated
 @pytest.mark.cluster
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", [0, repeated(1)])

@@ -86,7 +86,9 @@ async def check(platform: PlatformProcess, acknowledged: dict[int, bytes], calls
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [0, repeated(1)])
-@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+@pytest.mark.parametrize(
+    "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
+)
 def test_a_platform_killed_during_appends_finds_all_acknowledged_records(
     tmp_path: Path, options: tuple[str, ...], seed: int
 ) -> None:
@@ -116,7 +118,9 @@ def deploy(url: str) -> None:
 @pytest.mark.cluster
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+@pytest.mark.parametrize(
+    "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
+)
 def test_forty_kills_of_all_processes_under_32_writers_lose_nothing_acknowledged(
     tmp_path: Path, options: tuple[str, ...], kills_wanted: int | None
 ) -> None:

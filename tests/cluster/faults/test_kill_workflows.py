@@ -23,6 +23,7 @@ import pytest
 from bench.support.servers import free_port
 from tests.cluster.platform_process import PlatformProcess, platform
 from tests.support.clients import http_client
+from tests.support.repeated import repeated
 
 RUNS = 40
 PARTS = 4
@@ -189,7 +190,9 @@ async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Ra
 
 @pytest.mark.cluster
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+@pytest.mark.parametrize(
+    "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
+)
 def test_every_workflow_ends_with_what_its_bodies_returned_after_kills_of_any_process(
     tmp_path: Path, options: tuple[str, ...], runs_wanted: int | None
 ) -> None:

@@ -16,6 +16,7 @@ from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog_index.index_node import IndexNode
 from indilog_index.tag_index import TagIndex
 from tests.cluster.platform_process import platform
+from tests.support.repeated import repeated
 
 pytestmark = pytest.mark.cluster
 RECORDS = 90
@@ -35,7 +36,7 @@ async def append(url: str, records: int = RECORDS, *, trim: bool = False) -> Non
             await log.trim(await log.tail())
 
 
-@pytest.mark.parametrize("arrangement", [(), ("--processes",)])
+@pytest.mark.parametrize("arrangement", [repeated(()), ("--processes",)])
 def test_running_index_nodes_hold_the_rows_of_the_records(
     tmp_path: Path, arrangement: tuple[str, ...]
 ) -> None:

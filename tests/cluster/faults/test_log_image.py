@@ -121,7 +121,9 @@ async def _tagged(url: str, tag: str) -> list[bytes]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize(
+    "engine", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.repeated])]
+)
 def test_index_nodes_that_lost_their_disks_start_from_rebuilt_snapshots(
     tmp_path: Path, engine: str
 ) -> None:

@@ -118,7 +118,11 @@ async def test_the_status_shows_that_a_primary_waits_for_a_backup(
 @pytest.mark.cluster
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "lost", [(PRIMARY, BACKUP), (BACKUP, "sequencer-2")], ids=["primary", "backups"]
+    "lost",
+    [
+        pytest.param((PRIMARY, BACKUP), id="primary"),
+        repeated((BACKUP, "sequencer-2"), "backups"),
+    ],
 )
 async def test_a_platform_that_lost_two_of_three_sequencers_says_what_to_do(
     tmp_path: Path, lost: tuple[str, str]

@@ -14,6 +14,7 @@ from indilog.runs import Run
 from indilog.sdk.runs import RunDetails
 from tests.cluster.function_platform import Platform, running_two, until
 from tests.cluster.platform_process import platform
+from tests.support.repeated import repeated
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 APP = """
@@ -67,7 +68,9 @@ async def ended(client: RemoteClient, id: str) -> object:  # noqa: A002
     return found.result if found.state == "done" else found
 
 
-@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+@pytest.mark.parametrize(
+    "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
+)
 async def test_a_run_ends_with_the_code_that_began_it(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_machine_that_is_gone_is_drained(tmp_path: Path, zookeeper: ZooKeeperS
     assert load.checked == 1
 
 
+@pytest.mark.repeated
 def test_first_machines_are_replaced_by_later_ones(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:
@@ -256,6 +257,7 @@ def answer_to_stranger(port: int) -> bytes:
     return b""
 
 
+@pytest.mark.repeated
 def test_calls_run_on_the_machine_that_has_room(tmp_path: Path, zookeeper: ZooKeeperServer) -> None:
     """With node keys; a caller without them cannot use that port."""
 

@@ -27,6 +27,7 @@ from indilog.config import Config
 from indilog.runtime.cluster.supervisor import processes_config, supervised
 from tests.cluster.test_supervisor import SUPERVISOR
 from tests.support.clients import http_client
+from tests.support.repeated import repeated
 
 pytestmark = pytest.mark.cluster
 
@@ -272,7 +273,7 @@ def test_a_call_at_a_compute_node_that_leaves_finishes_and_appends(tmp_path: Pat
     uvloop.run(story())
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.15])
+@pytest.mark.parametrize("after_s", [repeated(0.0), 0.15])
 def test_a_supervisor_killed_while_the_cluster_grows_is_replaced_and_continues(
     tmp_path: Path, after_s: float
 ) -> None:

@@ -83,6 +83,7 @@ def run(*arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.repeated
 def test_a_backup_is_restored_into_shared_processes(tmp_path: Path) -> None:
     load = Load()
     data, new = tmp_path / "data", tmp_path / "new"
@@ -112,6 +113,7 @@ async def _start(config: Config) -> None:
         pass
 
 
+@pytest.mark.repeated
 def test_a_fourth_process_joins_and_leaves_under_load(tmp_path: Path) -> None:
     load = Load()
 

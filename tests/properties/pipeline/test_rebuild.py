@@ -82,7 +82,7 @@ async def _next(log: Log, tag: UserTag | None, bound: int) -> tuple[int, object]
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     seed=st.integers(0, 1 << 32),
     replicas=st.sampled_from((1, 2)),

@@ -16,6 +16,7 @@ from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found, Matc
 from indilog_compute.local_index.index_parts import malformed
 from indilog_compute.local_index.tag_cache import TagCache
 from indilog_compute.local_index.tag_rows import First
+from tests.support.repeated import repeated
 
 LOG = 7
 
@@ -276,8 +277,8 @@ def test_a_large_cache_forgets_nearly_in_the_order_of_last_access() -> None:
     assert not any(seqnum < never for seqnum in known)
 
 
-@pytest.mark.parametrize("repeats", [1, 2, 10])
-@pytest.mark.parametrize("seqnums_max", [8_000, 12_000, 40_000])
+@pytest.mark.parametrize("repeats", [1, 10, repeated(2)])
+@pytest.mark.parametrize("seqnums_max", [8_000, repeated(12_000), repeated(40_000)])
 def test_size_bytes_equals_the_used_memory(repeats: int, seqnums_max: int) -> None:
     """After three times as many records as it holds, in dictionaries that are more or less full."""
     gc.collect()
@@ -296,7 +297,7 @@ def test_size_bytes_equals_the_used_memory(repeats: int, seqnums_max: int) -> No
     assert 0.95 < cache.size_bytes / (after - before) < 1.5, f"{repeats} records a tag"
 
 
-@pytest.mark.parametrize("bytes_max", [5_000, 100_000, 3_000_000])
+@pytest.mark.parametrize("bytes_max", [5_000, 100_000, repeated(3_000_000)])
 @pytest.mark.parametrize("repeats", [1, 3, 40])
 def test_bytes_are_bounded_below_the_limit_of_seqnums(bytes_max: int, repeats: int) -> None:
     cache = TagCache(1_000_000, 10_000, bytes_max=bytes_max)
