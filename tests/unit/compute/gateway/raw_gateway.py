@@ -14,6 +14,7 @@ from indilog.config import ClusterConfig, Config, node_config
 from indilog.link.link_messages import Returned
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import GatewayServer, create_gateway
+from indilog_compute.gateway.resources import GatewayResources
 from indilog_compute.workers.host import FunctionHost
 
 
@@ -92,15 +93,21 @@ class WatchedLogs(MemoryLogs):
 
 
 class RawGateway:
-    """A gateway that listens, the host and logs behind it, and an HTTP client for its figures."""
+    """A gateway that listens, the host and logs behind it, its figures and an HTTP client."""
 
     def __init__(
-        self, host: RecordingHost, logs: WatchedLogs, server: GatewayServer, http: httpx.AsyncClient
+        self,
+        host: RecordingHost,
+        logs: WatchedLogs,
+        server: GatewayServer,
+        http: httpx.AsyncClient,
+        resources: GatewayResources,
     ) -> None:
         self.host = host
         self.logs = logs
         self.server = server
         self.http = http
+        self._resources = resources
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -117,15 +124,20 @@ class RawGateway:
             writer.write(sent)
             await writer.drain()
 
-    async def figure(self, name: str) -> int:
-        """Return one of the gateway's counts."""
-        status = (await self.http.get("/status")).json()
-        return int(status["gateway"][name])
+    def figure(self, name: str) -> int:
+        """Return one of the gateway's counts. A request for it would have the same limits."""
+        return self._resources.status()[name]
 
     async def until_figure(self, name: str, value: int) -> None:
         """Wait until a count has reached `value`."""
-        async with asyncio.timeout(20):
-            while await self.figure(name) < value:  # noqa: ASYNC110 - the count is not announced
+        async with asyncio.timeout(60):
+            while self.figure(name) < value:  # noqa: ASYNC110 - the count is not announced
+                await asyncio.sleep(0.01)
+
+    async def until_free(self) -> None:
+        """Wait until the byte budget is unused."""
+        async with asyncio.timeout(60):
+            while self.figure("bytes"):  # noqa: ASYNC110 - the count is not announced
                 await asyncio.sleep(0.01)
 
 
@@ -157,8 +169,8 @@ async def raw_gateway(
     await server.start()
     try:
         url = f"http://127.0.0.1:{server.port}"
-        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
-            yield RawGateway(host, logs, server, http)
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+            yield RawGateway(host, logs, server, http, app.resources)
     finally:
         await server.stop()
         await host.stop()

@@ -75,7 +75,7 @@ async def test_a_call_that_waits_is_dropped_when_its_client_leaves(gateway: RawG
     gateway.host.worker = None
     async with gateway.connected() as (_, writer):
         writer.write(head(_BUY, _JSON, "Content-Length: 2") + b"{}")
-        await asyncio.wait_for(gateway.host.called.wait(), 20)
+        await asyncio.wait_for(gateway.host.called.wait(), 60)
     await gateway.until_figure("clients_left", 1)
     assert gateway.host.dropped == gateway.host.calls
 
@@ -84,7 +84,7 @@ async def test_a_call_that_has_begun_continues_when_its_client_leaves(gateway: R
     gateway.host.worker = None
     async with gateway.connected() as (_, writer):
         writer.write(head(_BUY, _JSON, "Content-Length: 2") + b"{}")
-        await asyncio.wait_for(gateway.host.called.wait(), 20)
+        await asyncio.wait_for(gateway.host.called.wait(), 60)
         gateway.host.calls[0].worker = object()
     await gateway.until_figure("clients_left", 1)
     assert gateway.host.dropped == []
@@ -96,9 +96,9 @@ async def test_a_read_that_waits_ends_when_its_client_leaves(
 ) -> None:
     async with gateway.connected() as (_, writer):
         writer.write(head(path, method="GET"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not gateway.logs.waiting:  # noqa: ASYNC110 - it is not announced
                 await asyncio.sleep(0.01)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while gateway.logs.waiting:  # noqa: ASYNC110 - it is not announced
             await asyncio.sleep(0.01)

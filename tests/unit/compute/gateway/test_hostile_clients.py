@@ -56,7 +56,7 @@ async def exchange(gateway: RawGateway, *sent: bytes) -> tuple[int, dict[str, st
 
 async def answered(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     """Return the status, the headers and the body of the next answer."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {
             name.lower(): value
@@ -80,7 +80,7 @@ async def test_a_head_that_does_not_end_is_answered_and_closed(tmp_path: Path) -
         status, headers, body = await exchange(gateway, head(_BUY)[:-4])
         assert (status, headers["connection"]) == (408, "close")
         assert "within 0.05 s" in reported(body, 408)
-        assert await gateway.figure("clients_too_slow") == 1
+        assert gateway.figure("clients_too_slow") == 1
 
 
 async def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
         raw_gateway(tmp_path, headers_timeout_s=0.05) as gateway,
         gateway.connected() as (reader, _),
     ):
-        assert await asyncio.wait_for(reader.read(), 30) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
 
 
 async def test_a_slowly_arriving_head_gets_no_more_time(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_an_answer_that_the_client_does_not_read_is_abandoned(tmp_path: Pa
             for _ in range(8):
                 writer.write(head("/logs/orders/records", method="GET"))
             await gateway.until_figure("clients_too_slow", 1)
-        assert await gateway.figure("bytes") == 0
+        await gateway.until_free()
 
 
 async def test_a_long_read_is_not_a_slow_client(
@@ -129,13 +129,13 @@ async def test_a_long_read_is_not_a_slow_client(
 ) -> None:
     async with raw_gateway(tmp_path) as gateway:
         reading = asyncio.ensure_future(gateway.http.get("/logs/orders/records?wait=30"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not gateway.logs.waiting:  # noqa: ASYNC110 - it is not announced
                 await asyncio.sleep(0.01)
         check_an_hour_later()
         await gateway.logs.log("orders").append(b"x")
         assert len((await reading).json()["records"]) == 1
-        assert await gateway.figure("clients_too_slow") == 0
+        assert gateway.figure("clients_too_slow") == 0
 
 
 # --- size
@@ -165,7 +165,7 @@ async def test_bytes_that_are_no_http_are_answered_in_a_sentence(tmp_path: Path)
     async with raw_gateway(tmp_path) as gateway:
         status, _, body = await exchange(gateway, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         assert reported(body, status) == "This is not an HTTP request."
-        assert await gateway.figure("requests_malformed") == 1
+        assert gateway.figure("requests_malformed") == 1
 
 
 async def test_pipelined_requests_behind_a_waiting_one_are_limited(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_pipelined_requests_behind_a_waiting_one_are_limited(tmp_path: Pat
         writer.write(head("/livez", method="GET") * 1_000)
         status, _, body = await answered(reader)
         assert "At most 16 requests" in reported(body, status)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while gateway.logs.waiting:  # noqa: ASYNC110 - it is not announced
                 await asyncio.sleep(0.01)
 
@@ -207,7 +207,7 @@ async def test_connections_far_beyond_the_limit_are_closed(
         ]
         try:
             ends = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
-            await asyncio.wait(ends[-100:], timeout=30)
+            await asyncio.wait(ends[-100:], timeout=60)
             assert all(end.done() for end in ends[-100:])
             assert sum(not end.done() for end in ends) <= 2 + 64
         finally:
@@ -230,7 +230,7 @@ async def test_request_bodies_share_one_byte_budget(tmp_path: Path) -> None:
         await gateway.until_figure("clients_left", 1)
         answer = await gateway.http.post(f"{_BUY}?async=1", content=b" " * 100 * KIB)
         assert answer.is_success
-        assert await gateway.figure("bytes") == 0
+        await gateway.until_free()
 
 
 async def test_pages_and_streams_count_against_the_byte_budget(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ async def test_pages_and_streams_count_against_the_byte_budget(tmp_path: Path) -
             assert (answer.status_code, answer.json()["retryable"]) == (503, True)
         assert (await gateway.http.get("/logs/orders/records?limit=1")).is_success
         assert (await gateway.http.get("/logs/orders/stream")).content == b""
-        assert await gateway.figure("bytes") == 0
+        await gateway.until_free()
 
 
 @pytest.mark.parametrize("direction", ["next", "prev"])
@@ -281,10 +281,8 @@ async def test_incomplete_websocket_messages_share_the_byte_budget(tmp_path: Pat
             await first.send(bytes(100 * KIB))
             await gateway.until_figure("bytes", 200 * KIB)
             await second.send((8 * MIB).to_bytes(4, "big") + bytes(120 * KIB))
-            await asyncio.wait_for(second.wait_closed(), 30)
-        async with asyncio.timeout(30):
-            while await gateway.figure("bytes"):  # noqa: ASYNC110 - it is not announced
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(second.wait_closed(), 60)
+        await gateway.until_free()
 
 
 async def test_an_idle_link_has_no_time_limit(
@@ -296,8 +294,8 @@ async def test_an_idle_link_has_no_time_limit(
             await client.recv()
             for _ in range(2):  # after the upgrade, and after a ping
                 check_an_hour_later()
-                await asyncio.wait_for(await client.ping(), 30)
-        assert await gateway.figure("clients_too_slow") == 0
+                await asyncio.wait_for(await client.ping(), 60)
+        assert gateway.figure("clients_too_slow") == 0
 
 
 _PING = b"\x89\x80" + bytes(4)
@@ -312,8 +310,8 @@ async def test_an_incomplete_websocket_message_is_abandoned(tmp_path: Path, befo
         async with websockets.connect(url) as client:
             await client.recv()
             client.transport.write(before + b"\x82\xfe\xff\xff\x00\x00\x00\x00" + bytes(1_000))
-            await asyncio.wait_for(client.wait_closed(), 30)
-        assert await gateway.figure("clients_too_slow") == 1
+            await asyncio.wait_for(client.wait_closed(), 60)
+        assert gateway.figure("clients_too_slow") == 1
 
 
 async def test_a_large_websocket_message_is_refused(tmp_path: Path) -> None:
@@ -321,7 +319,7 @@ async def test_a_large_websocket_message_is_refused(tmp_path: Path) -> None:
         url = f"ws://127.0.0.1:{gateway.server.port}/client"
         async with websockets.connect(url) as client:
             await client.send(bytes(MIB))
-            await asyncio.wait_for(client.wait_closed(), 30)
+            await asyncio.wait_for(client.wait_closed(), 60)
             assert client.close_code == 1009
 
 

@@ -253,6 +253,8 @@ async def test_events_are_streamed_and_the_gateway_waits_for_the_next_record(
         await log.append(b"", tags=["other"])
 
     async def later() -> None:
+        while not served.apps.asked:  # noqa: ASYNC110 - not announced
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         assert len(served.apps.asked) == 1, "nothing was appended"
         await log.append(b"", tags=["flow:x"])

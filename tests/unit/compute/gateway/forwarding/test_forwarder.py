@@ -331,7 +331,7 @@ async def test_waiting_calls_continuee_by_one_in_their_order_as_a_node_gets_room
     cluster = Cluster(tmp_path)
     async with cluster.joined(peer):
         waiting = Waiting(cluster, 6)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             answers = await asyncio.gather(*waiting.tasks)
         assert None not in answers
         assert peer.bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
@@ -347,7 +347,7 @@ async def test_a_call_that_begins_here_is_no_longer_offered_and_the_next_one_is(
         await peer.asked.wait()
         waiting.withdraw(0)
         peer.behaviour = peer.take_and_answer
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             answers = await asyncio.gather(*waiting.tasks)
         assert [answer is None for answer in answers] == [True, False, False]
         assert peer.bodies == [b"1", b"2"]
@@ -357,7 +357,7 @@ async def test_a_waiting_call_is_offered_to_a_node_that_joins(tmp_path: Path) ->
     cluster, peer = Cluster(tmp_path), FakePeer()
     waiting = Waiting(cluster, 1)
     await asyncio.sleep(0)
-    async with cluster.joined(peer), asyncio.timeout(20):
+    async with cluster.joined(peer), asyncio.timeout(60):
         assert await waiting.tasks[0] is not None
 
 
@@ -370,6 +370,6 @@ async def test_a_waiting_call_whose_client_leaves_is_forgotten(tmp_path: Path) -
         for left in (0, 1):
             waiting.tasks[left].cancel()
         peer.behaviour = peer.take_and_answer
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await waiting.tasks[2] is not None
         assert peer.bodies == [b"2"]

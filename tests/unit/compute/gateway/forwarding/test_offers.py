@@ -141,7 +141,7 @@ class Request:
 
     async def ended(self) -> tuple[int, dict[bytes, bytes], Any]:
         """Return status, headers and body of the answer."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.task
         start, body = self.answer
         return start["status"], dict(start["headers"]), json.loads(body["body"])
@@ -379,7 +379,7 @@ async def test_a_call_that_the_other_node_did_not_begin_is_queued_here_again(
         host = FakeHost(slots=0)
         app = gateway_of(host, tmp_path, cluster)
         request = Request(app)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await until(lambda: bool(app.resources.counters.calls_forwarded and host.queued))
         host.queued[0].outcome.set_result(Returned(3, b'"here"'))
         assert (await request.ended())[2] == "here"
@@ -425,7 +425,7 @@ async def test_a_client_that_leaves_ends_the_wait_for_another_node(tmp_path: Pat
         ended.set()
 
     cluster = Cluster(tmp_path)
-    async with cluster.joined(FakePeer(waits)), asyncio.timeout(20):
+    async with cluster.joined(FakePeer(waits)), asyncio.timeout(60):
         app = gateway_of(FakeHost(slots=0), tmp_path, cluster)
         request = Request(app)
         await taken.wait()
