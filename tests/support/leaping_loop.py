@@ -1,32 +1,53 @@
-"""An event loop whose time jumps to the next timer: for tests of events over many seconds, and of
-their frequency, on logs in memory. It waits for no socket and no thread.
+"""An event loop whose time jumps to the next timer: for tests of events over many seconds, of
+their frequency and of leases, on logs in memory. A busy machine changes nothing. It waits for no
+socket; its time stands while a thread of its executor runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 from unittest import mock
 
 from bokiflow.runs import waiting
 
 _ValueT = TypeVar("_ValueT")
+_THREAD_S_MAX = 60.0
+"""How long (s, real) the loop waits for a thread."""
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time does not advance while a task runs."""
+    """An event loop whose time does not advance while a task or a thread runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self._leapt_s = 0.0
+        self._threads = 0
         selector: Any = self._selector  # type: ignore[attr-defined]
+        self._select = selector.select
         selector.select = self._leap
 
     def _leap(self, timeout_s: float | None) -> list[object]:
-        assert timeout_s is not None, "all tasks wait, and no timer is set"
+        if timeout_s is None or (self._threads and timeout_s):
+            events: list[object] = self._select(_THREAD_S_MAX)
+            assert events, "all tasks wait, and no timer is set or a thread does not end"
+            return events
         self._leapt_s += max(0.0, timeout_s)
         return []
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[..., _ValueT], *args: object
+    ) -> asyncio.Future[_ValueT]:
+        """Run `func` in a thread."""
+        ended = super().run_in_executor(executor, func, *args)
+        self._threads += 1
+        ended.add_done_callback(self._on_thread_end)
+        return ended
+
+    def _on_thread_end(self, _: object) -> None:
+        self._threads -= 1
 
     def time(self) -> float:
         """Return the seconds since the loop was created."""

@@ -31,7 +31,7 @@ from tests.support.flow_executions import FLOW_LOG
 from tests.support.hooked_log import HookedLogs, Read
 from tests.unit.bokiflow.processes import ShopProcess
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 LEASE_S = 2.0  # a busy machine does not lose it
 

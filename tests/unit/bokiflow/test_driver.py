@@ -27,7 +27,7 @@ from bokiflow.runs.records import (
 from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import kill
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 LEASE_S = 0.3
 

@@ -16,7 +16,7 @@ from indilog.sdk.runs import RunDetails
 from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import kill
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 NOTED_AFTER_S = 0.02
 

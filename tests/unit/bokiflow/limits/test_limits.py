@@ -40,7 +40,7 @@ from indilog.client import Client
 from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import kill
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 LEASE_S = 0.4
 

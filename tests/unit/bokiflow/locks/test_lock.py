@@ -24,6 +24,8 @@ from indilog.base.ids import UserTag
 from indilog.replayed import ReplicaCache
 from indilog.testing import MemoryLog, MemoryLogs
 
+pytestmark = pytest.mark.leaping
+
 Log = Callable[[], MemoryLog]
 
 

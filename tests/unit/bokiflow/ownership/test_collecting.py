@@ -24,7 +24,7 @@ from indilog.base.errors import TrimmedError
 from indilog.base.log import Log, Record
 from indilog.testing import MemoryLogs
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 RETENTION_S = 100.0
 

@@ -16,7 +16,7 @@ from bokiflow.runs.run_state import Run
 from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import kill
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 LEASE_S = 0.2
 

@@ -29,7 +29,7 @@ from tests.support.flow_executions import FLOW_LOG
 from tests.support.hooked_log import HookedLogs, Read
 from tests.unit.bokiflow.processes import ShopProcess
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 LEASE_S = 0.3
 THERE = partition_of("r", PARTITIONS)

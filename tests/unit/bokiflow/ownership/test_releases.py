@@ -10,7 +10,7 @@ from bokiflow import Workflow
 from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import ShopProcess
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 LEASE_S = 0.4
 RUNS = 12
 

@@ -17,7 +17,7 @@ from indilog.client import Client
 from indilog.testing import MemoryLogs, context
 from tests.unit.bokiflow.processes import kill
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 FIRST = datetime(2023, 11, 14, 22, 0, tzinfo=UTC)
 """Before the time of the logs, 2023-11-14 22:13:20."""

@@ -24,7 +24,7 @@ from indilog.base.log import Entry
 from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import ShopProcess
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 TAGS = (run_tag("r"), partition_tag(partition_of("r", PARTITIONS)))
 

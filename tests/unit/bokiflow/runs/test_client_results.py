@@ -19,7 +19,7 @@ from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLog, Hooks, Read
 from tests.unit.bokiflow.processes import ShopProcess
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 LEASE_S = 0.4
 RETENTION_S = 100.0
 

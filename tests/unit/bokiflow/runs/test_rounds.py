@@ -37,7 +37,7 @@ from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.flow_executions import FLOW_LOG, begin, execute, take
 from tests.unit.bokiflow.processes import ShopProcess
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 async def one() -> int:

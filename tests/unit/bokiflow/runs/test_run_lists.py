@@ -44,7 +44,7 @@ from indilog.testing import MemoryLogs
 from tests.support.damaged_log import DamagedLogs
 from tests.support.hooked_log import HookedLogs, Read
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class CountingLogs(HookedLogs):
