@@ -119,12 +119,17 @@ class History:
 
 
 class Switching:
-    """Callers of one log on all compute nodes, and its switches."""
+    """Callers of one log on all compute nodes, and its switches.
 
-    def __init__(self, seed: int, platform: Platform) -> None:
+    Args:
+        patience_s: how long subscriptions may take to see the last record.
+    """
+
+    def __init__(self, seed: int, platform: Platform, *, patience_s: float = 60.0) -> None:
         self.random = random.Random(seed)
         self.nodes = list(platform.engines.values())
         self.name = f"log-{seed}"
+        self._patience_s = patience_s
         self.history = History()
         self._stopped = False
 
@@ -158,7 +163,7 @@ class Switching:
             history.final += [(r.seqnum, r.data, r.ordered_at, r.tags) for r in page]
             bound = page[-1].seqnum + 1
         lines = sum(TAG in tags for *_, tags in history.final)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(self._patience_s):
             while any(len(each) < lines for each in history.followed):
                 if any(task.done() for task in followers):
                     break

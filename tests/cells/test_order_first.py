@@ -111,12 +111,12 @@ async def test_a_disk_that_lost_its_cells_is_filled_again(tmp_path: Path) -> Non
 
 
 async def test_a_log_without_complete_copies_says_so(tmp_path: Path) -> None:
-    config = configured(tmp_path, append_timeout_s=0.5, cell_replace_after_s=0.1)
-    async with embedded(config) as platform:
+    async with embedded(configured(tmp_path)) as platform:
         await kinds_of(platform)[0].create("events", "order-first")
         await platform.logs.log("events").append(b"x")
     for file in (tmp_path / "journal" / "cells").iterdir():
         file.unlink()
+    config = configured(tmp_path, append_timeout_s=5.0, cell_replace_after_s=0.1)
     async with embedded(config) as platform:
         with pytest.raises(NotReadyError, match="storage-0 has lost the log"):
             await platform.logs.log("events").append(b"y")

@@ -62,7 +62,7 @@ async def test_every_run_ends_although_a_process_crashes(session_of: Callable[[]
     driving = asyncio.create_task(staying.drive(Sessions(session_of)))
     for number in range(RUNS):
         handle = staying.handle("order", f"run-{number}")
-        result = await handle.result(30)
+        result = await handle.result(60)
         assert result[1] == "staying 2"
         assert (await handle.status()).epoch == 2
     driving.cancel()

@@ -36,7 +36,7 @@ class Crash(BaseException):
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - of the code under test, which has no event for it
             await asyncio.sleep(0.01)
 
@@ -244,14 +244,14 @@ async def test_a_run_that_waits_for_long_holds_no_recorded_outcome() -> None:
         flow.attach(world.context)
         flow.runner.passive_after_s = 0.0
         handle = await waits.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not world.platform.released:
                 flow.runner._tidy()
                 await asyncio.sleep(0.01)
         await world.until_held(0)
         await world.let_pass()
         await handle.signal("go", None)
-        assert await handle.result(30) == 1
+        assert await handle.result(60) == 1
         assert world.node.ran == 1
 
 
@@ -267,7 +267,7 @@ async def test_a_round_of_an_endless_run_leaves_nothing_held() -> None:
             return paid
 
         flow.attach(world.context)
-        assert await (await rounds.start(id="r")).result(30) == 3
+        assert await (await rounds.start(id="r")).result(60) == 3
         assert world.platform.released == [(holder_of(flow.runner.log_name, "r"), 0)] * 3
         await world.until_held(0)
 
@@ -317,7 +317,7 @@ async def test_outcomes_of_ended_and_unknown_runs_are_collected_and_those_of_ope
         for run in ("open", "ended"):
             await waits.start(id=run)
         gate.set()
-        await flow.handle("waits", "ended").result(30)
+        await flow.handle("waits", "ended").result(60)
         gate.clear()
         still = await waits.start(id="still")
         holders = [holder_of(runner.log_name, run) for run in ("ended", "still", "gone", "still/3")]
@@ -333,7 +333,7 @@ async def test_outcomes_of_ended_and_unknown_runs_are_collected_and_those_of_ope
         }
         await world.until_held(2)
         gate.set()
-        await still.result(30)
+        await still.result(60)
 
 
 @pytest.mark.parametrize("page", [1, 1000])

@@ -469,7 +469,7 @@ async def test_more_due_times_than_a_batch_holds_are_accepted() -> None:
         spec = ScheduleSpec("f", "* * * * *", "UTC", "all")
         since = time.time() - 3 * 3600
         service.schedule(DeployedSchedule(f"app.f{n}", spec, since) for n in range(8))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(node.begun) < 800:  # noqa: ASYNC110 - the node announces no single start
                 await asyncio.sleep(0.01)
 

@@ -74,10 +74,10 @@ async def test_a_workflow_waits_branches_locks_and_starts_others(
     handle = await parent.start(id="p")
     await handle.signal("b", 2)
     await handle.signal("a", 1)
-    assert await handle.result(20) in (["1", "2", 100 * 5 + 10], ["1", "2", 100 * 10 + 5])
+    assert await handle.result(60) in (["1", "2", 100 * 5 + 10], ["1", "2", 100 * 10 + 5])
     cancelled = await patient.start(id="c")
     await asyncio.to_thread(booked.wait, 20)
     await cancelled.cancel()
     with pytest.raises(RunCancelledError):
-        await cancelled.result(20)
+        await cancelled.result(60)
     assert undone == ["room"]

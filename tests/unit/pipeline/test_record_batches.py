@@ -48,7 +48,7 @@ async def fill(log: Log) -> None:
 
 
 async def wait_for(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not done():  # noqa: ASYNC110 the threads of a journal set no event
             await asyncio.sleep(0.05)
 

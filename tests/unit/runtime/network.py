@@ -38,7 +38,7 @@ def on_uvloop(
     def run(**fixtures: object) -> None:
         async def whole() -> None:
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await test(**fixtures)
             finally:
                 for network in fixtures.values():

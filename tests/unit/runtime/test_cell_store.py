@@ -220,7 +220,7 @@ async def test_questions_beyond_the_limits_are_refused_at_once(
     refused = [answer.request for answer in answers]
     assert refused == [3, 5]
     asked.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(answers) < 5:  # noqa: ASYNC110 - a thread answers
             await asyncio.sleep(0.001)
     await served.close()
@@ -237,7 +237,7 @@ async def test_a_lost_disk_has_no_spaces_and_gets_no_file(tmp_path: Path) -> Non
     await served.close()
     served = stores(tmp_path, answers)
     served.ask(NODE, ENGINE, CellWrite(1, "s", 1, key(0), b"x"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not answers:  # noqa: ASYNC110 - a thread answers
             await asyncio.sleep(0.001)
     await served.close()
@@ -252,7 +252,7 @@ async def test_a_file_that_cannot_be_read_refuses_questions(tmp_path: Path) -> N
     answers: list[CellAnswer] = []
     served = stores(tmp_path, answers)
     served.ask(NODE, ENGINE, CellsSeal(1, "s", 1))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not answers:  # noqa: ASYNC110 - a thread answers
             await asyncio.sleep(0.001)
     await served.close()

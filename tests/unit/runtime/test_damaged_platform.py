@@ -330,7 +330,7 @@ async def test_a_workflow_resumes_although_all_claims_of_its_dead_process_are_co
         driver = asyncio.create_task(other.drive(client))
         handle = begun[1].handle("r")
         await handle.signal("go", "on")
-        assert await handle.result(20) == "on"
+        assert await handle.result(60) == "on"
         with pytest.raises(DataLossError):
             await begun[1].handle("lost").status()
         driver.cancel()

@@ -60,7 +60,7 @@ async def test_answers_and_messages_leave_after_the_sync_of_earlier_writes() -> 
         }
     )
     answered = host.waiter("caller")
-    assert await asyncio.wait_for(answered, 5) == (5, 1)
+    assert await asyncio.wait_for(answered, 60) == (5, 1)
     await turns()
     assert host.story[:2] == ["write b'entry'", "sync"]
     assert sorted(host.story[2:]) == ["answered caller", "send 2 to engine-0"]
@@ -81,7 +81,7 @@ async def test_without_syncs_answers_leave_after_the_flush_to_the_page_cache() -
     await turns()
     host.story.clear()
     host.nudge()
-    await asyncio.wait_for(answered, 5)
+    await asyncio.wait_for(answered, 60)
     assert host.story == ["write b'entry'", "flush", "answered caller"]
     await host.shell.close()
 
@@ -112,7 +112,7 @@ async def test_a_message_that_promises_nothing_leaves_during_a_slow_sync() -> No
     early = ["write b'entry'", "send 1 to sequencer-1", "send 1 to sequencer-1"]
     assert (host.shell.holding, host.story) == (True, early)
     host.journal.gate.set()
-    await asyncio.wait_for(host.shell.wait_until_synced(), 5)
+    await asyncio.wait_for(host.shell.wait_until_synced(), 60)
     await turns()
     assert host.story == [*early, "sync", "send 1 to engine-0"]
     await host.shell.close()
@@ -148,7 +148,7 @@ async def test_during_a_slow_sync_the_loop_runs_and_holds_its_output() -> None:
     assert not first.done()
     assert not second.done()
     host.journal.gate.set()
-    await asyncio.wait_for(asyncio.gather(first, second), 5)
+    await asyncio.wait_for(asyncio.gather(first, second), 60)
     assert host.story == ["write b'entry'", "sync", "answered first", "answered second"]
     await host.shell.close()
 
@@ -173,9 +173,9 @@ async def test_a_failed_sync_ends_the_shell_and_nothing_leaves() -> None:
     appended, read = (asyncio.get_running_loop().create_future() for _ in range(2))
     # The entry may be on the disk, and recovery would find it: a retry could append it twice.
     with pytest.raises(AppendOutcomeUnknownError, match="EIO"):
-        await asyncio.wait_for(appended, 5)
+        await asyncio.wait_for(appended, 60)
     with pytest.raises(NotReadyError, match="EIO"):
-        await asyncio.wait_for(read, 5)
+        await asyncio.wait_for(read, 60)
     assert host.fatal == [host.journal.error]
     assert host.story == ["write b'entry'"]
     await host.shell.close()
@@ -196,7 +196,7 @@ async def test_an_unknown_outcome_stays_unknown_when_the_sync_fails() -> None:
     host.journal.error = OSError(5, "EIO")
     answered = host.waiter("caller")
     with pytest.raises(AppendOutcomeUnknownError, match="another writer"):
-        await asyncio.wait_for(answered, 5)
+        await asyncio.wait_for(answered, 60)
     await host.shell.close()
 
 
@@ -226,7 +226,7 @@ async def test_a_role_is_called_at_its_deadline_without_events() -> None:
         return []
 
     role.handle = handle  # type: ignore[method-assign]
-    await asyncio.wait_for(called.wait(), 5)
+    await asyncio.wait_for(called.wait(), 60)
     await host.shell.close()
 
 
@@ -251,7 +251,7 @@ async def test_the_earliest_requested_iteration_sets_the_timer() -> None:
     host.shell._wake_after(0.001)
     host.shell._wake_after(3600.0)
     host.shell._watch_idle = turned.set  # type: ignore[method-assign]
-    await asyncio.wait_for(turned.wait(), 5)
+    await asyncio.wait_for(turned.wait(), 60)
     await host.shell.close()
 
 
@@ -281,7 +281,7 @@ async def test_a_promise_to_a_role_of_the_process_waits_for_a_sync_in_the_thread
     await turns(20)
     assert not received.is_set()
     host.journal.gate.set()
-    await asyncio.wait_for(received.wait(), 5)
+    await asyncio.wait_for(received.wait(), 60)
     await host.shell.close()
 
 
@@ -341,7 +341,7 @@ async def test_non_urgent_events_wait_for_a_sync_without_a_busy_loop() -> None:
     await turns(300)
     assert len(taken) - before < 30
     host.journal.gate.set()
-    await asyncio.wait_for(answered, 5)
+    await asyncio.wait_for(answered, 60)
     await turns()
     assert [e.message for e in receiver.heard if isinstance(e, Received)] == [message]
     await host.shell.close()
@@ -381,7 +381,7 @@ async def test_an_idle_process_notes_the_synced_position_of_its_journal() -> Non
     host = RoleHost({A: Scripted({Received: lambda _: [PERSIST]})}, journal_idle_s=0.001)
     for _ in range(2):
         host.nudge()
-        await asyncio.wait_for(host.journal.settled.wait(), 5)
+        await asyncio.wait_for(host.journal.settled.wait(), 60)
         host.journal.settled.clear()
     assert [what for what in host.story if what != "sync"] == ["write b'entry'", "settle"] * 2
     await host.shell.close()
@@ -406,7 +406,7 @@ async def test_settling_during_a_sync_waits_for_frames_written_meanwhile() -> No
     settled = asyncio.ensure_future(host.shell.wait_until_synced())
     settled.add_done_callback(lambda _: host.story.append("settled"))
     host.journal.gate.set()
-    await asyncio.wait_for(settled, 5)
+    await asyncio.wait_for(settled, 60)
     await turns()
     end = host.story.index("settled")
     assert end > host.story.index("write b'second'")
@@ -423,9 +423,9 @@ async def test_a_failed_sync_in_the_thread_fails_all_callers_and_lets_the_shell_
     settled = asyncio.ensure_future(host.shell.wait_until_synced())
     host.journal.gate.set()
     with pytest.raises(NotReadyError, match="EIO"):
-        await asyncio.wait_for(answered[0], 5)
-    await asyncio.wait_for(settled, 5)
-    await asyncio.wait_for(host.shell.close(), 5)
+        await asyncio.wait_for(answered[0], 60)
+    await asyncio.wait_for(settled, 60)
+    await asyncio.wait_for(host.shell.close(), 60)
     assert len(host.fatal) == 1
     with pytest.raises(NotReadyError, match="stopped"):
         host.shell.wake(A)
@@ -447,7 +447,7 @@ async def test_a_sync_that_fails_after_the_shell_failed_fails_its_callers() -> N
     assert isinstance(host.shell.failed, AssertionError)
     host.journal.gate.set()
     with pytest.raises(AppendOutcomeUnknownError, match="EIO"):
-        await asyncio.wait_for(answered, 5)
+        await asyncio.wait_for(answered, 60)
     assert len(host.fatal) == 1
     await host.shell.close()
 

@@ -59,7 +59,7 @@ async def fill(platform: Platform) -> list[SeqNum]:
 
 async def wait_for(done: Callable[[], bool]) -> None:
     """Wait for `done`: space is freed in the background."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not done():  # noqa: ASYNC110 - roles announce no end of it
             await asyncio.sleep(0.01)
 

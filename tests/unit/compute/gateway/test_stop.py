@@ -191,7 +191,7 @@ async def test_streams_end_at_once_and_waiting_requests_continue(
     for _ in range(50):
         await asyncio.sleep(0)
     app.end_streams()
-    await asyncio.wait_for(exchange.task, 10)
+    await asyncio.wait_for(exchange.task, 60)
     assert not waiting.task.done()
     await waiting.cut_off()
     assert [message["type"] for message in exchange.sent] == [

@@ -67,7 +67,7 @@ class Probed:
 async def test_a_worker_that_misses_pings_is_reported_silent_once_and_then_responsive() -> None:
     probed = Probed()
     probed.probe.watch()
-    await asyncio.wait_for(probed.silent.wait(), 10)
+    await asyncio.wait_for(probed.silent.wait(), 60)
     probed.answer()
     assert probed.reports == ["silent", "heard"]
     probed.probe.stop()
@@ -77,7 +77,7 @@ async def test_a_worker_whose_send_buffer_stays_full_is_silent_too() -> None:
     probed = Probed()
     probed.worker.link.is_full = True
     probed.probe.watch()
-    await asyncio.wait_for(probed.silent.wait(), 10)
+    await asyncio.wait_for(probed.silent.wait(), 60)
     assert probed.reports == ["silent"]
     probed.probe.stop()
 
@@ -85,6 +85,6 @@ async def test_a_worker_whose_send_buffer_stays_full_is_silent_too() -> None:
 async def test_the_report_of_a_silent_worker_may_end_the_probing() -> None:
     probed = Probed(stop_when_silent=True)
     probed.probe.watch()
-    await asyncio.wait_for(probed.silent.wait(), 10)
+    await asyncio.wait_for(probed.silent.wait(), 60)
     assert probed.probe._timer is not None
     assert probed.probe._timer.cancelled()

@@ -37,7 +37,7 @@ class Worker:
         self._news.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not holds():
                 await self._news.wait()
                 self._news.clear()

@@ -156,7 +156,7 @@ async def test_a_function_neither_deploys_nor_undeploys(question: Question, what
 @pytest.mark.parametrize("is_client", [True, False])
 async def test_held_outcomes_are_listed_and_released(*, is_client: bool) -> None:
     caller = Caller(is_client=is_client)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await caller.link.ask(AskHolders("run-", "")) == HoldersFound(7, ("run-1", "run-2"))
         assert await caller.link.ask(AskHolders("run-", "run-1")) == HoldersFound(7, ("run-2",))
         assert await caller.link.ask(ReleaseCalls("run-2", ("c",))) == Done(0)
@@ -183,7 +183,7 @@ async def test_a_position_beyond_the_log_is_refused_at_once(
     """Nothing parks, and nothing is done."""
     caller = Caller(is_client=is_client)
     await caller.logs.log("orders").append(b"x")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         answer = await caller.link.ask(question)
     assert isinstance(answer, Failed)
     assert answer.kind == "InvalidArgumentsError"

@@ -64,7 +64,7 @@ async def test_a_stored_view_is_replaced_only_by_a_newer_one(store: EmbeddedMeta
 @pytest.mark.asyncio
 async def test_views_are_stored_as_the_primary_installs_them(store: EmbeddedMetadataStore) -> None:
     installed: list[View | None] = [None]
-    async with asyncio.timeout(10), running(publish_views(store, lambda: installed[-1])):
+    async with asyncio.timeout(60), running(publish_views(store, lambda: installed[-1])):
         for number in (1, 2):
             installed.append(numbered(number))
             found = await store.watch(VIEW_KEY, after=await stored_version(store))
@@ -133,7 +133,7 @@ async def test_a_node_learns_addresses_and_members_that_a_running_run_gets(
         seen.append((len(run.addresses), run.members))
         came.set()
 
-    async with asyncio.timeout(10), followed(store, RUN_KEY, lambda found: note(found.value)):
+    async with asyncio.timeout(60), followed(store, RUN_KEY, lambda found: note(found.value)):
         more = addresses | {NodeId("storage-1"): "unix:///run/x/storage-1"}
         for change in ({"addresses": more}, {"members": VIEW.members}):
             await came.wait()

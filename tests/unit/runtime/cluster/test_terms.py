@@ -113,7 +113,7 @@ class Cluster:
 
     async def led_by(self, primary: NodeId, *, above: int = 0) -> int:
         """Wait until a node leads a term above `above`; return the term."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self._last.primary != primary or self._last.term <= above:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return self._last.term
@@ -220,7 +220,7 @@ async def test_a_paused_sequencer_takes_no_term_after_another_one_did(tmp_path: 
         epoch = Epoch(await store.next_sequence(EPOCH_KEY))
         paused = PausedStore(store)
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(60),
             standing_for_primary(paused, B, lambda: SEQUENCERS, epoch, lost_s=0.3),
         ):
             await paused.deciding.wait()
@@ -251,7 +251,7 @@ async def test_terms_are_followed_again_when_the_store_is_back(
     learned: list[TermBegun] = []
     with AwayAtFirst(tmp_path / "metadata", node_config()) as store:
         await term_at_start(store, SEQUENCERS, [A], Epoch(1))
-        async with terms_followed(store, learned.append), asyncio.timeout(10):
+        async with terms_followed(store, learned.append), asyncio.timeout(60):
             while not learned:  # noqa: ASYNC110 another task's work
                 await asyncio.sleep(0.01)
     assert learned == [TermBegun(Epoch(1), A)]
