@@ -17,7 +17,7 @@ from indilog.base.subscription import SUBSCRIBE_PAGE, pages
 from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLog, Read
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class WatchedLog(HookedLog):

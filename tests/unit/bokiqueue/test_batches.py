@@ -16,7 +16,7 @@ from indilog.config import ClusterConfig
 from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLog, Read
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 CONSUMERS = 48
 
 

@@ -11,7 +11,7 @@ from bokiqueue import LeaseLostError, Queue, QueueReplica, QueueSettingsError
 from indilog.base.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog, MemoryLogs
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class Time:

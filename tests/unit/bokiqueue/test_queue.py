@@ -29,7 +29,7 @@ from indilog.base.log import Entry, Log, Record
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.hooked_log import HookedLog, Read
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class Clock:

@@ -12,7 +12,7 @@ from indilog.base.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.hooked_log import HookedLog, Read
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 async def test_of_many_concurrent_first_users_one_opens_the_queue() -> None:

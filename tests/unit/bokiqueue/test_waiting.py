@@ -15,7 +15,7 @@ from indilog.base.log import READ_RANGE_LIMIT_MAX
 from indilog.testing import MemoryLog
 from tests.support.hooked_log import HookedLog, Read
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 SOON_S = 5.0
 """Far less than the 30 s after which a consumer checks again anyway."""

@@ -22,7 +22,7 @@ from indilog.base.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog
 from tests.unit.bokistore.processes import newcomer
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class SlowLog(MemoryLog):

@@ -13,7 +13,7 @@ from indilog.base.errors import NotReadyError
 from indilog.base.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class SlowLog(MemoryLog):

@@ -15,7 +15,7 @@ from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLog, Read
 from tests.unit.bokistore.processes import newcomer
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 CALLERS = 64
 INCREMENT = b'{"store": 1, "writes": {"hot": [["increment", ["n"], 1]]}}'
 

@@ -17,7 +17,7 @@ from indilog.testing import MemoryLog, MemoryLogs
 from tests.unit.bokistore.counted_log import CountedLog
 from tests.unit.bokistore.processes import newcomer
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 async def test_each_operation_returns_the_previous_value(store: Store) -> None:

@@ -28,7 +28,7 @@ from indilog.replayed import RetryPolicy
 from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLog
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 RECORDS = 40
 SEEDS = 40

@@ -49,6 +49,7 @@ async def test_a_slow_reader_holds_two_pages_of_half_its_bytes() -> None:
     assert taken == 2_000
 
 
+@pytest.mark.leaping
 async def test_a_reader_that_follows_ends_at_the_seal() -> None:
     streams = Streams(MemoryLog("work"))
     await streams.create("s")
@@ -65,6 +66,7 @@ async def test_a_reader_that_follows_ends_at_the_seal() -> None:
         assert await following == [b"1", b"2"]
 
 
+@pytest.mark.leaping
 async def test_an_idle_reader_notices_that_the_writer_has_stopped() -> None:
     streams = Streams(MemoryLog("work"))
     await streams.create("s")

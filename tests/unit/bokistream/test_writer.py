@@ -29,7 +29,7 @@ from indilog.replayed import RetryPolicy
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.hooked_log import HookedLog
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class CountedLog(HookedLog):

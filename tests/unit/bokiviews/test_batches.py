@@ -15,7 +15,7 @@ from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.hooked_log import HookedLog
 from tests.unit.bokiviews.groups import process
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class Held(HookedLog):

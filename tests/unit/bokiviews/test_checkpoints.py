@@ -14,7 +14,7 @@ from indilog.testing import MemoryLog
 from tests.support.hooked_log import HookedLog, Read
 from tests.unit.bokiviews.groups import Deposit, Ledger, process, refused
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 EVERY = 4
 
 

@@ -11,7 +11,7 @@ from bokiviews.transaction import Transaction
 from indilog.testing import MemoryLog
 from tests.unit.bokiviews.groups import Deposit, Ledger, Move, process, refused
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 @pytest.fixture

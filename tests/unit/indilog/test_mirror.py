@@ -20,7 +20,7 @@ from indilog.mirror import MARK_TAG, LogMirror, MirrorProgress
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.hooked_log import HookedLog
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 RECORDS = 60
 

@@ -28,7 +28,7 @@ from indilog.link.link_messages import (
 )
 from tests.support.link_pair import link_pair, refuse_questions
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 QUESTION = LogTail("orders", 0)
 
 

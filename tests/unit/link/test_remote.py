@@ -23,7 +23,7 @@ from indilog.testing import MemoryLogs
 from indilog_compute.log_service import LogService
 from tests.support.link_pair import LIMITS, LinkAsker, link_pair
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class Served:

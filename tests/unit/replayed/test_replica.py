@@ -29,7 +29,7 @@ from tests.support.damaged_log import DamagedLogs
 from tests.support.hooked_log import HookedLog, Read
 from tests.support.lagging_log import Behind
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 EVERY: Final = 4
 STREAM: Final = SubStream(
     "words", "words:checkpoint", RecordFormat(b"\xb0W", 1, of="a test", error=IndilogError), "Words"

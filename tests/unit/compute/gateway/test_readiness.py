@@ -13,7 +13,7 @@ from indilog.testing import MemoryLogs
 from indilog_compute.gateway.readiness import PROBE_LOG, AppendProbe
 from tests.support.hooked_log import HookedLog
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class Hooked(HookedLog):

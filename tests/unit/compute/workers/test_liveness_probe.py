@@ -13,7 +13,7 @@ from indilog.link.link_messages import Answer
 from indilog_compute.workers.liveness_probe import LivenessProbe
 from indilog_compute.workers.process import Worker
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class PingedLink:
