@@ -133,7 +133,7 @@ async def test_an_outcome_survives_a_restart_and_is_readable_on_every_node() -> 
 async def test_a_timer_survives_a_restart() -> None:
     logs, node = MemoryLogs(), Node(Returned(0, b"1"))
     async with running(logs, Node()) as service:
-        id_ = await service.accept("app.f", b"{}", delay_s=0.2)
+        id_ = await service.accept("app.f", b"{}", delay_s=2.0)
         status = await service.status_of(id_)
         assert status is not None
         assert status.state == InvocationState.SCHEDULED

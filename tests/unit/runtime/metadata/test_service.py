@@ -27,7 +27,7 @@ from indilog.runtime.metadata.store import Versioned, Written
 from indilog.runtime.transport.stream_incoming import LENGTH
 from indilog.runtime.transport.transport import QUEUE_FULL
 
-CONFIG = node_config(metadata_timeout_s=10.0, resend_s=0.05)
+CONFIG = node_config(metadata_timeout_s=60.0, resend_s=0.05)
 pytestmark = pytest.mark.asyncio
 
 
@@ -116,7 +116,7 @@ class Mute:
 
 async def test_an_unanswered_request_is_sent_once_over_each_connection(tmp_path: Path) -> None:
     """A message is lost only with its connection, so a watch costs nothing while it waits."""
-    hasty = node_config(metadata_timeout_s=0.3, resend_s=0.01)
+    hasty = node_config(metadata_timeout_s=2.0, resend_s=0.01)
     mute = Mute()
     server = await asyncio.start_unix_server(mute.on_connection, tmp_path / "m")
     async with server:
