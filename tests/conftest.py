@@ -53,8 +53,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+PROCESSES_S_MAX = 600
+"""Seconds for a test with real processes that says nothing else: a busy machine is slow."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests marked `repeated`, unless `--all` is given; begin with long ones."""
+    for item in items:
+        if item.get_closest_marker("cluster") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(PROCESSES_S_MAX))
     if not config.getoption("--all"):
         left_out = [item for item in items if item.get_closest_marker("repeated")]
         if left_out:

@@ -17,8 +17,8 @@ from bench.support.servers import free_port, two_free_ports
 from tests.cluster.platform_process import ROOT
 from tests.support.zookeeper_server import ZooKeeperServer, hosts_of
 
-READY_S_MAX: Final = 90.0
-STOP_S_MAX: Final = 60.0
+READY_S_MAX: Final = 200.0
+STOP_S_MAX: Final = 120.0
 
 
 class Machine:

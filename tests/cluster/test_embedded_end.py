@@ -24,10 +24,10 @@ async def test_calls_that_wait_at_the_close_and_later_calls_get_an_error(
         await asyncio.sleep(0)
         await log.read_next("other")
     with pytest.raises(indilog.NotReadyError, match="closed"):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
     for late in (log.append(b"y"), log.read_range(), log.tail()):
         with pytest.raises(indilog.NotReadyError, match="stopped"):
-            await asyncio.wait_for(late, 5)
+            await asyncio.wait_for(late, 60)
 
 
 @pytest.mark.asyncio
@@ -47,11 +47,11 @@ async def test_a_failed_sync_ends_the_platform_and_every_waiting_call(
 
         monkeypatch.setattr("os.fdatasync", fail)
         with pytest.raises(indilog.AppendOutcomeUnknownError, match="Input/output"):
-            await asyncio.wait_for(log.append(b"y"), 5)
+            await asyncio.wait_for(log.append(b"y"), 60)
         with pytest.raises(indilog.NotReadyError):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 60)
         with pytest.raises(indilog.NotReadyError, match="stopped"):
-            await asyncio.wait_for(log.append(b"z"), 5)
+            await asyncio.wait_for(log.append(b"z"), 60)
         monkeypatch.undo()
     assert [str(fault) for fault in faults] == ["[Errno 5] Input/output error"]
 

@@ -33,7 +33,7 @@ async def test_a_subscription_and_the_command_continue_after_kill_9_and_a_restar
             async for record in client.log("orders").subscribe("t"):
                 seen.put_nowait(record.data)
 
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(300):
         with platform(tmp_path) as first:
             await append(first.url, b"0", b"1")
             subscribing = asyncio.create_task(subscribe(first.url))

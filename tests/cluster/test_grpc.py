@@ -94,7 +94,7 @@ async def deploy(running: PlatformProcess) -> None:
 async def ran(command: list[str], folder: Path) -> str:
     """Run a program to its end, and return its output."""
     done = await asyncio.to_thread(
-        subprocess.run, command, cwd=folder, capture_output=True, text=True, timeout=110
+        subprocess.run, command, cwd=folder, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -243,13 +243,13 @@ async def test_idle_connections_leave_open_files_to_the_journal(tmp_path: Path) 
             for connection in idle:
                 connection.close()
         async with grpc.aio.insecure_channel(address) as channel:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await channel.channel_ready()
             assert await GrpcLogs(channel, token).log("work", Session()).tail() >= 20
 
 
 def status_of(running: PlatformProcess) -> dict[str, Any]:
-    with httpx.Client(**reach(running.url).for_httpx) as client:
+    with httpx.Client(**reach(running.url).for_httpx, timeout=120) as client:
         status: dict[str, Any] = client.get("/status").raise_for_status().json()
     return status
 

@@ -107,7 +107,7 @@ class Installed:
             env={**own, **SETTINGS, **environment},
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

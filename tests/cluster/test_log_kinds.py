@@ -52,7 +52,7 @@ def command(url: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.repeated
 async def test_a_log_is_switched_while_it_is_used(tmp_path: Path) -> None:
-    async with asyncio.timeout(110):
+    async with asyncio.timeout(350):
         with platform(tmp_path, "--nodes", "3") as first:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", WRITER, first.url, "150",
@@ -95,7 +95,7 @@ async def _first(log: Log, count: int) -> list[Record]:
 
 
 async def test_a_log_in_a_directory_survives_kill_9_of_all_processes(tmp_path: Path) -> None:
-    async with asyncio.timeout(110):
+    async with asyncio.timeout(350):
         with platform(tmp_path, "--processes") as first:
             said = command(first.url, "create", "events", "--kind", "object-store")
             assert said.stdout == "The log events is of kind object-store.\n", said.stderr
@@ -131,7 +131,7 @@ async def test_a_log_in_a_directory_survives_kill_9_of_all_processes(tmp_path: P
 async def test_a_log_on_storage_nodes_survives_kill_9_of_all_processes(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    async with asyncio.timeout(110):
+    async with asyncio.timeout(350):
         with platform(tmp_path, *options) as first:
             said = command(first.url, "create", "events", "--kind", "order-first")
             assert said.stdout == "The log events is of kind order-first.\n", said.stderr

@@ -20,7 +20,7 @@ from indilog.base.errors import IndilogError
 from indilog.mirror import MARK_TAG
 from tests.cluster.platform_process import ROOT, PlatformProcess, platform
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 RECORDS = 400
 
@@ -48,7 +48,7 @@ class Mirror:
 
     def stop(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 class Place:
@@ -99,7 +99,7 @@ async def read(
 
 
 def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    ends = time.monotonic() + 120
+    ends = time.monotonic() + 300
     while not is_true():
         assert time.monotonic() < ends, what
         time.sleep(0.2)

@@ -26,7 +26,7 @@ def test_half_requests_take_no_descriptor_that_a_segment_roll_needs(tmp_path: Pa
     with (
         platform(tmp_path / "data", open_files_max=_OPEN_FILES_MAX) as up,
         httpx.Client(
-            base_url=up.url, timeout=60, trust_env=False, headers=token_headers(up.url)
+            base_url=up.url, timeout=120, trust_env=False, headers=token_headers(up.url)
         ) as http,
         ExitStack() as connections,
     ):
@@ -42,7 +42,7 @@ def test_half_requests_take_no_descriptor_that_a_segment_roll_needs(tmp_path: Pa
         append()
         at = urlsplit(up.url)
         for _ in range(6 * _OPEN_FILES_MAX):
-            half = connections.enter_context(socket.create_connection((at.hostname, at.port), 30))
+            half = connections.enter_context(socket.create_connection((at.hostname, at.port), 120))
             half.setblocking(False)
             try:
                 half.send(b"POST /logs/orders/records HTTP/1.1\r\nHost: lo")
@@ -54,5 +54,5 @@ def test_half_requests_take_no_descriptor_that_a_segment_roll_needs(tmp_path: Pa
         assert status["gateway"]["connections_max"] < _OPEN_FILES_MAX / 2
         assert http.get("/logs/orders/tail").json()["tail"] >= 61
         connections.close()
-        again = httpx.get(f"{up.url}/readyz", trust_env=False)
+        again = httpx.get(f"{up.url}/readyz", trust_env=False, timeout=120)
         assert again.status_code == 200

@@ -11,14 +11,13 @@ from typing import TypeVar
 import pytest
 
 import indilog
+from bench.support.servers import free_port
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.link.remote import RemoteLog
 from indilog_pipeline.spark.options import read_options
-from indilog_pipeline.spark.writing import LogStreamWriter, LogWriter, write_options
 from tests.cluster.platform_process import platform
-from tests.cluster.test_start import free_port
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 _ValueT = TypeVar("_ValueT")
 RECORDS = 30
 
@@ -49,7 +48,7 @@ def test_a_stream_waits_for_a_platform_that_restarts(tmp_path: Path) -> None:
             with pytest.raises(TimeoutError):
                 pending.result(timeout=1)
             with platform(data, "--port", str(port)):
-                return pending.result(timeout=60)
+                return pending.result(timeout=200)
 
     end = while_it_restarts(lambda: reader.latestOffset(start, ReadAllAvailable()))
     parts = while_it_restarts(lambda: reader.partitions(start, end))
@@ -60,6 +59,8 @@ def test_a_stream_waits_for_a_platform_that_restarts(tmp_path: Path) -> None:
 
 def test_a_task_that_writes_waits_and_the_driver_of_a_batch_does_not(tmp_path: Path) -> None:
     import pyarrow as pa
+
+    from indilog_pipeline.spark.writing import LogStreamWriter, LogWriter, write_options
 
     port = free_port()
     url, data = f"http://127.0.0.1:{port}", tmp_path / "data"
@@ -78,7 +79,7 @@ def test_a_task_that_writes_waits_and_the_driver_of_a_batch_does_not(tmp_path: P
         with pytest.raises(TimeoutError):
             pending.result(timeout=1)
         with platform(data, "--port", str(port)):
-            writer.commit([pending.result(timeout=60)], 0)
+            writer.commit([pending.result(timeout=200)], 0)
 
 
 def test_a_write_whose_outcome_is_unknown_continues_and_writes_once(
@@ -86,6 +87,8 @@ def test_a_write_whose_outcome_is_unknown_continues_and_writes_once(
 ) -> None:
     """A restart in the middle of an append leaves its outcome unknown."""
     import pyarrow as pa
+
+    from indilog_pipeline.spark.writing import LogStreamWriter, write_options
 
     real = RemoteLog.append_batch
     batches: list[str] = []

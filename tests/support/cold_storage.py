@@ -57,7 +57,7 @@ def local_bytes(platform: Platform) -> int:
 
 
 async def wait_for(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while not done():  # noqa: ASYNC110 figures of other tasks
             await asyncio.sleep(0.01)
 

@@ -41,7 +41,7 @@ async def run_typed(platform: Platform, command: list[str]) -> httpx.Response:
 async def wait_for_end(platform: Platform, accepted: httpx.Response) -> httpx.Response:
     """Wait for the end of an asynchronous invocation; return its outcome."""
     path = f"/invocations/{accepted.json()['invocation']}"
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while (reported := await platform.http.get(path, params={"wait": 30})).json()[
             "state"
         ] in OPEN:

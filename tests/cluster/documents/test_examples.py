@@ -33,7 +33,7 @@ def test_every_example_prints_the_output_of_its_docstring(tmp_path: Path) -> Non
                 env={**os.environ, "INDILOG_URL": running.url},
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=200,
                 check=False,
             )
             assert done.returncode == 0, done.stderr

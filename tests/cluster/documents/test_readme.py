@@ -42,7 +42,7 @@ class Reader:
                 content=options["--json"],
                 headers={"content-type": "application/json", name: value},
                 trust_env=False,
-                timeout=30,
+                timeout=120,
             )
             return answer.raise_for_status().text
         assert words[0] == "indilog"
@@ -62,7 +62,7 @@ class Reader:
             env=os.environ | {"INDILOG_URL": self.url, "PYTHONPATH": str(ROOT), "PATH": path},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
         assert done.returncode == 0, (command, done.stderr)
@@ -80,7 +80,7 @@ class Reader:
             text=True,
         ) as running:
             assert running.stdout is not None
-            timer = threading.Timer(60, running.kill)
+            timer = threading.Timer(200, running.kill)
             timer.start()
             try:
                 return running.stdout.readline().strip()
@@ -97,7 +97,7 @@ class Reader:
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stdout

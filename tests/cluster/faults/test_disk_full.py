@@ -25,10 +25,10 @@ from tests.support.clients import token_headers
 pytestmark = pytest.mark.cluster
 CONFIG = Config(
     cluster=ClusterConfig(record_bytes_max=64 * KIB, batch_bytes_max=256 * KIB),
-    node=node_config(segment_bytes=2 * MIB, disk_retry_s=0.1, append_timeout_s=20.0),
+    node=node_config(segment_bytes=2 * MIB, disk_retry_s=0.1, append_timeout_s=100.0),
 )
 DATA = bytes(32 * KIB)
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture

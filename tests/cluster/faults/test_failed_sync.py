@@ -21,7 +21,7 @@ from tests.cluster.faults.test_wiped_replica import process_of
 from tests.cluster.platform_process import platform
 
 pytestmark = pytest.mark.cluster
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 
 @contextmanager

@@ -55,7 +55,7 @@ async def write_and_copy(
         for number in range(RECORDS):
             data = b"%d " % number * rng.choice((1, 20, 400, 4000))
             acknowledged[await log.append(data, tags=[f"t{number % 3}"])] = data
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(200):
             while not is_settled(directory):
                 settled.clear()
                 await settled.wait()
@@ -180,7 +180,7 @@ async def append_until_synced(url: str, directory: Path, acknowledged: dict[int,
         for number in range(20):
             data = b"%d " % number * 20
             acknowledged[await log.append(data, tags=[f"t{number % 3}"])] = data
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while True:
             if is_settled(directory):
                 return

@@ -56,7 +56,7 @@ async def load(
 
     async with indilog.connect(platform.url) as client:
         calls = [asyncio.create_task(call(client, caller)) for caller in range(callers)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             await reached.wait()
         platform.kill_everything()
         ends = await asyncio.gather(*calls, return_exceptions=True)
@@ -84,7 +84,7 @@ async def check(platform: PlatformProcess, acknowledged: dict[int, bytes], calls
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [0, repeated(1)])
 @pytest.mark.parametrize(
     "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
@@ -110,7 +110,7 @@ def deploy(url: str) -> None:
         f"{url}/apps",
         json={"sources": {"kept.py": APP}},
         headers=token_headers(url),
-        timeout=30,
+        timeout=120,
     )
     assert answer.status_code == httpx.codes.OK, answer.text
 

@@ -24,7 +24,7 @@ RECORDS = 90
 
 def verify(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "indilog", "rebuild-index", str(data), "--verify", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 async def append(url: str, records: int = RECORDS, *, trim: bool = False) -> None:
@@ -70,7 +70,7 @@ async def _with_lost_row(config: Config) -> subprocess.CompletedProcess[str]:
         lose_a_row(running)
         running.logs.request_snapshots()
         folder = config.node.data_dir / "snapshots"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(200):
             while len([*folder.glob("*/snapshot-*")]) < 2:  # noqa: ASYNC110 a thread writes them
                 await asyncio.sleep(0.02)
         return await asyncio.to_thread(verify, config.node.data_dir)

@@ -78,14 +78,14 @@ def test_an_image_has_all_acknowledged_records_of_a_busy_and_of_a_killed_platfor
             asyncio.run(_more_than(said, count + 50))
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
     said.drain()
     said.check(LogImage.read(tmp_path / "data"))
     process.stdout.close()
 
 
 async def _more_than(said: Acknowledged, count: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while said.drain() <= count:  # noqa: ASYNC110 a pipe of another process
             await asyncio.sleep(0.02)
 
@@ -106,9 +106,9 @@ async def _started_from_snapshots(url: str, index_nodes: int) -> None:
     is the rebuilt one.
     """
     endpoint = reach(url)
-    async with httpx.AsyncClient(**endpoint.for_httpx) as client:
+    async with httpx.AsyncClient(**endpoint.for_httpx, timeout=120) as client:
         found: list[int] = []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             while len(found) < index_nodes or not all(found):
                 figures = (await client.get(f"{url}/status")).json()["nodes"]
                 found = [f["snapshot_position"] for name, f in figures.items() if "index-" in name]
@@ -120,7 +120,7 @@ async def _tagged(url: str, tag: str) -> list[bytes]:
         return [r.data for r in await client.log("orders").read_range(tag, bound=0, limit=1000)]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "engine", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.repeated])]
 )

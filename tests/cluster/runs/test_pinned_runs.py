@@ -55,7 +55,7 @@ async def begun(client: RemoteClient, id: str) -> Run:  # noqa: A002
 
 
 async def shown(run: Run, holds: Callable[[RunDetails], bool]) -> RunDetails:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while not holds(found := await run.show()):  # noqa: ASYNC110 - not announced
             await asyncio.sleep(0.05)
     return found
@@ -113,7 +113,7 @@ async def test_each_compute_node_keeps_the_code_of_runs(tmp_path: Path) -> None:
             node = (first, second)[number % 2]
             body = {"workflow": "order", "arguments": {}, "id": run}
             assert (await node.http.post("/runs/shop", json=body)).status_code < 300
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(200):
                 while not (await first.http.get(f"/runs/shop/{run}")).json()["steps"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         assert (await second.deploy("shop", text.replace("VERSION", "two"))).status_code == 200

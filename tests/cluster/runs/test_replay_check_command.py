@@ -86,6 +86,6 @@ async def test_the_command_names_the_runs_that_changed_code_does_not_continue(
 
 
 async def decided(http: httpx.AsyncClient, run: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(200):
         while not (await http.get(f"/runs/travel/{run}")).json()["steps"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -24,7 +24,7 @@ from tests.support.zookeeper_server import ZooKeeperServer
 pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper]
 
 
-DEADLINE_S = 150.0
+DEADLINE_S = 300.0
 """A lost machine is silent after 10 s, and its records are copied; other tests run beside it."""
 FOURTH = {"storage-3", "engine-3", "index-0-2", "aggregator-3"}
 

@@ -18,7 +18,7 @@ from tests.cluster.scaling.test_scale import Load, command, settings
 
 pytestmark = pytest.mark.cluster
 
-DEADLINE_S = 120.0
+DEADLINE_S = 250.0
 """Four processes start, and copy shards, while other tests run."""
 
 

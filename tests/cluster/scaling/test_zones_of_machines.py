@@ -17,7 +17,7 @@ from tests.support.zookeeper_server import ZooKeeperServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper]
 
-DEADLINE_S = 100.0
+DEADLINE_S = 300.0
 CLUSTER = """
 [cluster]
 shared_processes = 3

@@ -31,7 +31,7 @@ from tests.support.zookeeper_server import ZooKeeperServer, hosts_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper]
 
-DEADLINE_S = 100.0
+DEADLINE_S = 250.0
 
 
 def config_on(zookeeper: ZooKeeperServer, directory: Path, **node: object) -> Config:
@@ -42,7 +42,7 @@ def config_on(zookeeper: ZooKeeperServer, directory: Path, **node: object) -> Co
         "workers": 1,
         "segment_bytes": 5 * 1024 * 1024,
         "metadata_store": "zookeeper",
-        "metadata_timeout_s": 30.0,
+        "metadata_timeout_s": 120.0,
         "zookeeper_hosts": hosts_of([zookeeper]),
         "zookeeper_root": f"/{directory.parent.name}/{directory.name}",
     } | node

@@ -48,7 +48,7 @@ PASSWORD = "correct horse"
 
 def config_at(*servers: ZooKeeperServer, **settings: object) -> NodeConfig:
     return node_config(
-        **{"zookeeper_hosts": hosts_of(servers), "metadata_timeout_s": 60.0} | settings
+        **{"zookeeper_hosts": hosts_of(servers), "metadata_timeout_s": 300.0} | settings
     )
 
 
@@ -140,12 +140,12 @@ async def test_without_a_majority_requests_fail_in_time_and_nothing_is_decided(
     tmp_path: Path,
 ) -> None:
     with ensemble_running(tmp_path) as servers:
-        async with opened(config_at(*servers, metadata_timeout_s=5.0)) as store:
+        async with opened(config_at(*servers, metadata_timeout_s=12.0)) as store:
             version = await write(store, "view", b"one")
-            session = await store.session(5.0)
+            session = await store.session(12.0)
             for server in servers[:2]:
                 server.kill()
-            with pytest.raises(QuorumUnavailableError, match=r"did not answer for 5 s"):
+            with pytest.raises(QuorumUnavailableError, match=r"did not answer for 12 s"):
                 await store.compare_and_set("view", b"two", expected_version=version)
             await session.wait_until_expired()
             with pytest.raises(SessionExpiredError):
@@ -165,8 +165,8 @@ async def test_servers_that_do_not_answer_are_noticed_by_the_clients_own_time(
 ) -> None:
     """Kazoo reports a lost session only when a server answers again; the owner stops earlier."""
     with zookeeper_running(tmp_path) as server:
-        async with opened(config_at(server, metadata_timeout_s=4.0)) as store:
-            session = await store.session(4.0)
+        async with opened(config_at(server, metadata_timeout_s=12.0)) as store:
+            session = await store.session(12.0)
             await session.create("leader", b"")
             server.pause()
             try:
@@ -207,7 +207,7 @@ async def test_a_connection_whose_first_request_is_never_answered_is_opened_agai
             zookeeper_hosts=f"127.0.0.1:{port}",
             zookeeper_root=root,
             metadata_session_s=60.0,
-            metadata_timeout_s=30.0,
+            metadata_timeout_s=150.0,
         )
         async with opened(config) as store:
             assert await store.get("d/a") is None
@@ -216,7 +216,7 @@ async def test_a_connection_whose_first_request_is_never_answered_is_opened_agai
 
 async def test_requests_that_wait_for_a_silent_server_are_bounded(tmp_path: Path) -> None:
     with zookeeper_running(tmp_path) as server:
-        config = config_at(server, metadata_watchers_max=50, metadata_timeout_s=5.0)
+        config = config_at(server, metadata_watchers_max=50, metadata_timeout_s=12.0)
         async with opened(config) as store:
             server.pause()
             try:
@@ -448,7 +448,7 @@ async def test_with_sasl_a_wrong_password_is_refused_at_once(
         begun = time.monotonic()
         with pytest.raises(ConfigError, match="refuses this client"):
             await ZooKeeperMetadataStore.open(config)
-        assert time.monotonic() - begun < 60.0, "not only when the time is over"
+        assert time.monotonic() - begun < 300.0, "not only when the time is over"
         with pytest.raises((ConfigError, QuorumUnavailableError)):
             await ZooKeeperMetadataStore.open(config_at(server, metadata_timeout_s=2.0))
 
