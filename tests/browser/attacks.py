@@ -1,7 +1,8 @@
 """The requests of a hostile page against a platform: everything that a browser lets a page send.
 
 `ATTACK` is JavaScript that runs in that page; it returns what it could read. `MODES` are those of
-`fetch`, `KINDS` the content types that a body may claim; null: none.
+`fetch`, `KINDS` the content types that a body may claim; null: none. `silent` is the number of
+milliseconds after which it no longer waits for an answer.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ KINDS: Final = [
     "application/octet-stream",
     "multipart/form-data; boundary=x",
 ]
-ATTACK: Final = """async ({gateway, source, modes, kinds}) => {
+ATTACK: Final = """async ({gateway, source, modes, kinds, silent}) => {
   const seen = [];
   const note = (what, text) => seen.push([what, String(text).slice(0, 2000)]);
   const trying = async (what, attempt) => {
     try { note(what, await attempt()); } catch (error) { note(what, "failed: " + error); }
   };
   const within = (promise) => Promise.race([
-    promise, new Promise((_, reject) => setTimeout(() => reject("silent"), 3000)),
+    promise, new Promise((_, reject) => setTimeout(() => reject("silent"), silent)),
   ]);
   const sources = JSON.stringify({sources: {"evil.py": source}});
   const bodies = [

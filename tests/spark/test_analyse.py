@@ -23,7 +23,7 @@ from tests.spark.test_directory_read import damage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 Records = dict[str, list[indilog.Record]]
 RUNS = 5
 
@@ -65,7 +65,7 @@ async def run_workflows(client: indilog.Client) -> None:
     for number in range(RUNS):
         handle = await half.start(number)
         try:
-            await handle.result(timeout=30)
+            await handle.result(timeout=200)
         except bokiflow.RunFailedError:
             assert number % 2
 

@@ -15,7 +15,7 @@ from indilog.base.ids import tag_hash
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 OnLog: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
 BATCHES, BATCH = 6, 50
 

@@ -20,7 +20,7 @@ from tests.support.cold_storage import configured, move_records, objects
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 async def fill(directory: Path) -> dict[SeqNum, Entry]:

@@ -16,7 +16,7 @@ from tests.spark.test_streams import Sink
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 RECORDS = 400
 FLOOR = 100
 DAMAGED = 321

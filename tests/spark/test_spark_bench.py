@@ -13,7 +13,7 @@ from bench.spark_source import Data, fill, measure, one_process, over_parquet, s
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def test_all_sides_find_the_same_records(spark: SparkSession, tmp_path: Path) -> None:

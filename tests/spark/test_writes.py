@@ -13,7 +13,7 @@ import indilog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 OnLog: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
 
 
@@ -69,7 +69,7 @@ def test_a_stream_writes_its_batches_once(
             .trigger(availableNow=True).start()
         )  # fmt: skip
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(500)
         finally:
             query.stop()
 
