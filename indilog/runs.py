@@ -178,7 +178,8 @@ class Run:
         Raises:
             NotFoundError: there is no such run, no such query and no such value.
             InvalidArgumentsError: the arguments do not fit the query.
-            WrongStateError: the query raised, or the deployed code does not match the run.
+            WrongStateError: the query raised, its time was up, or the deployed code does not match
+                the run.
         """
         more = {"arguments": arguments} if arguments else {}
         return msgspec.json.decode(await self._act("query", name=name, **more))

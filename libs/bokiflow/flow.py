@@ -48,6 +48,7 @@ _ResultT_co = TypeVar("_ResultT_co", covariant=True)
 LEASE_S: Final = 5.0
 PASSIVE_AFTER_S: Final = 10.0
 CANCEL_GRACE_S: Final = 30.0
+QUERY_TIMEOUT_S: Final = 10.0
 RETENTION_S: Final = 7 * 86_400.0
 _LEASE_S_MIN: Final = 0.05
 
@@ -176,6 +177,7 @@ class Flow:
             removed from memory (0 or greater). It is replayed when its wait may be over.
         cancel_grace: seconds after the cancellation of a run until a body of a step that still runs
             is ended (0 or greater; infinite: never). Default: 30.
+        query_timeout: seconds after which a query fails (greater than 0). Default: 10.
         partitions: number of partitions of the runs (1 to 1,024). The first process that uses the
             log fixes it; a later value is ignored.
 
@@ -197,6 +199,7 @@ class Flow:
         partitions: int = PARTITIONS,
         passive_after: float = PASSIVE_AFTER_S,
         cancel_grace: float = CANCEL_GRACE_S,
+        query_timeout: float = QUERY_TIMEOUT_S,
     ) -> None:
         if not _LEASE_S_MIN <= lease <= LEASE_S_MAX:
             raise FlowSettingsError(f"lease must be {_LEASE_S_MIN} to {LEASE_S_MAX:,.0f} seconds.")
@@ -212,7 +215,10 @@ class Flow:
         if not cancel_grace >= 0:
             raise FlowSettingsError("cancel_grace must be a number of seconds, 0 or greater.")
         self._passive_after_s = passive_after
+        if not query_timeout > 0:
+            raise FlowSettingsError("query_timeout must be a number of seconds, greater than 0.")
         self._cancel_grace_s = cancel_grace
+        self._query_timeout_s = query_timeout
         self._partitions = partitions
         self._app = app
         self._log_name = log
@@ -262,6 +268,7 @@ class Flow:
                 retention_s=self._retention_s,
                 passive_after_s=self._passive_after_s,
                 cancel_grace_s=self._cancel_grace_s,
+                query_timeout_s=self._query_timeout_s,
             )
         return self._runner
 
@@ -375,7 +382,8 @@ class Flow:
         `Handle.query` and `indilog runs query` answer it, for a run of any workflow and in any
         state. Its first parameter is a `RunView`, whose `vars` are what the workflow has put into
         `wf.vars` up to the last durable outcome. The run is replayed for that; nothing is executed
-        or appended. The other parameters, and the result, have JSON forms.
+        or appended. It runs in a thread, and fails after `Flow(query_timeout=)`. The other
+        parameters, and the result, have JSON forms.
 
         Raises:
             FlowSettingsError: the function is async, takes no `RunView`, or the flow has a query of

@@ -315,18 +315,25 @@ class Handle(Generic[_ResultT_co]):
             UnknownRunError, RunIdInUseError: as `result`.
             FlowSettingsError: the flow has no such query.
             InvalidArgumentsError: the arguments do not fit it.
-            QueryFailedError: the code does not match the run, or the query raised.
+            QueryFailedError: the code does not match the run, or the query raised, or did not
+                answer within `Flow(query_timeout=)`.
         """
-        log, run = self._log(), Run()
-        await self._read(log, run)
+        run = Run()
+        await self._read(self._log(), run)
         self._check(run)
-        versions = self._runner.versions
+        return await self.answer(run, name, arguments)
+
+    async def answer(self, run: Run, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401
+        """Return the answer of a query of this run, as it was read; see `query`."""
+        runner = self._runner
+        versions = runner.versions
         definition, queries = versions.choose(run) or self._definition, versions.queries_of(run)
         query: Query | None = queries.get(name)
         if query is None:
             there = ", ".join(sorted(queries)) or "none"
             raise FlowSettingsError(f"There is no query {name!r} here; there are: {there}.")
-        text = await query.answer(definition, log, self._logs, (self.id, run), arguments)
+        of, limits = (self.id, run), runner.query_limits
+        text = await query.answer(definition, self._log(), self._logs, of, arguments, limits)
         return plain_value(text)
 
     async def _append_record(self, record: RunRecord) -> None:

@@ -358,9 +358,9 @@ class RunOperations:
         found = await self._find(ctx, id, log)
         queries = self._flow_of(found).runner_of(ctx).versions.queries_of(found.run)
         if name in queries:
-            handle = await self._handle(ctx, id, log)
             with errors_for_people():
-                return await handle.query(name, **(arguments or {}))
+                handle = self._handle_on(ctx, id, found.log, found.workflow)
+                return await handle.answer(found.run, name, arguments or {})
         if arguments:
             there = ", ".join(sorted(queries)) or "none"
             raise NotFoundError(
@@ -456,13 +456,17 @@ class RunOperations:
             NotFoundError, InvalidArgumentsError: as `_find`.
         """
         info = await self._info(ctx, id, log)
-        flow = self._flow_with(info.log, info.workflow)
+        return self._handle_on(ctx, id, info.log, info.workflow)
+
+    def _handle_on(self, ctx: Context, id: str, log: str, workflow: str) -> Handle[Any]:  # noqa: A002
+        """Return a handle on a run that exists."""
+        flow = self._flow_with(log, workflow)
         runner = flow.runner_of(ctx)
-        definition = runner.definitions.get(info.workflow)
+        definition = runner.definitions.get(workflow)
         if definition is None:  # the code of the workflow is gone; another one serves as well
             definition = next(iter(runner.definitions.values()), None)
         if definition is None:
-            raise WrongStateError(f"App {self._app.name} has no code of workflow {info.workflow}.")
+            raise WrongStateError(f"App {self._app.name} has no code of workflow {workflow}.")
         return Handle(runner, definition, id, ctx, flow.queries)
 
     def _check_only(self, id: str, logs: Sequence[str]) -> None:  # noqa: A002

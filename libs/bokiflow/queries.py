@@ -3,18 +3,21 @@
 A query is answered by a replay: the workflow runs again against the outcomes that the log has, up
 to the first operation without one. Nothing is executed or appended. So any process answers, also
 for a run that has ended, or whose executor hangs.
+
+The query runs in a thread and has a time limit, so a query that does not end stops nothing else.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Final
 
 from bokiflow.definition import Definition
 from bokiflow.replay_check import replay
+from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError, QueryFailedError
 from bokiflow.runs.run_log import Logs
 from bokiflow.runs.run_state import Run
@@ -23,6 +26,20 @@ from indilog import FunctionFailedError, Log
 from indilog.sdk import Signature, arguments_text, can_be_in_tag
 
 _NAME_BYTES_MAX: Final = 128
+_THREADS: Final = 4
+
+
+class QueryLimits:
+    """What bounds the queries of one executor.
+
+    Attributes:
+        timeout_s: seconds after which a query fails.
+        threads: the threads of the queries.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.threads = waiting.EndableThreads(_THREADS, "query")
 
 
 class RunView:
@@ -97,7 +114,8 @@ class Query:
         log: Log,
         logs: Logs,
         run: tuple[str, Run],
-        arguments: dict[str, object],
+        arguments: Mapping[str, object],
+        limits: QueryLimits,
     ) -> bytes:
         """Return the answer for a run as JSON text.
 
@@ -107,23 +125,46 @@ class Query:
             logs: source of logs for the workflow.
             run: id and state of the run, which has begun.
             arguments: arguments of the query.
+            limits: bound replay and query.
 
         Raises:
             InvalidArgumentsError: the arguments do not fit the query.
-            QueryFailedError: the code does not match the run's decided operations, or the query
-                raised.
+            QueryFailedError: the code does not match the run's decided operations, the query
+                raised, or the time is up.
         """
-        given = self.signature.arguments(arguments_text(arguments))
+        given = self.signature.arguments(arguments_text(dict(arguments)))
+        late = (
+            f"Query {self.name!r} of run {run[0]!r} did not answer within {limits.timeout_s:g} s; "
+            "make it quicker, or give it more time: Flow(query_timeout=...)."
+        )
+        answer = self._answer(definition, log, logs, run, given, limits.threads)
+        try:
+            return await waiting.run_within(answer, limits.timeout_s, late)
+        except TimeoutError as error:
+            raise QueryFailedError(str(error)) from error
+
+    async def _answer(
+        self,
+        definition: Definition,
+        log: Log,
+        logs: Logs,
+        run: tuple[str, Run],
+        given: Mapping[str, Any],
+        threads: waiting.EndableThreads,
+    ) -> bytes:
         id_, state = run
         async with replay(definition, log, logs, id_, state) as replayed:
             if isinstance(replayed, str):
                 raise QueryFailedError(f"Run {id_!r} cannot be queried: {replayed}")
             view = RunView(id_, state, replayed.arguments, replayed.workflow.vars)
             try:
-                return self.signature.result_text(self._body(view, **given))
+                return await threads.run(partial(self._text, view, given))
             except FunctionFailedError as error:
                 raise QueryFailedError(f"Query {self.name!r} of run {id_!r}: {error}") from error
             except Exception as error:
                 raise QueryFailedError(
                     f"Query {self.name!r} of run {id_!r} raised {type(error).__name__}: {error}"
                 ) from error
+
+    def _text(self, view: RunView, given: Mapping[str, Any]) -> bytes:
+        return self.signature.result_text(self._body(view, **given))

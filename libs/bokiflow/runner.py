@@ -27,6 +27,7 @@ from bokiflow.ownership.executor import Executor
 from bokiflow.ownership.member import share_of
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.ownership.partition_state import PartitionState
+from bokiflow.queries import QueryLimits
 from bokiflow.running import LocalRun, await_body
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
@@ -107,12 +108,14 @@ class Runner(Executor):
         retention_s: seconds for which an ended run is kept.
         passive_after_s: seconds after which a run that only waits is removed from memory.
         cancel_grace_s: seconds after a cancellation until bodies of the run are ended.
+        query_timeout_s: seconds after which a query of a run fails.
 
     Attributes:
         running: the runs that this process executes, by id.
         recent_starts: the newest starts, to find runs by the beginning of an id.
         taking: takes over open runs of the partitions that this process owns.
         runs_read: runs, by id, as read for their last status.
+        query_limits: bound the queries that this process answers.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Runner(Executor):
         retention_s: float = 0.0,
         passive_after_s: float = math.inf,
         cancel_grace_s: float = math.inf,
+        query_timeout_s: float = math.inf,
     ) -> None:
         super().__init__(log_name, lease_s, partitions)
         self.definitions = versions.definitions
@@ -137,6 +141,7 @@ class Runner(Executor):
         self.retention_s = retention_s
         self.passive_after_s = passive_after_s
         self.cancel_grace_s = cancel_grace_s
+        self.query_limits = QueryLimits(query_timeout_s)
         self.taking = Taking(self)
         self.recent_starts = RecentStarts()
         self.runs_read: LRUCache[str, Run] = LRUCache(_RUNS_READ_MAX)

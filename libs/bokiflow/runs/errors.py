@@ -162,7 +162,7 @@ class CompensationFailedError(FlowError):
 
 
 class QueryFailedError(FlowError):
-    """A query raised, or the code does not match the run's decided operations."""
+    """A query raised, its time was up, or the code does not match the run's decided operations."""
 
 
 class RunNotParkedError(FlowError):

@@ -6,12 +6,16 @@ All of them are in this module, so that tests can replace them. No decision depe
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from contextvars import copy_context
+from typing import Any, Generic, TypeVar
 
 _ValueT = TypeVar("_ValueT")
 
@@ -111,6 +115,71 @@ async def run_in_thread(body: Callable[[], object]) -> object:
         is_left = has_begun and not has_ended
         _Threads.left += is_left
         raise
+
+
+class _Ended(BaseException):
+    """Raised in a thread whose result is not wanted any more."""
+
+
+class _EndableCall(Generic[_ValueT]):
+    """A call in a thread that can be ended from outside."""
+
+    def __init__(self, body: Callable[[], _ValueT]) -> None:
+        self._body = body
+        self._context = copy_context()
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        """The thread while the body runs in it."""
+
+    def __call__(self) -> _ValueT | None:
+        try:
+            try:
+                with self._lock:
+                    self._thread = threading.get_ident()
+                return self._context.run(self._body)
+            finally:
+                with self._lock:
+                    self._thread = None
+                _be_interrupted()
+        except _Ended:
+            return None
+
+    def end(self) -> None:
+        """Raise an error in the body, at its next line of Python."""
+        with self._lock:
+            if self._thread is not None:
+                thread, error = ctypes.c_ulong(self._thread), ctypes.py_object(_Ended)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
+
+
+def _be_interrupted() -> None:
+    """Do nothing; an error that is pending in this thread is raised at this call."""
+
+
+class EndableThreads:
+    """Runs sync code that has no effects, in a few threads which nothing else uses.
+
+    Args:
+        threads_max: largest number of threads; further calls wait.
+        name: beginning of the threads' names.
+    """
+
+    def __init__(self, threads_max: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix=name)
+
+    async def run(self, body: Callable[[], _ValueT]) -> _ValueT:
+        """Return the result of `body`. If the caller is cancelled, an error ends the body. Code
+        that waits outside of Python, or that catches all errors, keeps its thread until it ends.
+        """
+        call = _EndableCall(body)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        try:
+            result: Any = await running
+        except asyncio.CancelledError:
+            call.end()
+            raise
+        value: _ValueT = result
+        return value
 
 
 async def wait_within(ended: asyncio.Future[_ValueT], seconds: float, late: str) -> _ValueT:
