@@ -23,6 +23,7 @@ import msgspec
 from indilog.base.errors import TrimmedError
 from indilog.base.log import Log
 from indilog.sdk.runs import (
+    MOVE_RUNS,
     RUN_EVENTS,
     RUN_RESULT,
     RUNS_MAX,
@@ -30,6 +31,8 @@ from indilog.sdk.runs import (
     START_RUN,
     STEPS_SHOWN,
     FoundResult,
+    MovedRun,
+    MovedRuns,
     RunDetails,
     RunEvent,
     RunEvents,
@@ -150,6 +153,22 @@ class Run:
         """
         new = msgspec.json.decode(await self._act("fork", step=step), type=dict[str, str])
         return Run(self._operate, self._log, self.app, new["id"])
+
+    async def move(self, version: int | None = None) -> int:
+        """Continue the run with the code of another deployment; return the number of that
+        deployment. The request is durable when this returns; the run moves when its bodies in
+        progress have ended.
+
+        Args:
+            version: number of a deployment whose code is kept; None: the newest one.
+
+        Raises:
+            NotFoundError: there is no such run.
+            WrongStateError: it has ended, or that code does not continue its history.
+            InvalidArgumentsError: there is no such code, or the run would not stay with it.
+        """
+        given = {} if version is None else {"version": version}
+        return msgspec.json.decode(await self._act("move", **given), type=MovedRun).version
 
     async def signal(self, name: str, value: object = True, *, key: str | None = None) -> None:  # noqa: FBT002 - a value
         """Send the run a signal; it is durable when this returns.
@@ -334,6 +353,53 @@ class Runs(abc.ABC, Generic[_AppT]):
         given = {"workflow": workflow, "arguments": dict(arguments or {}), "id": id}
         started = msgspec.json.decode(await self._operate(app, START_RUN, given), type=StartedRun)
         return self.run(app, started.id)
+
+    async def move_runs(
+        self,
+        app: _AppT,
+        *,
+        version: int | None = None,
+        workflow: str | None = None,
+        state: str = "running",
+        id_prefix: str = "",
+        older_s: float | None = None,
+        newer_s: float | None = None,
+        from_version: int | None = None,
+        limit: int = 100,
+        page: str | None = None,
+    ) -> MovedRuns:
+        """Continue open runs with the code of another deployment, as `Run.move` does.
+
+        Args:
+            app: application of the runs.
+            version: number of a deployment whose code is kept; None: the newest one.
+            workflow: only runs of this workflow.
+            state: only runs in this state: `running` or `parked`.
+            id_prefix: only runs whose id begins with this.
+            older_s: only runs that began so many seconds ago, or earlier.
+            newer_s: only runs that began at most so many seconds ago.
+            from_version: only runs that continue with the code of this deployment.
+            limit: largest number of runs that are looked at (1 to 1,000).
+            page: `next` of the page before.
+
+        Raises:
+            UnknownFunctionError: the application is not deployed.
+            InvalidArgumentsError: a filter is invalid, or there is no such code.
+        """
+        filters: dict[str, object] = {
+            "version": version,
+            "workflow": workflow,
+            "state": state,
+            "id_prefix": id_prefix,
+            "older_s": older_s,
+            "newer_s": newer_s,
+            "from_version": from_version,
+            "limit": limit,
+            "page": page,
+        }
+        given = {name: value for name, value in filters.items() if value is not None}
+        text = await self._operate(app, MOVE_RUNS, given)
+        return msgspec.json.decode(text, type=MovedRuns)
 
     @abc.abstractmethod
     async def _operate(self, app: _AppT, operation: str, arguments: Mapping[str, object]) -> bytes:

@@ -215,6 +215,61 @@ def fork(
 
 
 @runs.command()
+def move(
+    run: Annotated[
+        str | None, typer.Argument(help="The run's id; without one, all open runs of --app.")
+    ] = None,
+    *,
+    version: Annotated[
+        int | None, typer.Option(help="Number of the deployment; default: the newest.", min=1)
+    ] = None,
+    app: App = None,
+    workflow: Annotated[str | None, typer.Option(help="Only runs of this workflow.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only running or parked ones.")] = None,
+    from_version: Annotated[
+        int | None, typer.Option("--from", help="Only runs with this deployment's code.", min=1)
+    ] = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Continue runs with the code of another deployment, if that continues their history."""
+    filters = {"workflow": workflow, "state": state, "from_version": from_version}
+    given: dict[str, Any] = {} if version is None else {"version": version}
+    if run is not None:
+        if any(filters.values()):
+            stop("Give the id of one run, or filters, not both.")
+        to = _act(url, run, app, "move", given)["version"]
+        printed.line(
+            f"Run {run} continues with deployment {to}; `indilog runs show {run}` shows it."
+        )
+        return
+    if app is None:
+        stop("Give the id of a run, or the application of the runs with --app.")
+    given |= {name: value for name, value in filters.items() if value is not None}
+    _move_all(Gateway(url), app, given, [state] if state is not None else ["running", "parked"])
+
+
+def _move_all(gateway: Gateway, app: str, given: dict[str, Any], states: list[str]) -> None:
+    moved, refused = 0, 0
+    for state in states:
+        page: dict[str, Any] = {}
+        while True:
+            body = {**given, "state": state, **page}
+            found = gateway.post(f"/runs/{segment(app)}/move", json=body)
+            moved, refused = moved + len(found["moved"]), refused + len(found["refused"])
+            for one in found["refused"]:
+                printed.line(_plain(one["reason"]))
+            if found["version"] is not None:  # that of the first page, also after a deployment
+                given = {**given, "version": found["version"]}
+            if found["next"] is None:
+                break
+            page = {"page": found["next"]}
+    to = f"deployment {given['version']}" if "version" in given else "other code"
+    printed.line(f"{moved:,} runs continue with {to}; {refused:,} keep their code.")
+    if refused:
+        raise typer.Exit(FAILURE)
+
+
+@runs.command()
 def signal(
     run: RunId,
     name: Annotated[str, typer.Argument(help="Name of the signal.")],
@@ -408,9 +463,11 @@ def _round(found: Mapping[str, Any]) -> str | None:
 def _version(found: Mapping[str, Any]) -> str | None:
     """Return with which deployment's code a run continues; None: it is not known."""
     version, moved = found["run"].get("version"), found.get("moved")
-    if version is None or moved is None:
-        return None if version is None else str(version)
-    return f"{version}, moved to it at {printed.utc(moved)}"
+    if version is None:
+        return None
+    text = str(version) if moved is None else f"{version}, moved to it at {printed.utc(moved)}"
+    to = found.get("moves_to")
+    return text if to is None else f"{text}, moves to {to}"
 
 
 def _wait(wait: Mapping[str, Any]) -> list[object]:

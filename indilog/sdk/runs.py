@@ -1,5 +1,5 @@
 """What people see of workflow runs: the values of the operations `runs.list`, `runs.show`,
-`runs.events`, `runs.result` and `runs.check`.
+`runs.events`, `runs.result`, `runs.check`, `runs.move` and `runs.move_all`.
 
 A library with runs offers these operations on an application (`App.add_operation`). The gateway,
 the command line and clients read their values in this form, so they do not depend on the library.
@@ -27,6 +27,8 @@ START_RUN: Final = "runs.start"
 RUN_RESULT: Final = "runs.result"
 CHECK_RUNS: Final = "runs.check"
 RUN_CODES: Final = "runs.codes"
+MOVE_RUN: Final = "runs.move"
+MOVE_RUNS: Final = "runs.move_all"
 
 HOLDER_SEPARATOR: Final = "\x1f"
 """Neither the name of a log nor the id of a run contains it."""
@@ -156,6 +158,7 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     run and step from which it was started. `result`: as that of `RunStep`. `round`: number of the
     round that is shown, from 1; its `predecessor`; its `successor`, if it has ended as continued.
     `moved`: when the run was moved to the code of `run.version`; None: its round began with it.
+    `moves_to`: number of the deployment to whose code it moves soon.
     """
 
     run: RunInfo
@@ -175,6 +178,7 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     predecessor: int | None = None
     successor: int | None = None
     moved: float | None = None
+    moves_to: int | None = None
 
 
 class RunMismatch(msgspec.Struct, frozen=True):
@@ -194,6 +198,25 @@ class RunsCheck(msgspec.Struct, frozen=True):
     checked: int
     is_whole: bool
     mismatches: tuple[RunMismatch, ...] = ()
+
+
+class MovedRun(msgspec.Struct, frozen=True):
+    """A run that moves to the code of deployment `version`, or has it already."""
+
+    version: int
+
+
+class MovedRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of a list that move to the code of deployment `version`.
+
+    `moved`: their ids. `refused`: those whose history that code does not continue; they keep their
+    code. `next`: `page` of the next call; None: there are no further runs.
+    """
+
+    version: int | None
+    moved: tuple[str, ...] = ()
+    refused: tuple[RunMismatch, ...] = ()
+    next: str | None = None
 
 
 class RunEvent(msgspec.Struct, frozen=True):

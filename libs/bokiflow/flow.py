@@ -19,6 +19,7 @@ from bokiflow.handle import Handle, unknown
 from bokiflow.history import decided_before
 from bokiflow.inspection import add_run_operations
 from bokiflow.limits.limit import Chosen, Limits
+from bokiflow.moving import add_move_operations
 from bokiflow.queries import Query
 from bokiflow.replay_check import ReplayMismatch, find_mismatch
 from bokiflow.run_lists import Wanted, list_runs
@@ -231,7 +232,8 @@ class Flow:
         self._attached: Logs | None = None
         if isinstance(app, App):
             app.add_service(self.drive, name=f"flow-{len(app.services) + 1}")
-            add_run_operations(app, self)
+            if (operations := add_run_operations(app, self)) is not None:
+                add_move_operations(app, operations)
 
     @property
     def log_name(self) -> str:

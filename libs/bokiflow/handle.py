@@ -19,6 +19,7 @@ from bokiflow.operations.progress import PublishedEvent, event_in, status_value_
 from bokiflow.operations.signals import check_name
 from bokiflow.ownership import crash_loops
 from bokiflow.queries import Query
+from bokiflow.replay_check import find_mismatch
 from bokiflow.run_lists import find_run
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
@@ -27,6 +28,7 @@ from bokiflow.runs.errors import (
     RunCancelledError,
     RunEndedError,
     RunFailedError,
+    RunNotMovedError,
     RunNotParkedError,
     UnknownRunError,
 )
@@ -34,6 +36,7 @@ from bokiflow.runs.public_call import public_call
 from bokiflow.runs.records import (
     INBOX_TAG,
     CancelAsked,
+    MoveAsked,
     RetryAsked,
     RunFinished,
     RunParked,
@@ -276,6 +279,44 @@ class Handle(Generic[_ResultT_co]):
                 f"Run {self.id!r} is {info.state}, so it is not retried; only parked runs are."
             )
         await self._append_record(RetryAsked())
+
+    async def move(self, version: int | None = None) -> int:
+        """Continue the run with the code of another deployment, and return its number.
+
+        The run is replayed with that code first. When this returns, the request is durable. The
+        owner of the run lets bodies of steps end, replays it again, and moves it.
+
+        Args:
+            version: number of a deployment whose code is kept; None: the newest one.
+
+        Raises:
+            UnknownRunError, RunIdInUseError: as `result`.
+            RunEndedError: the run has ended.
+            RunNotMovedError: the code does not continue its history.
+            FlowSettingsError: there is no such code, or the run would not stay with it.
+        """
+        run = Run()
+        await self._read(self._log(), run)
+        self._check(run)
+        return await self.move_read(run, version)
+
+    async def move_read(self, run: Run, version: int | None) -> int:
+        """Do the same as `move`, for this run as it was read."""
+        assert run.started is not None, "a run that was read has begun"
+        if run.finished is not None:
+            raise RunEndedError(f"Run {self.id!r} has ended; it is not moved.")
+        definition = self._runner.versions.target(run.started.workflow, version)
+        code = definition.code
+        assert code is not None, "deployed code has a version"
+        if run.code is not None and run.code.digest == code.digest:
+            return code.version
+        found = await find_mismatch(definition, self._log(), self._logs, self.id, run)
+        if found is not None:
+            raise RunNotMovedError(
+                f"Run {self.id!r} was not moved to deployment {code.version}: {found.reason}"
+            )
+        await self._append_record(MoveAsked(code))
+        return code.version
 
     async def signal(self, name: str, value: object = True, *, key: str | None = None) -> None:  # noqa: FBT002 - a value
         """Send the run a value. `wf.signal(name)` returns each value once, in log order.

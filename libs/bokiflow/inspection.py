@@ -179,7 +179,7 @@ class RunOperations:
             round: the round of the run (`Workflow.continue_as_new`); None: the current one.
         """
         steps = min(max(steps, 0), runs.STEPS_SHOWN_MAX)
-        found = await self._find(ctx, id, log, steps=steps, round=round)
+        found = await self.find(ctx, id, log, steps=steps, round=round)
         if round not in {None, found.run.round}:
             raise NotFoundError(
                 f"Run {id!r} has no round {round} in its history; it is in round "
@@ -202,7 +202,7 @@ class RunOperations:
             after: only events with a greater seqnum.
             log: name of the log of its flow, if several flows have a run with this id.
         """
-        found = await self._find(ctx, id, log, events_after=after)
+        found = await self.find(ctx, id, log, events_after=after)
         assert found.events is not None, "they were asked for"
         return found.events.page(found)
 
@@ -325,7 +325,7 @@ class RunOperations:
             step: number or name of the step; a name means the first step with that name.
             log: name of the log of its flow, if several flows have a run with this id.
         """
-        flow = self._flow_of(await self._find(ctx, id, log))
+        flow = self.flow_of(await self.find(ctx, id, log))
         with errors_for_people():
             return runs.StartedRun((await flow.fork(id, step)).id)
 
@@ -355,11 +355,11 @@ class RunOperations:
         step with a name or number. Without a name, return what the workflow has set last as its
         status.
         """
-        found = await self._find(ctx, id, log)
-        queries = self._flow_of(found).runner_of(ctx).versions.queries_of(found.run)
+        found = await self.find(ctx, id, log)
+        queries = self.flow_of(found).runner_of(ctx).versions.queries_of(found.run)
         if name in queries:
             with errors_for_people():
-                handle = self._handle_on(ctx, id, found.log, found.workflow)
+                handle = self.handle_on(ctx, id, found.log, found.workflow)
                 return await handle.answer(found.run, name, arguments or {})
         if arguments:
             there = ", ".join(sorted(queries)) or "none"
@@ -382,7 +382,7 @@ class RunOperations:
         for name in dict.fromkeys(flow.log_name for flow in self.flows):
             yield ctx.log(name)
 
-    async def _find(
+    async def find(
         self,
         ctx: Context,
         id: str,  # noqa: A002
@@ -411,7 +411,8 @@ class RunOperations:
         self._check_only(id, [found.log for found in all_found])
         return all_found[0]
 
-    def _flow_of(self, found: _Found) -> InspectedFlow:
+    def flow_of(self, found: _Found) -> InspectedFlow:
+        """Return the flow of a run; see `_flow_with`."""
         return self._flow_with(found.log, found.workflow)
 
     def _flow_with(self, log: str, workflow: str) -> InspectedFlow:
@@ -425,7 +426,7 @@ class RunOperations:
         log = ctx.log(info.log)
         if not await _read(log, found) or found.run.finished is not None:
             return None
-        definition = self._flow_of(found).runner_of(ctx).versions.choose(found.run)
+        definition = self.flow_of(found).runner_of(ctx).versions.choose(found.run)
         if definition is None:
             return f"The code has no workflow {info.workflow!r}."
         mismatch = await find_mismatch(definition, log, ctx, info.id, found.run)
@@ -435,7 +436,7 @@ class RunOperations:
         """Return what a list says of a run. Its history is not read.
 
         Raises:
-            NotFoundError, InvalidArgumentsError: as `_find`.
+            NotFoundError, InvalidArgumentsError: as `find`.
         """
         found: list[runs.RunInfo] = []
         with errors_for_people():
@@ -453,12 +454,12 @@ class RunOperations:
         """Return a handle on a run. Its history is not read.
 
         Raises:
-            NotFoundError, InvalidArgumentsError: as `_find`.
+            NotFoundError, InvalidArgumentsError: as `find`.
         """
         info = await self._info(ctx, id, log)
-        return self._handle_on(ctx, id, info.log, info.workflow)
+        return self.handle_on(ctx, id, info.log, info.workflow)
 
-    def _handle_on(self, ctx: Context, id: str, log: str, workflow: str) -> Handle[Any]:  # noqa: A002
+    def handle_on(self, ctx: Context, id: str, log: str, workflow: str) -> Handle[Any]:  # noqa: A002
         """Return a handle on a run that exists."""
         flow = self._flow_with(log, workflow)
         runner = flow.runner_of(ctx)
@@ -493,7 +494,7 @@ class RunOperations:
         """
         if found.run.state is not State.RUNNING or found.has_successor:
             return ()
-        timers, runner = found.timers(), self._flow_of(found).runner_of(ctx)
+        timers, runner = found.timers(), self.flow_of(found).runner_of(ctx)
         running = runner.running.get(found.id)
         if running is None and (limit := found.started.limit) is not None:
             state = await runner.taking.turns.read(ctx.log(found.log), limit.name)
@@ -521,12 +522,14 @@ class RunOperations:
         )
 
 
-def add_run_operations(app: App, flow: InspectedFlow) -> None:
-    """Add the runs of a flow to the operations of its application."""
+def add_run_operations(app: App, flow: InspectedFlow) -> RunOperations | None:
+    """Add the runs of a flow to the operations of its application. Return these operations if it is
+    the first flow.
+    """
     flows = flows_of(app)
-    if not flows:
-        RunOperations(app)
+    operations = None if flows else RunOperations(app)
     flows.append(flow)
+    return operations
 
 
 # --- one run
@@ -665,6 +668,7 @@ class _Found:
             forked=_origin(started.forked),
             round=run.round,
             moved=run.moved,
+            moves_to=None if run.move_asked is None else run.move_asked.version,
             predecessor=run.round - 1 or None,
             successor=run.round + 1 if self.has_successor else None,
         )

@@ -40,6 +40,7 @@ from bokiflow.runs.records import (
     PARTITIONS,
     CancelAsked,
     CodeVersion,
+    MoveAsked,
     Origin,
     RetryAsked,
     RunFinished,
@@ -602,7 +603,9 @@ class Runner(Executor):
             running.has_news = True
             if isinstance(record, CancelAsked):
                 self._notify_cancelled(running.execution)
-        elif isinstance(record, RetryAsked):
+            elif isinstance(record, MoveAsked):
+                self.begin(f"move {run}", partial(self._end_for_move, running))
+        elif isinstance(record, RetryAsked | MoveAsked):
             self.taking.retry(run)
         elif isinstance(record, RunStarted):
             self._want_started(run, record.limit)
@@ -659,9 +662,8 @@ class Runner(Executor):
     async def _make_passive(self, running: LocalRun) -> None:
         """End an execution that only waits; the run is taken when its wait may be over."""
         execution, task = running.execution, running.task
-        if not running.may_be_passive or task is None or task.done():
+        if running.is_passive or not running.may_be_passive or task is None or task.done():
             return
-        assert not running.is_passive, "a run is made passive once"
         until = min((ends for ends, _, _ in execution.waits.values()), default=math.inf)
         what = ", ".join(map(str, execution.asked.left()))
         running.is_passive = execution.is_passive = True
@@ -682,6 +684,14 @@ class Runner(Executor):
         await asyncio.wait([task])
         if not running.has_news and not running.has_finished and until < math.inf:
             self.taking.wake_at(execution.id, until - log_clock(execution.log).now())
+
+    async def _end_for_move(self, running: LocalRun) -> None:
+        """End an execution when its bodies have ended; then the run is taken again."""
+        running.is_passive = running.execution.is_passive = True
+        while (task := running.task) is not None and not task.done():
+            if running.may_stop:
+                task.cancel()
+            await asyncio.wait([task], timeout=_AGAIN_S)
 
     async def _wait_for_bodies(self, partitions: Collection[OwnedPartition]) -> None:
         while True:

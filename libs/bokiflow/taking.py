@@ -33,6 +33,7 @@ from bokiflow.ownership.member import Member
 from bokiflow.ownership.partition import OwnedPartition, PartitionLease
 from bokiflow.ownership.partition_state import OpenRun, Phase
 from bokiflow.ownership.skip_unreadable import SkipUnreadable
+from bokiflow.replay_check import find_mismatch
 from bokiflow.running import LocalRun
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import Cancelled, FlowSettingsError
@@ -465,7 +466,9 @@ class Taking:
         runner, was_parked = self._runner, run.parked is not None
         definition = runner.versions.choose(run)
         code = None if definition is None else code_after(run, definition)
-        if code is not None and self._gives_way(id_, run, code):
+        if run.move_asked is not None:
+            code = None  # the run is moved when no earlier execution can decide anything
+        if self._gives_way(id_, run, code):
             return
         if not await runner.take_epoch(log, id_, run, partition, crashes, code):
             if run.finished is None:
@@ -474,6 +477,11 @@ class Taking:
         assert run.started is not None, "only a run that has begun is executed"
         assert runner.logs is not None, "runs are taken with access to logs"
         lease = runner.lease_of(partition)
+        if run.move_asked is not None:
+            definition = await self._move(log, id_, run, definition)
+            code = run.code if definition is None else definition.code
+            if not await runner.take_epoch(log, id_, run, partition, crashes, code):
+                return
         if definition is None:
             reason = f"The deployed code has no workflow {run.started.workflow!r}."
             await Execution(log, id_, run, lease, runner.member.count).park(reason)
@@ -482,11 +490,35 @@ class Taking:
         else:
             runner.execute(runner.logs, definition, id_, run, partition)
 
-    def _gives_way(self, id_: str, run: Run, code: CodeVersion) -> bool:
-        """Leave a run of a later deployment than that of this process for a while, and tell so.
-        This process is likely to get that deployment soon.
+    async def _move(
+        self, log: Log, id_: str, run: Run, definition: Definition | None
+    ) -> Definition | None:
+        """Return the code to which a run should move, if that still continues it; else the code
+        with which it continues now.
         """
-        is_later = run.code is not None and run.code.version > code.version
+        assert run.move_asked is not None, "the move was asked for"
+        assert run.started is not None, "only a run that has begun is moved"
+        assert self._runner.logs is not None, "runs are taken with access to logs"
+        wanted = self._runner.versions.of(run.move_asked, run.started.workflow)
+        reason: str | None = "its code is not kept"
+        if wanted is not None:
+            found = await find_mismatch(wanted, log, self._runner.logs, id_, run)
+            reason = None if found is None else found.reason
+        if reason is None:
+            return wanted
+        structlog.get_logger().warning(
+            "run not moved", run=id_, version=run.move_asked.version, reason=reason
+        )
+        return definition
+
+    def _gives_way(self, id_: str, run: Run, code: CodeVersion | None) -> bool:
+        """Leave a run of a later deployment than that of this process for a while, and tell so.
+        This process is likely to get that deployment soon. `code`: to which the run would move.
+        """
+        needed, own = run.code, code
+        if run.move_asked is not None:
+            needed, own = run.move_asked, self._runner.versions.code
+        is_later = needed is not None and own is not None and needed.version > own.version
         if not is_later or self._failures.get(id_, 0) >= _GIVES_WAY_MAX:
             return False
         self.want_later(id_)

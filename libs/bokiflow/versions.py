@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from bokiflow.definition import Definition
+from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.records import CodeVersion
 from bokiflow.runs.run_state import Run
 from indilog import App
@@ -90,6 +91,51 @@ class Versions:
     def queries_of(self, run: Run) -> Mapping[str, Any]:
         """Return the queries of the code with which a run continues, by name."""
         return self._chosen(run).queries
+
+    def of(self, code: CodeVersion, workflow: str) -> Definition | None:
+        """Return the code of a workflow in a deployment; None: it is not loaded, or has none."""
+        deployed = self._deployed
+        app = None if deployed is None else deployed.loaded.get(code.digest)
+        return None if app is None else self._definition_in(app, workflow)
+
+    def target(self, workflow: str, version: int | None) -> Definition:
+        """Return the code of a workflow to which runs may be moved.
+
+        Args:
+            workflow: name of the workflow.
+            version: number of a deployment; None: the newest one.
+
+        Raises:
+            FlowSettingsError: there is no such code here, or a run would not stay with it.
+        """
+        deployed = self._deployed
+        if deployed is None:
+            raise FlowSettingsError(
+                "No run was moved: the flow is not deployed, so its runs have one code."
+            )
+        there = {app.deployed.version: app for app in deployed.loaded.values() if app.deployed}
+        newest = self.newest_of(workflow)
+        wanted = max(there) if version is None else version
+        if (app := there.get(wanted)) is None:
+            numbers = ", ".join(map(str, sorted(there)))
+            raise FlowSettingsError(
+                f"No run was moved: the code of deployment {wanted} is not kept; that of these "
+                f"deployments is: {numbers}."
+            )
+        if newest is not None and not newest.is_pinned and wanted != max(there):
+            raise FlowSettingsError(
+                f"No run was moved: runs of {workflow!r} continue with the newest code, because it "
+                "calls wf.patched or says pinned=False."
+            )
+        if (definition := self._definition_in(app, workflow)) is None:
+            raise FlowSettingsError(
+                f"No run was moved: deployment {wanted} has no workflow {workflow!r}."
+            )
+        return definition
+
+    def _definition_in(self, app: App, workflow: str) -> Definition | None:
+        found = (flow.definitions.get(workflow) for flow in self._of_log(app))
+        return next(filter(None, found), None)
 
     def _chosen(self, run: Run) -> VersionedFlow:
         assert run.started is not None, "only a run that has begun continues"

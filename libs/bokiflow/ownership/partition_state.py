@@ -20,6 +20,7 @@ from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
     CodeVersion,
+    MoveAsked,
     RetryAsked,
     RunContinued,
     RunFinished,
@@ -206,7 +207,7 @@ class PartitionState(State[None]):
                 self._enter(id_, run, Phase.PARKED, now, None, reason)
             case RunFinished():
                 self._end(id_)
-            case Signalled() | CancelAsked() | ChildEnded() | RetryAsked():
+            case Signalled() | CancelAsked() | ChildEnded() | RetryAsked() | MoveAsked():
                 run.news = record.seqnum
                 run.is_woken = run.is_woken or run.phase != Phase.RUNNING
             case _:

@@ -165,6 +165,10 @@ class QueryFailedError(FlowError):
     """A query raised, its time was up, or the code does not match the run's decided operations."""
 
 
+class RunNotMovedError(FlowError):
+    """The code does not continue the run's history, so the run was not moved to it."""
+
+
 class RunNotParkedError(FlowError):
     """The run is not parked, so it cannot be retried."""
 

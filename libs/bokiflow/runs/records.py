@@ -215,6 +215,14 @@ class RetryAsked(msgspec.Struct, frozen=True, array_like=True, tag="retry asked"
     """The owner of the partition should execute the parked run again now."""
 
 
+class MoveAsked(msgspec.Struct, frozen=True, array_like=True, tag="move asked"):
+    """The run should continue with the code of the deployment `code`. The owner of the partition
+    answers with a `RunTaken` that names the code with which the run continues.
+    """
+
+    code: CodeVersion
+
+
 class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
     """The run waits for other code, or is crash-looping. Takes effect if `epoch` is the current
     one.
@@ -400,6 +408,7 @@ RunRecord: TypeAlias = (
     | ChildEnded
     | CancelAsked
     | RetryAsked
+    | MoveAsked
     | RunParked
     | RunFinished
     | RunWaits

@@ -17,6 +17,7 @@ from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
     CodeVersion,
+    MoveAsked,
     OperationNoted,
     RetryAsked,
     RunContinued,
@@ -71,12 +72,14 @@ class Run:
         code: the deployment with whose code the run continues; None: it is not known.
         moved: when the run was moved to that code, seconds since 1970; None: its round began with
             it.
+        move_asked: the deployment to whose code the run should move; None: to no other.
     """
 
     __slots__ = (
         "_cancelled_at", "_count", "_others_end", "_whole", "began", "cancel_asked", "clock",
         "code", "crashes", "end", "ended", "ended_at", "epoch", "executor", "finished", "floor",
-        "is_cancelled_while_parked", "moved", "noted", "parked", "parked_at", "past", "places",
+        "is_cancelled_while_parked", "move_asked", "moved", "noted", "parked", "parked_at", "past",
+        "places",
         "round", "round_at", "signal_keys", "signals", "started", "started_at", "state", "steps",
         "taken_at", "waits",
         "was_parked",
@@ -114,6 +117,7 @@ class Run:
         self.past = 0
         self.code: CodeVersion | None = None
         self.moved: float | None = None
+        self.move_asked: CodeVersion | None = None
         self._count = 0
         """Number of applied records that were not forgotten."""
         self._whole = (0, 0)
@@ -160,6 +164,8 @@ class Run:
                 self._add_signal(seqnum, record)
             case ChildEnded() | RetryAsked():
                 pass
+            case MoveAsked(code):
+                self.move_asked = code
             case CancelAsked():
                 self.cancel_asked, self._cancelled_at = True, seqnum
                 self.is_cancelled_while_parked = self.is_cancelled_while_parked or self.was_parked
@@ -202,7 +208,7 @@ class Run:
             limit=record.limit,
             code=record.code,
         )
-        self.code, self.moved = record.code, None
+        self.code, self.moved, self.move_asked = record.code, None, None
         self.started_at, self.began = record.started_at, record.began
         self.round, self.round_at = record.round, seqnum
         self.epoch, self.executor, self.taken_at = record.epoch + 1, record.executor, seqnum
@@ -231,8 +237,9 @@ class Run:
             case RunTaken(epoch, executor, crashes, code):
                 assert epoch == self.epoch + 1, "epochs grow one by one"
                 if code is not None:
-                    self.moved = self.moved if self.code is None else self.clock
-                    self.code = code
+                    if self.code is not None and self.code.digest != code.digest:
+                        self.moved = self.clock
+                    self.code, self.move_asked = code, None
                 self.epoch, self.executor, self.parked = epoch, executor, None
                 self.taken_at, self.crashes, self.waits = seqnum, crashes, None
             case StepDecided(number=number):

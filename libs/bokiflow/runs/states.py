@@ -14,6 +14,7 @@ from typing import Final, assert_never
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
+    MoveAsked,
     OperationNoted,
     RetryAsked,
     RunContinued,
@@ -49,6 +50,7 @@ class RunEvent(enum.StrEnum):
     CHILD_ENDED = "child ended"
     CANCEL_ASKED = "cancel asked"
     RETRY_ASKED = "retry asked"
+    MOVE_ASKED = "move asked"
     WAITS = "waits"
     CONTINUED = "continued"
     PARKED = "parked"
@@ -89,6 +91,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (State.RUNNING, RunEvent.SIGNALLED): State.RUNNING,
     (State.RUNNING, RunEvent.CHILD_ENDED): State.RUNNING,
     (State.RUNNING, RunEvent.CANCEL_ASKED): State.RUNNING,
+    (State.RUNNING, RunEvent.MOVE_ASKED): State.RUNNING,
     (State.RUNNING, RunEvent.WAITS): State.RUNNING,
     (State.RUNNING, RunEvent.CONTINUED): State.RUNNING,
     (State.RUNNING, RunEvent.PARKED): State.PARKED,
@@ -97,6 +100,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (State.RUNNING, RunEvent.CANCELLED): State.CANCELLED,
     (State.PARKED, RunEvent.TAKEN): State.RUNNING,
     (State.PARKED, RunEvent.RETRY_ASKED): State.PARKED,
+    (State.PARKED, RunEvent.MOVE_ASKED): State.PARKED,
     # These appends were in flight when the same executor parked the run.
     (State.PARKED, RunEvent.DECIDED): State.PARKED,
     (State.PARKED, RunEvent.PARKED): State.PARKED,
@@ -130,6 +134,8 @@ def event_of(record: RunRecord) -> RunEvent:  # noqa: C901, PLR0911, PLR0912 - o
             return RunEvent.CANCEL_ASKED
         case RetryAsked():
             return RunEvent.RETRY_ASKED
+        case MoveAsked():
+            return RunEvent.MOVE_ASKED
         case RunWaits():
             return RunEvent.WAITS
         case RunContinued():

@@ -206,6 +206,38 @@ def test_a_run_cannot_send_commands_to_the_terminal(gateway: Gateway) -> None:
             assert line.isprintable(), line
 
 
+def test_a_moved_run_is_named_with_its_deployment(gateway: Gateway) -> None:
+    gateway.answers["/runs/travel/a/move"] = [{"version": 3}]
+    said = run("move", "a", "--version", "3", "--app", "travel").stdout
+    assert said.startswith("Run a continues with deployment 3; ")
+    assert json.loads(gateway.asked[-1].content) == {"version": 3}
+
+
+def test_all_runs_of_an_application_move_page_by_page(gateway: Gateway) -> None:
+    """Those that are refused are named, and all pages move to one deployment."""
+    refused = [{"id": "b", "workflow": "order", "reason": "Run 'b' was not moved."}]
+    gateway.answers["/runs/travel/move"] = [
+        {"version": 3, "moved": ["a"], "refused": refused, "next": "p1"},
+        {"version": 3, "moved": ["c", "d"], "refused": [], "next": None},
+        {"version": None, "moved": [], "refused": [], "next": None},
+    ]
+    result = run("move", "--app", "travel", "--workflow", "order")
+    assert result.exit_code == 1
+    assert "Run 'b' was not moved.\n3 runs continue with deployment 3; 1 keep" in result.stdout
+    filters = {"workflow": "order"}
+    assert [json.loads(request.content) for request in gateway.asked] == [
+        {**filters, "state": "running"},
+        {**filters, "version": 3, "state": "running", "page": "p1"},
+        {**filters, "version": 3, "state": "parked"},
+    ]
+
+
+def test_a_run_and_filters_are_not_given_together(gateway: Gateway) -> None:
+    assert "not both" in run("move", "a", "--state", "parked").stderr
+    assert "with --app" in run("move").stderr
+    assert gateway.asked == []
+
+
 def test_a_forked_run_is_printed_alone(gateway: Gateway) -> None:
     gateway.answers["/runs/travel/a/fork"] = [{"id": "new"}]
     assert run("fork", "a", "pay", "--app", "travel").stdout == "new\n"

@@ -20,6 +20,7 @@ from indilog.base.ids import MAX_SEQNUM
 from indilog.base.log import LogSource
 from indilog.sdk.runs import (
     LIST_RUNS,
+    MOVE_RUNS,
     RUNS_MAX,
     SHOW_RUN,
     START_RUN,
@@ -73,6 +74,27 @@ class SignalIn(pydantic.BaseModel):
     name: str
     value: Any = True
     key: str | None = None
+
+
+class MoveIn(pydantic.BaseModel):
+    """The deployment whose code a run continues with; null: the newest one."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    version: int | None = None
+
+
+class MoveAllIn(MoveIn):
+    """The deployment, and which runs move to its code."""
+
+    workflow: str | None = None
+    state: str = "running"
+    id_prefix: str = ""
+    older_s: float | None = None
+    newer_s: float | None = None
+    from_version: int | None = None
+    limit: int = 100
+    page: str | None = None
 
 
 class QueryIn(pydantic.BaseModel):
@@ -244,6 +266,17 @@ class RunRoutes:
         """Start a new run that continues from a `step` of this run, with the deployed code."""
         return await self._act(app, run, "fork", request, position)
 
+    async def move(self, app: str, run: str, request: Request, position: Position = 0) -> Response:
+        """Continue a run with the code of another deployment, if that continues its history."""
+        return await self._act(app, run, "move", request, position)
+
+    async def move_all(self, app: str, request: Request, position: Position = 0) -> Response:
+        """Do the same for open runs of a list: answers the ids of those that move, and why others
+        are refused. `next` is `page` of the next request; null: there are no further runs.
+        """
+        given = await self._fields(request)
+        return await self._operate(app, MOVE_RUNS, given, request, position)
+
     async def signal(
         self, app: str, run: str, request: Request, position: Position = 0
     ) -> Response:
@@ -372,11 +405,13 @@ def runs_router(
     router = APIRouter(prefix="/runs", tags=["runs"], dependencies=[Depends(check_query)])
     router.get("")(routes.list_runs)
     router.post("/{app}", openapi_extra=_body(StartIn))(routes.start)
+    router.post("/{app}/move", openapi_extra=_body(MoveAllIn))(routes.move_all)
     # The id of a run may contain slashes.
     one = "/{app}/{run:path}"
     router.post(f"{one}/cancel")(routes.cancel)
     router.post(f"{one}/retry")(routes.retry)
     router.post(f"{one}/fork", openapi_extra=_body(ForkIn))(routes.fork)
+    router.post(f"{one}/move", openapi_extra=_body(MoveIn))(routes.move)
     router.post(f"{one}/signal", openapi_extra=_body(SignalIn))(routes.signal)
     router.post(f"{one}/query", openapi_extra=_body(QueryIn))(routes.query)
     router.get(f"{one}/events", response_class=StreamingResponse)(routes.events)

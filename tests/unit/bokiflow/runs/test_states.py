@@ -10,6 +10,8 @@ import pytest
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
+    CodeVersion,
+    MoveAsked,
     OperationNoted,
     RecordedFailure,
     RetryAsked,
@@ -46,6 +48,7 @@ RECORDS: dict[RunEvent, RunRecord] = {
     RunEvent.CHILD_ENDED: ChildEnded("c"),
     RunEvent.CANCEL_ASKED: CancelAsked(),
     RunEvent.RETRY_ASKED: RetryAsked(),
+    RunEvent.MOVE_ASKED: MoveAsked(CodeVersion(2, "two")),
     RunEvent.WAITS: RunWaits(1, None, "signal 'go'", 1),
     RunEvent.CONTINUED: RunContinued(
         epoch=1, round=2, end=0, workflow="order", arguments=b"{}", executor="a", version="v1",

@@ -203,7 +203,7 @@ async def test_invalid_queries_ask_no_application(served: Served, query: str, pr
     assert served.apps.asked == []
 
 
-@pytest.mark.parametrize("action", ["cancel", "retry", "fork", "signal", "query"])
+@pytest.mark.parametrize("action", ["cancel", "retry", "fork", "move", "signal", "query"])
 async def test_actions_reach_the_run_of_any_id(served: Served, action: str) -> None:
     served.apps.answers["a"] = lambda _: None
     for id_, path in (("x", "x"), ("p/3@1", "p/3@1"), ("p/3", "p%2F3"), ("..", "%2E%2E")):
@@ -211,6 +211,14 @@ async def test_actions_reach_the_run_of_any_id(served: Served, action: str) -> N
         assert answer.status_code == 200, answer.text
         assert served.apps.asked.pop() == ("a", f"runs.{action}", {"step": "1", "id": id_}, 0)
     assert (await served.http.post(f"/runs/a/x/{action}")).status_code == 200, "without a body"
+
+
+async def test_runs_of_a_list_are_moved_by_one_request(served: Served) -> None:
+    served.apps.answers["a"] = lambda _: None
+    given = {"version": 2, "workflow": "order"}
+    answer = await served.http.post("/runs/a/move", json=given)
+    assert answer.status_code == 200, answer.text
+    assert served.apps.asked == [("a", "runs.move_all", given, 0)]
 
 
 @pytest.mark.parametrize(
