@@ -50,7 +50,12 @@ from indilog.link.access import (
     unauthorized_at,
 )
 from indilog.link.caller import LinkCaller
-from indilog.link.invocation import Invocation, invocation_of
+from indilog.link.invocation import (
+    HeldOutcomes,
+    Invocation,
+    ReleasedOutcomes,
+    invocation_of,
+)
 from indilog.link.link import Link, socket_messages
 from indilog.link.link_messages import (
     LINK_VERSION,
@@ -356,6 +361,37 @@ class RemoteClient(Runs[str]):
                 "The connection was lost while cancelling; cancel again, which is harmless."
             )
         raise error_from(answer)
+
+    async def held_invocations(self, log: str | None = None) -> HeldOutcomes:
+        """Return the workflow runs that have not recorded the outcomes of their calls.
+
+        Args:
+            log: only runs of the flow with this log, such as `shop/flow`; None: of all flows.
+
+        Raises:
+            NotReadyError: they cannot be determined now.
+        """
+        query = {} if log is None else {"log": log}
+        text = await self._requests.send("GET", "/invocations/held", query=query)
+        return msgspec.json.decode(text, type=HeldOutcomes)
+
+    async def release_invocations(self, log: str, *, run: str = "") -> int:
+        """Release outcomes that are held for runs of an application that is not deployed again.
+        Return the number of calls.
+
+        They are then kept for a day (`results_kept_s`). A run that continues later makes the call
+        again.
+
+        Args:
+            log: the log of the flow, such as `shop/flow`.
+            run: only what is held for this run; empty: for all runs of the flow.
+
+        Raises:
+            CallOutcomeUnknownError: they may be released; repeating this is harmless.
+        """
+        query = {"log": log} | ({"run": run} if run else {})
+        text = await self._requests.send("DELETE", "/invocations/held", query=query)
+        return msgspec.json.decode(text, type=ReleasedOutcomes).released
 
     # --- workflow runs
 

@@ -42,6 +42,31 @@ class Invocation(NamedTuple):
                 raise error_from(failure)
 
 
+class HeldForRun(msgspec.Struct, frozen=True):
+    """The outcomes of calls that are held for a workflow run, until it has recorded them.
+
+    `log`: the log of its flow. `run`: its id. `calls`, `bytes`: number and bytes of the calls.
+    """
+
+    log: str
+    run: str
+    calls: int
+    bytes: int
+
+
+class HeldOutcomes(msgspec.Struct, frozen=True):
+    """The first 1,000 runs for which outcomes are held; `has_more`: there may be others."""
+
+    held: tuple[HeldForRun, ...]
+    has_more: bool
+
+
+class ReleasedOutcomes(msgspec.Struct, frozen=True):
+    """The answer to `DELETE /invocations/held`: the number of calls."""
+
+    released: int
+
+
 def invocation_of(message: InvocationFound) -> Invocation | None:
     """Return the invocation in a message; None if the node does not know it."""
     if not message.function:

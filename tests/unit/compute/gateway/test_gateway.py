@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,7 +12,9 @@ import pytest_asyncio
 import structlog
 
 from indilog.config import ClusterConfig, Config, node_config
+from indilog.link.invocation import HeldForRun
 from indilog.link.link_messages import Returned
+from indilog.remote_client import RemoteClient
 from indilog.sdk.runs import holder_of
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import create_gateway
@@ -464,6 +466,28 @@ async def test_held_outcomes_are_listed_and_released_by_flow_and_by_run(
     assert released == [holder_of("shop/flow", ""), holder_of("shop/flow", "a")]
     assert problem(await served.client.delete("/invocations/held"))[0] == 422
     assert len(released) == 2
+    client = RemoteClient("http://here:8080")
+    monkeypatch.setattr(client, "_requests", _Requests(served.client))
+    there = await client.held_invocations()
+    assert (there.held[0], len(there.held), there.has_more) == (
+        HeldForRun("shop/flow", "a", 2, 20),
+        2,
+        False,
+    )
+    assert (await client.held_invocations("other")).held == ()
+    assert await client.release_invocations("shop/flow") == 5
+    assert await client.release_invocations("shop/flow", run="a") == 2
+    assert released[2:] == released[:2]
+
+
+class _Requests:
+    """Sends what a client asks to the gateway under test."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def send(self, method: str, path: str, *, query: Mapping[str, str]) -> bytes:
+        return (await self._http.request(method, path, params=query)).content
 
 
 async def test_recorded_invocations_are_listed_in_pages(
