@@ -72,12 +72,12 @@ async def prints() -> int:
     print("spoken")
     return 1
 
-@app.function(timeout_s=1)
+@app.function(timeout_s=5)
 async def blocks_loop(ctx: indilog.Context) -> None:
     await ctx.log("gate").append(b"here", tags=["here"])
     while True: pass
 
-@app.function(timeout_s=0.5)
+@app.function(timeout_s=5)
 def blocks_thread(ctx: indilog.Context) -> None:
     ctx.wait(ctx.log("gate").append(b"here", tags=["here"]))
     while True: time.sleep(0.01)
@@ -126,7 +126,8 @@ def config_in(directory: Path, *, engines: int = 1, **node: Any) -> Config:  # n
         "data_dir": directory,
         "port": 0,
         "segment_bytes": 8 * MIB,
-        "worker_silent_s": 0.3,
+        "worker_silent_s": 30.0,  # on a busy machine a healthy worker is silent, too
+        "worker_stop_s": 30.0,
     }
     cluster = ClusterConfig(durability="memory", engines=engines)
     return Config(cluster=cluster, node=node_config(**(own | node)))
@@ -163,7 +164,7 @@ async def served(config: Config, logs: LogSource) -> AsyncIterator[Platform]:
     try:
         await server.start()
         url = f"http://127.0.0.1:{server.port}"
-        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=150, trust_env=False) as http:
             yield Platform(host, url, http)
     finally:
         await server.stop()

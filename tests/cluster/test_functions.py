@@ -108,7 +108,7 @@ async def test_running_calls_end_on_their_version_and_new_ones_get_the_new(
 ) -> None:
     async with indilog.connect(platform.url) as client:
         old = asyncio.ensure_future(platform.call("demo.wait_for_release"))
-        assert await client.log("gate").read_next("here", wait=30) is not None
+        assert await client.log("gate").read_next("here", wait=100) is not None
         await platform.deploy("demo", DEMO.replace("version 1", "version 2"))
         await client.log("gate").append(b"released", tags=["release"])
         assert (await old).json() == "released by version 1"

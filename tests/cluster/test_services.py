@@ -55,7 +55,7 @@ async def began(client: RemoteClient, version: int, count: int) -> list[int]:
     """Wait until a service began `count` times; return the processes."""
     log, found, bound = client.log("drive"), list[int](), 0
     while len(found) < count:
-        record = await log.read_next(f"began {version}", bound, wait=30)
+        record = await log.read_next(f"began {version}", bound, wait=100)
         assert record is not None
         found.append(int(record.data))
         bound = record.seqnum + 1
@@ -83,9 +83,9 @@ async def test_a_new_version_ends_the_services_of_the_one_before(platform: Platf
         redeployed = await platform.deploy("demo", SOURCE.replace("VERSION = 1", "VERSION = 2"))
         assert redeployed.status_code == 200
         await began(client, 2, 2)
-        ended = await client.log("drive").read_next("ended 1", wait=30)
+        ended = await client.log("drive").read_next("ended 1", wait=100)
         assert ended is not None
-        assert await client.log("drive").read_next("ended 1", ended.seqnum + 1, wait=30)
+        assert await client.log("drive").read_next("ended 1", ended.seqnum + 1, wait=100)
     assert (await platform.http.get("/apps/demo")).json()["services"] == ["drive"]
 
 
@@ -101,7 +101,7 @@ async def test_a_service_that_fails_is_seen_in_the_status(platform: Platform) ->
 
     await until(lambda: reported()["failures"] != 0)
     assert reported()["problem"] == "demo.py, line 20: RuntimeError: planted."
-    assert (await asyncio.wait_for(platform.call("demo.version"), 30)).json() == 1
+    assert (await asyncio.wait_for(platform.call("demo.version"), 120)).json() == 1
 
 
 async def test_a_platform_that_stops_cancels_its_services_without_complaint(

@@ -96,7 +96,7 @@ async def test_an_undeployed_app_is_gone_on_every_node_and_its_running_calls_end
         await until(lambda: not is_gone(second))
         assert (await second.call("demo.count")).json() == 1
         runs = asyncio.ensure_future(first.call("demo.wait_for_release"))
-        assert await client.log("gate").read_next("here", wait=30) is not None
+        assert await client.log("gate").read_next("here", wait=100) is not None
         answer = await second.http.delete("/apps/demo")
         assert (answer.status_code, answer.json()) == (
             200,
@@ -112,7 +112,7 @@ async def test_an_undeployed_app_is_gone_on_every_node_and_its_running_calls_end
             assert (status["apps"], status["schedules"], status["services"]) == ({}, [], {})
         ended = 0
         for _ in range(2):
-            record = await client.log("gate").read_next("service ended", ended, wait=30)
+            record = await client.log("gate").read_next("service ended", ended, wait=100)
             assert record is not None
             ended = record.seqnum + 1
         await client.log("gate").append(b"", tags=["release"])
@@ -223,11 +223,11 @@ async def test_a_workflow_of_an_undeployed_app_continues_when_the_app_is_deploye
         gate = client.log("gate")
         await platform.deploy("demo", WORKFLOW)
         assert (await platform.call("demo.begin")).json() == "tour"
-        stalls = await gate.read_next("here", wait=30)
+        stalls = await gate.read_next("here", wait=100)
         assert stalls is not None
         await platform.http.delete("/apps/demo")
         await until(lambda: not any(w.deployments for w in platform.host._pool.workers))
         await platform.deploy("demo", WORKFLOW)
-        assert await gate.read_next("here", stalls.seqnum + 1, wait=30), "the step has run again"
+        assert await gate.read_next("here", stalls.seqnum + 1, wait=100), "the step has run again"
         await gate.append(b"", tags=["release"])
         assert (await platform.call("demo.end")).json() == "stalled"

@@ -61,7 +61,7 @@ async def test_a_crashed_worker_is_replaced_and_only_its_calls_fail(platform: Pl
         ),
         (
             "n = 0\n\nwhile True: n += 1\n",
-            "bad.py, line 3: the code did not import within 2 s; move work out of module level.",
+            "bad.py, line 3: the code did not import within 10 s; move work out of module level.",
         ),
         ("raise KeyboardInterrupt\n", "bad.py, line 1: KeyboardInterrupt."),
     ],
@@ -69,11 +69,11 @@ async def test_a_crashed_worker_is_replaced_and_only_its_calls_fail(platform: Pl
 async def test_an_import_that_ends_its_process_disturbs_no_running_call(
     tmp_path: Path, source: str, sentence: str
 ) -> None:
-    async with running(tmp_path, workers=1, import_timeout_s=2.0) as platform:
-        await platform.deploy("demo", DEMO)
+    async with running(tmp_path, workers=1, import_timeout_s=10.0) as platform:
+        assert (await platform.deploy("demo", DEMO)).status_code == 200
         async with indilog.connect(platform.url) as client:
             waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
-            assert await client.log("gate").read_next("here", wait=30) is not None
+            assert await client.log("gate").read_next("here", wait=100) is not None
             refused = await platform.deploy("bad", source)
             assert (refused.status_code, refused.json()["title"]) == (422, "DeployError")
             assert refused.json()["detail"].startswith(sentence[:12])
@@ -223,7 +223,7 @@ async def test_calls_and_deployments_in_flight_are_answered_when_the_host_stops(
         host = platform.host
         async with indilog.connect(platform.url) as client:
             runs = host.call("demo.wait_for_release", b"{}")
-            assert await client.log("gate").read_next("here", wait=30) is not None
+            assert await client.log("gate").read_next("here", wait=100) is not None
         waits = host.call("demo.wait_for_release", b"{}")
         deploys = asyncio.ensure_future(host.deploy({"slow.py": "import time\ntime.sleep(600)"}))
         await until(lambda: any((tmp_path / "workers").glob("trial-*/crash_location")))
@@ -243,7 +243,7 @@ async def test_calls_and_deployments_in_flight_are_answered_when_the_host_stops(
 async def test_a_killed_worker_fails_its_calls_at_once(platform: Platform) -> None:
     async with indilog.connect(platform.url) as client:
         waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
-        assert await client.log("gate").read_next("here", wait=30) is not None
+        assert await client.log("gate").read_next("here", wait=100) is not None
         for worker in platform.host.status()["workers"]:
             os.kill(worker["pid"], signal.SIGKILL)
         assert (await waiting).json()["title"] == "WorkerCrashedError"
@@ -256,31 +256,37 @@ async def test_calls_go_around_a_worker_whose_loop_is_blocked_until_it_is_replac
     tmp_path: Path,
 ) -> None:
     """Calls sent to it before the detection also succeed."""
-    async with running(tmp_path, workers=2, worker_stop_s=0.5) as platform:
+    impatient = {"worker_silent_s": 1.0, "worker_stop_s": 1.0}
+    async with running(tmp_path, workers=2, **impatient) as platform:
         await platform.deploy("demo", DEMO)
+        begun = blocked = 0
         async with indilog.connect(platform.url) as client:
-            blocking = asyncio.ensure_future(platform.call("demo.blocks_loop"))
-            assert await client.log("gate").read_next("here", wait=30) is not None
-        answers = [platform.call("demo.count", name="a") for _ in range(20)]
-        assert [a.status_code for a in await asyncio.gather(*answers)] == [200] * 20
-        assert platform.host.status()["calls_moved"] > 0
-        assert (await blocking).json()["title"] == "CallOutcomeUnknownError"
-        await until(lambda: platform.host.status()["worker_restarts"] > 0)
+            while not platform.host.status()["calls_moved"]:  # else all came after the detection
+                blocked += 1
+                blocking = asyncio.ensure_future(platform.call("demo.blocks_loop"))
+                here = await client.log("gate").read_next("here", begun, wait=100)
+                assert here is not None
+                begun = here.seqnum + 1
+                answers = [platform.call("demo.count", name="a") for _ in range(20)]
+                assert [a.status_code for a in await asyncio.gather(*answers)] == [200] * 20
+                assert (await blocking).json()["title"] == "CallOutcomeUnknownError"
+                while platform.host.status()["worker_restarts"] < blocked:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
         assert (await platform.call("demo.count", name="b")).json() == 1
 
 
 async def test_a_worker_with_a_thread_that_does_not_end_is_replaced_after_its_other_calls(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, workers=1, worker_stop_s=0.3) as platform:
+    async with running(tmp_path, workers=1, worker_silent_s=0.3, worker_stop_s=0.3) as platform:
         await platform.deploy("demo", DEMO)
         async with indilog.connect(platform.url) as client:
             other = asyncio.ensure_future(platform.call("demo.wait_for_release"))
-            assert await client.log("gate").read_next("here", wait=30) is not None
+            assert await client.log("gate").read_next("here", wait=100) is not None
             [before] = platform.host.status()["workers"]
             reported = (await platform.call("demo.blocks_thread")).json()["detail"]
             assert reported == (
-                "demo.blocks_thread did not end within 0.5 s; it runs in a thread, which "
+                "demo.blocks_thread did not end within 5 s; it runs in a thread, which "
                 "continues until it returns or calls ctx.wait, and may have had effects."
             )
             await until(
@@ -408,7 +414,7 @@ async def test_no_amount_of_output_stops_the_worker_that_writes_it(tmp_path: Pat
         async with running(tmp_path, workers=1, worker_output_lines_per_s_max=50) as platform:
             assert (await platform.deploy("loud", _HOSTILE_OUTPUT)).is_success
             for name in ("loud.any_bytes", "loud.flood", "loud.any_bytes", "loud.flood"):
-                answer = await asyncio.wait_for(platform.call(name), 30)
+                answer = await asyncio.wait_for(platform.call(name), 120)
                 assert answer.json() is None, answer.text
     dropped = sum(
         reported["lines"] for reported in logged if reported["event"] == "worker output dropped"
@@ -447,7 +453,7 @@ async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> Non
     worker.link.post(Invoke(1, "busy", b"", "i-1", 0, 0), lambda _: None)
     await asyncio.sleep(0)
     worker.close_stdin()  # as the end of this process would
-    await asyncio.wait_for(lost.wait(), 30)
+    await asyncio.wait_for(lost.wait(), 120)
     assert await worker.stopped() == 1
 
 
@@ -456,12 +462,12 @@ async def test_a_blocked_worker_does_not_delay_the_end_of_the_platform(
 ) -> None:
     """The worker is killed at once, without the usual time to end by itself."""
     monkeypatch.setattr(pool, "STOP_S", math.inf)
-    source = DEMO.replace("timeout_s=1)", "timeout_s=600)")
+    source = DEMO.replace("timeout_s=5)", "timeout_s=600)")
     async with running(tmp_path, workers=1) as platform:
         await platform.deploy("demo", source)
         call = asyncio.ensure_future(platform.call("demo.blocks_loop"))
         async with indilog.connect(platform.url) as client:
-            assert await client.log("gate").read_next("here", wait=30) is not None
+            assert await client.log("gate").read_next("here", wait=100) is not None
         [worker] = platform.host.status()["workers"]
         stopping = asyncio.ensure_future(platform.host.stop())
         assert (await call).json()["title"] == "WorkerCrashedError"
@@ -488,7 +494,7 @@ async def test_workers_are_added_while_calls_wait_and_removed_after_their_calls(
     tmp_path: Path,
 ) -> None:
     limits = {"workers": 1, "workers_max": 3, "worker_calls_max": 2, "workers_idle_s": 0.2}
-    async with running(tmp_path, **limits) as platform, asyncio.timeout(60):
+    async with running(tmp_path, **limits) as platform, asyncio.timeout(300):
         await platform.deploy("holds", HOLDS)
 
         def workers() -> dict[int, int]:

@@ -88,7 +88,7 @@ async def pay(ctx: indilog.Context, id: str) -> None:
 
 @app.function
 def receipt(ctx: indilog.Context, id: str) -> Receipt:
-    return ctx.wait(reserve.handle(id).result(30))
+    return ctx.wait(reserve.handle(id).result(55))
 
 
 @app.function
@@ -96,7 +96,7 @@ async def stop(ctx: indilog.Context, id: str) -> str:
     handle = reserve.handle(id)
     await handle.cancel()
     try:
-        await handle.result(30)
+        await handle.result(55)
     except bokiflow.RunCancelledError as error:
         return error.kind
     return ""
@@ -181,7 +181,7 @@ async def outcome(ctx: indilog.Context) -> int:
         assert (await there.deploy("steps", source)).status_code == 200
         assert (await there.call("steps.begin")).json() == "r"
         async with indilog.connect(there.url) as client:
-            assert await client.log("bodies").read_next("began", wait=30) is not None
+            assert await client.log("bodies").read_next("began", wait=100) is not None
         assert (await there.deploy("steps", source + "# new")).json()["version"] == 2
         assert (await there.call("steps.outcome")).json() == 2
 

@@ -89,7 +89,8 @@ async def disturb(platform: Platform, kind: str, chance: random.Random) -> None:
 async def test_every_call_has_one_outcome_and_at_most_one_effect(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     kinds = chance.sample(KINDS, len(KINDS))
-    async with running(tmp_path, workers=2, worker_calls_max=4, worker_stop_s=0.3) as platform:
+    impatient = {"worker_silent_s": 0.3, "worker_stop_s": 0.3}
+    async with running(tmp_path, workers=2, worker_calls_max=4, **impatient) as platform:
         await platform.deploy("demo", SOURCE)
         callers = Callers(platform)
         tasks = [asyncio.ensure_future(callers.call()) for _ in range(CALLERS)]
@@ -159,7 +160,7 @@ async def records(log: indilog.Log, count: int) -> None:
     """Wait until a log has `count` records."""
     bound = 0
     for _ in range(count):
-        record = await log.read_next(bound=bound, wait=30)
+        record = await log.read_next(bound=bound, wait=100)
         assert record is not None
         bound = record.seqnum + 1
 
