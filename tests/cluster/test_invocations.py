@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,14 @@ import pytest
 import pytest_asyncio
 
 import indilog
+from bench.support.servers import two_free_ports
 from indilog.base.errors import FunctionFailedError, InvocationCancelledError, NotReadyError
 from indilog.base.log import Log
 from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, running_two, until
 from tests.cluster.platform_process import PlatformProcess, platform
 from tests.support.clients import http_client
+from tests.support.moved_time import moved_time
 from tests.support.repeated import repeated
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
@@ -97,7 +98,7 @@ async def runs_of(log: Log, n: int) -> list[int]:
 
 async def outcome(http: httpx.AsyncClient, invocation: str) -> dict[str, Any]:
     """Wait for the outcome of an invocation, also while the platform is down."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(300):
         while True:
             answer = await http.get(f"/invocations/{invocation}?wait=60")
             reported: dict[str, Any] = answer.json()
@@ -110,10 +111,10 @@ async def test_an_invocation_whose_worker_is_killed_runs_again(there: Platform) 
     async with indilog.connect(there.url) as client:
         log = client.log("runs")
         id_ = await client.send("demo.until_released", n=1)
-        first = await log.read_next("n:1", wait=30)
+        first = await log.read_next("n:1", wait=100)
         assert first is not None
         os.kill(int(first.data), signal.SIGKILL)
-        second = await log.read_next("n:1", first.seqnum + 1, wait=30)
+        second = await log.read_next("n:1", first.seqnum + 1, wait=100)
         assert second is not None
         await log.append(b"", tags=["go"])
         reported = await outcome(there.http, id_)
@@ -194,7 +195,7 @@ async def test_a_cancelled_timer_never_runs_also_after_a_restart(tmp_path: Path)
 
 
 async def test_a_client_asks_for_invocations_and_cancels_them(there: Platform) -> None:
-    async with indilog.connect(there.url) as client, asyncio.timeout(60):
+    async with indilog.connect(there.url) as client, asyncio.timeout(200):
         done = await client.invocation(await client.send("demo.work", n=1), wait=50)
         assert done is not None
         assert (done.function, done.state) == ("demo.work", "done")
@@ -223,7 +224,7 @@ async def test_a_client_asks_for_invocations_and_cancels_them(there: Platform) -
 async def test_a_cancelled_invocation_that_runs_is_asked_to_stop(there: Platform) -> None:
     started = await there.http.post("/functions/demo/until_released?async=1", json={"n": 5})
     invocation = started.json()["invocation"]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         await there.http.get("/logs/runs/records?tag=n:5&wait=50")
         reported = (await there.http.delete(f"/invocations/{invocation}")).json()
         assert reported["problem"]["title"] == "InvocationCancelledError"
@@ -312,18 +313,24 @@ async def test_keys_and_outcomes_hold_on_every_node(tmp_path: Path) -> None:
             assert len(await runs_of(client.log("runs"), 1)) == 1
 
 
-async def test_a_timer_that_a_function_set_survives_a_restart(tmp_path: Path) -> None:
+async def test_a_timer_that_a_function_set_survives_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = moved_time(monkeypatch)
     async with running(tmp_path, workers=1, **FAST) as first:
         assert (await first.deploy("demo", APP)).status_code == 200
-        id_ = (await first.call("demo.later", s=2.0)).json()
+        id_ = (await first.call("demo.later", s=3600.0)).json()
         assert (await first.http.get(f"/invocations/{id_}")).json()["state"] == "scheduled"
     async with running(tmp_path, workers=1, **FAST) as second:
+        assert (await second.http.get(f"/invocations/{id_}")).json()["state"] == "scheduled"
+        moved.passed_s = 3700.0
+        await second.http.post("/functions/demo/work?async=1", json={"n": 1})  # it checks its time
         assert (await outcome(second.http, id_))["state"] == "done"
         async with indilog.connect(second.url) as client:
             assert len(await runs_of(client.log("runs"), 9)) == 1
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
 )
@@ -335,13 +342,13 @@ async def test_a_platform_killed_during_invocations_runs_each_to_one_outcome(
     rng = random.Random(7)
     for start in range(3):
         with platform(tmp_path, *options) as up:
-            async with http_client(up.url, timeout=60) as http:
+            async with http_client(up.url, timeout=150) as http:
                 if start == 0:
                     await _deploy(http)
                 await _send(http, up, accepted, start, rng)
     with platform(tmp_path, *options) as up:
         async with (
-            http_client(up.url, timeout=90) as http,
+            http_client(up.url, timeout=150) as http,
             indilog.connect(up.url) as client,
         ):
             reported = await asyncio.gather(*(outcome(http, id_) for id_ in accepted))
@@ -379,20 +386,7 @@ async def _send(
     up.kill_everything()
 
 
-def _two_free_ports() -> int:
-    """Return a port that is free, as is the next one."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
-            try:
-                other.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-
-
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGKILL], ids=["paused", "killed"])
 async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals
@@ -404,18 +398,18 @@ async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
         monkeypatch.setattr(platform_process, "SETTINGS", platform_process.SETTINGS | {
             "INDILOG_NODE_RESTART_S_MIN": "8", "INDILOG_NODE_RESTART_S_MAX": "8",
         })  # fmt: skip
-    port = _two_free_ports()
+    port = two_free_ports()
     with platform(tmp_path, "--processes", "--port", str(port)) as up:
         other = f"http://127.0.0.1:{port + 1}"
         async with (
-            http_client(up.url, timeout=60) as http,
-            http_client(other, timeout=60) as there,
+            http_client(up.url, timeout=150) as http,
+            http_client(other, timeout=150) as there,
             indilog.connect(other) as client,
         ):
             await _deploy(http)
             sent = await http.post("/functions/demo/first_waits?async=1", json={"n": 1})
             log = client.log("runs")
-            first = await log.read_next("n:1", wait=30)
+            first = await log.read_next("n:1", wait=100)
             assert first is not None
             up.signal_node("engine-0", stop)
             reported = await outcome(there, sent.json()["invocation"])

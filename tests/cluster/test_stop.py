@@ -27,16 +27,24 @@ async def nap(ctx: indilog.Context) -> None:
 '''
 
 
+async def watches(http: httpx.AsyncClient) -> int:
+    """Return how many reads wait for a record."""
+    count: int = (await http.get("/status")).json()["engine"]["progress"]["watches"]
+    return count
+
+
 async def interrupt(running: PlatformProcess) -> tuple[httpx.Response, httpx.Response, str]:
     """Stop the platform during a call and a read; return both answers and the platform's log."""
-    async with http_client(running.url, timeout=60) as http:
+    async with http_client(running.url, timeout=150) as http:
         deployed = await http.post("/apps", json={"sources": {"slow.py": APP}})
         assert deployed.status_code == httpx.codes.OK, deployed.text
         call = asyncio.create_task(http.post("/functions/slow/nap", json={}))
         async with indilog.connect(running.url) as client:
-            assert await client.log("naps").read_next("begun", wait=30) is not None
+            assert await client.log("naps").read_next("begun", wait=100) is not None
+        before = await watches(http)
         read = asyncio.create_task(http.get("/logs/naps/records?tag=never&wait=60"))
-        await http.get("/healthz")  # sent after the read, so the read has arrived
+        while await watches(http) <= before:  # noqa: ASYNC110 - not announced
+            await asyncio.sleep(0.05)
         logged = await asyncio.to_thread(running.interrupted)
         return await call, await read, logged
 
@@ -61,7 +69,7 @@ async def kill(running: PlatformProcess) -> tuple[object, ...]:
         await client.deploy({"slow.py": APP})
         call = asyncio.create_task(client.call("slow.nap"))
         log = client.log("naps")
-        assert await log.read_next("begun", wait=30) is not None
+        assert await log.read_next("begun", wait=100) is not None
         read = asyncio.create_task(log.read_next("never", wait=60))
         await log.tail()  # sent after the read, so the read has arrived
         await asyncio.to_thread(running.kill_everything)

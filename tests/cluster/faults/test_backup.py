@@ -24,7 +24,7 @@ from tests.cluster.faults.test_log_image import Acknowledged, records_in
 from tests.cluster.platform_process import ROOT, platform
 
 pytestmark = pytest.mark.cluster
-S_MAX = 60.0
+S_MAX = 200.0
 APP = """
 import indilog
 
@@ -47,7 +47,7 @@ def load(data: Path) -> Iterator[Acknowledged]:
         yield said
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(S_MAX)
         said.drain()
         process.stdout.close()
 
@@ -96,19 +96,20 @@ def test_a_backup_under_load_has_exactly_the_records_below_its_tail(tmp_path: Pa
 def test_a_backup_that_is_killed_continues(tmp_path: Path) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
     with load(data) as said:
-        wait_for(said, 1000)
+        wait_for(said, 2000)
         command = [sys.executable, "-c", SLOW_BACKUP, str(data), str(backup)]
         killed = 0
         while not (backup / "manifest").exists():
-            process = subprocess.Popen(command, cwd=ROOT)
             parts = len(list(backup.glob("records-????????")))
+            waits_at = parts + 4 if killed < 3 else -1
+            process = subprocess.Popen([*command, str(waits_at)], cwd=ROOT)
             end = time.monotonic() + S_MAX
             while process.poll() is None and len(list(backup.glob("records-*"))) < parts + 3:
                 assert time.monotonic() < end
                 time.sleep(0.005)
             if killed < 3:
                 process.send_signal(signal.SIGKILL)
-                killed += process.wait(10) == -signal.SIGKILL
+                killed += process.wait(S_MAX) == -signal.SIGKILL
                 refused = subprocess.run(
                     [sys.executable, "-m", "indilog", "backup", "verify", str(backup)],
                     cwd=ROOT, capture_output=True, text=True, check=False,
@@ -130,14 +131,18 @@ import sys, time
 from pathlib import Path
 from indilog_pipeline.backup.create import create
 
-create(Path(sys.argv[1]), Path(sys.argv[2]), part_bytes=16384, progress=lambda *_: time.sleep(0.05))
+def progress(part, _):
+    time.sleep(600 if part == int(sys.argv[3]) else 0.05)
+
+create(Path(sys.argv[1]), Path(sys.argv[2]), part_bytes=16384, progress=progress)
 """
+"""The third argument: before which part it waits to be killed; -1: before none."""
 
 
 def command(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "indilog", *arguments],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

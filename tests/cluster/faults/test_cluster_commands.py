@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from indilog.cli.commands import app as command
 from indilog.link.access import reach
 from tests.cluster.faults.test_wiped_replica import DEADLINE_S
 from tests.cluster.platform_process import platform
+from tests.support.clients import command_clients_closed
 
 RECORDS = 120
 RECORD_BYTES = 1000
@@ -32,20 +33,21 @@ def _a_spare_that_copies_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CLUSTER_SEQUENCERS", "3"),
         ("CLUSTER_INDEX_SHARDS", "1"),
         ("CLUSTER_LOST_STORAGE_POLICY", "remove_replace"),
-        ("NODE_STORAGE_LOST_S", "1"),
+        ("NODE_STORAGE_LOST_S", "4"),
         ("NODE_HANG_S", "600"),
         ("NODE_PAGE_BYTES_MAX", "40000"),
-        ("NODE_REPAIR_BYTES_PER_S", "8000"),
+        ("NODE_REPAIR_BYTES_PER_S", "6000"),
     ):
         monkeypatch.setenv(f"INDILOG_{name}", value)
 
 
 def run(url: str, name: str) -> tuple[int, Any]:
-    """Return the exit code and the data of a command."""
-    command = [sys.executable, "-m", "indilog", "cluster", name, "--json", "--url", url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    """Return the exit code and the data of a command. It runs in this process: the start of another
+    one may take longer than the copy that is to be seen.
+    """
+    done = CliRunner().invoke(command, ["cluster", name, "--json", "--url", url])
+    assert done.stdout, done.output
+    return done.exit_code, json.loads(done.stdout)
 
 
 def wait(url: str, name: str, holds: Callable[[Any], bool]) -> tuple[int, Any]:
@@ -68,7 +70,7 @@ def test_a_lost_storage_node_is_shown_until_its_shard_is_copied_and_it_is_back(
     tmp_path: Path,
 ) -> None:
     """A34: what is given up is visible."""
-    with platform(tmp_path / "data", "--processes") as running:
+    with platform(tmp_path / "data", "--processes") as running, command_clients_closed():
         url = running.url
         with httpx.Client(**reach(url).for_httpx, timeout=DEADLINE_S) as http:
             for _ in range(RECORDS):

@@ -56,17 +56,16 @@ async def test_another_sequencer_takes_over_from_a_primary_that_hangs(tmp_path: 
             log = client.log("kept")
             await append(log, 0, 20)
             first, term = await primary_of(running.url)
-            assert first == "sequencer-0"
             running.signal_node(first, signal.SIGSTOP)
             await append(log, 20, 20)
             second, term = await primary_of(running.url, above=term)
-            assert second == "sequencer-1"
+            assert second != first
             running.signal_node(first, signal.SIGCONT)
             await append(log, 40, 20)
             running.signal_node(second, signal.SIGSTOP)
             await append(log, 60, 20)
             third, _ = await primary_of(running.url, above=term)
-            assert third == "sequencer-2"
+            assert third != second
             running.signal_node(second, signal.SIGCONT)
             await check(log, 80)
     with platform(data, "--processes") as running:

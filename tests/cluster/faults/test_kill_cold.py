@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import uvloop
 
 from indilog.runtime.cluster.assembly import embedded
@@ -18,6 +19,7 @@ from tests.support.cold_storage import configured, everything, figures, objects,
 
 ROOT = Path(__file__).resolve().parents[3]
 KILLS = 4
+pytestmark = pytest.mark.cluster
 
 
 def acknowledged_until_killed(directory: Path, name: str, count: int) -> dict[int, bytes]:
@@ -47,7 +49,7 @@ def test_a_killed_move_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
         async with embedded(configured(tmp_path)) as platform:
             log = platform.logs.log("load")
             found = [(s, data.rstrip(b".")) for s, data in await everything(log)]
-            assert figures(platform, "cold_objects") > 3
+            await wait_for(lambda: figures(platform, "cold_objects") > 3)
             await wait_for(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
             return found
 

@@ -29,7 +29,7 @@ def _a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CLUSTER_SEQUENCERS", "3"),
         ("CLUSTER_INDEX_SHARDS", "1"),
         ("NODE_RECORD_CACHE_BYTES_MAX", "0"),
-        ("NODE_STORAGE_LOST_S", "1"),
+        ("NODE_STORAGE_LOST_S", "4"),
         ("NODE_HANG_S", "600"),
     ):
         monkeypatch.setenv(f"INDILOG_{name}", value)
@@ -53,7 +53,7 @@ async def test_the_shard_of_a_lost_storage_node_is_finalized_and_its_copies_are_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A14, `finalize_add`: the default. A34: without an operator."""
-    monkeypatch.setenv("INDILOG_NODE_STORAGE_REPLACED_S", "4")
+    monkeypatch.setenv("INDILOG_NODE_STORAGE_REPLACED_S", "8")
     data = tmp_path / "data"
     with platform(data, "--processes") as running:
         async with indilog.connect(running.url) as client:
