@@ -280,9 +280,11 @@ def test_a_ready_process_without_heartbeats_is_killed_and_restarted() -> None:
 def test_a_pause_of_the_supervisor_does_not_count_as_missed_heartbeats() -> None:
     async def story() -> None:
         async with kept(process(BEATS, config=HANGS)) as child:
-            await child.ready()
+            pid = int(await child.ready())
             for _ in range(2):
+                os.kill(pid, signal.SIGSTOP)  # as if the machine was paused
                 time.sleep(1.5 * HANGS.processes.hang_s)  # noqa: ASYNC251 - this is what is tested
+                os.kill(pid, signal.SIGCONT)
                 await asyncio.sleep(HANGS.processes.hang_s / 2)
             assert child.restarts == 0
 
