@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import bokiflow
-from bokiflow import Flow, FlowSettingsError, QueryFailedError, Workflow
+from bokiflow import Flow, FlowSettingsError, Handle, QueryFailedError, Workflow
 from bokiflow.queries import _THREADS
 from indilog import App, WrongStateError
 from indilog.client import Client
@@ -20,7 +20,7 @@ LATE = "Query '{}' of run 'a' did not answer within 0.2 s; make it quicker, or g
 
 
 class Counting:
-    """A workflow that waits, and queries that do not end; `go_on` ends those that wait."""
+    """A workflow that waits, and queries that do not end; `go_on` ends them."""
 
     def __init__(self, flow: Flow) -> None:
         self.ended = threading.Event()
@@ -38,8 +38,9 @@ class Counting:
         @flow.query
         def loops(view: bokiflow.RunView) -> int:
             try:
-                while True:
+                while not self.go_on.is_set():
                     pass
+                return 1
             finally:
                 self.ended.set()
 
@@ -62,11 +63,20 @@ def limited(logs: MemoryLogs, app: App | str = "shop") -> Flow:
     return flow
 
 
-async def test_a_query_that_does_not_end_fails_and_the_partition_continues(
-    logs: MemoryLogs,
-) -> None:
-    """The run goes on while the query loops, for longer than a lease."""
-    flow = Flow("shop", lease=0.5, query_timeout=1.5)
+async def answered(handle: Handle[int]) -> None:
+    """Wait for the answer of a query that a busy machine may give too late."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                assert await handle.query("steps") == 0
+            except QueryFailedError:
+                continue
+            return
+
+
+async def test_the_partition_continues_while_a_query_loops(logs: MemoryLogs) -> None:
+    """For longer than a lease."""
+    flow = Flow("shop", lease=2.0, query_timeout=60.0)
     flow.attach(logs)
     counting = Counting(flow)
     handle = await counting.count.start(id="a")
@@ -74,12 +84,12 @@ async def test_a_query_that_does_not_end_fails_and_the_partition_continues(
     query = asyncio.create_task(handle.query("loops"))
     for _ in range(10):
         await handle.signal("step", value=True)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.25)
     await handle.signal("step", value=False)
-    assert await handle.result(10) == 10
+    assert await handle.result(60) == 10
     assert not query.done()
-    with pytest.raises(QueryFailedError, match=r"did not answer within 1\.5 s"):
-        await query
+    counting.go_on.set()
+    assert await query == 1
     assert (await handle.status()).epoch == epoch, "its executor kept its lease"
 
 
@@ -88,8 +98,8 @@ async def test_the_thread_of_a_query_that_loops_is_ended(logs: MemoryLogs) -> No
     handle = await counting.count.start(id="a")
     with pytest.raises(QueryFailedError, match=LATE.format("loops")):
         await handle.query("loops")
-    assert await asyncio.to_thread(counting.ended.wait, 10)
-    assert await handle.query("steps") == 0
+    assert await asyncio.to_thread(counting.ended.wait, 60)
+    await answered(handle)
 
 
 async def test_queries_that_wait_outside_of_python_keep_few_threads(logs: MemoryLogs) -> None:
@@ -104,13 +114,7 @@ async def test_queries_that_wait_outside_of_python_keep_few_threads(logs: Memory
     with pytest.raises(QueryFailedError, match=LATE.format("steps")):
         await handle.query("steps")
     counting.go_on.set()
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                assert await handle.query("steps") == 0
-                break
-            except QueryFailedError:
-                continue
+    await answered(handle)
 
 
 async def test_people_get_one_sentence(logs: MemoryLogs) -> None:

@@ -178,7 +178,7 @@ async def started(there: Deployments) -> bokiflow.Handle[list[str]]:
     handle: bokiflow.Handle[list[str]] = await first.start("order", {}, id="a")
     async with asyncio.timeout(10):
         while not there.bodies:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
     return handle
 
 
@@ -187,9 +187,10 @@ async def asked_to_move(there: Deployments, handle: bokiflow.Handle[list[str]]) 
     assert await handle.move() == 2
     async with asyncio.timeout(10):
         while not there.flows[1].runner.running["a"].is_passive:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
 
 
+@pytest.mark.leaping
 async def test_a_body_ends_before_the_run_moves(logs: MemoryLogs) -> None:
     there = Deployments(logs)
     handle = await started(there)
@@ -204,6 +205,7 @@ async def test_a_body_ends_before_the_run_moves(logs: MemoryLogs) -> None:
     assert (await handle.status()).version == 2
 
 
+@pytest.mark.leaping
 async def test_a_history_that_went_on_is_checked_again(logs: MemoryLogs) -> None:
     """Between the first check and the move, the run may decide steps that the code has not."""
     there = Deployments(logs)
@@ -211,7 +213,7 @@ async def test_a_history_that_went_on_is_checked_again(logs: MemoryLogs) -> None
     there.goes_on.set()
     async with asyncio.timeout(10):
         while (await handle.status()).steps < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
     with pytest.raises(RunNotMovedError, match="step 2 was decided as 'step then one'"):
         await handle.move()
     asked = encode(MoveAsked(CodeVersion(2, "2" * 16)))
@@ -228,6 +230,7 @@ async def test_a_history_that_went_on_is_checked_again(logs: MemoryLogs) -> None
         await handle.move()
 
 
+@pytest.mark.leaping
 async def test_the_history_says_when_and_where_to_a_run_moved(logs: MemoryLogs) -> None:
     there = Deployments(logs)
     handle = await started(there)
@@ -248,6 +251,7 @@ async def test_the_history_says_when_and_where_to_a_run_moved(logs: MemoryLogs) 
     assert list(said()) == [("asked", 2), ("moved", 2)]
 
 
+@pytest.mark.leaping
 async def test_another_process_moves_a_run_of_a_crashed_one(logs: MemoryLogs) -> None:
     there, other = Deployments(logs), Deployments(logs)
     handle = await started(there)
@@ -264,6 +268,7 @@ async def test_another_process_moves_a_run_of_a_crashed_one(logs: MemoryLogs) ->
     await asyncio.gather(driver, return_exceptions=True)
 
 
+@pytest.mark.leaping
 async def test_runs_of_a_program_have_one_code(logs: MemoryLogs, flow: bokiflow.Flow) -> None:
     @flow.workflow
     async def order(wf: Workflow) -> None:
