@@ -45,7 +45,7 @@ def among_others(session_of: Callable[[], Log]) -> Callable[[Act], Awaitable[Non
 
         others = [asyncio.create_task(noise(number)) for number in range(2)]
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await asyncio.gather(*[person(number) for number in range(PEOPLE)])
         finally:
             for other in others:

@@ -121,6 +121,7 @@ async def test_a_body_that_ignores_even_its_end_is_never_resumed(shop: Shop) -> 
     assert len(resumed) == count
 
 
+@pytest.mark.leaping
 async def test_a_body_that_ends_in_the_grace_keeps_its_outcome(shop: Shop) -> None:
     undone: list[str] = []
 
@@ -141,6 +142,7 @@ async def test_a_body_that_ends_in_the_grace_keeps_its_outcome(shop: Shop) -> No
     assert problem.endswith("The run was cancelled at step 'soon'.")
 
 
+@pytest.mark.leaping
 async def test_a_body_that_returns_when_it_is_cancelled_keeps_its_outcome(shop: Shop) -> None:
     undone: list[str] = []
 
@@ -187,6 +189,7 @@ async def test_a_thread_goes_on_and_is_counted(shop: Shop) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.leaping
 async def test_a_compensation_is_not_ended_by_the_grace(shop: Shop) -> None:
     undone: list[str] = []
 
@@ -202,6 +205,7 @@ async def test_a_compensation_is_not_ended_by_the_grace(shop: Shop) -> None:
     assert undone == ["slowly"]
 
 
+@pytest.mark.leaping
 async def test_a_clean_up_after_the_cancellation_is_not_ended_by_the_grace(shop: Shop) -> None:
     cleaned: list[str] = []
 
