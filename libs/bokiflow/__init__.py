@@ -6,7 +6,7 @@ loop.
 """
 
 from bokiflow.flow import Flow, Startable
-from bokiflow.handle import Handle, Status
+from bokiflow.handle import Handle
 from bokiflow.locks.lock import HeldLock, Lock
 from bokiflow.operations.attempts import Retry
 from bokiflow.operations.progress import PublishedEvent

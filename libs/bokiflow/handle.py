@@ -10,17 +10,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from bokiflow.definition import Definition, check_workflow
 from bokiflow.operations.notifications import WAIT_S_MAX
-from bokiflow.operations.progress import PublishedEvent, event_in, status_value_in
+from bokiflow.operations.progress import PublishedEvent, event_in
 from bokiflow.operations.signals import check_name
-from bokiflow.ownership import crash_loops
 from bokiflow.queries import Query
 from bokiflow.replay_check import find_mismatch
 from bokiflow.run_lists import find_run
+from bokiflow.run_status import Status, brief_status, status_of
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import (
@@ -55,56 +54,6 @@ from indilog.sdk import ResultType, SeqNum, plain_value
 from indilog.sdk.runs import RunInfo
 
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
-
-
-@dataclass(frozen=True)
-class Status:
-    """The status of a run, as of a read of the log.
-
-    Attributes:
-        steps: number of decided operations.
-        epoch: 1 for the first executor, and one more for each later executor.
-        executor: name of the current or last executor.
-        problem: why the run is parked or failed. For a running run: how many processes in a row
-            crashed right after they had begun to execute it. Otherwise None.
-        place: seqnum of the record of its start.
-        began: time of the start, seconds since 1970.
-        value: what the workflow set last with `Workflow.set_status`; None if it has set nothing.
-        round: number of its current round, from 1 (`Workflow.continue_as_new`). Steps and value are
-            those of this round.
-        version: number of the deployment with whose code it continues; None: it was not started by
-            a deployed application.
-    """
-
-    id: str
-    workflow: str
-    state: State
-    steps: int
-    epoch: int
-    executor: str
-    problem: str | None = None
-    place: SeqNum = 0
-    began: float = 0.0
-    value: object = None
-    round: int = 1
-    version: int | None = None
-
-
-def status_of(id: str, run: Run) -> Status:  # noqa: A002
-    """Return the status of a run that has begun."""
-    assert run.started is not None, "only a run that has begun has a status"
-    assert run.state is not None, "a run that has begun has a state"
-    finished, parked = run.finished, run.parked
-    problem = parked.reason if parked else None
-    if run.state is State.RUNNING and run.crashes:
-        problem = crash_loops.problem(run.crashes)
-    if finished is not None and finished.failure is not None:
-        problem = f"{finished.failure.kind}: {finished.failure.message}"
-    return Status(
-        id, run.started.workflow, run.state, len(run.steps), run.epoch, run.executor, problem,
-        run.started_at, run.began, status_value_in(run), run.round,
-        None if run.code is None else run.code.version,
-    )  # fmt: skip
 
 
 def unknown(id: str, log_name: str) -> UnknownRunError:  # noqa: A002
@@ -182,13 +131,19 @@ class Handle(Generic[_ResultT_co]):
     async def status(self) -> Status:
         """Return the status of the run.
 
-        The first call in a process reads the history of the run. Further ones, also of other
-        handles, read what is new, if the run is one of the 64 that were asked about last. For the
-        state alone, `Flow.runs` reads no history.
+        It reads the last records of the run. If these do not suffice, the first call in a process
+        reads the history, and further ones what is new, if the run is one of the 64 that were asked
+        about last. That is so after a takeover until the next two operations, and while branches
+        run concurrently.
 
         Raises:
             UnknownRunError, RunIdInUseError: as `result`.
         """
+        if self.id not in self._runner.runs_read:
+            brief = await brief_status(self._log(), self._runner, self.id)
+            if brief is not None:
+                check_workflow(self.id, self._definition.name, brief.workflow)
+                return brief
         run = await self._take_known()
         try:
             await self._read(self._log(), run)

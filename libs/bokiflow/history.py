@@ -13,9 +13,9 @@ from bokiflow.runs.run_state import Run
 def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
     """Return the number of a step, and the outcomes decided before it, in log order.
 
-    The returned outcomes are those of epoch 1, the first epoch of the fork. A decision `RETURN`
-    (the workflow returned before all operations were awaited) is omitted, because the current code
-    may not return there.
+    The returned outcomes are those of epoch 1, the first epoch of the fork, and have no `nth`. A
+    decision `RETURN` (the workflow returned before all operations were awaited) is omitted, because
+    the current code may not return there.
 
     Args:
         run: the old run.
@@ -36,4 +36,6 @@ def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
         )
     number = step if step in run.steps else named[0]
     before = [run.steps[one] for one in numbers[: numbers.index(number)] if one != RETURN]
-    return number, [msgspec.structs.replace(record, epoch=1) for record in before]
+    return number, [
+        msgspec.structs.replace(record, epoch=1, nth=0, status_at=-1) for record in before
+    ]

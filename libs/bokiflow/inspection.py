@@ -16,13 +16,14 @@ import msgspec
 
 from bokiflow.advice import advice_for
 from bokiflow.errors_for_people import errors_for_people
-from bokiflow.handle import Handle, status_of
+from bokiflow.handle import Handle
 from bokiflow.limits.waits_text import turn_wait
 from bokiflow.operations.progress import EVENT, status_value_in
 from bokiflow.operations.signals import value_of
 from bokiflow.operations.timers import TIMER
 from bokiflow.replay_check import find_mismatch
 from bokiflow.run_lists import SCAN_S_MAX, Wanted, all_states, find_run, list_runs
+from bokiflow.run_status import status_of
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.records import (

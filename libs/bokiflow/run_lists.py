@@ -176,11 +176,16 @@ async def find_run(log: Log, runner: Runner, id: str, app: str = "") -> runs.Run
     """
     await runner.member.look_once(log)
     state = await runner.read_partition(log, partition_of(id, runner.member.count))
-    run = state.runs.get(id)
-    if run is not None and not await _is_repeated(log, state, id, run):
+    if (run := await find_open(log, state, id)) is not None:
         limits = await _limits(log, runner, [run])
         return _open_info(id, run, app, log.name, limits)
     return await _find_ended(log, state, id, app, MAX_SEQNUM)
+
+
+async def find_open(log: Log, state: PartitionState, id: str) -> OpenRun | None:  # noqa: A002
+    """Return a run of a partition; None: it is not open."""
+    run = state.runs.get(id)
+    return None if run is None or await _is_repeated(log, state, id, run) else run
 
 
 async def _is_repeated(log: Log, state: PartitionState, id_: str, run: OpenRun) -> bool:

@@ -20,8 +20,9 @@ from bokiflow.operations.body import NAME_BYTES_MAX, Body
 from bokiflow.operations.compensation import COMPENSATE, COMPENSATION_RETRIES
 from bokiflow.operations.notifications import decide_waiting
 from bokiflow.operations.operations import Operations
-from bokiflow.operations.progress import EVENT, STATUS, plain_text
+from bokiflow.operations.progress import EVENT, plain_text
 from bokiflow.runs import waiting
+from bokiflow.runs.decision_numbers import STATUS
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import KEY, Execution, OperationOutcome, raise_failure
 from bokiflow.runs.held_calls import HeldCalls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from bokiflow.runs.decision_numbers import STATUS
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.records import RunRecord, StepDecided
 from bokiflow.runs.run_state import Run
@@ -12,8 +13,6 @@ from indilog.sdk import ResultType, SeqNum, plain_value
 
 EVENT: Final = "event"
 """The kind of a decision that is an event."""
-STATUS: Final = "status"
-"""The kind of a decision that sets the status."""
 TEXT_BYTES_MAX: Final = 16 * 1024
 """Largest number of bytes of JSON in an event or a status."""
 

@@ -68,6 +68,8 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
             -1: there is none.
         round_at: seqnum of the record that began its current round; -1: not known.
         code: the deployment with whose code it continues; None: it is not known.
+        executor: its current or last executor; empty: it has had none, or it is not known.
+        round: number of its current round, from 1.
     """
 
     workflow: str
@@ -84,6 +86,8 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
     news: SeqNum = -1
     round_at: SeqNum = -1
     code: CodeVersion | None = None
+    executor: str = ""
+    round: int = 1
 
 
 _WHAT_MAX: Final = 200
@@ -141,6 +145,7 @@ class PartitionState(State[None]):
         for run in state.runs.values():  # many runs share a text
             run.workflow, run.what = sys.intern(run.workflow), sys.intern(run.what)
             run.limit, code = sys.intern(run.limit), run.code
+            run.executor = sys.intern(run.executor)
             run.code = None
             state._set_code(run, code)
         state.parked = {id_: None for id_, run in state.runs.items() if run.phase == Phase.PARKED}
@@ -181,6 +186,7 @@ class PartitionState(State[None]):
                     since=at,
                     limit=limit,
                     round_at=record.seqnum,
+                    executor=sys.intern(said.executor),
                 )
                 self._set_code(self.runs[id_], said.code)
         elif run is not None:
@@ -189,8 +195,8 @@ class PartitionState(State[None]):
     def _apply_to(self, id_: str, run: OpenRun, said: object, record: Record) -> None:
         now = record.ordered_at
         match said:
-            case RunTaken(epoch, _, crashes, code) if epoch == run.epoch + 1:
-                run.epoch, run.crashes = epoch, crashes
+            case RunTaken(epoch, executor, crashes, code) if epoch == run.epoch + 1:
+                run.epoch, run.executor, run.crashes = epoch, sys.intern(executor), crashes
                 if code is not None:
                     self._set_code(run, code)
                 self._enter(id_, run, Phase.RUNNING, now)
@@ -201,6 +207,7 @@ class PartitionState(State[None]):
                     run.is_woken = run.news >= end
             case RunContinued(epoch=epoch, code=code) if epoch == run.epoch:
                 run.epoch, run.crashes, run.round_at = epoch + 1, 0, record.seqnum
+                run.executor, run.round = sys.intern(said.executor), said.round
                 self._set_code(run, code)
                 self._enter(id_, run, Phase.RUNNING, now)
             case RunParked(epoch, _, reason) if epoch == run.epoch:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from bokiflow.runs import waiting
 from bokiflow.runs.cancelling import CancelGrace
+from bokiflow.runs.decision_numbers import DecisionNumbers
 from bokiflow.runs.errors import (
     Cancelled,
     ChangedWorkflowError,
@@ -60,7 +61,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.rounds import ContinuedAsNew, next_round
-from bokiflow.runs.run_log import append_with_retry, read_own_run, read_run
+from bokiflow.runs.run_log import append_all, append_with_retry, read_own_run, read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import end_state
 from bokiflow.runs.unawaited_operations import AskedOperations
@@ -247,6 +248,7 @@ class Execution:
         self._decided = dict(run.steps)
         self._reached: set[str] = set()
         self._unflushed: list[StepDecided] = []
+        self._numbering = DecisionNumbers(run)
         self._when_durable: dict[str, Callable[[], None]] = {}
         self._flushing = waiting.Mutex()
         self._changed: ChangedWorkflowError | None = None
@@ -637,6 +639,8 @@ class Execution:
             began=run.began,
             steps=len(self._decided),
             version=0 if run.code is None else run.code.version,
+            executor=run.executor,
+            round=run.round,
         )
         async with self._flushing:
             await self._append_unflushed(_DEFERRED_TOGETHER)
@@ -737,14 +741,23 @@ class Execution:
         A second copy of a record has no effect, so an append of unknown outcome is repeated.
         """
         assert all(record.epoch == self.epoch for record in records), "records of this epoch"
-        entries = [Entry(encode(record), self._tags(record)) for record in records]
+        numbered = self._numbering.begin(records)
+        entries = [Entry(encode(record), self._tags(record)) for record in numbered]
         if isinstance(records[-1], RunFinished) and (parent := self._parent) is not None:
             there = partition_tag(partition_of(parent.run, self.partitions))
             tags = (run_tag(parent.run), there, INBOX_TAG)
             entries.append(Entry(encode(ChildEnded(self.id)), tags))
-        last = await append_with_retry(self.log, entries)
+        try:
+            seqnums = await append_all(self.log, entries)
+        except TooLargeError:
+            self._numbering.end((), ())
+            raise
+        except BaseException:
+            self._numbering.fail()
+            raise
+        self._numbering.end(records, seqnums)
         if not self._lease.is_sure():
-            await self.catch_up(last - (len(entries) - len(records)))
+            await self.catch_up(seqnums[-1] - (len(entries) - len(records)))
         self._note_durable(records)
 
     def _note_durable(self, records: Sequence[ExecutionRecord]) -> None:

@@ -158,6 +158,8 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     Attributes:
         attempts: number of attempts in this epoch; 0: not recorded.
         duration_ms: milliseconds that it took in this epoch; None: not recorded.
+        nth: number of decisions of the round up to this one; 0: its author did not know.
+        status_at: seqnum of the decision before it that set the status last; -1: there is none.
     """
 
     epoch: _Epoch
@@ -168,6 +170,8 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     failure: RecordedFailure | None = None
     attempts: Annotated[int, msgspec.Meta(ge=0)] = 0
     duration_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    nth: Annotated[int, msgspec.Meta(ge=0)] = 0
+    status_at: Annotated[SeqNum, msgspec.Meta(ge=-1)] = -1
 
 
 class OperationNoted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
@@ -239,7 +243,8 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
 
     A list of ended runs reads this record only, so it also says which run it was: its `workflow`,
     the place (`started_at`) and about the time (`began`) of its start, how many operations it has
-    decided (`steps`), and the `version` of its code (0: not deployed).
+    decided (`steps`), the `version` of its code (0: not deployed), its last `executor`, and the
+    number of its `round`.
     """
 
     epoch: _Epoch
@@ -251,6 +256,8 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     began: float = 0.0
     steps: int = 0
     version: int = 0
+    executor: str = ""
+    round: int = 1
 
 
 class RunWaits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):

@@ -133,22 +133,31 @@ async def append_with_retry(
     log: Log, entries: Sequence[Entry], on_again: Callable[[], None] | None = None
 ) -> SeqNum:
     """Append idempotent entries, with retries. Return the seqnum of the last entry, as the last
-    attempt appended it.
+    attempt appended it. Errors are those of `append_all`.
+    """
+    return (await append_all(log, entries, on_again))[-1]
+
+
+async def append_all(
+    log: Log, entries: Sequence[Entry], on_again: Callable[[], None] | None = None
+) -> Sequence[SeqNum]:
+    """Append idempotent entries, with retries. Return their seqnums, as the last attempt appended
+    them.
 
     Raises:
         Stopped: the log was unavailable for too long.
         TooLargeError: the records are too large; nothing was appended.
     """
 
-    async def append() -> SeqNum:
+    async def append() -> Sequence[SeqNum]:
         if len(entries) == 1:
-            return await log.append(entries[0].data, tags=entries[0].tags)
-        return (await log.append_batch(entries))[-1]
+            return (await log.append(entries[0].data, tags=entries[0].tags),)
+        return await log.append_batch(entries)
 
-    last = await retry_while_unavailable(append, on_again)
+    seqnums = await retry_while_unavailable(append, on_again)
     if (call := CALL.get()) is not None:
         call.note_append()
-    return last
+    return seqnums
 
 
 async def retry_while_unavailable(

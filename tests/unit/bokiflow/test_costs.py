@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bokiflow import Flow, Startable, State, UnknownRunError, Workflow
+from bokiflow import Flow, Startable, State, UnknownRunError, Workflow, handle
 from bokiflow.runs.records import run_tag
 from bokistore import Store, Transaction
 from indilog.base.log import Record, Session
@@ -134,7 +134,46 @@ class CountedReads(Hooks):
 
 
 @pytest.mark.asyncio
-async def test_a_further_status_of_a_run_reads_what_is_new_with_any_handle() -> None:
+async def test_the_first_status_of_a_long_run_reads_its_last_records() -> None:
+    """In a process that does not execute it; the whole history would be 1,003 records."""
+    logs, flow, reader = MemoryLogs(), Flow("shop"), Flow("shop")
+    flow.attach(logs)
+
+    @flow.workflow
+    async def many(wf: Workflow) -> None:
+        for number in range(1_000):
+            await wf.step(lambda: number, name="count")  # noqa: B023 - it runs now
+            if number == 5:
+                wf.set_status("soon")
+        await wf.signal("go")
+
+    watched = CountedReads(logs)
+    reader.attach(watched)
+    reader.workflow(many.definition.body)
+    run = await many.start(id="r")
+    async with asyncio.timeout(60):
+        while (await run.status()).steps < 1_001:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    status = await reader.handle("many", "r").status()
+    assert (status.steps, status.value) == (1_001, "soon")
+    assert watched.read <= 5
+    await run.signal("go")
+    await run.result(10)
+    watched.read = 0
+    status = await reader.handle("many", "r").status()
+    assert (status.state, status.steps, status.value) == (State.DONE, 1_002, "soon")
+    assert watched.read <= 5
+
+
+@pytest.mark.asyncio
+async def test_a_further_status_of_a_run_reads_what_is_new_with_any_handle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If its last records do not suffice, the history is read once."""
+
+    async def never(*_: object) -> None: ...
+
+    monkeypatch.setattr(handle, "brief_status", never)
     logs, flow, reader = MemoryLogs(), Flow("shop"), Flow("shop")
     flow.attach(logs)
 
