@@ -19,7 +19,7 @@ OF_LOGS = ("test_log", "test_trim", "test_sessions", "test_live", "test_conditio
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what a library does on a variant of a kind as `repeated`."""
-    chosen = getattr(item, "callspec", None) and item.callspec.params.get("kind")
+    chosen = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
     if isinstance(chosen, Kind) and chosen.is_variant and item.path.stem not in OF_LOGS:
         item.add_marker(pytest.mark.repeated)
 
