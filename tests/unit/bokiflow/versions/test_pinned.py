@@ -24,7 +24,7 @@ ORDER = """
 import bokiflow, indilog
 
 app = indilog.App("shop")
-flow = bokiflow.Flow(app, lease=0.5, passive_after=PASSIVE_S, partitions=4)
+flow = bokiflow.Flow(app, lease=4.0, passive_after=PASSIVE_S, partitions=4)
 
 async def name(text: str) -> str:
     return f"{text} by VERSION"
