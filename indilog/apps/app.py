@@ -83,15 +83,24 @@ class DeployedVersion:
         code: a digest of the sources; deployments of the same sources have the same one.
         newest: the application in its newest deployment.
         loaded: the application in all deployments that are loaded, by `code`.
+        missing: why an earlier deployment, whose code is kept, is not loaded here, by `code`.
     """
 
-    __slots__ = ("code", "loaded", "newest", "version")
+    __slots__ = ("code", "loaded", "missing", "newest", "version")
 
-    def __init__(self, version: int, code: str, newest: App, loaded: Mapping[str, App]) -> None:
+    def __init__(
+        self,
+        version: int,
+        code: str,
+        newest: App,
+        loaded: Mapping[str, App],
+        missing: Mapping[str, str] | None = None,
+    ) -> None:
         self.version = version
         self.code = code
         self.newest = newest
         self.loaded = loaded
+        self.missing = missing or {}
 
 
 class App:

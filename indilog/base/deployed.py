@@ -83,6 +83,18 @@ class LoadedVersion(msgspec.Struct, frozen=True, array_like=True):
     newest: int
 
 
+class MissingVersion(msgspec.Struct, frozen=True, array_like=True):
+    """A version of an application that is kept, but that a worker has not loaded.
+
+    `newest`, `version`: as in `LoadedVersion`. `code`: digest of its sources. `problem`: why.
+    """
+
+    newest: int
+    version: int
+    code: str
+    problem: str
+
+
 def code_digest(sources: Mapping[str, str]) -> str:
     """Return a digest of sources (relative path → text): 16 hexadecimal digits."""
     text = msgspec.json.encode(sorted(sources.items()))

@@ -46,7 +46,7 @@ from indilog.link.worker_messages import (
     Unload,
 )
 
-LINK_VERSION: Final = 8
+LINK_VERSION: Final = 9
 """Version of the protocol. Each end sends its version first; a link between different versions is
 closed.
 """

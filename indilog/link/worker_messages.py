@@ -4,7 +4,13 @@
 
 from __future__ import annotations
 
-from indilog.base.deployed import FunctionSpec, LoadedVersion, ScheduleSpec, ServiceState
+from indilog.base.deployed import (
+    FunctionSpec,
+    LoadedVersion,
+    MissingVersion,
+    ScheduleSpec,
+    ServiceState,
+)
 from indilog.base.ids import MetalogPosition
 from indilog.link.link_message import LinkStruct
 
@@ -114,7 +120,7 @@ class RunServices(LinkStruct, frozen=True):
     answered.
 
     `versions`: the deployments that this worker has loaded and should keep: those that run, and
-    earlier ones whose code open runs need.
+    earlier ones whose code open runs need. `missing`: such earlier ones that it has not loaded.
 
     Lost: the worker crashed, and its services with it.
     Repeated: harmless.
@@ -122,6 +128,7 @@ class RunServices(LinkStruct, frozen=True):
 
     deployments: tuple[int, ...]
     versions: tuple[LoadedVersion, ...] = ()
+    missing: tuple[MissingVersion, ...] = ()
 
 
 class ServicesChanged(LinkStruct, frozen=True):

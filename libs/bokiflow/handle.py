@@ -24,6 +24,7 @@ from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import (
     FlowSettingsError,
+    QueryFailedError,
     RunCancelledError,
     RunEndedError,
     RunFailedError,
@@ -323,6 +324,8 @@ class Handle(Generic[_ResultT_co]):
         """Return the answer of a query of this run, as it was read; see `query`."""
         runner = self._runner
         versions = runner.versions
+        if (why := versions.missing(run)) is not None:
+            raise QueryFailedError(f"Run {self.id!r} cannot be queried here. {why}")
         definition, queries = versions.choose(run) or self._definition, versions.queries_of(run)
         query: Query | None = queries.get(name)
         if query is None:

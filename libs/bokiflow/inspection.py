@@ -27,6 +27,7 @@ from bokiflow.run_status import status_of
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.records import (
+    CODE,
     OperationNoted,
     Origin,
     RecordedFailure,
@@ -427,7 +428,10 @@ class RunOperations:
         log = ctx.log(info.log)
         if not await _read(log, found) or found.run.finished is not None:
             return None
-        definition = self.flow_of(found).runner_of(ctx).versions.choose(found.run)
+        versions = self.flow_of(found).runner_of(ctx).versions
+        if versions.missing(found.run) is not None:
+            return None  # it waits for its code
+        definition = versions.choose(found.run)
         if definition is None:
             return f"The code has no workflow {info.workflow!r}."
         mismatch = await find_mismatch(definition, log, ctx, info.id, found.run)
@@ -501,6 +505,8 @@ class RunOperations:
             state = await runner.taking.turns.read(ctx.log(found.log), limit.name)
             if (wait := turn_wait(limit.name, state, found.id)) is not None:
                 return (msgspec.structs.replace(wait, since=found.changed),)
+        if running is None and (note := found.run.noted.get(CODE)) is not None:
+            return (runs.RunWait(what="its code", since=note.since, error=note.error),)
         if running is None and (waits := found.run.waits) is not None:
             return (runs.RunWait(what=waits.what, since=found.waits_since, until=waits.until),)
         if running is None:

@@ -41,14 +41,17 @@ from bokiflow.runs.execution import Execution
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
+    CODE,
     INBOX_TAG,
     CodeVersion,
+    OperationNoted,
     RecordedFailure,
     RunForgotten,
     encode,
     limit_tag,
     partition_of,
     partition_tag,
+    run_tag,
 )
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
 from bokiflow.runs.run_state import Run
@@ -468,7 +471,7 @@ class Taking:
         code = None if definition is None else code_after(run, definition)
         if run.move_asked is not None:
             code = None  # the run is moved when no earlier execution can decide anything
-        if self._gives_way(id_, run, code):
+        if await self._waits_for_code(log, id_, run) or self._gives_way(id_, run, code):
             return
         if not await runner.take_epoch(log, id_, run, partition, crashes, code):
             if run.finished is None:
@@ -489,6 +492,24 @@ class Taking:
             await self._park_crash_loop(Execution(log, id_, run, lease, runner.member.count))
         else:
             runner.execute(runner.logs, definition, id_, run, partition)
+
+    async def _waits_for_code(self, log: Log, id_: str, run: Run) -> bool:
+        """Tell whether the code of a run is kept but not loaded here. Then take the run again
+        later, and note in its history why.
+        """
+        why = self._runner.versions.missing(run)
+        if why is None:
+            return False
+        if run.move_asked is not None and await self._move(log, id_, run, None) is not None:
+            return False
+        self.want_later(id_)
+        known = run.noted.get(CODE)
+        if run.epoch and (known is None or known.error != why):
+            structlog.get_logger().warning("run waits for its code", run=id_, reason=why)
+            since = log_clock(log).now() if known is None else known.since
+            note = OperationNoted(run.epoch, CODE, CODE, CODE, since, 1, why)
+            await append_with_retry(log, [Entry(encode(note), (run_tag(id_),))])
+        return True
 
     async def _move(
         self, log: Log, id_: str, run: Run, definition: Definition | None

@@ -82,11 +82,24 @@ class Versions:
     def choose(self, run: Run) -> Definition | None:
         """Return the code with which a run continues; None: no loaded code has its workflow.
 
-        It is the code with which the run has begun, while that is loaded. It is the newest code if
-        the run is parked, or if the newest code of the workflow is not pinned.
+        It is the code with which the run has begun, while that is kept; ask `missing` before. It is
+        the newest code if the run is parked, or if the newest code of the workflow is not pinned.
         """
         assert run.started is not None, "only a run that has begun continues"
         return self._chosen(run).definitions.get(run.started.workflow)
+
+    def missing(self, run: Run) -> str | None:
+        """Return why a run must wait for its code, which is kept but not loaded here; None: it need
+        not wait.
+        """
+        assert run.started is not None, "only a run that has begun waits for its code"
+        newest = self._flow.definitions.get(run.started.workflow)
+        if newest is not None and (run.parked is not None or not newest.is_pinned):
+            return None
+        deployed, code = self._deployed, run.code
+        if deployed is None or code is None or code.digest in deployed.loaded:
+            return None
+        return deployed.missing.get(code.digest)
 
     def queries_of(self, run: Run) -> Mapping[str, Any]:
         """Return the queries of the code with which a run continues, by name."""

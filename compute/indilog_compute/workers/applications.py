@@ -21,7 +21,13 @@ from typing import Final
 
 import structlog
 
-from indilog.base.deployed import AppInfo, FunctionSpec, LoadedVersion, code_digest
+from indilog.base.deployed import (
+    AppInfo,
+    FunctionSpec,
+    LoadedVersion,
+    MissingVersion,
+    code_digest,
+)
 from indilog.base.errors import (
     DeployError,
     DiskFullError,
@@ -252,6 +258,7 @@ class Applications:
     def run_services(self, worker: Worker) -> None:
         """Make `worker` run the services of the applications that are deployed and loaded there."""
         loaded, versions = list[int](), list[LoadedVersion]()
+        missing = list[MissingVersion]()
         for name, newest in self._apps.items():
             if newest.number not in worker.deployments:
                 continue
@@ -261,7 +268,12 @@ class Applications:
                 for one in (newest, *self._kept.get(name, ()))
                 if one.number in worker.deployments
             ]
-        worker.link.tell(RunServices(tuple(loaded), tuple(versions)))
+            missing += [
+                MissingVersion(newest.number, one.record.version, one.code, _why_missing(one))
+                for one in self._kept.get(name, ())
+                if one.number not in worker.deployments
+            ]
+        worker.link.tell(RunServices(tuple(loaded), tuple(versions), tuple(missing)))
 
     def end_services(self) -> None:
         """Stop all services in all workers, because the platform stops."""
@@ -385,7 +397,8 @@ class Applications:
             unkept.is_kept = False
         for one in (*known.values(), *self._kept.get(name, ())):
             one.successor = deployed
-            self._retries.withdraw(one)
+            if not one.is_kept:
+                self._retries.withdraw(one)
         return list(known.values())
 
     def _is_loaded(self, deployed: DeployedApp) -> bool:
@@ -399,6 +412,8 @@ class Applications:
             for worker in self._workers():
                 if one.number not in worker.deployments and one.workers_lost < _WORKERS_LOST_MAX:
                     await self._load_again(worker, one)
+            if not self._is_loaded(one):
+                self._try_later(one)
         self._run_services()
 
     async def _needed(self, name: str) -> frozenset[str] | None:
@@ -586,8 +601,10 @@ class Applications:
     # --- internal: retries
 
     def _try_later(self, deployed: DeployedApp) -> None:
-        """Schedule a retry, unless another version has replaced this one."""
-        if not self._is_newest(deployed):
+        """Schedule a retry, unless another version has replaced this one and its code is given
+        up.
+        """
+        if not self._is_needed(deployed):
             return
         self._retries.schedule(deployed, asyncio.get_running_loop().time())
         self._failed.set()
@@ -614,14 +631,14 @@ class Applications:
         try:
             await self._trials.try_import(Load(deployed.number, record.name, record.sources))
         except DeployError as error:
-            if self._is_newest(deployed):
+            if self._is_needed(deployed):
                 self._note_load_failure(deployed, error)
             return
         except IndilogError:  # the trial process did not start
             self._try_later(deployed)
             return
         async with self._loading:
-            if self._is_newest(deployed):
+            if self._is_needed(deployed):
                 await self._load_into_others(deployed)
 
     async def _load_into_others(self, deployed: DeployedApp) -> None:
@@ -642,7 +659,14 @@ class Applications:
     def _is_newest(self, deployed: DeployedApp) -> bool:
         return self._apps.get(deployed.record.name) is deployed
 
+    def _is_needed(self, deployed: DeployedApp) -> bool:
+        return deployed.is_kept or self._is_newest(deployed)
+
     def _unload_number(self, number: int) -> None:
         for worker in self._workers():
             worker.deployments.discard(number)
             worker.link.tell(Unload(number))
+
+
+def _why_missing(kept: DeployedApp) -> str:
+    return kept.problem or "It is being loaded."

@@ -28,7 +28,7 @@ from indilog.apps.app import (
     Service,
     is_operation_name,
 )
-from indilog.base.deployed import LoadedVersion
+from indilog.base.deployed import LoadedVersion, MissingVersion
 from indilog.base.errors import (
     CallOutcomeUnknownError,
     DeployError,
@@ -138,7 +138,7 @@ class WorkerRunner:
             case CheckArguments():
                 self._start(link, call, partial(self._check, message))
             case RunServices():
-                self._set_versions(message.versions)
+                self._set_versions(message.versions, message.missing)
                 self._services.run(message.deployments)
             case Ping():
                 link.answer(call, Done(0))
@@ -209,17 +209,24 @@ class WorkerRunner:
             loaded.operation_specs(),
         )
 
-    def _set_versions(self, versions: Iterable[LoadedVersion]) -> None:
+    def _set_versions(
+        self, versions: Iterable[LoadedVersion], missing: Iterable[MissingVersion]
+    ) -> None:
         """Let each loaded application know its deployment, and the others of the application."""
         there = self._deployments
         known = [one for one in versions if one.number in there and one.newest in there]
         known.sort(key=lambda one: one.number == one.newest)  # of equal code, the newest one counts
         loaded: dict[int, dict[str, App]] = {one.newest: {} for one in known}
+        problems: dict[int, dict[str, str]] = {}
+        for lacking in missing:
+            text = f"The code of deployment {lacking.version} is not loaded: {lacking.problem}"
+            problems.setdefault(lacking.newest, {})[lacking.code] = text
         for one in known:
             deployment, others = there[one.number], loaded[one.newest]
             others[deployment.code] = deployment.app
+            newest, lacks = there[one.newest].app, problems.get(one.newest)
             deployment.app.deployed = DeployedVersion(
-                one.version, deployment.code, there[one.newest].app, others
+                one.version, deployment.code, newest, others, lacks
             )
 
     def _imported(self, message: Load) -> LoadedDeployment:

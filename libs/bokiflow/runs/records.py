@@ -174,9 +174,14 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     status_at: Annotated[SeqNum, msgspec.Meta(ge=-1)] = -1
 
 
+CODE: Final = "code"
+"""Number, name and kind of a note that the code of the run is not loaded where it should run."""
+
+
 class OperationNoted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
     """An operation has begun and takes long. Takes effect if `epoch` is the current one and the
-    operation is not decided. It decides nothing.
+    operation is not decided. It decides nothing. With the number `CODE`, the run waits for its
+    code.
 
     Attributes:
         since: when the operation began. Times are seconds since 1970, by the time of the log.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from bokiflow.runs.records import (
+    CODE,
     CancelAsked,
     ChildEnded,
     CodeVersion,
@@ -170,7 +171,7 @@ class Run:
                 self.cancel_asked, self._cancelled_at = True, seqnum
                 self.is_cancelled_while_parked = self.is_cancelled_while_parked or self.was_parked
             case OperationNoted(number=number):
-                if number in self.steps or self.waits is not None:
+                if number in self.steps or (self.waits is not None and number != CODE):
                     return False
                 self.noted[number] = record
             case RunContinued():

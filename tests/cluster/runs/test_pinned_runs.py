@@ -120,3 +120,34 @@ async def test_each_compute_node_keeps_the_code_of_runs(tmp_path: Path) -> None:
         await until(lambda: first.host.status()["apps"] == {"shop": 2})
         outcomes = await asyncio.gather(*(outcome(first, run) for run in runs))
         assert outcomes == [["begun by one", "go", "ended by one"]] * len(runs)
+
+
+async def test_a_run_waits_while_its_code_does_not_load_in_a_worker(tmp_path: Path) -> None:
+    """The newest code would park it; the run continues once its own code loads again."""
+    broken = tmp_path / "broken"
+    fails = f"""
+import pathlib
+if pathlib.Path({str(broken)!r}).exists():
+    raise RuntimeError("a file is missing here")
+"""
+    one = code("one")
+    with platform(tmp_path / "data") as up:
+        async with indilog.connect(up.url) as client:
+            await client.deploy({**one, "steps.py": one["steps.py"] + fails})
+            await begun(client, "old")
+            await client.deploy(code("two"))
+        up.interrupted()
+    broken.touch()
+    with platform(tmp_path / "data") as up:
+        async with indilog.connect(up.url) as client:
+            old = client.run("shop", "old")
+            await old.signal("go", "go")
+            found = await shown(old, lambda found: any(w.what == "its code" for w in found.waits))
+            assert (found.run.version, found.run.state, found.moved) == (1, "running", None)
+            error = str(found.waits[0].error)
+            assert error.startswith("The code of deployment 1 is not loaded: App shop does not ")
+            assert "a file is missing here" in error
+            broken.unlink()
+            result = await old.result(wait=90)
+            assert result.result == ["begun by one", "go", "ended by one"]
+            assert (await old.show()).moved is None

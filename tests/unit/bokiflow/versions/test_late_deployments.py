@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 import bokiflow
-from bokiflow import taking
+from bokiflow import QueryFailedError, taking
+from bokiflow.runs.records import OperationNoted, run_record
 from indilog import App
+from indilog.client import Client
 from indilog.sdk import DeployedVersion
 from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import ShopProcess, kill
@@ -87,3 +89,51 @@ async def test_code_of_an_earlier_deployment_starts_runs_in_the_newest_ones_exec
         await handle.signal("go")
         assert await handle.result(timeout=30) == 1
         assert (await handle.status()).version == 1
+
+
+def both_loaded(one: Process, two: Process) -> dict[str, App]:
+    """Return the applications of two deployments of one process, by their code."""
+    apps = {"1" * 16: one.flow._app, "2" * 16: two.flow._app}
+    return {code: app for code, app in apps.items() if isinstance(app, App)}
+
+
+async def test_a_run_whose_code_is_kept_but_not_loaded_waits_and_says_why() -> None:
+    """It continues with that code when it is loaded, and does not move to the newest one."""
+    logs = MemoryLogs()
+    begins, old, new = Process(logs, 1), Process(logs, 1), Process(logs, 2)
+    await begins.order.start(id="run")
+    kill(begins.flow)
+    apps = both_loaded(old, new)
+    newest = apps["2" * 16]
+    newest.deployed = DeployedVersion(
+        2, "2" * 16, newest, {"2" * 16: newest}, {"1" * 16: "The code does not load here."}
+    )
+    async with new.driven():
+        run = Client(logs).run(newest, "run")
+        await run.signal("go")
+        async with asyncio.timeout(30):
+            while not any(wait.what == "its code" for wait in (await run.show()).waits):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        found = await run.show()
+        assert (found.run.version, found.moved) == (1, None)
+        assert found.waits[0].error == "The code does not load here."
+        with pytest.raises(QueryFailedError, match="The code does not load here"):
+            await new.order.handle("run").query("any")
+        notes = [r for r in await logs.log("shop/flow").read_range("flow:run", 0)
+                 if isinstance(run_record(r.data), OperationNoted)]  # fmt: skip
+        await asyncio.sleep(0.5)
+        assert len(notes) == 1, "a retry notes nothing new"
+        for app, version in ((apps["1" * 16], 1), (newest, 2)):
+            app.deployed = DeployedVersion(version, f"{version}" * 16, newest, apps)
+        assert await new.order.handle("run").result(timeout=30) == 1
+        assert (await run.show()).moved is None
+
+
+async def test_a_run_whose_code_is_not_kept_moves_to_the_newest() -> None:
+    logs = MemoryLogs()
+    begins, new = Process(logs, 1), Process(logs, 2)
+    await begins.order.start(id="run")
+    kill(begins.flow)
+    async with new.driven():
+        await new.order.handle("run").signal("go")
+        assert await new.order.handle("run").result(timeout=30) == 2
