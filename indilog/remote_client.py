@@ -80,7 +80,7 @@ from indilog.link.requests import GatewayRequests
 from indilog.runs import Run, RunList, Runs
 from indilog.sdk.runs import RunInfo
 
-_CONNECT_S: Final = 10.0
+_CONNECT_S: Final = 30.0
 _MESSAGE_BYTES_MAX: Final = ClusterConfig().message_bytes_max
 """Largest message until the platform has announced its own limit."""
 

@@ -34,8 +34,8 @@ from indilog.config import NodeConfig, config_from
 from indilog.link.access import reach
 
 HOST = "127.0.0.1"
-READY_S_MAX = 60.0
-STOP_S_MAX = 20.0
+READY_S_MAX = 180.0
+STOP_S_MAX = 60.0
 LOG_LINES_SHOWN = 12
 _ROTATE_S = 10.0
 _POLL_S = 0.1

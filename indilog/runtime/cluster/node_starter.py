@@ -13,7 +13,7 @@ import structlog
 from indilog.runtime.cluster import fork_server
 from indilog.runtime.cluster.held_process import STATUS_UNKNOWN, HeldProcess, Process, executed
 
-_READY_S_MAX: Final = 60.0
+_READY_S_MAX: Final = 180.0
 """Seconds that a fork server may take to import the modules of nodes."""
 _ANSWER_S_MAX: Final = 5.0
 """Seconds that a fork server may take to fork, and to report that a child has ended."""
