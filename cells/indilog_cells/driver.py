@@ -252,12 +252,14 @@ class CellDriver:
         self._core.catch_up(ticket)
         self._handle([])
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await waiter
-        except TimeoutError:
-            raise NotReadyError(
-                f"The log's store did not answer within {self._timeout_s:g} s; nothing was read."
-            ) from None
+            # Not `asyncio.timeout`: a read over a link begins outside of its task.
+            await asyncio.wait([waiter], timeout=self._timeout_s)
+            if not waiter.done():
+                raise NotReadyError(
+                    f"The log's store did not answer within {self._timeout_s:g} s; nothing was "
+                    "read."
+                )
+            waiter.result()
         finally:
             self._core.abandon(ticket)
             self._caught_up.pop(ticket, None)

@@ -61,6 +61,9 @@ async def test_compute_nodes_append_to_one_order(tmp_path: Path) -> None:
         assert sorted(await asyncio.gather(*appended)) == list(range(60))
         for log in logs:
             assert [r.seqnum for r in await all_of(log, "t")] == list(range(60))
+            newest = await log.read_prev("t")
+            assert newest is not None
+            assert newest.seqnum == 59
         (first,) = await logs[0].append_batch([Entry(b"y", ["u"])], after=After("u"))
         assert first == 60
         chains = kinds_of(platform)[0].layout("events").chains
