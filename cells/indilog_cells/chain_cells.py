@@ -13,11 +13,10 @@ chain say so: a client with an old layout then asks one that refuses. There are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final
 
 import msgspec
 
-from indilog.base.ids import NodeId
 from indilog.kernel.cell_layout import CellLayout, CellReplica, Chain
 from indilog.wire.cell_messages import (
     CELLS_LISTED_MAX,
@@ -33,6 +32,7 @@ from indilog.wire.cell_messages import (
 )
 from indilog_cells.cells import CellsError
 from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
+from indilog_cells.layout_changes import CellNodes, Layouts
 
 _CHANGES_MAX: Final = 4
 """Changes of the layout, or of the newest checkpoint, that one call follows."""
@@ -40,39 +40,8 @@ _CHECKPOINTS_KEPT: Final = 2
 _WHOLE, _PARTS = b"\0", b"\1"
 """First byte of a note: the content follows, or the numbers of its parts."""
 
-Asks: TypeAlias = Sequence[tuple[NodeId, CellQuestion]]
 
-
-class CellNodes(Protocol):
-    """The storage nodes."""
-
-    async def ask_all(self, asks: Asks) -> Sequence[CellAnswer | None]:
-        """Ask nodes at once; None: a node did not answer in time."""
-
-
-class Layouts(Protocol):
-    """The layouts of one log."""
-
-    @property
-    def layout(self) -> CellLayout:
-        """The newest layout that this process knows."""
-
-    async def renew(self) -> None:
-        """Learn the newest recorded layout.
-
-        Raises:
-            CellsError: it cannot be read.
-        """
-
-    async def change(self, before: CellLayout, after: CellLayout) -> bool:
-        """Record the layout after `before`; return whether no other process recorded one.
-
-        Raises:
-            CellsError: it may be recorded.
-        """
-
-
-class _SealedError(CellsError):
+class LayoutSealedError(CellsError):
     """A replica refuses the epoch of the layout."""
 
     def __init__(self) -> None:
@@ -171,7 +140,7 @@ class ChainCells:
             if answer is None:
                 continue
             if answer.outcome is CellOutcome.SEALED:
-                raise _SealedError
+                raise LayoutSealedError
             if answer.outcome in (CellOutcome.DONE, CellOutcome.TRIMMED):
                 return answer.content
         return None
@@ -190,7 +159,7 @@ class ChainCells:
         answers = [answer, *(await self._nodes.ask_all(asks))] if asks else [answer]
         outcomes = {None if found is None else found.outcome for found in answers}
         if CellOutcome.SEALED in outcomes:
-            raise _SealedError
+            raise LayoutSealedError
         if CellOutcome.TRIMMED in outcomes:
             return b""
         for found in answers:
@@ -231,7 +200,7 @@ class ChainCells:
         if answer is None:
             raise CellsError(f"{replica.node} does not answer")
         if answer.outcome is CellOutcome.SEALED:
-            raise _SealedError
+            raise LayoutSealedError
         return answer
 
     # --- notes

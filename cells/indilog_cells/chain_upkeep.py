@@ -1,10 +1,9 @@
 """Upkeep of the layout of a log over cells of storage nodes: lost nodes are replaced, and their
 successors are filled (decision 0086; CORFU 2.5).
 
-One compute node checks each log periodically. To change the layout, it first seals the replicas
-that answer for the epoch of the next layout. From then on no write of the epoch before completes.
-Then the next layout is recorded, if no other process has recorded one. A process that crashes in
-between leaves sealed replicas; the next check finds these, and finishes the change.
+One compute node checks each log periodically, and changes its layout (`layout_changes`) if a node
+is lost. If a process crashed during a change, the next check finds sealed replicas, and finishes
+the change.
 
 A new replica is at the end of its chain and *filling*: contents are copied to it from a complete
 replica, while appends and reads go on. When all are copied, a further layout says so.
@@ -12,13 +11,12 @@ replica, while appends and reads go on. When all are copied, a further layout sa
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeAlias
 
 import structlog
 
-from indilog.base.ids import NodeId
-from indilog.kernel.cell_layout import CellLayout, CellReplica, repaired, space_of
+from indilog.kernel.cell_layout import CellLayout, CellReplica, complete_of
 from indilog.wire.cell_messages import (
     CELLS_LISTED_MAX,
     CellAnswer,
@@ -30,7 +28,8 @@ from indilog.wire.cell_messages import (
     CellsTrim,
 )
 from indilog_cells.cells import CellsError
-from indilog_cells.chain_cells import CellNodes, ChainCells, Layouts
+from indilog_cells.chain_cells import ChainCells
+from indilog_cells.layout_changes import CellNodes, LayoutChanges, Layouts, Place
 
 _COPIED_AT_ONCE: Final = 8
 """Cells that are copied at once to a new replica."""
@@ -48,10 +47,8 @@ class ChainUpkeep:
         cells: the cells of the log.
         nodes: the storage nodes.
         layouts: the layouts.
+        changes: changes the layout.
         run_all: runs coroutines at once.
-        folder: a name of the log that no other log has.
-        copies: replicas that a chain should have.
-        available: returns the storage nodes that may keep cells.
         replace_after_s: seconds after which a silent node is replaced.
         clock: returns seconds, and never goes back.
     """
@@ -61,11 +58,9 @@ class ChainUpkeep:
         cells: ChainCells,
         nodes: CellNodes,
         layouts: Layouts,
+        changes: LayoutChanges,
         run_all: RunAll,
         *,
-        folder: str,
-        copies: int,
-        available: Callable[[], Sequence[NodeId]],
         replace_after_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -73,12 +68,10 @@ class ChainUpkeep:
         self._nodes = nodes
         self._run_all = run_all
         self._layouts = layouts
-        self._folder = folder
-        self._copies = copies
-        self._available = available
+        self._changes = changes
         self._replace_after_s = replace_after_s
         self._clock = clock
-        self._silent_since: dict[tuple[NodeId, str], float] = {}
+        self._silent_since: dict[Place, float] = {}
 
     async def check(self) -> None:
         """Replace lost nodes, or fill new replicas, if necessary.
@@ -98,18 +91,29 @@ class ChainUpkeep:
             if self._layouts.layout.epoch > layout.epoch:
                 return  # another process has changed it
         now = self._clock()
-        lost: set[tuple[NodeId, str]] = set()
+        lost = self._late()
         for replica, answer in zip(asked, answers, strict=True):
             if self._is_lost(replica, answer, now):
                 lost.add(replica)
-        answered = len(present) == len(answers)
-        if sealed or lost or (answered and self._may_improve(layout)):
-            epoch = max([layout.epoch, *sealed]) + 1
-            await self._change(layout, lost, epoch, is_due=bool(sealed or lost))
-        elif layout.is_filling and answered:
+        if sealed or lost:
+            await self._change(layout, lost)
+        elif len(present) < len(answers):
+            return
+        elif self._may_improve(layout):
+            await self._change(layout, lost, only_if_better=True)
+        elif layout.is_filling:
             await self._fill(layout)
+        else:
+            await self._settle(layout)
 
-    def _is_lost(self, replica: tuple[NodeId, str], answer: CellAnswer | None, now: float) -> bool:
+    def _late(self) -> set[Place]:
+        """Return the replicas that are replaced although they may answer."""
+        return set()
+
+    async def _settle(self, layout: CellLayout) -> None:
+        """Do what is left to do when all replicas are complete and answer: nothing."""
+
+    def _is_lost(self, replica: Place, answer: CellAnswer | None, now: float) -> bool:
         if answer is not None and answer.outcome is not CellOutcome.REFUSED:
             self._silent_since.pop(replica, None)
             return answer.outcome is CellOutcome.ABSENT
@@ -117,82 +121,51 @@ class ChainUpkeep:
 
     def _may_improve(self, layout: CellLayout) -> bool:
         """Whether a chain has too few replicas, or one on a node that is not available any more."""
-        available = set(self._available())
-        copies = min(self._copies, len(available))
+        available = set(self._changes.available())
+        copies = min(self._changes.copies, len(available))
         return not layout.is_filling and any(
             len(chain) < copies or any(each.node not in available for each in chain)
             for chain in layout.chains
         )
 
     async def _change(
-        self, layout: CellLayout, lost: set[tuple[NodeId, str]], epoch: int, *, is_due: bool
+        self, layout: CellLayout, lost: set[Place], *, only_if_better: bool = False
     ) -> None:
-        """Seal the replicas of a layout except lost ones, and record the next layout.
-
-        Args:
-            layout: the layout.
-            lost: replicas that are not asked any more.
-            epoch: of the next layout.
-            is_due: change it also if all chains stay as they are.
-        """
-        space = space_of(self._folder, epoch)
-        available = self._available()
-        gone = {node for node, _ in lost}
-        candidates = [node for node in available if node not in gone]
-        opened = [
-            node
-            for node, _ in await self._done(
-                [(node, CellsSeal(0, space, epoch, opens=True)) for node in candidates]
-            )
-        ]
-
-        def next_layout(sealed: Collection[tuple[NodeId, str]]) -> CellLayout | None:
-            return repaired(
-                layout,
-                self._folder,
-                epoch,
-                sealed=sealed,
-                available=available,
-                opened=opened,
-                copies=self._copies,
-            )
-
-        if not is_due:
-            after = next_layout(layout.replicas)
-            if after is not None and after.chains == layout.chains:
-                return
-        asked = [replica for replica in sorted(layout.replicas) if replica not in lost]
-        sealed = await self._done([(node, CellsSeal(0, s, epoch)) for node, s in asked])
-        after = next_layout(sealed)
-        if after is None:
-            raise CellsError("a chain has no complete replica that answers")
-        if await self._layouts.change(layout, after):
-            names = sorted({node for node, _ in layout.replicas.difference(sealed)})
+        """Replace lost replicas, and those that do not answer."""
+        after = await self._changes.change(
+            layout, layout, lost=lost, adds=True, only_if_better=only_if_better
+        )
+        if after is not None and after.replicas != layout.replicas:
+            names = sorted({node for node, _ in layout.replicas.difference(after.replicas)})
             _log.warning(
-                "storage nodes of a log were replaced", log=self._folder, epoch=epoch, lost=names
-            )
-
-    async def _done(self, asks: Sequence[tuple[NodeId, CellsSeal]]) -> list[tuple[NodeId, str]]:
-        """Ask; return the nodes and spaces that answer with `DONE`."""
-        answers = await self._nodes.ask_all(asks) if asks else ()
-        return [
-            (node, question.space)
-            for (node, question), answer in zip(asks, answers, strict=True)
-            if answer is not None and answer.outcome is CellOutcome.DONE
-        ]
+                "storage nodes of a log were replaced",
+                log=self._changes.folder, epoch=after.epoch, lost=names,
+            )  # fmt: skip
 
     async def _fill(self, layout: CellLayout) -> None:
         """Copy contents to new replicas, then record that these are complete."""
+        await self._copy_all(layout)
+        await self._record_filled(layout)
+
+    async def _record_filled(self, layout: CellLayout) -> None:
+        after = layout.filled(layout.epoch + 1)
+        if self._layouts.layout == layout and await self._layouts.change(layout, after):
+            self._say_complete(after)
+
+    def _say_complete(self, layout: CellLayout) -> None:
+        _log.info(
+            "storage nodes of a log are complete", log=self._changes.folder, epoch=layout.epoch
+        )
+
+    async def _copy_all(self, layout: CellLayout) -> None:
+        """Copy contents to new replicas."""
         for at, chain in enumerate(layout.chains):
             # A cell of the last complete replica is also in all replicas before it.
-            source = [each for each in chain if not each.is_filling][-1]
+            source = complete_of(chain)[-1]
             for target in chain:
                 if target.is_filling:
                     for section in CellSection:
                         await self._copy(layout, at, section, source, target)
-        after = layout.filled(layout.epoch + 1)
-        if self._layouts.layout == layout and await self._layouts.change(layout, after):
-            _log.info("storage nodes of a log are complete", log=self._folder, epoch=after.epoch)
 
     async def _copy(
         self,

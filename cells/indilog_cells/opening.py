@@ -5,28 +5,32 @@ nodes.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
 from indilog.base.errors import IndilogError, NotReadyError
 from indilog.base.ids import NodeId
-from indilog.base.log_kinds import ORDER_FIRST, LogKind
+from indilog.base.log_kinds import ORDER_FIRST, OWNED, LogKind
 from indilog.config import Config
 from indilog.kernel.cell_layout import CellLayout
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog_cells.cells import CellsError
-from indilog_cells.chain_cells import Asks, ChainCells
+from indilog_cells.chain_cells import ChainCells
 from indilog_cells.chain_upkeep import ChainUpkeep
 from indilog_cells.core import CoreLimits
 from indilog_cells.driver import CellDriver, driver_running
+from indilog_cells.layout_changes import Asks, LayoutChanges
 from indilog_cells.log import CellLogs
 from indilog_cells.object_cells import ObjectCells
 from indilog_cells.object_store import object_store_at
+from indilog_cells.owned_cells import OwnedCells
+from indilog_cells.owned_upkeep import OwnedUpkeep
 
 _OBJECTS: Final = "objects"
 """Directory of logs, in the platform's directory."""
@@ -34,6 +38,7 @@ _CHECK_S: Final = 1.0
 """Seconds between two checks of a layout."""
 _REOPEN_S: Final = 0.5
 _PART_BITS: Final = 61
+_OWNER_BYTES: Final = 8
 
 _log = structlog.get_logger(__name__)
 
@@ -58,8 +63,19 @@ class Created(Protocol):
         """A name that no other log has."""
 
 
-class CellPlatform(Protocol):
-    """What a compute node knows of storage nodes and layouts."""
+class ComputeNodes(Protocol):
+    """The compute nodes of a platform."""
+
+    @property
+    def node(self) -> NodeId:
+        """This one."""
+
+    def compute_nodes(self) -> Sequence[NodeId]:
+        """Return those of the newest view."""
+
+
+class CellPlatform(ComputeNodes, Protocol):
+    """What a compute node knows of other nodes and of layouts."""
 
     async def ask_cells(self, node: NodeId, question: CellQuestion, /) -> CellAnswer:
         """Ask a storage node; raises `IndilogError` if there is no answer."""
@@ -85,12 +101,58 @@ class PlatformCells:
 
     def __init__(self, platform: CellPlatform, name: str) -> None:
         self._platform, self._name = platform, name
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def ask_all(self, asks: Asks) -> Sequence[CellAnswer | None]:
         """See `CellNodes.ask_all`."""
         if len(asks) == 1:
             return [await self._ask(*asks[0])]
         return await asyncio.gather(*(self._ask(node, question) for node, question in asks))
+
+    async def ask_until(self, asks: Asks, heard: Callable[[int, CellAnswer | None], bool]) -> None:
+        """See `OwnedNodes.ask_until`."""
+        enough = asyncio.get_running_loop().create_future()
+        left = len(asks)
+
+        def took(at: int, answer: CellAnswer | None) -> None:
+            nonlocal left
+            left -= 1
+            if (heard(at, answer) or not left) and not enough.done():
+                enough.set_result(None)
+
+        if asks:
+            self.tell(asks, took)
+            await enough
+
+    def tell(self, asks: Asks, heard: Callable[[int, CellAnswer | None], object]) -> None:
+        """See `OwnedNodes.tell`."""
+        loop = asyncio.get_running_loop()
+        for at, ask in enumerate(asks):
+            task = loop.create_task(self._tell(at, ask, heard))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _tell(
+        self,
+        at: int,
+        ask: tuple[NodeId, CellQuestion],
+        heard: Callable[[int, CellAnswer | None], object],
+    ) -> None:
+        heard(at, await self._ask(*ask))
+
+    async def run_all(self, works: Sequence[Coroutine[Any, Any, object]]) -> None:
+        """See `OwnedNodes.run_all`."""
+        await asyncio.gather(*works)
+
+    async def pause(self, seconds: float) -> None:
+        """See `OwnedNodes.pause`."""
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """Forget the answers that are not there yet."""
+        for task in self._telling:
+            task.cancel()
+        await asyncio.gather(*self._telling, return_exceptions=True)
 
     async def _ask(self, node: NodeId, question: CellQuestion) -> CellAnswer | None:
         try:
@@ -136,24 +198,23 @@ def created_logs(
         is_shared: other compute nodes may append to the log at the same time.
 
     Raises:
-        NotReadyError, DataDirectoryError, DataLossError: see `object_logs`, `order_first_logs`.
+        NotReadyError, DataDirectoryError, DataLossError: see `object_logs`, `node_logs`.
     """
-    if created.kind == ORDER_FIRST:
-        return order_first_logs(platform, created.log, created.folder, config, is_shared=is_shared)
+    if created.kind in (ORDER_FIRST, OWNED):
+        return node_logs(created, platform, config, is_shared=is_shared)
     place = platform_place(created.place, platform_dir)
     return object_logs(place, created.folder, config, is_shared=is_shared)
 
 
 @asynccontextmanager
-async def order_first_logs(
-    platform: CellPlatform, name: str, folder: str, config: Config, *, is_shared: bool
+async def node_logs(
+    created: Created, platform: CellPlatform, config: Config, *, is_shared: bool
 ) -> AsyncIterator[CellLogs]:
-    """Open the logs in the cells of the log `name` while the block runs.
+    """Open the logs in the cells that storage nodes keep of a created log, while the block runs.
 
     Args:
+        created: the log, of kind `order-first` or `owned`.
         platform: the storage nodes and layouts.
-        name: the created log.
-        folder: its folder in the catalog.
         config: settings of the platform.
         is_shared: other compute nodes may append to the log at the same time.
 
@@ -162,25 +223,19 @@ async def order_first_logs(
         DataLossError: a cell is damaged.
     """
     settings = config.node.cells
-    nodes = PlatformCells(platform, name)
-    part_bytes = config.cluster.batch_bytes_max
-    cells = ChainCells(
-        nodes,
-        nodes,
-        part_bytes=part_bytes,
-        new_part=lambda: secrets.randbits(_PART_BITS) + 1,
-    )
+    nodes = PlatformCells(platform, created.log)
+    opened = _owned(created, nodes, platform, config) if created.kind == OWNED else None
+    cells, check = opened or _chained(created, nodes, platform, config)
     limits = CoreLimits(
         cells_in_flight=settings.cells_in_flight,
-        cell_bytes=part_bytes,
+        cell_bytes=config.cluster.batch_bytes_max,
         items_waiting=settings.cell_appends_max,
         fill_after_us=int(settings.cell_fill_after_s * 1e6),
     )
     loop = asyncio.get_running_loop()
     timeout_s = config.node.appends.append_timeout_s
     until = loop.time() + timeout_s + settings.cell_replace_after_s
-    upkeep = _upkeep_of(cells, nodes, platform, folder, config)
-    checking = loop.create_task(_check(upkeep, platform))
+    checking = loop.create_task(_repeat(check))
     try:
         async with AsyncExitStack() as stack:
             driver: CellDriver | None = None
@@ -202,33 +257,126 @@ async def order_first_logs(
     finally:
         checking.cancel()
         await asyncio.gather(checking, return_exceptions=True)
+        await nodes.close()
 
 
-def _upkeep_of(
-    cells: ChainCells, nodes: PlatformCells, platform: CellPlatform, folder: str, config: Config
-) -> ChainUpkeep:
-    return ChainUpkeep(
+def _chained(
+    created: Created, nodes: PlatformCells, platform: CellPlatform, config: Config
+) -> tuple[ChainCells, Callable[[], Awaitable[None]]]:
+    """Return the cells of a log of kind `order-first`, and the check of its layout."""
+    cells = ChainCells(nodes, nodes, part_bytes=config.cluster.batch_bytes_max, new_part=_new_part)
+    upkeep = ChainUpkeep(
         cells,
         nodes,
         nodes,
-        lambda works: asyncio.gather(*works),
-        folder=folder,
-        copies=config.cluster.replicas,
-        available=platform.storage_nodes,
+        _changes(created, nodes, platform, config),
+        nodes.run_all,
         replace_after_s=config.node.cells.cell_replace_after_s,
         clock=asyncio.get_running_loop().time,
     )
 
+    async def check() -> None:
+        if platform.serves():
+            await upkeep.check()
 
-async def _check(upkeep: ChainUpkeep, platform: CellPlatform) -> None:
-    """Keep the layout up to date. The same failure is logged once."""
+    return cells, check
+
+
+def _owned(
+    created: Created, nodes: PlatformCells, platform: CellPlatform, config: Config
+) -> tuple[ChainCells, Callable[[], Awaitable[None]]]:
+    """Return the cells of a log of kind `owned`, and the check of its layout. The owner checks it,
+    too, and completes the cells that a replica lacks.
+    """
+    changes = _changes(created, nodes, platform, config)
+    tenure = Tenure(
+        platform, config.node.cells.owner_keeps_s, clock=asyncio.get_running_loop().time
+    )
+    cells = OwnedCells(
+        nodes,
+        nodes,
+        changes,
+        owner=f"{platform.node}/{secrets.token_hex(_OWNER_BYTES)}",
+        may_claim=tenure.may_claim,
+        part_bytes=config.cluster.batch_bytes_max,
+        new_part=_new_part,
+    )
+    upkeep = OwnedUpkeep(
+        cells,
+        nodes,
+        nodes,
+        changes,
+        nodes.run_all,
+        replace_after_s=config.node.cells.cell_replace_after_s,
+        clock=asyncio.get_running_loop().time,
+    )
+
+    async def check() -> None:
+        tenure.notice(nodes.layout.owner)
+        if cells.is_owner or platform.serves():
+            await upkeep.check()
+        await cells.repair()
+
+    return cells, check
+
+
+class Tenure:
+    """Decides when a compute node may take a log of kind `owned` from its owner: at once, if the
+    owner's process has ended; else after the owner had the log for a while. So two nodes with
+    callers do not claim the log from each other all the time.
+
+    Args:
+        platform: this compute node, and the others.
+        keeps_s: seconds for which an owner keeps the log.
+        clock: returns seconds, and never goes back.
+    """
+
+    def __init__(
+        self, platform: ComputeNodes, keeps_s: float, *, clock: Callable[[], float]
+    ) -> None:
+        self._platform, self._keeps_s, self._clock = platform, keeps_s, clock
+        self._owner: str | None = None
+        self._since_s = -math.inf
+        """The first owner may have the log for long."""
+
+    def notice(self, owner: str) -> None:
+        """Note who is the owner now."""
+        if self._owner is not None and owner != self._owner:
+            self._since_s = self._clock()
+        self._owner = owner
+
+    def may_claim(self, owner: str) -> bool:
+        """Whether this compute node may take the log from its owner."""
+        self.notice(owner)
+        node, _, _ = owner.rpartition("/")
+        if node == self._platform.node or node not in self._platform.compute_nodes():
+            return True
+        return self._clock() - self._since_s >= self._keeps_s
+
+
+def _changes(
+    created: Created, nodes: PlatformCells, platform: CellPlatform, config: Config
+) -> LayoutChanges:
+    return LayoutChanges(
+        nodes,
+        nodes,
+        folder=created.folder,
+        copies=config.cluster.replicas,
+        available=platform.storage_nodes,
+    )
+
+
+def _new_part() -> int:
+    return secrets.randbits(_PART_BITS) + 1
+
+
+async def _repeat(check: Callable[[], Awaitable[None]]) -> None:
+    """Check a layout periodically. The same failure is logged once."""
     failure = ""
     while True:
         await asyncio.sleep(_CHECK_S)
-        if not platform.serves():
-            continue
         try:
-            await upkeep.check()
+            await check()
             failure = ""
         except CellsError as error:
             if str(error) != failure:

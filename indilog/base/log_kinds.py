@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-LogKind: TypeAlias = Literal["shared", "object-store", "order-first"]
+LogKind: TypeAlias = Literal["shared", "object-store", "order-first", "owned"]
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
 SHARED: Final[LogKind] = "shared"
 """One order with all other shared logs, by the sequencers; the kind of a log that no call
@@ -16,6 +16,8 @@ OBJECT_STORE: Final[LogKind] = "object-store"
 """An order of its own, in the objects of a store."""
 ORDER_FIRST: Final[LogKind] = "order-first"
 """An order of its own, in write-once cells of storage nodes."""
+OWNED: Final[LogKind] = "owned"
+"""As `ORDER_FIRST`, with one compute node at a time that appends: it needs a quorum of replicas."""
 
 
 class LogInfo(msgspec.Struct, frozen=True):

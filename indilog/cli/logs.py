@@ -61,7 +61,9 @@ def _path(log: str, rest: str) -> str:
 def create(
     log: LogName,
     *,
-    kind: Annotated[str, typer.Option(help="shared, object-store or order-first.")] = "shared",
+    kind: Annotated[
+        str, typer.Option(help="shared, object-store, order-first or owned.")
+    ] = "shared",
     url: Url = DEFAULT,
 ) -> None:
     """Create a log of a kind; a log that is not created is shared."""

@@ -289,7 +289,7 @@ class ObjectLogsConfig(Group):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CellsConfig(Group):
-    """Logs of kind order-first (docs/KINDS.md)."""
+    """Logs of kind order-first and owned (docs/KINDS.md)."""
 
     cell_requests_max: int = 4096
     """Requests for cells that may wait on a storage node; further ones are refused as retryable."""
@@ -317,11 +317,19 @@ class CellsConfig(Group):
     """
     cell_replace_after_s: float = 10.0
     """Seconds after which another storage node replaces one that does not answer, in the logs of
-    kind order-first.
+    kind order-first and owned.
+    """
+    owner_keeps_s: float = 2.0
+    """Seconds for which a running compute node keeps a log of kind owned to itself, although
+    another one appends to it, too.
     """
     order_first_logs_max: int = 100
     """Logs of kind order-first that may be created. Each has an index of up to 65,536 records in
     the memory of each compute node that uses it.
+    """
+    owned_logs_max: int = 100
+    """Logs of kind owned that may be created. Each has an index of up to 65,536 records in the
+    memory of each compute node that uses it.
     """
 
 

@@ -4,10 +4,14 @@ CORFU 2.2, where it is a *projection*).
 The cell at position p belongs to chain p modulo the number of chains. A chain is a sequence of
 replicas; the first one is its head. All replicas of a chain keep all of its cells. A layout is
 never changed; another one with a greater epoch replaces it.
+
+A log of kind `owned` has one chain, whose replicas are written at once. An acknowledged cell may be
+missing on some of them; `CellLayout.lacking` says on how many (decision 0090).
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Sequence
 from typing import Final, TypeAlias
 
@@ -43,10 +47,15 @@ class CellLayout(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         epoch: its number; questions of smaller epochs are refused once it is sealed.
         chains: the chains. Replicas that are filling come last in each, after complete ones.
+        owner: the process that appends to a log of kind `owned`; empty: none yet.
+        lacking: on how many complete replicas of a chain an acknowledged cell may be missing. A
+            seal of one replica more meets every acknowledged cell.
     """
 
     epoch: int
     chains: tuple[Chain, ...]
+    owner: str = ""
+    lacking: int = 0
 
     def chain(self, position: int) -> Chain:
         """Return the chain of a position."""
@@ -67,7 +76,38 @@ class CellLayout(msgspec.Struct, frozen=True, array_like=True):
         chains = tuple(
             tuple(CellReplica(each.node, each.space) for each in chain) for chain in self.chains
         )
-        return CellLayout(epoch, chains)
+        return CellLayout(epoch, chains, self.owner, self.lacking)
+
+    @property
+    def complete(self) -> Chain:
+        """The complete replicas of the only chain of a log of kind `owned`."""
+        (chain,) = self.chains
+        return complete_of(chain)
+
+    @property
+    def ack_quorum(self) -> int:
+        """How many complete replicas must have a cell before it is acknowledged: most of them, and
+        all but `lacking`.
+        """
+        count = len(self.complete)
+        return max(count - self.lacking, count // 2 + 1)
+
+    @property
+    def read_quorum(self) -> int:
+        """How many complete replicas must say that a cell is unwritten. They meet every
+        acknowledged cell, and every seal of `lacking + 1` replicas.
+        """
+        return max(len(self.complete) - self.lacking, self.lacking + 1)
+
+
+def complete_of(chain: Chain) -> Chain:
+    """Return the complete replicas of a chain."""
+    return tuple(each for each in chain if not each.is_filling)
+
+
+def lacking_of(copies: int) -> int:
+    """Return `CellLayout.lacking` if an acknowledged cell is on most of `copies` replicas."""
+    return (copies - 1) // 2
 
 
 def new_layout(folder: str, nodes: Sequence[NodeId], copies: int) -> CellLayout:
@@ -87,6 +127,21 @@ def new_layout(folder: str, nodes: Sequence[NodeId], copies: int) -> CellLayout:
     return CellLayout(1, tuple(chains))
 
 
+def owned_layout(folder: str, nodes: Sequence[NodeId], copies: int) -> CellLayout:
+    """Return the first layout of a log of kind `owned`: one chain; those of different logs begin at
+    different nodes.
+
+    Args:
+        folder: a name of the log that no other log has.
+        nodes: at least one storage node.
+        copies: replicas; fewer if there are fewer nodes.
+    """
+    copies = min(copies, len(nodes))
+    at = zlib.crc32(folder.encode())
+    chain = tuple(_replica(nodes[(at + n) % len(nodes)], folder, 1) for n in range(copies))
+    return CellLayout(1, (chain,), "", lacking_of(copies))
+
+
 def repaired(
     layout: CellLayout,
     folder: str,
@@ -98,7 +153,8 @@ def repaired(
     copies: int,
 ) -> CellLayout | None:
     """Return the next layout: replicas that are not sealed are left out, and other nodes replace
-    them, which are to be filled. None: a chain has no complete replica left.
+    them, which are to be filled. None: a chain has too few complete replicas left, so they might
+    lack an acknowledged cell.
 
     A replica on a node that is not available (any more) stays until enough others are complete.
 
@@ -113,7 +169,7 @@ def repaired(
     """
     load: dict[NodeId, int] = dict.fromkeys(opened, 0)
     kept = [tuple(r for r in chain if (r.node, r.space) in sealed) for chain in layout.chains]
-    if any(all(each.is_filling for each in chain) for chain in kept):
+    if any(len(complete_of(chain)) <= layout.lacking for chain in kept):
         return None
     for chain in kept:
         for each in chain:
@@ -122,7 +178,7 @@ def repaired(
     chains: list[Chain] = []
     for chain in kept:
         staying = tuple(each for each in chain if each.node in available)
-        complete = tuple(each for each in staying if not each.is_filling)[:copies]
+        complete = complete_of(staying)[:copies]
         if len(complete) == min(copies, len(available)) > 0:
             chains.append(complete)
             continue
@@ -133,7 +189,7 @@ def repaired(
             load[node] += 1
         new = (_replica(node, folder, epoch, is_filling=True) for node in added)
         chains.append((*chain, *new))
-    return CellLayout(epoch, tuple(chains))
+    return CellLayout(epoch, tuple(chains), layout.owner, layout.lacking)
 
 
 def space_of(folder: str, epoch: int) -> str:

@@ -43,7 +43,7 @@ CHAIN_BUGS = (
         "if key.position < self._floor(self._file, space, key.section):", "if False:",
     ),
     Planted(
-        "a new replica counts as complete before it is filled", ChainUpkeep, "_fill",
+        "a new replica counts as complete before it is filled", ChainUpkeep, "_copy_all",
         "await self._copy(layout, at, section, source, target)", "pass",
     ),
     Planted(

@@ -22,8 +22,9 @@ from indilog.runtime.cell_store import CellStore
 from indilog.wire.cell_messages import CellAnswer, CellQuestion, CellSection, CellsSeal
 from indilog_cells import core as cell_core
 from indilog_cells.cells import CellsError
-from indilog_cells.chain_cells import Asks, ChainCells
+from indilog_cells.chain_cells import ChainCells
 from indilog_cells.chain_upkeep import ChainUpkeep
+from indilog_cells.layout_changes import Asks, LayoutChanges
 from indilog_cells.state import Closed
 from tests.cells.world import Process, World
 
@@ -82,6 +83,52 @@ class Net:
                 self._send(node, question, partial(answered, at))
             self.world.after(ANSWER_US, partial(answered, at, None))
 
+    async def ask_until(self, asks: Asks, heard: Callable[[int, CellAnswer | None], bool]) -> None:
+        if asks:
+            await Suspended(partial(self._ask_until, asks, heard))
+
+    def _ask_until(
+        self,
+        asks: Asks,
+        heard: Callable[[int, CellAnswer | None], bool],
+        take: Callable[[object], None],
+    ) -> None:
+        left, ended = len(asks), False
+
+        def answered(at: int, answer: CellAnswer | None) -> None:
+            nonlocal left, ended
+            left -= 1
+            if (heard(at, answer) or not left) and not ended:
+                ended = True
+                take(None)
+
+        self.tell(asks, answered)
+
+    def tell(self, asks: Asks, heard: Callable[[int, CellAnswer | None], object]) -> None:
+        for at, (node, question) in enumerate(asks):
+            self._tell(node, question, partial(heard, at))
+
+    def _tell(
+        self, node: NodeId, question: CellQuestion, heard: Callable[[CellAnswer | None], object]
+    ) -> None:
+        done = False
+
+        def answered(answer: CellAnswer | None) -> None:
+            nonlocal done
+            if not done:
+                done = True
+                heard(answer)
+
+        for _ in range(2 if self.world.lost(0.03) else 1):
+            self._send(node, question, answered)
+        self.world.after(ANSWER_US, partial(answered, None))
+
+    async def run_all(self, works: Sequence[Coroutine[Any, Any, object]]) -> None:
+        await in_turn(works)
+
+    async def pause(self, seconds: float) -> None:
+        await Suspended(lambda take: self.world.after(int(seconds * 1e6), partial(take, None)))
+
     def _send(
         self, node: NodeId, question: CellQuestion, take: Callable[[CellAnswer], None]
     ) -> None:
@@ -121,7 +168,7 @@ class ChainWorld(World):
     """A run of one seed; see `World`."""
 
     def __init__(self, seed: int, **sizes: int) -> None:
-        self.layout = new_layout(FOLDER, NODES, COPIES)
+        self.layout = self.first_layout()
         self.nodes = {node: Node() for node in NODES}
         for node, space in self.layout.replicas:
             self.nodes[node].store.serve([CellsSeal(0, space, 1, opens=True)])
@@ -131,11 +178,23 @@ class ChainWorld(World):
         self.faults.crash_us = 2_000_000
         self.calm = self.random.choice([1, 2, 4])
         """A greater number: faults are rarer."""
-        self.processes = [ChainProcess(self, n) for n in range(len(self.processes))]
-        self.keepers = [Keeper(self) for _ in range(2)]
+        self.processes = [self.made_process(n) for n in range(len(self.processes))]
+        self.keepers = [self.made_keeper() for _ in range(2)]
         self.disks_lost = 0
         for call in (self._stop_node, self._cut, *(keeper.begin for keeper in self.keepers)):
             self.after(self.random.randrange(1, 100_000), call)
+
+    def first_layout(self) -> CellLayout:
+        """Return the layout of the new log."""
+        return new_layout(FOLDER, NODES, COPIES)
+
+    def made_process(self, number: int) -> Process:
+        """Return a process."""
+        return ChainProcess(self, number)
+
+    def made_keeper(self) -> Keeper:
+        """Return a process that checks the layout."""
+        return Keeper(self)
 
     def delay_us(self) -> int:
         """Return how long a message takes: mostly little, sometimes much."""
@@ -260,11 +319,12 @@ class ChainProcess(Process):
 
     def start(self) -> None:
         self.net = Net(self.chains)
-        numbers = iter(range(1, 1 << 62))
-        self.cells = ChainCells(
-            self.net, self.net, part_bytes=1 << 20, new_part=lambda: next(numbers)
-        )
+        self.cells = self.made_cells()
         super().start()
+
+    def made_cells(self) -> ChainCells:
+        """Return the cells, for a new incarnation."""
+        return ChainCells(self.net, self.net, part_bytes=1 << 20, new_part=new_part())
 
     @property
     def chains(self) -> ChainWorld:
@@ -321,23 +381,27 @@ class Keeper:
         unreachable = self.net.unreachable
         self.net = Net(self.world)
         self.net.unreachable = unreachable
-        numbers = iter(range(1, 1 << 62))
-        cells = ChainCells(self.net, self.net, part_bytes=1 << 20, new_part=lambda: next(numbers))
-        self._upkeep = ChainUpkeep(
-            cells,
-            self.net,
-            self.net,
-            in_turn,
-            folder=FOLDER,
-            copies=COPIES,
-            available=lambda: NODES,
-            replace_after_s=REPLACE_S,
-            clock=lambda: self.world.now_us / 1e6,
-        )
+        self._upkeep = self.made_upkeep()
         if not self.world.healed:
             crash_us = self.world.random.randrange(1, 600_000)
             self.world.after(crash_us, partial(self._crash, self.incarnation))
         self._check(self.incarnation)
+
+    def made_upkeep(self) -> ChainUpkeep:
+        """Return the upkeep, for a new incarnation."""
+        cells = ChainCells(self.net, self.net, part_bytes=1 << 20, new_part=new_part())
+        changes = LayoutChanges(
+            self.net, self.net, folder=FOLDER, copies=COPIES, available=lambda: NODES
+        )
+        return ChainUpkeep(
+            cells,
+            self.net,
+            self.net,
+            changes,
+            in_turn,
+            replace_after_s=REPLACE_S,
+            clock=lambda: self.world.now_us / 1e6,
+        )
 
     def _crash(self, own: int) -> None:
         if own == self.incarnation and not self.world.healed:
@@ -353,6 +417,12 @@ class Keeper:
             lambda: own == self.incarnation,
             lambda _: self.world.after(CHECK_US, again),
         )
+
+
+def new_part() -> Callable[[], int]:
+    """Return a function that returns another number with each call."""
+    numbers = iter(range(1, 1 << 62))
+    return lambda: next(numbers)
 
 
 async def in_turn(works: Sequence[Coroutine[Any, Any, object]]) -> None:

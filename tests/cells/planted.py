@@ -26,7 +26,9 @@ class Planted(NamedTuple):
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Change the method until the test ends."""
-        source = textwrap.dedent(inspect.getsource(getattr(self.owner, self.method)))
+        method = getattr(self.owner, self.method)
+        function: Any = method.fget if isinstance(method, property) else method
+        source = textwrap.dedent(inspect.getsource(function))
         assert source.count(self.before) == 1, f"plant {self.name!r} in the new source"
         changed = source.replace(self.before, self.after)
         flags = __future__.annotations.compiler_flag

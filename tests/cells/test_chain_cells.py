@@ -22,8 +22,9 @@ from indilog.wire.cell_messages import (
     CellWrite,
 )
 from indilog_cells.cells import CellsError
-from indilog_cells.chain_cells import Asks, ChainCells
+from indilog_cells.chain_cells import ChainCells
 from indilog_cells.chain_upkeep import ChainUpkeep
+from indilog_cells.layout_changes import Asks, LayoutChanges
 from tests.cells.chain_world import in_turn, rows
 
 A, B, C = (NodeId(f"storage-{n}") for n in range(3))
@@ -171,10 +172,10 @@ def test_notes_of_any_length_are_kept_listed_and_dropped() -> None:
 
 
 def keeper(nodes: Cluster, cells: ChainCells, clock: list[float]) -> ChainUpkeep:
+    changes = LayoutChanges(nodes, nodes, folder="f", copies=2, available=lambda: [A, B, C])
     return ChainUpkeep(
-        cells, nodes, nodes, in_turn, folder="f", copies=2, available=lambda: [A, B, C],
-        replace_after_s=5.0, clock=lambda: clock[0],
-    )  # fmt: skip
+        cells, nodes, nodes, changes, in_turn, replace_after_s=5.0, clock=lambda: clock[0]
+    )
 
 
 def test_a_lost_node_is_replaced_and_its_successor_is_filled() -> None:
@@ -244,7 +245,7 @@ def test_an_interrupted_change_is_finished() -> None:
     with pytest.raises(CellsError, match="is being changed"):
         done(cells.write(1, b"y"))
     done(keeper(nodes, cells, [0.0]).check())
-    assert nodes.layout.epoch == 3
+    assert nodes.layout.epoch == 2
     assert done(cells.write(1, b"y"))
 
 
@@ -253,7 +254,7 @@ def test_the_log_is_not_continued_without_what_was_acknowledged() -> None:
     done(cells.write(0, b"x"))
     nodes.stores[A], nodes.stores[B] = CellStore(":memory:"), CellStore(":memory:")
     upkeep = keeper(nodes, cells, [0.0])
-    with pytest.raises(CellsError, match="no complete replica"):
+    with pytest.raises(CellsError, match="too few complete replicas"):
         done(upkeep.check())
     with pytest.raises(CellsError, match="has lost the log"):
         done(cells.read(0))

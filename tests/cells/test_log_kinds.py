@@ -73,7 +73,7 @@ async def test_a_log_that_no_call_created_is_shared(tmp_path: Path) -> None:
 async def test_a_bad_creation_is_refused_in_a_sentence(tmp_path: Path) -> None:
     async with indilog.open(tmp_path, configured(tmp_path, object_logs_max=1)) as client:
         with pytest.raises(
-            ValueError, match="one of shared, object-store, order-first, not 'tape'"
+            ValueError, match="one of shared, object-store, order-first, owned, not 'tape'"
         ):
             await client.create_log("a", kind="tape")  # type: ignore[arg-type]
         with pytest.raises(InvalidTagError):

@@ -82,7 +82,7 @@ async def test_a_log_is_switched_while_it_is_used(tmp_path: Path) -> None:
                 assert await log.append(b"last", tags=["t"]) >= tail
             refused = command(second.url, "switch", "orders", "--kind", "tape")
             assert refused.returncode == 2
-            assert "object-store, order-first, not 'tape'" in refused.stderr
+            assert "object-store, order-first, owned, not 'tape'" in refused.stderr
 
 
 async def _first(log: Log, count: int) -> list[Record]:
@@ -117,7 +117,7 @@ async def test_a_log_in_a_directory_survives_kill_9_of_all_processes(tmp_path: P
             assert listed.stdout.startswith("events  object-store  20"), listed.stderr
             refused = command(second.url, "create", "x", "--kind", "tape")
             assert refused.returncode == 2
-            assert "one of shared, object-store, order-first, not 'tape'" in refused.stderr
+            assert "one of shared, object-store, order-first, owned, not 'tape'" in refused.stderr
     assert list((tmp_path / "objects").glob("events-*/cells/*/*"))
 
 

@@ -248,6 +248,17 @@ async def order_first(directory: Path) -> AsyncIterator[LogSource]:
         yield SpreadSource([await kinds._opened["contract", FIRST].logs() for kinds in every])
 
 
+@asynccontextmanager
+async def owned(directory: Path) -> AsyncIterator[LogSource]:
+    """A log of kind owned: two compute nodes, three storage nodes, one process."""
+    cluster = ClusterConfig(engines=2, storage_nodes=3, replicas=3)
+    node = node_config(data_dir=directory, segment_bytes=8 * MIB, owner_keeps_s=0.05)
+    async with embedded(Config(cluster=cluster, node=node)) as platform:
+        await created_kinds(platform.logs).create("contract", "owned")
+        every = [created_kinds(logs) for logs in platform.engines.values()]
+        yield SpreadSource([await kinds._opened["contract", FIRST].logs() for kinds in every])
+
+
 def created_kinds(logs: LocalLogs) -> LogKinds:
     """Return the kinds of logs of a compute node."""
     assert logs.kinds is not None
@@ -291,6 +302,7 @@ KINDS: dict[str, Kind] = {
     ),
     "object-store, S3": Kind(open=object_s3, durable=True, is_variant=True),
     "order-first": Kind(open=order_first, durable=True),
+    "owned": Kind(open=owned, durable=True, is_variant=True),
     "embedded, replicated, without local index": Kind(
         open=embedded_replicated, durable=True, is_variant=True
     ),

@@ -22,10 +22,18 @@ from indilog.base.errors import (
 )
 from indilog.base.ids import NodeId, SeqNum
 from indilog.base.log import After, Log, LogSource, Session, check_log_name
-from indilog.base.log_kinds import OBJECT_STORE, ORDER_FIRST, SHARED, LogInfo, LogKind, check_kind
+from indilog.base.log_kinds import (
+    OBJECT_STORE,
+    ORDER_FIRST,
+    OWNED,
+    SHARED,
+    LogInfo,
+    LogKind,
+    check_kind,
+)
 from indilog.base.retention import Retention
 from indilog.config import Config
-from indilog.kernel.cell_layout import CellLayout, new_layout
+from indilog.kernel.cell_layout import CellLayout, new_layout, owned_layout
 from indilog.kernel.view import View
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy
 from indilog.wire.cell_messages import CellAnswer, CellOutcome, CellQuestion, CellsSeal
@@ -42,6 +50,8 @@ _FINISH_S: Final = 15.0
 """Seconds without a step after which any compute node ends a switch; more than `_FOLLOW_S`."""
 _SEGMENTS_MAX: Final = 64
 """Segments of one log."""
+_ON_NODES: Final = (ORDER_FIRST, OWNED)
+"""Kinds whose cells are on storage nodes, which have layouts."""
 _ATTEMPTS_MAX: Final = 3
 """Attempts to begin a switch, if others switch the same log."""
 
@@ -136,6 +146,7 @@ class LogKinds:
         serves: tells whether this node enforces retention policies, and keeps layouts up to date.
 
     Attributes:
+        node: the node.
         routes: by name, the logs whose calls do not simply go to the `shared` log of that name.
     """
 
@@ -152,7 +163,7 @@ class LogKinds:
         serves: Callable[[], bool],
     ) -> None:
         self._logs = logs
-        self._node = node
+        self.node = node
         self._view = view
         self._open_logs = open_logs
         self.ask_cells = ask_cells
@@ -272,9 +283,9 @@ class LogKinds:
     async def _switch_once(self, state: LogState, kind: LogKind) -> bool:
         """Switch a log; return False if another switch began before."""
         name, last = state.created.log, state.last
-        if kind == ORDER_FIRST:
+        if kind in _ON_NODES:
             raise WrongStateError(
-                f"Log {name} cannot be switched to order-first; create a log of that kind."
+                f"Log {name} cannot be switched to {kind}; create a log of that kind."
             )
         if len(state.segments) >= _SEGMENTS_MAX:
             raise WrongStateError(
@@ -292,10 +303,10 @@ class LogKinds:
         await self._catalog.close(name, last, kind, place=place, folder=folder, tail=tail)
         await self._announce()
         switch = state.switch
-        if switch is None or switch.folder != folder or switch.switcher != self._node:
+        if switch is None or switch.folder != folder or switch.switcher != self.node:
             return False
         try:
-            await self._wait_for_nodes(name, switch.number, self._node)
+            await self._wait_for_nodes(name, switch.number, self.node)
         except NotReadyError:
             await self._catalog.reopen(name, switch.number)
             if state.switch is None or state.switch.number != switch.number:
@@ -343,7 +354,8 @@ class LogKinds:
             place = self._config.object_logs.object_place
             await self._catalog.create(name, kind, place=place, folder=folder)
             return
-        layout = new_layout(folder, self.storage_nodes(), self._copies)
+        first_layout = owned_layout if kind == OWNED else new_layout
+        layout = first_layout(folder, self.storage_nodes(), self._copies)
         await self._open_spaces(layout)
         await self._catalog.create(name, kind, folder=folder, layout=layout)
 
@@ -373,6 +385,7 @@ class LogKinds:
         limits = {
             OBJECT_STORE: (objects.object_logs_max, "object_logs_max"),
             ORDER_FIRST: (cells.order_first_logs_max, "order_first_logs_max"),
+            OWNED: (cells.owned_logs_max, "owned_logs_max"),
         }
         limit, setting = limits[kind]
         count = sum(each.created.kind == kind for each in self._opened.values())
@@ -410,7 +423,7 @@ class LogKinds:
         while missing := [
             node
             for node in self._view().engines
-            if node not in (self._node, author) and not self._catalog.has_followed(node, seqnum)
+            if node not in (self.node, author) and not self._catalog.has_followed(node, seqnum)
         ]:
             if loop.time() >= until:
                 raise NotReadyError(
@@ -419,7 +432,11 @@ class LogKinds:
                 )
             await self._catalog.catch_up(wait_s=min(_PAUSE_S, _FOLLOW_S))
 
-    # --- the layouts of logs of kind order-first
+    # --- the layouts of logs whose cells are on storage nodes
+
+    def compute_nodes(self) -> Sequence[NodeId]:
+        """Return the compute nodes of the newest view."""
+        return self._view().engines
 
     def storage_nodes(self) -> Sequence[NodeId]:
         """Return the storage nodes of the newest view."""
@@ -583,15 +600,15 @@ class LogKinds:
             continue
 
     async def _keep_open(self) -> None:
-        """Open the logs of kind order-first on the node that keeps their layouts up to date."""
+        """Open the logs on storage nodes, on the compute node that keeps layouts up to date."""
         await self._changed.wait()
         await self._repeat(self._open_once, _PAUSE_S)
 
     async def _open_once(self) -> None:
         if not self.serves():
             return
-        chained = [each for each in self._opened.values() if each.created.kind == ORDER_FIRST]
-        await _each(opened.logs() for opened in chained)
+        on_nodes = [each for each in self._opened.values() if each.created.kind in _ON_NODES]
+        await _each(opened.logs() for opened in on_nodes)
 
     @staticmethod
     async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float) -> None:

@@ -42,8 +42,8 @@ def catalog_router(kinds: LogKinds) -> APIRouter:
 
     @router.post("", status_code=HTTPStatus.CREATED, openapi_extra=_body(LogIn))
     async def create(request: Request) -> Response:
-        """Create a log of a kind: `shared`, `object-store` or `order-first`. Creating it again is
-        harmless.
+        """Create a log of a kind: `shared`, `object-store`, `order-first` or `owned`. Creating it
+        again is harmless.
         """
         body = await body_of(request, SMALL_BYTES_MAX)
         given = parse_json(LogIn, body, not_done="No log was created")

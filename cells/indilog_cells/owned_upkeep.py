@@ -1,0 +1,60 @@
+"""Upkeep of the layout of a log that one process at a time appends to (decision 0090).
+
+Each change of the layout seals `lacking + 1` complete replicas at least, also the change that
+makes filled replicas complete. `lacking` is lowered, or replicas become complete, only after all
+cells that were acknowledged before are on all complete replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from indilog.kernel.cell_layout import CellLayout, lacking_of
+from indilog_cells.chain_upkeep import ChainUpkeep, RunAll
+from indilog_cells.layout_changes import CellNodes, LayoutChanges, Layouts, Place
+from indilog_cells.owned_cells import OwnedCells
+
+
+class OwnedUpkeep(ChainUpkeep):
+    """Checks the layout of one log; arguments are those of `ChainUpkeep`."""
+
+    def __init__(
+        self,
+        cells: OwnedCells,
+        nodes: CellNodes,
+        layouts: Layouts,
+        changes: LayoutChanges,
+        run_all: RunAll,
+        *,
+        replace_after_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(
+            cells, nodes, layouts, changes, run_all, replace_after_s=replace_after_s, clock=clock
+        )
+        self._owned = cells
+
+    def _late(self) -> set[Place]:
+        return self._owned.late()
+
+    async def _fill(self, layout: CellLayout) -> None:
+        await self._owned.recover(layout)
+        await self._copy_all(layout)
+        await self._record_complete(layout)
+
+    async def _settle(self, layout: CellLayout) -> None:
+        """Lower `lacking` after replicas were left out, or became complete."""
+        if layout.lacking != lacking_of(len(layout.complete)):
+            await self._owned.recover(layout)
+            await self._record_complete(layout)
+
+    async def _record_complete(self, layout: CellLayout) -> None:
+        """Record that all replicas are complete, and on how many of them a cell may be missing."""
+        count = len(layout.chains[0])
+        # A cell that was acknowledged since `recover` may be missing on the replicas outside of
+        # the ack quorum.
+        lacking = max(count - layout.ack_quorum, lacking_of(count))
+        filled = layout.filled(layout.epoch)
+        revised = CellLayout(filled.epoch, filled.chains, filled.owner, lacking)
+        if (after := await self._changes.change(layout, revised)) is not None:
+            self._say_complete(after)

@@ -1,0 +1,65 @@
+"""Bugs that the simulation of owned logs must catch, as changes of one line of the code."""
+
+from __future__ import annotations
+
+from indilog.kernel.cell_layout import CellLayout
+from indilog.runtime.cell_store import CellStore
+from indilog_cells.core import Core
+from indilog_cells.layout_changes import LayoutChanges
+from indilog_cells.owned_cells import OwnedCells
+from indilog_cells.owned_upkeep import OwnedUpkeep
+from tests.cells.planted import Planted
+
+OWNED_BUGS = (
+    Planted(
+        "an owner that is fenced still writes", CellStore, "_answer",
+        "if epoch < known:", "if epoch < known and not isinstance(question, CellWrite):",
+    ),
+    Planted(
+        "a claim seals no quorum", LayoutChanges, "change",
+        "asked = [replica for replica in sorted(layout.replicas) if replica not in lost]",
+        "return await self._record(layout, revised, epoch, layout.replicas, opened)",
+    ),
+    Planted(
+        "a claim ignores what one replica has", OwnedCells, "recover",
+        "counts = Counter(key for answer in listed for key in answer.listed)",
+        "counts = Counter(key for answer in listed[1:] for key in answer.listed)",
+    ),
+    Planted(
+        "a claim copies nothing", OwnedCells, "_begin_epoch",
+        "end = await self.recover(layout)", "end = 0",
+    ),
+    Planted(
+        "a process writes in the epoch of another owner", OwnedCells, "_owned",
+        "claims=is_useless or not is_own", "claims=is_useless",
+    ),
+    Planted(
+        "a reader shows what the ack quorum may not have", OwnedCells, "_read_last",
+        "if outcomes[CellOutcome.DONE] < layout.ack_quorum:", "if False:",
+    ),
+    Planted(
+        "one replica says that a cell is unwritten", CellLayout, "read_quorum",
+        "return max(len(self.complete) - self.lacking, self.lacking + 1)", "return 1",
+    ),
+    Planted(
+        "an append is acknowledged when one replica has it", OwnedCells, "_write_all",
+        "needed = layout.ack_quorum", "needed = 1",
+    ),
+    Planted(
+        "a later append is acknowledged before an earlier one", Core, "_advance",
+        "while (position := self.state.position) in self._known:\n"
+        "        content = self._known.pop(position)",
+        "while (position := self.state.position) <= max(self._known, default=-1):\n"
+        "        content = self._known.pop(position, None)",
+    ),
+    Planted(
+        "a replica that is filling gets contents that no quorum has", OwnedCells, "_write_all",
+        "asks, numbers = self._writes(lag, position, content, complete, 0)",
+        "asks, numbers = self._writes(lag, position, content, complete, 0)\n"
+        "    self._write_filling(lag, position, content)",
+    ),
+    Planted(
+        "a replica is complete before it is filled", OwnedUpkeep, "_fill",
+        "await self._copy_all(layout)", "pass",
+    ),
+)  # fmt: skip

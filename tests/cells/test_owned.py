@@ -1,0 +1,63 @@
+"""Logs that one process at a time appends to, under races, losses, crashes and changes of the
+layout, by seeds (PITFALLS A6 to A9, A13).
+
+`--seeds N` runs more seeds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.cells.checkers import check
+from tests.cells.owned_planted import OWNED_BUGS
+from tests.cells.owned_world import OwnedWorld
+from tests.cells.planted import Planted
+
+SEEDS = 40
+CAUGHT_WITHIN = 200
+
+
+def run(seed: int) -> tuple[OwnedWorld, list[str]]:
+    """Run a seed; return its world, and what is wrong with it."""
+    world = OwnedWorld(seed)
+    world.run()
+    return world, world.faults_at_end() + check(world)
+
+
+@pytest.mark.heavy
+def test_histories_are_those_of_a_log(seeds_wanted: int | None) -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(seeds_wanted or SEEDS):
+        world, found = run(seed)
+        assert not found, f"seed {seed}: {found}"
+        outcomes.update(f"{done.kind} {type(done.outcome).__name__}" for done in world.history)
+        outcomes["junk"] += sum(len(content) < 10 for content in world.store.first.values())
+        outcomes["layouts"] += world.layout.epoch - 1
+        outcomes["disks lost"] += world.disks_lost
+    for wanted in (
+        "append Placed",
+        "append NoneType",
+        "append if Placed",
+        "append if Contradicted",
+        "read Known",
+        "trim Applied",
+        "junk",
+        "layouts",
+        "disks lost",
+    ):
+        assert outcomes[wanted], f"{wanted} never happened: {outcomes}"
+
+
+@pytest.mark.parametrize("bug", OWNED_BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_caught(bug: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.plant(monkeypatch)
+    for seed in range(CAUGHT_WITHIN):
+        try:
+            _, found = run(seed)
+        except Exception:  # noqa: BLE001 - an assertion of the core, or no end
+            return
+        if found:
+            return
+    pytest.fail(f"no seed below {CAUGHT_WITHIN} shows that {bug.name}")
