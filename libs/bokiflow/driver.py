@@ -10,7 +10,6 @@ drivers. If another driver should own a partition of this process, the driver re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -19,11 +18,9 @@ from bokiflow.collecting import Collector
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.public_call import Stopped, public_call
-from bokiflow.runs.run_log import Logs
+from bokiflow.runs.run_log import Logs, until_done
 from indilog import Context, IndilogError
 
-_PROBLEM_S: Final = 1.0
-"""Seconds until an iteration that failed is retried."""
 _ITERATIONS_PER_LEASE: Final = 8
 _WAIT_S_MIN: Final = 0.01
 """Seconds between two iterations, at least, unless a record of the inbox arrives."""
@@ -48,9 +45,9 @@ class Driver:
         runner.member.takes = True
         collecting = asyncio.create_task(self._collect(logs))
         try:
-            await self._until_done(lambda: self._first_look(logs))
+            await until_done(lambda: self._first_look(logs), "driver")
             while True:
-                await self._until_done(lambda: self._iterate(logs))
+                await until_done(lambda: self._iterate(logs), "driver")
         finally:
             collecting.cancel()
             runner.member.takes = False
@@ -76,17 +73,6 @@ class Driver:
                 await self._runner.stop()
         except IndilogError as error:
             structlog.get_logger().warning("driver cannot record that it leaves", reason=str(error))
-
-    async def _until_done(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run `act`; after an error, warn and run it again."""
-        while True:
-            try:
-                await act()
-            except (IndilogError, Stopped) as error:
-                structlog.get_logger().warning("driver waits for the log", reason=str(error))
-            else:
-                return
-            await waiting.pause(_PROBLEM_S)
 
     async def _first_look(self, logs: Logs) -> None:
         """Read the executors, and claim all free partitions, in case they have open runs."""

@@ -23,7 +23,7 @@ from bokiflow.moving import add_move_operations
 from bokiflow.queries import Query
 from bokiflow.replay_check import ReplayMismatch, find_mismatch
 from bokiflow.run_lists import Wanted, list_runs
-from bokiflow.runner import EXECUTIONS_MAX, Runner
+from bokiflow.runner import EXECUTIONS_MAX, Runner, RunnerSettings
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.public_call import public_call
 from bokiflow.runs.records import (
@@ -206,27 +206,29 @@ class Flow:
             raise FlowSettingsError(f"lease must be {_LEASE_S_MIN} to {LEASE_S_MAX:,.0f} seconds.")
         if executions < 1:
             raise FlowSettingsError("executions must be at least 1.")
-        if not retention >= 0:
-            raise FlowSettingsError("retention must be a number of seconds, 0 or greater.")
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise FlowSettingsError(f"partitions must be 1 to {PARTITIONS_MAX:,}.")
-        self._retention_s = retention
-        if not passive_after >= 0:
-            raise FlowSettingsError("passive_after must be a number of seconds, 0 or greater.")
-        if not cancel_grace >= 0:
-            raise FlowSettingsError("cancel_grace must be a number of seconds, 0 or greater.")
-        self._passive_after_s = passive_after
+        durations = {
+            "retention": retention, "passive_after": passive_after, "cancel_grace": cancel_grace,
+        }  # fmt: skip
+        for name, seconds in durations.items():
+            if not seconds >= 0:
+                raise FlowSettingsError(f"{name} must be a number of seconds, 0 or greater.")
         if not query_timeout > 0:
             raise FlowSettingsError("query_timeout must be a number of seconds, greater than 0.")
-        self._cancel_grace_s = cancel_grace
-        self._query_timeout_s = query_timeout
-        self._partitions = partitions
+        self._settings = RunnerSettings(
+            lease_s=lease,
+            executions_max=executions,
+            partitions=partitions,
+            retention_s=retention,
+            passive_after_s=passive_after,
+            cancel_grace_s=cancel_grace,
+            query_timeout_s=query_timeout,
+        )
         self._app = app
         self._log_name = log
         self.definitions: dict[str, Definition] = {}
         self.queries: dict[str, Query] = {}
-        self._lease_s = lease
-        self._executions_max = executions
         self._runner: Runner | None = None
         self._versions = Versions(self, app if isinstance(app, App) else None)
         self._attached: Logs | None = None
@@ -260,18 +262,7 @@ class Flow:
             return newest.runner_of(logs)
         scope = logs if logs is self._attached else logs.log(self.log_name).scope
         if self._runner is None or self._runner.scope is not scope:
-            self._runner = Runner(
-                self.log_name,
-                self._versions,
-                scope,
-                lease_s=self._lease_s,
-                executions_max=self._executions_max,
-                partitions=self._partitions,
-                retention_s=self._retention_s,
-                passive_after_s=self._passive_after_s,
-                cancel_grace_s=self._cancel_grace_s,
-                query_timeout_s=self._query_timeout_s,
-            )
+            self._runner = Runner(self.log_name, self._versions, scope, self._settings)
         return self._runner
 
     @overload
@@ -403,7 +394,7 @@ class Flow:
         Each worker of a deployed application runs this by itself. Any other program that starts
         workflows must run it in a task.
         """
-        await Driver(self.runner_of(logs), retention_s=self._retention_s).drive(logs)
+        await Driver(self.runner_of(logs), retention_s=self._settings.retention_s).drive(logs)
 
     def attach(self, logs: Logs) -> None:
         """Set the source of logs for calls outside of functions: a client, or `MemoryLogs`."""

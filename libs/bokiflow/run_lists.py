@@ -213,7 +213,7 @@ async def _find_ended(
             return None
         said = run_record(record.data)
         if isinstance(said, RunFinished) and record.seqnum not in state.void_ends:
-            return _ended_info(id_, record, said, app, log.name)
+            return _ended_info(id_, record.seqnum, record.ordered_at, said, app, log.name)
         bound = record.seqnum - 1
     return await _read_whole(log, id_, app, bound)
 
@@ -225,7 +225,7 @@ async def _read_whole(log: Log, id_: str, app: str, bound: SeqNum) -> runs.RunIn
         return None
     if run.finished is None or run.ended_at > bound:
         return None
-    return _info_of(id_, run, app, log.name)
+    return _ended_info(id_, run.ended_at, run.ended, run.finished, app, log.name)
 
 
 # --- what is shown
@@ -264,7 +264,7 @@ def _open_info(
 
 
 def _ended_info(
-    id_: str, record: Record, finished: RunFinished, app: str, log: str
+    id_: str, seqnum: SeqNum, time: float, finished: RunFinished, app: str, log: str
 ) -> runs.RunInfo:
     failure = finished.failure
     return runs.RunInfo(
@@ -277,29 +277,9 @@ def _ended_info(
         problem=f"{failure.kind}: {failure.message}" if failure is not None else None,
         log=log,
         seqnum=finished.started_at,
-        ended=record.ordered_at,
-        end=record.seqnum,
+        ended=time,
+        end=seqnum,
         version=finished.version or None,
-    )
-
-
-def _info_of(id_: str, run: Run, app: str, log: str) -> runs.RunInfo:
-    assert run.started is not None, "only a run that has begun is listed"
-    assert run.finished is not None, "only an ended run is read whole"
-    failure = run.finished.failure
-    return runs.RunInfo(
-        id=id_,
-        workflow=run.started.workflow,
-        state=end_state(run.finished).value,
-        began=run.began,
-        app=app,
-        steps=len(run.steps),
-        problem=f"{failure.kind}: {failure.message}" if failure is not None else None,
-        log=log,
-        seqnum=run.started_at,
-        ended=run.ended,
-        end=run.ended_at,
-        version=run.finished.version or None,
     )
 
 
@@ -392,7 +372,7 @@ def _end_in(record: Record, wanted: Wanted) -> runs.RunInfo | None:
         return None
     if id_ is None or not isinstance(finished, RunFinished):
         return None
-    return _ended_info(id_, record, finished, wanted.app, wanted.log)
+    return _ended_info(id_, record.seqnum, record.ordered_at, finished, wanted.app, wanted.log)
 
 
 async def _void_ends(log: Log, runner: Runner, page: Sequence[Record]) -> set[SeqNum]:

@@ -23,7 +23,6 @@ from bokiflow.definition import Definition, check_same_run
 from bokiflow.limits.limit_state import WAITING_MAX
 from bokiflow.operations.compensation import run_compensated
 from bokiflow.operations.notifications import WAIT_COUNTER
-from bokiflow.ownership.executor import Executor
 from bokiflow.ownership.member import share_of
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.ownership.partition_state import PartitionState
@@ -59,7 +58,7 @@ from bokiflow.runs.records import (
 from bokiflow.runs.rounds import ContinuedAsNew, trim_past
 from bokiflow.runs.run_log import Logs, RunUnreadable, append_with_retry, is_transient, read_run
 from bokiflow.runs.run_state import Run
-from bokiflow.taking import Taking
+from bokiflow.taking import RunExecutor, Taking
 from bokiflow.versions import Versions
 from bokiflow.workflow import Workflow
 from indilog import (
@@ -95,13 +94,11 @@ class _Exclusive:
     is_wanted: bool = False
 
 
-class Runner(Executor):
-    """Executes runs.
+@dataclass(frozen=True, kw_only=True)
+class RunnerSettings:
+    """The settings of an executor; `bokiflow.Flow` says what they mean.
 
-    Args:
-        log_name: name of the log of the runs.
-        versions: the workflows, in the deployments that are loaded here.
-        scope: the platform whose runs are executed (`Log.scope`).
+    Attributes:
         lease_s: seconds after this process's last heartbeat until other processes take over its
             runs.
         executions_max: largest number of runs that this process executes concurrently.
@@ -110,9 +107,28 @@ class Runner(Executor):
         passive_after_s: seconds after which a run that only waits is removed from memory.
         cancel_grace_s: seconds after a cancellation until bodies of the run are ended.
         query_timeout_s: seconds after which a query of a run fails.
+    """
+
+    lease_s: float
+    executions_max: int = EXECUTIONS_MAX
+    partitions: int = PARTITIONS
+    retention_s: float = 0.0
+    passive_after_s: float = math.inf
+    cancel_grace_s: float = math.inf
+    query_timeout_s: float = math.inf
+
+
+class Runner(RunExecutor):
+    """Executes runs.
+
+    Args:
+        log_name: name of the log of the runs.
+        versions: the workflows, in the deployments that are loaded here.
+        scope: the platform whose runs are executed (`Log.scope`).
+        settings: as the attribute.
 
     Attributes:
-        running: the runs that this process executes, by id.
+        settings: its settings.
         recent_starts: the newest starts, to find runs by the beginning of an id.
         taking: takes over open runs of the partitions that this process owns.
         runs_read: runs, by id, as read for their last status.
@@ -120,29 +136,12 @@ class Runner(Executor):
     """
 
     def __init__(
-        self,
-        log_name: str,
-        versions: Versions,
-        scope: object,
-        *,
-        lease_s: float,
-        executions_max: int = EXECUTIONS_MAX,
-        partitions: int = PARTITIONS,
-        retention_s: float = 0.0,
-        passive_after_s: float = math.inf,
-        cancel_grace_s: float = math.inf,
-        query_timeout_s: float = math.inf,
+        self, log_name: str, versions: Versions, scope: object, settings: RunnerSettings
     ) -> None:
-        super().__init__(log_name, lease_s, partitions)
-        self.definitions = versions.definitions
-        self.versions = versions
+        super().__init__(log_name, settings.lease_s, settings.partitions, versions)
         self.scope = scope
-        self.running: dict[str, LocalRun] = {}
-        self.executions_max = executions_max
-        self.retention_s = retention_s
-        self.passive_after_s = passive_after_s
-        self.cancel_grace_s = cancel_grace_s
-        self.query_limits = QueryLimits(query_timeout_s)
+        self.settings = settings
+        self.query_limits = QueryLimits(settings.query_timeout_s)
         self.taking = Taking(self)
         self.recent_starts = RecentStarts()
         self.runs_read: LRUCache[str, Run] = LRUCache(_RUNS_READ_MAX)
@@ -155,7 +154,6 @@ class Runner(Executor):
         """The last cancellations that were read. They are kept because a run may have been read
         before its cancellation.
         """
-        self.room_changed = asyncio.Event()
 
     # --- beginning runs
 
@@ -332,7 +330,7 @@ class Runner(Executor):
 
     @asynccontextmanager
     async def exclusive(self, run: str) -> AsyncIterator[None]:
-        """Enter a block with exclusive access to a run, in which to begin its execution."""
+        """See `RunExecutor.exclusive`."""
         alone = self._exclusive.setdefault(run, _Exclusive())
         alone.users += 1
         try:
@@ -347,10 +345,7 @@ class Runner(Executor):
                     self.taking.want(run)
 
     def want(self, run: str) -> None:
-        """Execute a run of an owned partition if it is open. If a task has exclusive access to it,
-        the run is taken afterwards, unless that task has begun its execution: the task may have
-        left the run to an owner before this process became the owner.
-        """
+        """See `RunExecutor.want`."""
         if (alone := self._exclusive.get(run)) is not None:
             alone.is_wanted = True
         else:
@@ -392,17 +387,19 @@ class Runner(Executor):
             )
         if self.room <= 0:
             raise OverloadedError(
-                f"{self.executions_max:,} workflows run in this process already; try again later."
+                f"{self.settings.executions_max:,} workflows run in this process already; try "
+                "again later."
             )
 
     @property
     def room(self) -> int:
-        """How many more runs this process may execute; a run that only waits counts as a
-        sixteenth.
-        """
+        """See `RunExecutor.room`."""
         runs = len(self.running) + self._starting
         busy = runs - self._resting
-        return min(self.executions_max - busy, self.executions_max * RUNS_PER_EXECUTION - runs)
+        return min(
+            self.settings.executions_max - busy,
+            self.settings.executions_max * RUNS_PER_EXECUTION - runs,
+        )
 
     def _count_waiting(self, running: LocalRun, by: int) -> None:
         """Count an operation of a run that begins (1) or stops (-1) waiting."""
@@ -426,7 +423,7 @@ class Runner(Executor):
         run: Run,
         partition: OwnedPartition,
     ) -> LocalRun | None:
-        """Execute a run of an owned partition in a new task."""
+        """See `RunExecutor.execute`."""
         if id in self.running or not partition.is_usable:
             return self.running.get(id)
         running = LocalRun(definition, self._execution(logs, id, run, partition), partition)
@@ -438,7 +435,7 @@ class Runner(Executor):
 
     def _execution(self, logs: Logs, id_: str, run: Run, partition: OwnedPartition) -> Execution:
         lease, log = self.lease_of(partition), logs.log(self.log_name)
-        listed_s, grace_s = self.retention_s / 2, self.cancel_grace_s
+        listed_s, grace_s = self.settings.retention_s / 2, self.settings.cancel_grace_s
         return Execution(log, id_, run, lease, self.member.count, listed_s, grace_s)
 
     async def _execute(self, logs: Logs, running: LocalRun) -> None:
@@ -580,10 +577,7 @@ class Runner(Executor):
         crashes: int,
         code: CodeVersion | None = None,
     ) -> bool:
-        """Begin a new epoch of a run, executed here; with other code, if `code` is given. Then
-        appends in flight of all earlier executions have no effect. Return whether the run is open
-        and of this executor.
-        """
+        """See `RunExecutor.take_epoch`."""
         taken = RunTaken(run.epoch + 1, self.member.name, crashes, code)
         assert run.started is not None, "only a run that has begun is taken"
         tags = (run_tag(id_), partition_tag(partition.number), *limit_tags(run.started.limit))
@@ -622,7 +616,7 @@ class Runner(Executor):
         if self._is_cancelled(execution):
             execution.ask_cancel()
 
-    # --- see `Executor`
+    # --- see `RunExecutor`
 
     def _has_work(self) -> bool:
         return bool(self.running or self._starting or self.taking.has_work)
@@ -656,7 +650,7 @@ class Runner(Executor):
                 running.waits_since = None
             elif running.waits_since is None or running.waits_end != running.execution.run.end:
                 running.waits_since, running.waits_end = now, running.execution.run.end
-            elif now - running.waits_since >= self.passive_after_s:
+            elif now - running.waits_since >= self.settings.passive_after_s:
                 self.begin(f"passive {id_}", partial(self._make_passive, running))
 
     async def _make_passive(self, running: LocalRun) -> None:

@@ -9,8 +9,6 @@ them may begin.
 from __future__ import annotations
 
 import inspect
-import weakref
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -52,6 +50,8 @@ BACKFILL_MAX: Final = 1000
 """Largest number of runs that one backfill starts."""
 _DUE: Final = "due"
 """Name of the workflow's parameter that gets the due time."""
+_SCHEDULES: Final = "bokiflow schedules"
+"""Name of the operations among what libraries keep with an application."""
 _TRIES: Final = 60
 _PAUSE_S: Final = 1.0
 
@@ -319,15 +319,6 @@ class ScheduleOperations:
         return schedule
 
 
-_OPERATIONS: Final[weakref.WeakKeyDictionary[App, ScheduleOperations]] = weakref.WeakKeyDictionary()
-
-
-def schedules_of(app: App) -> Mapping[str, Schedule]:
-    """Return the schedules of the application's workflows, by name of the workflow."""
-    found = _OPERATIONS.get(app)
-    return {} if found is None else found.schedules
-
-
 def add_schedule(app: App, schedule: Schedule) -> None:
     """Have the platform start runs of a workflow.
 
@@ -336,7 +327,7 @@ def add_schedule(app: App, schedule: Schedule) -> None:
             another schedule of a workflow with this name.
     """
     name, spec = schedule.workflow, schedule.spec
-    operations = _OPERATIONS.get(app)
+    operations: ScheduleOperations | None = app.of_libraries.get(_SCHEDULES)
     if operations is not None and name in operations.schedules:
         raise FlowSettingsError(f"There are two scheduled workflows {name!r}; rename one.")
 
@@ -352,5 +343,5 @@ def add_schedule(app: App, schedule: Schedule) -> None:
     except ValueError as error:
         raise FlowSettingsError(f"Workflow {name!r} has no schedule: {error}") from error
     if operations is None:
-        operations = _OPERATIONS[app] = ScheduleOperations(app)
+        operations = app.of_libraries[_SCHEDULES] = ScheduleOperations(app)
     operations.schedules[name] = schedule

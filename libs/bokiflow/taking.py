@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable
+from abc import abstractmethod
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -29,8 +29,7 @@ from bokiflow.ownership.crash_loops import (
     retry_s,
 )
 from bokiflow.ownership.executor import BEATS
-from bokiflow.ownership.member import Member
-from bokiflow.ownership.partition import OwnedPartition, PartitionLease
+from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.ownership.partition_state import OpenRun, Phase
 from bokiflow.ownership.skip_unreadable import SkipUnreadable
 from bokiflow.replay_check import find_mismatch
@@ -53,12 +52,11 @@ from bokiflow.runs.records import (
     partition_tag,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, append_with_retry, read_run
+from bokiflow.runs.run_log import Logs, append_with_retry, read_run, until_done
 from bokiflow.runs.run_state import Run
-from bokiflow.turns import Turns
+from bokiflow.turns import LimitExecutor, Turns
 from bokiflow.versions import Versions, code_after
 from indilog import Entry, IndilogError, Log, TrimmedError
-from indilog.sdk import SeqNum
 
 _TAKEN_AT_ONCE: Final = 16
 _PROBLEM_S: Final = 1.0
@@ -75,37 +73,38 @@ _TAKE: Final = "take"
 _TIMERS: Final = "timers"
 
 
-class RunExecutor(Protocol):
-    """The executor for which runs are taken over; `bokiflow.runner.Runner` is one."""
+class RunExecutor(LimitExecutor):
+    """The executor for which runs are taken over.
 
-    definitions: dict[str, Definition]
-    versions: Versions
-    logs: Logs | None
-    member: Member
-    owned: dict[int, OwnedPartition]
-    room_changed: asyncio.Event
-    running: dict[str, LocalRun]
-    wanted: dict[int, SeqNum]
+    Attributes:
+        running: the runs that this process executes, by id.
+        room_changed: set when this process may execute more runs.
+    """
+
+    def __init__(self, log_name: str, lease_s: float, partitions: int, versions: Versions) -> None:
+        super().__init__(log_name, lease_s, partitions, versions)
+        self.running: dict[str, LocalRun] = {}
+        self.room_changed = asyncio.Event()
 
     @property
+    @abstractmethod
     def room(self) -> int:
-        """How many more runs this process may execute."""
+        """How many more runs this process may execute; a run that only waits counts as a
+        sixteenth.
+        """
 
-    def own_log(self, logs: Logs) -> Log:
-        """Return the log of the runs, in the session of this executor."""
-
-    def owns(self, partition: int) -> OwnedPartition | None:
-        """Return a partition if its runs may begin here."""
-
-    def lease_of(self, partition: OwnedPartition) -> PartitionLease:
-        """Return the lease on the runs of a partition."""
-
+    @abstractmethod
     def exclusive(self, run: str) -> AbstractAsyncContextManager[None]:
-        """Return a block with exclusive access to a run."""
+        """Return a block with exclusive access to a run, in which to begin its execution."""
 
+    @abstractmethod
     def want(self, run: str) -> None:
-        """Execute a run of an owned partition if it is open, once nothing has access to it."""
+        """Execute a run of an owned partition if it is open. If a task has exclusive access to it,
+        the run is taken afterwards, unless that task has begun its execution: the task may have
+        left the run to an owner before this process became the owner.
+        """
 
+    @abstractmethod
     async def take_epoch(
         self,
         log: Log,
@@ -115,8 +114,12 @@ class RunExecutor(Protocol):
         crashes: int,
         code: CodeVersion | None = None,
     ) -> bool:
-        """Begin a new epoch of a run; return whether the run is open and executed here."""
+        """Begin a new epoch of a run, executed here; with other code, if `code` is given. Then
+        appends in flight of all earlier executions have no effect. Return whether the run is open
+        and of this executor.
+        """
 
+    @abstractmethod
     def execute(
         self,
         logs: Logs,
@@ -241,7 +244,7 @@ class Taking:
     def load(self, partition: OwnedPartition) -> None:
         """Begin to execute the open runs of a partition."""
         name = f"load {partition.number} {partition.since}"
-        self._tasks.begin(name, lambda: self._until_done(partial(self._load, partition)))
+        self._tasks.begin(name, lambda: until_done(partial(self._load, partition), "executor"))
 
     async def _load(self, partition: OwnedPartition) -> None:
         runner = self._runner
@@ -274,17 +277,6 @@ class Taking:
             if run.phase == Phase.PARKED:
                 self._retried.add(id_)
             self._runner.want(id_)
-
-    async def _until_done(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run `act`, and retry it while the log is unavailable."""
-        while True:
-            try:
-                await act()
-            except (IndilogError, Stopped) as error:
-                structlog.get_logger().warning("executor waits for the log", reason=str(error))
-            else:
-                return
-            await waiting.pause(_PROBLEM_S)
 
     # --- taking
 

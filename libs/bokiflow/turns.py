@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from cachetools import LRUCache
 
-from bokiflow.definition import Definition
 from bokiflow.limits.limit_state import LimitedRun, LimitState, Turn, limit_stream
 from bokiflow.ownership.crash_loops import Tasks
-from bokiflow.ownership.member import Member
+from bokiflow.ownership.executor import Executor
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.ownership.skip_unreadable import catch_up_readable
 from bokiflow.runs import waiting
@@ -35,8 +34,9 @@ from bokiflow.runs.records import (
     partition_of,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, append_with_retry
+from bokiflow.runs.run_log import append_with_retry
 from bokiflow.runs.run_state import Run
+from bokiflow.versions import Versions
 from indilog import Entry, IndilogError, Log
 from indilog.replayed import Replica
 
@@ -47,16 +47,18 @@ _PROBLEM_S: Final = 1.0
 _SAVE_EVERY: Final = 256
 
 
-class LimitExecutor(Protocol):
-    """The executor whose runs have limits; `bokiflow.runner.Runner` is one."""
+class LimitExecutor(Executor):
+    """The executor whose runs have limits.
 
-    definitions: dict[str, Definition]
-    logs: Logs | None
-    member: Member
-    owned: dict[int, OwnedPartition]
+    Attributes:
+        definitions: the workflows of its code, by name.
+        versions: the workflows, in the deployments that are loaded here.
+    """
 
-    def own_log(self, logs: Logs) -> Log:
-        """Return the log of the runs, in the session of this executor."""
+    def __init__(self, log_name: str, lease_s: float, partitions: int, versions: Versions) -> None:
+        super().__init__(log_name, lease_s, partitions)
+        self.definitions = versions.definitions
+        self.versions = versions
 
 
 class _Opened:

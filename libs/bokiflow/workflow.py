@@ -7,8 +7,7 @@ from __future__ import annotations
 import random as chance
 import uuid as uuids
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from datetime import timedelta
 from typing import Any, Final, Never, TypeAlias, TypeVar, overload
 
 import structlog
@@ -25,10 +24,8 @@ from bokiflow.runs import waiting
 from bokiflow.runs.decision_numbers import STATUS
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import KEY, Execution, OperationOutcome, raise_failure
-from bokiflow.runs.held_calls import HeldCalls
 from bokiflow.runs.rounds import ContinuedAsNew
 from bokiflow.runs.run_log import Logs
-from indilog import Context, Log
 
 STEP: Final = "step"
 NOW: Final = "now"
@@ -54,9 +51,8 @@ class Workflow(Operations):
     """
 
     def __init__(self, execution: Execution, logs: Logs) -> None:
+        super().__init__(execution, logs)
         self.vars: dict[str, Any] = {}
-        self.execution = execution
-        self._logs = logs
 
     @property
     def id(self) -> str:
@@ -75,32 +71,10 @@ class Workflow(Operations):
         return key
 
     @property
-    def ctx(self) -> Context:
-        """The context of the function that executes the run, for calls.
-
-        Raises:
-            FlowSettingsError: the run is executed outside of the platform.
-        """
-        if not isinstance(self._logs, Context):
-            raise FlowSettingsError("This workflow runs outside of a function; it has no context.")
-        return self._logs
-
-    @cached_property
-    def held_calls(self) -> HeldCalls:
-        """The calls whose outcomes are held for the run."""
-        execution, logs = self.execution, self._logs
-        ctx = logs if isinstance(logs, Context) else None
-        return HeldCalls(execution.log.name, execution.id, ctx, execution.is_durable)
-
-    @property
     def logger(self) -> structlog.typing.FilteringBoundLogger:
         """A structured logger that names the run. Each re-execution logs its lines again."""
         logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(run=self.id)
         return logger
-
-    def log(self, name: str) -> Log:
-        """Return the log `name`, to be used in the bodies of steps."""
-        return self._logs.log(name)
 
     # --- steps
 
@@ -302,10 +276,6 @@ class Workflow(Operations):
         """Return seconds since 1970 as of the first execution of this line."""
         decided = self.execution.decide_now(NOW, NOW, lambda: b"%r" % waiting.seconds_now())
         return float(decided.result)
-
-    def now_utc(self) -> datetime:
-        """Return `now` as a UTC datetime."""
-        return datetime.fromtimestamp(self.now(), UTC)
 
     def random(self) -> chance.Random:
         """Return a random generator with the same seed in every re-execution; not for secrets."""

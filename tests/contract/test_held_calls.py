@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -242,7 +242,7 @@ async def test_a_run_that_waits_for_long_holds_no_recorded_outcome() -> None:
             return paid
 
         flow.attach(world.context)
-        flow.runner.passive_after_s = 0.0
+        flow.runner.settings = replace(flow.runner.settings, passive_after_s=0.0)
         handle = await waits.start()
         async with asyncio.timeout(60):
             while not world.platform.released:

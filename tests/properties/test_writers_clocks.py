@@ -24,7 +24,7 @@ from bokiflow.locks.lock_records import ExtendLease as Renew
 from bokiflow.locks.lock_records import encode as lock_encoded
 from bokiflow.locks.lock_replica import new_replica
 from bokiflow.ownership.member import Member
-from bokiflow.runner import Runner
+from bokiflow.runner import Runner, RunnerSettings
 from bokiflow.runs import records as flow
 from bokiflow.runs.run_log import read_run
 from bokiflow.runs.run_state import Run
@@ -131,7 +131,9 @@ async def run(world: World, history: Sequence[tuple[float, float, Any]]) -> obje
 
 
 async def collecting(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
-    runner = Runner("flow", Versions(Flow("flow"), None), world.logs, lease_s=5.0, partitions=1)
+    runner = Runner(
+        "flow", Versions(Flow("flow"), None), world.logs, RunnerSettings(lease_s=5.0, partitions=1)
+    )
     log, collector, forgotten = world.logs.log("flow"), Collector(runner, 50.0), []
     idle = flow.Heartbeat("a", 3.0, False, False, 1, b"", 0)
     await log.append(flow.encode(idle), tags=[flow.EXECUTORS_TAG])

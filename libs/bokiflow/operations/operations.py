@@ -21,9 +21,11 @@ from bokiflow.operations.run_lock import RunLock
 from bokiflow.operations.signals import Signals, check_name
 from bokiflow.operations.timers import SLEEP, sleep, start_timer
 from bokiflow.operations.transactions import TRANSACTION, transact
+from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.held_calls import HeldCalls
 from bokiflow.runs.rounds import SIGNAL
+from bokiflow.runs.run_log import Logs
 from bokiflow.runs.unawaited_operations import GATHER
 from indilog import Context, Log
 
@@ -60,26 +62,36 @@ class RunningChild(Generic[_ValueT]):
 class Operations:
     """The operations of a workflow, except its steps."""
 
-    execution: Execution
-
-    def log(self, name: str) -> Log:
-        """Return the log `name`, to be used in the bodies of steps."""
-        raise NotImplementedError
+    def __init__(self, execution: Execution, logs: Logs) -> None:
+        self.execution = execution
+        self._logs = logs
 
     @property
     def ctx(self) -> Context:
-        """The context of the function that executes the run, for calls."""
-        raise NotImplementedError
+        """The context of the function that executes the run, for calls.
+
+        Raises:
+            FlowSettingsError: the run is executed outside of the platform.
+        """
+        if not isinstance(self._logs, Context):
+            raise FlowSettingsError("This workflow runs outside of a function; it has no context.")
+        return self._logs
+
+    def log(self, name: str) -> Log:
+        """Return the log `name`, to be used in the bodies of steps."""
+        return self._logs.log(name)
 
     @cached_property
     def compensations(self) -> Compensations:
         """The compensations to run if the workflow fails."""
         return Compensations(self.execution)
 
-    @property
+    @cached_property
     def held_calls(self) -> HeldCalls:
         """The calls whose outcomes are held for the run."""
-        raise NotImplementedError
+        execution, logs = self.execution, self._logs
+        ctx = logs if isinstance(logs, Context) else None
+        return HeldCalls(execution.log.name, execution.id, ctx, execution.is_durable)
 
     @cached_property
     def _signals(self) -> Signals:

@@ -9,8 +9,8 @@ not. `indilog.sdk.record_format` defines the frame of a record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Final, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -42,6 +42,7 @@ PARTITIONS: Final = 64
 PARTITIONS_MAX: Final = 1024
 assert len(RUN_PREFIX) + ID_BYTES_MAX <= TAG_BYTES_MAX
 
+_RecordT = TypeVar("_RecordT")
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 _Epoch = Annotated[int, msgspec.Meta(ge=1)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -542,23 +543,17 @@ def run_record(data: bytes) -> RunRecord | None:
     Raises:
         FlowVersionError: another version wrote the record.
     """
-    _refuse_older(data)
-    record: RunRecord | None = _FORMAT.decoded(data, _decode_run)
-    return record
+    return _decoded(data, _decode_run)
 
 
 def partition_record(data: bytes) -> PartitionRecord | None:
     """Return a record of a partition. None and errors are as in `run_record`."""
-    _refuse_older(data)
-    record: PartitionRecord | None = _FORMAT.decoded(data, _decode_partition)
-    return record
+    return _decoded(data, _decode_partition)
 
 
 def limit_record(data: bytes) -> LimitRecord | None:
     """Return a record of a limit. None and errors are as in `run_record`."""
-    _refuse_older(data)
-    record: LimitRecord | None = _FORMAT.decoded(data, _decode_limit)
-    return record
+    return _decoded(data, _decode_limit)
 
 
 def ended_run_in(record: Record) -> str | None:
@@ -581,14 +576,14 @@ def schedule_record(data: bytes) -> ScheduleSet | None:
 
 def executor_record(data: bytes) -> ExecutorRecord | None:
     """Return the record of an executor. None and errors are as in `run_record`."""
-    _refuse_older(data)
-    record: ExecutorRecord | None = _FORMAT.decoded(data, _decode_executor)
-    return record
+    return _decoded(data, _decode_executor)
 
 
-def _refuse_older(data: bytes) -> None:
+def _decoded(data: bytes, decode: Callable[[memoryview], _RecordT]) -> _RecordT | None:
     if data[:2] == _MAGIC and 0 < int.from_bytes(data[2:3]) < VERSION:
         raise FlowVersionError(
             f"A record of BokiFlow has format {data[2]}; this program reads format {VERSION} only. "
             "Let the runs end with the earlier version, then use another log: Flow(log=...)."
         )
+    record: _RecordT | None = _FORMAT.decoded(data, decode)
+    return record

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
+import structlog
+
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowVersionError
 from bokiflow.runs.log_time import log_clock
@@ -32,6 +34,8 @@ PATIENCE_TRIES: Final = 13
 """Attempts before an execution stops. The pauses between them grow; together they take 25 s. Each
 attempt may also wait until the log reports a timeout (`append_timeout_s`).
 """
+_PROBLEM_S: Final = 1.0
+"""Seconds until background work that failed is retried."""
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 5.0
 
@@ -225,6 +229,18 @@ async def read_dependency(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
         return await retry_while_unavailable(ask)
     except (DataLossError, FlowVersionError) as error:
         raise RunUnreadable(f"Another run or lock cannot be read: {error}", error) from error
+
+
+async def until_done(act: Callable[[], Awaitable[object]], who: str) -> None:
+    """Run `act`, in the background; after an error of the log, warn and run it again."""
+    while True:
+        try:
+            await act()
+        except (IndilogError, Stopped) as error:
+            structlog.get_logger().warning(f"{who} waits for the log", reason=str(error))
+        else:
+            return
+        await waiting.pause(_PROBLEM_S)
 
 
 def seqnum_after_loss(lost: DataLossError, bound: SeqNum) -> SeqNum:

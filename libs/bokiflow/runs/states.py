@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Final, assert_never
+from typing import Final
 
 from bokiflow.runs.records import (
     CancelAsked,
@@ -115,39 +115,30 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
 """The next state. State None: the run has not begun."""
 
 
-def event_of(record: RunRecord) -> RunEvent:  # noqa: C901, PLR0911, PLR0912 - one for each kind of record
+_EVENTS: Final[Mapping[type[RunRecord], RunEvent]] = {
+    RunStarted: RunEvent.STARTED,
+    RunTaken: RunEvent.TAKEN,
+    StepDecided: RunEvent.DECIDED,
+    OperationNoted: RunEvent.NOTED,
+    Signalled: RunEvent.SIGNALLED,
+    ChildEnded: RunEvent.CHILD_ENDED,
+    CancelAsked: RunEvent.CANCEL_ASKED,
+    RetryAsked: RunEvent.RETRY_ASKED,
+    MoveAsked: RunEvent.MOVE_ASKED,
+    RunWaits: RunEvent.WAITS,
+    RunContinued: RunEvent.CONTINUED,
+    RunParked: RunEvent.PARKED,
+}
+"""The event of each kind of record but the end."""
+
+
+def event_of(record: RunRecord) -> RunEvent:
     """Return the event that a record reports."""
-    match record:
-        case RunStarted():
-            return RunEvent.STARTED
-        case RunTaken():
-            return RunEvent.TAKEN
-        case StepDecided():
-            return RunEvent.DECIDED
-        case OperationNoted():
-            return RunEvent.NOTED
-        case Signalled():
-            return RunEvent.SIGNALLED
-        case ChildEnded():
-            return RunEvent.CHILD_ENDED
-        case CancelAsked():
-            return RunEvent.CANCEL_ASKED
-        case RetryAsked():
-            return RunEvent.RETRY_ASKED
-        case MoveAsked():
-            return RunEvent.MOVE_ASKED
-        case RunWaits():
-            return RunEvent.WAITS
-        case RunContinued():
-            return RunEvent.CONTINUED
-        case RunParked():
-            return RunEvent.PARKED
-        case RunFinished(was_cancelled=True):
-            return RunEvent.CANCELLED
-        case RunFinished(failure=failure):
-            return RunEvent.RETURNED if failure is None else RunEvent.FAILED
-        case unreachable:
-            assert_never(unreachable)
+    if not isinstance(record, RunFinished):
+        return _EVENTS[type(record)]
+    if record.was_cancelled:
+        return RunEvent.CANCELLED
+    return RunEvent.RETURNED if record.failure is None else RunEvent.FAILED
 
 
 def next_state(state: State | None, record: RunRecord, epoch: int) -> State | None:
@@ -159,22 +150,11 @@ def next_state(state: State | None, record: RunRecord, epoch: int) -> State | No
         epoch: epoch of the run before the record; 0 if the run has not begun.
     """
     event = event_of(record)
-    match record:
-        case RunContinued() if state is None:
-            return TRANSITIONS[None, event]
-        case (
-            RunTaken()
-            | StepDecided()
-            | OperationNoted()
-            | RunWaits()
-            | RunContinued()
-            | RunParked()
-            | RunFinished()
-        ):
-            due = epoch + (EPOCHS[event] is Epoch.NEXT)
-            return TRANSITIONS.get((state, event)) if record.epoch == due else None
-        case _:
-            return TRANSITIONS.get((state, event))
+    if state is not None and event in EPOCHS:
+        due = epoch + (EPOCHS[event] is Epoch.NEXT)
+        if getattr(record, "epoch", None) != due:
+            return None
+    return TRANSITIONS.get((state, event))
 
 
 def end_state(finished: RunFinished) -> State:

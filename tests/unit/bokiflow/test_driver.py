@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -189,7 +190,8 @@ async def test_a_new_owner_that_stops_before_it_takes_a_run_is_replaced(
 ) -> None:
     await killed_in_a_step(logs, "r")
     new_owner = Process(logs)
-    new_owner.flow.runner.executions_max = 0  # it waits for room
+    runner = new_owner.flow.runner
+    runner.settings = replace(runner.settings, executions_max=0)  # it waits for room
     async with processes(new_owner):
         while not new_owner.flow.runner.taking.has_work:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)

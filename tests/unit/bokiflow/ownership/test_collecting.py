@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -44,7 +45,7 @@ class Shop:
         self.gate = asyncio.Event()
         self.quick = self.flow.workflow(self._quick)
         self.slow = self.flow.workflow(self._slow)
-        self.flow.runner.retention_s = RETENTION_S
+        self.flow.runner.settings = replace(self.flow.runner.settings, retention_s=RETENTION_S)
         self.collector = Collector(self.flow.runner, RETENTION_S)
 
     async def _quick(self, wf: Workflow, number: int) -> int:
