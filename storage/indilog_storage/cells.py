@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Final, assert_never
 
 from indilog.base.ids import NodeId
 from indilog.roles.role import AskCells, Effect, Ignore, Received, Send
@@ -19,6 +19,7 @@ from indilog.wire.cell_messages import (
     CellQuestion,
     CellsSeal,
     CellsTrim,
+    CellWanted,
     CellWrite,
 )
 
@@ -56,8 +57,10 @@ def _is_valid(question: CellQuestion) -> bool:
             numbers += [section, *_numbers(after)]
         case CellsSeal():
             pass
-        case _:
-            numbers += _numbers(question.key)
+        case CellWrite(key=key) | CellWanted(key=key):
+            numbers += _numbers(key)
+        case unreachable:
+            assert_never(unreachable)
     is_named = 0 < len(question.space) <= _SPACE_CHARACTERS_MAX
     return is_named and all(0 <= number < _NUMBER_MAX for number in numbers)
 

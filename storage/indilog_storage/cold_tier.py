@@ -28,7 +28,7 @@ becomes the witness.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ from indilog.config import KIB, NodeConfig
 from indilog.kernel.cold import (
     ColdAnswer,
     ColdBatch,
+    ColdBatchRead,
     ColdObject,
     ColdTags,
     ColdTagsRead,
@@ -488,8 +489,10 @@ class ColdTier:
                 return self._on_tags(answer, now)
             case ObjectDeleted():
                 return self._on_deleted(answer, now)
-            case _:
+            case ColdBatchRead():
                 raise AssertionError("a batch is read by `BatchReads`")
+            case unreachable:
+                assert_never(unreachable)
 
     def status(self) -> dict[str, int]:
         """Return figures for operators; none if no cold storage is used."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from cachetools import LRUCache
 
@@ -23,7 +23,15 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.cold import ColdAnswer, ColdBatchRead, ColdObject
 from indilog.kernel.index_schedule import NO_POSITION
-from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters, Span, Trim
+from indilog.kernel.metalog import (
+    Entry,
+    NewRecords,
+    NewReplicas,
+    NewView,
+    NewWriters,
+    Span,
+    Trim,
+)
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import View, Views
 from indilog.roles.catch_up import CatchUp
@@ -528,19 +536,24 @@ class StorageNode:
         spans = self._ordering.apply(entry)
         effects: list[Effect] = [*self._journal.add(entry)]
         self._order(entry.position, spans)
-        if isinstance(entry, NewWriters):
-            self._begin_writers(entry)
-            # On disk it must come before the writers' batches.
-            effects += self._journal.flush()
-        elif isinstance(entry, NewReplicas | NewView):
-            self._apply_placement()
-            effects += self._journal.flush()
-            effects += self._heartbeat.announce()
-        elif isinstance(entry, Trim):
-            self._needs_upkeep = True
-            self._care.note_risen_floors()
-            if self._moved.announces:
-                effects += announce_trim(entry, self._view, self._ordering)
+        match entry:
+            case NewRecords():
+                pass
+            case NewWriters():
+                self._begin_writers(entry)
+                # On disk it must come before the writers' batches.
+                effects += self._journal.flush()
+            case NewReplicas() | NewView():
+                self._apply_placement()
+                effects += self._journal.flush()
+                effects += self._heartbeat.announce()
+            case Trim():
+                self._needs_upkeep = True
+                self._care.note_risen_floors()
+                if self._moved.announces:
+                    effects += announce_trim(entry, self._view, self._ordering)
+            case unreachable:
+                assert_never(unreachable)
         return effects
 
     def _begin_writers(self, entry: NewWriters) -> None:
@@ -604,10 +617,15 @@ class StorageNode:
             for span in self._ordering.recover(entry):
                 if (shard := self._shards.get(span.shard)) is not None:
                     self._appends.order(shard, span)
-            if isinstance(entry, NewWriters):
-                self._begin_writers(entry)
-            elif isinstance(entry, NewReplicas | NewView):
-                self._apply_placement()
+            match entry:
+                case NewWriters():
+                    self._begin_writers(entry)
+                case NewReplicas() | NewView():
+                    self._apply_placement()
+                case NewRecords() | Trim():
+                    pass
+                case unreachable:
+                    assert_never(unreachable)
         self._unsaved += len(entries)
         self._journal.skip()
         base = self._history.base

@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 import msgspec
 import numpy as np
@@ -209,19 +209,24 @@ class Ordering:
             self._lengths.append(span.length)
         before_us = self._times[-1] if self._times else 0
         self._times.append(max(before_us, entry.time_us))
-        if isinstance(entry, Trim):
-            self.floors.apply(entry.floors)
-            self.trimmed_at = self.position
-            self._trim_positions.append(entry.position)
-        elif isinstance(entry, NewWriters):
-            for shard, writer in entry.writers.items():
-                self._writer_positions.append(entry.position)
-                self._writer_shards.append(shard)
-                self._writer_epochs.append(writer)
-        elif isinstance(entry, NewReplicas):
-            self._moves += replicas_in(entry).items()
-        elif isinstance(entry, NewView):
-            self._views.append((entry.position, entry.following))
+        match entry:
+            case NewRecords():
+                pass
+            case Trim():
+                self.floors.apply(entry.floors)
+                self.trimmed_at = self.position
+                self._trim_positions.append(entry.position)
+            case NewWriters():
+                for shard, writer in entry.writers.items():
+                    self._writer_positions.append(entry.position)
+                    self._writer_shards.append(shard)
+                    self._writer_epochs.append(writer)
+            case NewReplicas():
+                self._moves += replicas_in(entry).items()
+            case NewView():
+                self._views.append((entry.position, entry.following))
+            case unreachable:
+                assert_never(unreachable)
         self._tails.append(self._replay.tail)
         self._span_ends.append(len(self._shards))
         return spans

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, assert_never
 
 from indilog.base.errors import DataLossError, MalformedFrameError
 from indilog.base.ids import Epoch, LocalId, MetalogPosition, ShardId
 from indilog.kernel.cold import ColdObject, decode_cold_object
-from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters, decode_entries
+from indilog.kernel.metalog import (
+    Entry,
+    NewRecords,
+    NewReplicas,
+    NewView,
+    NewWriters,
+    Trim,
+    decode_entries,
+)
 from indilog.kernel.records import BatchHeader, batch_header
 from indilog.kernel.tombstones import decode_gone
 from indilog.roles.role import FrameKind, Location, Lost
@@ -197,12 +205,17 @@ class Recovery:
         for span in self._ordering.recover(entry):
             if (shard := self._shards.get(span.shard)) is not None:
                 shard.order(span)
-        if isinstance(entry, NewWriters):
-            for shard_id, writer in entry.writers.items():
-                if (shard := self._shards.get(shard_id)) is not None:
-                    shard.begin(writer)
-        elif isinstance(entry, NewReplicas | NewView):
-            self._moved.apply_placement(self._ordering)
+        match entry:
+            case NewWriters(writers=writers):
+                for shard_id, writer in writers.items():
+                    if (shard := self._shards.get(shard_id)) is not None:
+                        shard.begin(writer)
+            case NewReplicas() | NewView():
+                self._moved.apply_placement(self._ordering)
+            case NewRecords() | Trim():
+                pass
+            case unreachable:
+                assert_never(unreachable)
 
     def _follows_gap(self, entry: Entry) -> bool:
         """Whether an entry after a gap certainly follows the last recovered entry.
