@@ -267,6 +267,10 @@ class Core:
 
     def submit(self, ticket: int, item: Item) -> None:
         """Append an item; `ItemApplied` gives its outcome. Call `handle` afterwards."""
+        assert self.has_room, "the caller asks first"
+        if isinstance(item, Records):
+            count = len(item.data)
+            assert len(item.tags) == len(item.names) == count, "each record has tags and names"
         self._waiting.append(_Submitted(ticket, item))
 
     def withdraw(self, ticket: int) -> bool:
@@ -281,6 +285,8 @@ class Core:
         """Apply all appends that are complete now; `CaughtUp` says when. Call `handle`
         afterwards.
         """
+        assert ticket > _OWN, "the ticket is not that of the core's own catching up"
+        assert ticket not in self._catching_up, "each call has its own ticket"
         self._catching_up[ticket] = self._reads
 
     def abandon(self, ticket: int) -> None:
@@ -329,6 +335,18 @@ class Core:
                 times.append(self._hole_look_us)
         return min((time for time in times if time is not None), default=None)
 
+    def check_invariants(self) -> None:
+        """Check what holds after each `handle`; for tests."""
+        position = self.state.position
+        assert all(each > position for each in self._known), "known cells are applied at once"
+        assert all(each >= position for each in self._taken), "applied cells are forgotten"
+        assert all(each >= position for each in self._in_flight), "applied cells have outcomes"
+        assert self._known.keys().isdisjoint(self._taken), "a taken cell is not read yet"
+        assert len(self._in_flight) <= self._limits.cells_in_flight
+        assert 1 <= self._ahead <= self._limits.read_ahead
+        assert all(sent.serial < self._serial for sent in self._in_flight.values())
+        assert self._epoch is not None or len(self._in_flight) <= 1, "an epoch begins with one cell"
+
     # --- events
 
     def _on_event(self, event: Event, now_us: int) -> list[Effect]:
@@ -354,6 +372,7 @@ class Core:
         if is_late or not self._waiting:  # nothing is written there, and others need not wait
             self._filling[position] = None
             return [WriteCell(position, JUNK)]
+        assert len(self._in_flight) < self._limits.cells_in_flight, "`_dispatch` asks below it"
         submitted = [self._waiting.popleft()]
         size = submitted[0].item.size_bytes
         while self._waiting:
@@ -451,6 +470,7 @@ class Core:
             content is not None and content.writer == self.writer and content.serial == sent.serial
         )
         if is_own and content is not None and outcomes is not None:
+            assert self._epoch in (None, content.epoch), "own contents of earlier epochs are void"
             self._conflicts = 0
             self._epoch = content.epoch
             placed = zip(sent.submitted, sent.places, strict=True)

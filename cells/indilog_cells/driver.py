@@ -93,6 +93,7 @@ class _Cache(Generic[_ValueT]):
         while self._bytes > self._bytes_max:
             _, (_, size) = self._kept.popitem(last=False)
             self._bytes -= size
+        assert self._bytes >= 0, "each size is subtracted once"
 
 
 class CellDriver:
@@ -383,6 +384,7 @@ class CellDriver:
                 case FellBehind():
                     self._start(self._reload())
                 case Closed():
+                    assert effect.info.start not in self._unwritten, "it is closed once"
                     self._unwritten[effect.info.start] = effect.generation
                     note = self._start(self._note(effect))
                     self._notes.add(note)

@@ -76,7 +76,11 @@ class CellTable:
         self.times_us = array("Q")
 
     def add(self, position: int, item: int, first: SeqNum, time_us: int) -> None:
-        """Add a row."""
+        """Add a row after all others."""
+        if self.firsts:
+            assert position >= self.positions[-1], "cells are applied in order"
+            assert first > self.firsts[-1], "each row has a record"
+            assert time_us >= self.times_us[-1], "the time of the log never decreases"
         self.positions.append(position)
         self.items.append(item)
         self.firsts.append(first)
@@ -85,6 +89,7 @@ class CellTable:
     def place(self, seqnum: SeqNum) -> tuple[CellPlace, int]:
         """Return the place of a record that is in this table, and when it was ordered."""
         at = bisect_right(self.firsts, seqnum) - 1
+        assert at >= 0, "the record is in this table"
         place = CellPlace(self.positions[at], self.items[at], seqnum - self.firsts[at])
         return place, self.times_us[at]
 
@@ -113,6 +118,7 @@ class OpenGeneration:
 
     def add(self, seqnum: SeqNum, tags: Iterable[TagHash]) -> None:
         """Add the next record."""
+        assert seqnum == self.first + self.records, "seqnums are dense"
         for tag in tags:
             self.streams[tag].append(seqnum)
         self.records += 1
@@ -228,6 +234,8 @@ def closed(generation: OpenGeneration, end: int, tail: SeqNum) -> tuple[Generati
         end: the position after its last cell.
         tail: the seqnum after its last record.
     """
+    assert generation.start + generation.cells == end, "each cell is counted once"
+    assert generation.first + generation.records == tail, "seqnums are dense"
     tags = sorted(generation.streams)
     ends, seqnums = array("Q"), array("Q")
     for tag in tags:

@@ -188,6 +188,7 @@ class LogState:
                 outcomes = self._apply_items(content.items)
         self.position += 1
         self.open.cells += 1
+        assert self.open.start + self.open.cells == self.position, "each cell is counted once"
         return outcomes
 
     def _apply_items(self, items: Sequence[Item]) -> list[Outcome]:
@@ -210,6 +211,8 @@ class LogState:
         info, stored = closed(self.open, self.position, self.tail)
         alive = self.dead_below
         left = [each for each in self.generations if each.tail > alive]
+        assert alive <= self.tail, "no floor is above the tail"
+        assert not left or left[-1].end == info.start, "generations are gap-free"
         has_trimmed = len(left) < len(self.generations)
         self.generations = [*left, info]
         self.floors = {tag: floor for tag, floor in self.floors.items() if floor > alive}

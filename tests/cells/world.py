@@ -247,7 +247,9 @@ class Process:
     def _handle(self, events: list[cell_core.Event]) -> None:
         core = self.core
         core.stamp_us = max(core.stamp_us, self.world.now_us)
-        self._perform(core.handle(events, self.world.now_us))
+        effects = core.handle(events, self.world.now_us)
+        core.check_invariants()
+        self._perform(effects)
         if (deadline_us := core.deadline_us()) is not None:
             own = self.incarnation
             delay_us = max(1, deadline_us - self.world.now_us)

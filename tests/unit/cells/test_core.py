@@ -42,7 +42,9 @@ def begun(limits: CoreLimits = CORE_LIMITS, writer: bytes = b"me") -> Core:
 def submit(core: Core, *data: bytes, now_us: int = 0) -> list[Effect]:
     for number, each in enumerate(data):
         core.submit(100 + number, record(each))
-    return core.handle([], now_us)
+    effects = core.handle([], now_us)
+    core.check_invariants()
+    return effects
 
 
 def written(effects: list[Effect]) -> WriteCell:

@@ -22,6 +22,7 @@ from indilog_cells.index import (
 def filled(seed: int, records: int = 200) -> tuple[OpenGeneration, dict[int, list[int]]]:
     choose = random.Random(seed)
     generation, model = OpenGeneration(40, 1000), dict[int, list[int]]()
+    generation.cells = 20
     tags = [choose.getrandbits(64) for _ in range(30)]
     for seqnum in range(1000, 1000 + records):
         of = choose.sample(tags, choose.randrange(4))
@@ -58,7 +59,9 @@ def test_a_filter_is_wrong_for_few_tags() -> None:
 
 
 def test_a_generation_without_records_has_no_tags() -> None:
-    info, stored = closed(OpenGeneration(0, 0), end=5, tail=0)
+    generation = OpenGeneration(0, 0)
+    generation.cells = 5
+    info, stored = closed(generation, end=5, tail=0)
     assert not info.may_have(17)
     assert list(Generation(stored).seqnums(17)) == []
 
