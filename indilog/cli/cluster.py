@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from indilog.cli import cluster_scale, show
-from indilog.cli.cluster_health import Cluster, ShardHealth
+from indilog.cli.cluster_health import ClusterHealth, ShardHealth
 from indilog.cli.gateway import DEFAULT, FAILURE, Gateway, Url, explain_mistakes
 
 cluster = typer.Typer(
@@ -131,11 +131,11 @@ def views(*, as_json: AsJson = False, url: Url = DEFAULT) -> None:
     )
 
 
-def _cluster(url: str) -> Cluster:
-    return Cluster(Gateway(url).get_with("layout", "/status"))
+def _cluster(url: str) -> ClusterHealth:
+    return ClusterHealth(Gateway(url).get_with("layout", "/status"))
 
 
-def _summary(found: Cluster) -> dict[str, Any]:
+def _summary(found: ClusterHealth) -> dict[str, Any]:
     health = found.health
     return {
         "healthy": health.healthy,
@@ -155,7 +155,7 @@ def _summary(found: Cluster) -> dict[str, Any]:
     }
 
 
-def _overview(found: Cluster) -> Mapping[str, str]:
+def _overview(found: ClusterHealth) -> Mapping[str, str]:
     counting, needed = len(found.sequencers_counting), found.majority
     states = _states(found.shards)
     return {
@@ -179,7 +179,7 @@ def _states(shards: Iterable[ShardHealth]) -> dict[str, int]:
     return {state: states.count(state) for state in ("complete", "copying", "lost")}
 
 
-def _count_up(found: Cluster, nodes: list[str], missing: str = "silent") -> str:
+def _count_up(found: ClusterHealth, nodes: list[str], missing: str = "silent") -> str:
     up = found.up(nodes)
     others = [node for node in nodes if node not in up]
     text = f"{len(up)} of {len(nodes)} up"

@@ -68,7 +68,7 @@ class Health:
         return not (self.heals or self.needs_operator)
 
 
-class Cluster:
+class ClusterHealth:
     """A cluster as one status shows it.
 
     Args:

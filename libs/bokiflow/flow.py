@@ -22,7 +22,7 @@ from bokiflow.limits.limit import Chosen, Limits
 from bokiflow.moving import add_move_operations
 from bokiflow.queries import Query
 from bokiflow.replay_check import ReplayMismatch, find_mismatch
-from bokiflow.run_lists import Wanted, list_runs
+from bokiflow.run_lists import RunFilter, list_runs
 from bokiflow.runner import EXECUTIONS_MAX, Runner, RunnerSettings
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.public_call import public_call
@@ -491,7 +491,7 @@ class Flow:
         if state is not None and state not in set(State):
             raise FlowSettingsError(f"A run's state is {', '.join(State)}, not {state!r:.64}.")
         log = self.logs().log(self.log_name)
-        wanted = Wanted(
+        wanted = RunFilter(
             app=self._app.name if isinstance(self._app, App) else self._app,
             log=self.log_name,
             workflow=workflow,

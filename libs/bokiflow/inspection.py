@@ -22,7 +22,7 @@ from bokiflow.operations.progress import EVENT, status_value_in
 from bokiflow.operations.signals import value_of
 from bokiflow.operations.timers import TIMER
 from bokiflow.replay_check import find_mismatch
-from bokiflow.run_lists import SCAN_S_MAX, Wanted, all_states, find_run, list_runs
+from bokiflow.run_lists import SCAN_S_MAX, RunFilter, all_states, find_run, list_runs
 from bokiflow.run_status import status_of
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
@@ -144,7 +144,7 @@ class RunOperations:
         pages = []
         for flow in {flow.log_name: flow for flow in reversed(self.flows)}.values():
             log, runner = ctx.log(flow.log_name), flow.runner_of(ctx)
-            wanted = Wanted(
+            wanted = RunFilter(
                 app=self._app.name,
                 log=log.name,
                 workflow=workflow,

@@ -28,7 +28,7 @@ from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.backwards import Backwards
 from bokiflow.runs.errors import FlowVersionError
-from bokiflow.runs.recent_starts import RecentStarts, StartedRun, start_in
+from bokiflow.runs.recent_starts import RecentStart, RecentStarts, start_in
 from bokiflow.runs.records import (
     LATE_TAG,
     RUN_PREFIX,
@@ -57,7 +57,7 @@ _PAGE_MIN: Final = 16
 _UNREADABLE: Final = "unreadable"
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs of a log are listed, and from where.
 
     The time of a run in a list is that of its start; in a list of runs that ended in one state, it
@@ -91,7 +91,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         older_s: float | None,
         newer_s: float | None,
         before: runs.RunPlace | None,
-    ) -> Wanted:
+    ) -> RunFilter:
         """Return a question about those of the runs that are at least `older_s` and at most
         `newer_s` seconds old, by the time of the log, and come after the place `before`.
         """
@@ -143,7 +143,7 @@ class _Listed(NamedTuple):
     run: OpenRun
 
 
-async def list_runs(log: Log, runner: Runner, wanted: Wanted, limit: int) -> runs.RunPage:
+async def list_runs(log: Log, runner: Runner, wanted: RunFilter, limit: int) -> runs.RunPage:
     """Return the first runs that are wanted, newest first: `limit` or fewer.
 
     Raises:
@@ -158,7 +158,7 @@ async def list_runs(log: Log, runner: Runner, wanted: Wanted, limit: int) -> run
     return await _whole_page(log, runner, wanted, limit)
 
 
-def _page(found: Sequence[runs.RunInfo], wanted: Wanted, limit: int) -> runs.RunPage:
+def _page(found: Sequence[runs.RunInfo], wanted: RunFilter, limit: int) -> runs.RunPage:
     """Return a page that ends the list if it is not full."""
     end = found[limit - 1].place(by_end=wanted.by_end) if len(found) >= limit else None
     return runs.RunPage(tuple(found[:limit]), end, by_end=wanted.by_end)
@@ -287,7 +287,7 @@ def _ended_info(
 
 
 async def _open_page(
-    log: Log, runner: Runner, wanted: Wanted, limit: int, below: SeqNum
+    log: Log, runner: Runner, wanted: RunFilter, limit: int, below: SeqNum
 ) -> list[runs.RunInfo]:
     """Return the first open runs that are wanted and began below a seqnum."""
     count, found = runner.member.count, list[runs.RunInfo]()
@@ -311,7 +311,7 @@ def _started_at(listed: _Listed) -> SeqNum:
     return listed.run.started_at
 
 
-def _newest_first(state: PartitionState, wanted: Wanted, below: SeqNum) -> Iterator[_Listed]:
+def _newest_first(state: PartitionState, wanted: RunFilter, below: SeqNum) -> Iterator[_Listed]:
     """Yield the open runs of a partition that are wanted and began below a seqnum."""
     known = state.runs
     if wanted.state is State.PARKED:
@@ -340,7 +340,7 @@ async def all_states(log: Log, runner: Runner) -> list[PartitionState]:
 # --- ended runs
 
 
-async def _ended_page(log: Log, runner: Runner, wanted: Wanted, limit: int) -> runs.RunPage:
+async def _ended_page(log: Log, runner: Runner, wanted: RunFilter, limit: int) -> runs.RunPage:
     assert wanted.state is not None, "the runs of one state are listed"
     tag = ends_tag(wanted.state, wanted.workflow)
     backwards = Backwards(log, tag, await _first_bound(log, wanted))
@@ -362,7 +362,7 @@ async def _ended_page(log: Log, runner: Runner, wanted: Wanted, limit: int) -> r
     return _page(found, wanted, limit)
 
 
-def _end_in(record: Record, wanted: Wanted) -> runs.RunInfo | None:
+def _end_in(record: Record, wanted: RunFilter) -> runs.RunInfo | None:
     if not _may_be_named(record, wanted):
         return None
     id_ = run_in(record.tags)
@@ -391,7 +391,7 @@ async def _void_ends(log: Log, runner: Runner, page: Sequence[Record]) -> set[Se
 # --- all runs
 
 
-async def _whole_page(log: Log, runner: Runner, wanted: Wanted, limit: int) -> runs.RunPage:
+async def _whole_page(log: Log, runner: Runner, wanted: RunFilter, limit: int) -> runs.RunPage:
     if wanted.id_prefix:
         starts: _Starts = _NamedStarts(log, wanted, runner.recent_starts)
     else:
@@ -417,11 +417,11 @@ class _Starts:
         looked_at: where the reading ended early because it took long.
     """
 
-    def __init__(self, log: Log, wanted: Wanted, bound: SeqNum) -> None:
+    def __init__(self, log: Log, wanted: RunFilter, bound: SeqNum) -> None:
         self.looked_at: runs.RunPlace | None = None
         self._backwards = Backwards(log, starts_tag(wanted.workflow), bound)
         self._wanted = wanted
-        self._left: list[StartedRun] = []
+        self._left: list[RecentStart] = []
         self._has_ended = False
 
     @property
@@ -429,7 +429,7 @@ class _Starts:
         """The seqnum below which the starts are trimmed, as far as they are wanted."""
         return 0 if self._has_ended else self._backwards.floor
 
-    async def next(self, count: int, end_s: float) -> list[StartedRun]:
+    async def next(self, count: int, end_s: float) -> list[RecentStart]:
         """Return the next starts, `count` or fewer; [] if there are none, or the time is `end_s`.
 
         Fewer than `count` are returned only then.
@@ -475,14 +475,14 @@ class _StartPage(NamedTuple):
     known.
     """
 
-    starts: Sequence[StartedRun]
+    starts: Sequence[RecentStart]
     last: tuple[float, SeqNum] | None
 
 
 class _NamedStarts(_Starts):
     """Reads the same for a beginning of ids: from memory first, then from the log."""
 
-    def __init__(self, log: Log, wanted: Wanted, recent: RecentStarts) -> None:
+    def __init__(self, log: Log, wanted: RunFilter, recent: RecentStarts) -> None:
         super().__init__(log, wanted, MAX_SEQNUM)
         self._log = log
         self._recent: RecentStarts | None = recent
@@ -514,17 +514,17 @@ class _NamedStarts(_Starts):
         return await super()._read(missing)
 
 
-def _is_start_wanted(start: StartedRun, wanted: Wanted) -> bool:
+def _is_start_wanted(start: RecentStart, wanted: RunFilter) -> bool:
     return wanted.has_name(start.id, start.workflow) and wanted.has_place(start.time, start.seqnum)
 
 
-def _may_be_named(record: Record, wanted: Wanted) -> bool:
+def _may_be_named(record: Record, wanted: RunFilter) -> bool:
     """Whether the id of a run in this record may begin as wanted: a test without decoding."""
     return not wanted.id_prefix or f"{RUN_PREFIX}{wanted.id_prefix}".encode() in record.names
 
 
 async def _runs_of(
-    log: Log, runner: Runner, wanted: Wanted, starts: Sequence[StartedRun]
+    log: Log, runner: Runner, wanted: RunFilter, starts: Sequence[RecentStart]
 ) -> list[runs.RunInfo | None]:
     """Return the runs that began with these records; None: the start had no effect."""
     ended = await _ends_after(log, runner, wanted, starts)
@@ -536,7 +536,7 @@ async def _runs_of(
     known = [states[partition_of(start.id, count)].runs.get(start.id) for start in left]
     limits = await _limits(log, runner, filter(None, known))
 
-    async def one(start: StartedRun) -> runs.RunInfo | None:
+    async def one(start: RecentStart) -> runs.RunInfo | None:
         if (info := ended.get(start.seqnum)) is not None:
             return info
         return await _run_of(log, states[partition_of(start.id, count)], limits, wanted, start)
@@ -545,7 +545,7 @@ async def _runs_of(
 
 
 async def _ends_after(
-    log: Log, runner: Runner, wanted: Wanted, starts: Sequence[StartedRun]
+    log: Log, runner: Runner, wanted: RunFilter, starts: Sequence[RecentStart]
 ) -> dict[SeqNum, runs.RunInfo]:
     """Return the runs that ended soon after the first of these starts, by the seqnum of their
     start. Most runs are short, so these few reads find the ends of most runs of a page.
@@ -571,8 +571,8 @@ async def _run_of(
     log: Log,
     state: PartitionState,
     limits: Mapping[str, LimitState],
-    wanted: Wanted,
-    start: StartedRun,
+    wanted: RunFilter,
+    start: RecentStart,
 ) -> runs.RunInfo | None:
     id_, run = start.id, state.runs.get(start.id)
     if run is not None and run.started_at <= start.seqnum:
@@ -588,7 +588,7 @@ async def _run_of(
     return info if info is not None and info.seqnum == start.seqnum else None
 
 
-def _unreadable(start: StartedRun, wanted: Wanted, problem: str) -> runs.RunInfo:
+def _unreadable(start: RecentStart, wanted: RunFilter, problem: str) -> runs.RunInfo:
     """Return a run whose end is lost, or was written by a later version."""
     return runs.RunInfo(
         id=start.id,
@@ -603,7 +603,7 @@ def _unreadable(start: StartedRun, wanted: Wanted, problem: str) -> runs.RunInfo
 
 
 async def _earlier_runs(
-    log: Log, runner: Runner, wanted: Wanted, limit: int, floor: SeqNum
+    log: Log, runner: Runner, wanted: RunFilter, limit: int, floor: SeqNum
 ) -> list[runs.RunInfo]:
     """Return the first runs whose starts are trimmed from the list: they began below `floor`."""
     found = await _open_page(log, runner, wanted, limit, floor)
@@ -621,7 +621,7 @@ async def _earlier_runs(
 # --- where a list begins
 
 
-async def _first_bound(log: Log, wanted: Wanted) -> SeqNum:
+async def _first_bound(log: Log, wanted: RunFilter) -> SeqNum:
     """Return a seqnum above which no run is wanted."""
     times = [wanted.time_max] if wanted.time_max is not None else []
     bound = MAX_SEQNUM
@@ -636,7 +636,7 @@ async def _first_bound(log: Log, wanted: Wanted) -> SeqNum:
     return bound
 
 
-def _page_size(wanted: Wanted, missing: int) -> int:
+def _page_size(wanted: RunFilter, missing: int) -> int:
     """Return how many records are read together: with some filters, few of them fit."""
     is_rare = wanted.id_prefix or wanted.version is not None
     return runs.RUNS_MAX if is_rare else max(missing, _PAGE_MIN)

@@ -28,7 +28,7 @@ from typing import Final, Protocol, TypeVar
 from bokistore.log_lines import LOSSES_MAX, LogTurn
 from indilog.sdk import Event
 
-GroupT = TypeVar("GroupT", bound="Group")
+GroupT = TypeVar("GroupT", bound="CommitGroup")
 
 TURN_S: Final = 5.0
 """Seconds after which the transactions in line no longer wait for the one that has its turn."""
@@ -54,7 +54,7 @@ class _Line:
 
     def __init__(self, first: Contender) -> None:
         self.first = first
-        self.group: Group | None = None
+        self.group: CommitGroup | None = None
         self.log_turn: LogTurn | None = None
         self.waiting: deque[tuple[Contender, Event]] = deque()
 
@@ -150,7 +150,7 @@ class Appends:
             event.set()
 
 
-class Group(Protocol):
+class CommitGroup(Protocol):
     """Transactions that wait for the commit of one record (`bokistore.groups`)."""
 
     async def commit(self) -> None:
@@ -282,7 +282,7 @@ class Contender:
             line.group = begin()
         return line.group  # type: ignore[return-value]
 
-    def pass_on(self, group: Group) -> bool:
+    def pass_on(self, group: CommitGroup) -> bool:
         """Give the turn to the next transaction, which joins the group; False: there is none."""
         line = self._only_line()
         if line is None or line.group is not group or not line.waiting:
@@ -290,12 +290,12 @@ class Contender:
         self.leave()
         return True
 
-    def has_turn_of(self, group: Group) -> bool:
+    def has_turn_of(self, group: CommitGroup) -> bool:
         """Tell whether it is the contender's turn, and the group waits for it."""
         line = self._only_line()
         return line is not None and line.group is group
 
-    def end_group(self, group: Group) -> None:
+    def end_group(self, group: CommitGroup) -> None:
         """Let the next transaction begin another group."""
         line = self._only_line()
         if line is not None and line.group is group:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import httpx
 
-from indilog.cli.cluster_health import Cluster
+from indilog.cli.cluster_health import ClusterHealth
 from tests.cluster.faults.small_disk import MIB, SmallDisk
 from tests.nemesis.promise import Topology
 
@@ -205,12 +205,12 @@ class TestedCluster(ABC):
         url = self.urls[gateway]
         return httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
 
-    async def seen_by(self, gateway: int) -> Cluster | None:
+    async def seen_by(self, gateway: int) -> ClusterHealth | None:
         """Return what a gateway says of the cluster; None: it does not answer."""
         try:
             async with self.http(gateway, timeout_s=5.0) as http:
                 status: dict[str, Any] = (await http.get("/status")).json()
-                return Cluster(status)
+                return ClusterHealth(status)
         except (httpx.HTTPError, ValueError, KeyError):
             return None
 

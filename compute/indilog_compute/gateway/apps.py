@@ -22,7 +22,7 @@ from indilog_compute.gateway.clients import cancel_if_left
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
 from indilog_compute.gateway.requests import body_of, check_query, decode_json
 from indilog_compute.invocations.held_invocations import HOLDERS_PAGE, HeldFor
-from indilog_compute.invocations.invocation_list import LISTED_MAX, Wanted
+from indilog_compute.invocations.invocation_list import LISTED_MAX, InvocationFilter
 from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX, InvocationStatus
 from indilog_compute.invocations.states import InvocationState
 from indilog_compute.workers.host import FunctionHost
@@ -136,7 +136,9 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
         one function (`app.function`), or all. `next` of an answer is `page` of the next request;
         null: there are no further ones.
         """
-        found = await host.newest_invocations(Wanted(app, function, state, page), limit + 1)
+        found = await host.newest_invocations(
+            InvocationFilter(app, function, state, page), limit + 1
+        )
         following = found[limit - 1].seqnum if len(found) > limit else None
         return _json({"invocations": found[:limit], "next": following})
 

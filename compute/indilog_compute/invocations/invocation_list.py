@@ -38,7 +38,7 @@ class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
     ended: float | None
 
 
-class Wanted(NamedTuple):
+class InvocationFilter(NamedTuple):
     """Which invocations are listed; None: all. `before`: only those with a smaller seqnum."""
 
     app: str | None = None
@@ -57,7 +57,10 @@ class Wanted(NamedTuple):
 
 
 async def newest(
-    table: InvocationTable, wanted: Wanted, limit: int, give_way: Callable[[], Awaitable[None]]
+    table: InvocationTable,
+    wanted: InvocationFilter,
+    limit: int,
+    give_way: Callable[[], Awaitable[None]],
 ) -> list[InvocationInfo]:
     """Return the newest wanted invocations, at most `limit`, newest first.
 

@@ -44,7 +44,7 @@ from indilog_compute.invocations.executor import (
 )
 from indilog_compute.invocations.fault_log import FaultLog
 from indilog_compute.invocations.held_invocations import HeldFor, HeldLimits
-from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted, newest
+from indilog_compute.invocations.invocation_list import InvocationFilter, InvocationInfo, newest
 from indilog_compute.invocations.invocation_status import InvocationStatus, forgotten, read_status
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.keys import check_holder, check_key, known_with
@@ -338,7 +338,7 @@ class InvocationService:
 
     # --- status and outcomes
 
-    async def newest(self, wanted: Wanted, limit: int) -> list[InvocationInfo]:
+    async def newest(self, wanted: InvocationFilter, limit: int) -> list[InvocationInfo]:
         """Return the newest wanted invocations that are open or kept, at most `limit`, newest
         first; also those that other nodes recorded before this call.
 

@@ -34,7 +34,7 @@ from indilog.link.link_messages import Failed, Greeting, Limits, Question, Retur
 from indilog.link.worker_messages import CheckArguments, RunServices
 from indilog.sdk.runs import RUN_CODES
 from indilog_compute.invocations.held_invocations import HeldFor
-from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted
+from indilog_compute.invocations.invocation_list import InvocationFilter, InvocationInfo
 from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.keys import kept_with_key
 from indilog_compute.invocations.scheduling import DeployedSchedule
@@ -449,7 +449,9 @@ class FunctionHost:
         """
         return await self._invocations.status_of(id, wait_s=wait_s)
 
-    async def newest_invocations(self, wanted: Wanted, limit: int) -> list[InvocationInfo]:
+    async def newest_invocations(
+        self, wanted: InvocationFilter, limit: int
+    ) -> list[InvocationInfo]:
         """Return the newest wanted recorded invocations; see `InvocationService.newest`."""
         return await self._invocations.newest(wanted, limit)
 

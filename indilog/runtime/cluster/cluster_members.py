@@ -60,7 +60,7 @@ Change: TypeAlias = Callable[[Members, View, Processes], tuple[Members, Processe
 _log = structlog.get_logger(__name__)
 
 
-class Wanted(NamedTuple):
+class WantedMembers(NamedTuple):
     """The nodes that a cluster is to have, and those that it has."""
 
     members: Members
@@ -70,7 +70,7 @@ class Wanted(NamedTuple):
     view_version: int
 
 
-async def wanted_in(store: MetadataStore) -> Wanted:
+async def wanted_in(store: MetadataStore) -> WantedMembers:
     """Return the wanted members and the newest installed view.
 
     Raises:
@@ -82,8 +82,8 @@ async def wanted_in(store: MetadataStore) -> Wanted:
         raise NotReadyError("The cluster's first process has not published its view yet.")
     installed = decode_view(view.value)
     if members is None:
-        return Wanted(installed.members, 0, installed, view.version)
-    return Wanted(decode_members(members.value), members.version, installed, view.version)
+        return WantedMembers(installed.members, 0, installed, view.version)
+    return WantedMembers(decode_members(members.value), members.version, installed, view.version)
 
 
 async def store_view(store: MetadataStore, view: View) -> bool:

@@ -29,7 +29,7 @@ import structlog
 from indilog.base.errors import IndilogError
 from indilog.base.ids import NodeId
 from indilog.kernel.view import Members, View
-from indilog.runtime.cluster.cluster_members import Wanted, wanted_in
+from indilog.runtime.cluster.cluster_members import WantedMembers, wanted_in
 from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY, RunSettings, change_run
 from indilog.runtime.cluster.following import RETRY_S
 from indilog.runtime.cluster.membership import kind_of, leaving_engines, needed
@@ -165,7 +165,7 @@ class Scaling:
                 _log.warning("the cluster cannot be changed for now", reason=str(error))
                 await asyncio.sleep(RETRY_S)
 
-    async def _follow(self, wanted: Wanted) -> list[NodeId]:
+    async def _follow(self, wanted: WantedMembers) -> list[NodeId]:
         """Start and stop processes; return the new nodes whose processes are not ready yet."""
         before, self.view = self.view, wanted.view
         if before != wanted.view:
@@ -223,7 +223,7 @@ class Scaling:
         for node in self._layout.nodes_of(name, (NodeId(name), *self._layout.shared)):
             self._on_left(node)
 
-    async def _wait_for_change(self, wanted: Wanted, awaited: Collection[NodeId]) -> None:
+    async def _wait_for_change(self, wanted: WantedMembers, awaited: Collection[NodeId]) -> None:
         """Wait until there are other members or a new view, an awaited process is ready, or a
         process has ended.
         """

@@ -59,7 +59,7 @@ class FileUse(NamedTuple):
     other_bytes: int
 
 
-class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+class JournalCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     """The body of a file.
 
     Attributes:
@@ -77,11 +77,11 @@ class LoadedCheckpoint(NamedTuple):
     """A checkpoint that was read, and its place in the journal."""
 
     place: Place
-    checkpoint: Checkpoint
+    checkpoint: JournalCheckpoint
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Checkpoint)
+_decoder = msgspec.msgpack.Decoder(JournalCheckpoint)
 
 
 def checkpoint_path(directory: Path, place: Place) -> Path:
@@ -111,7 +111,7 @@ def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
     return floor, frozenset(place.segment for place in kept)
 
 
-def write_checkpoint(directory: Path, place: Place, checkpoint: Checkpoint) -> int:
+def write_checkpoint(directory: Path, place: Place, checkpoint: JournalCheckpoint) -> int:
     """Durably write a checkpoint, and remove checkpoints that are no longer kept; return its size
     in bytes.
 

@@ -19,7 +19,12 @@ from typing import Final, NamedTuple
 import structlog
 
 from indilog.roles.role import Checkpoints, NotesCheckpoints, Role, WantsCheckpoints
-from indilog.runtime.journal.checkpoint_files import Checkpoint, FileUse, Place, write_checkpoint
+from indilog.runtime.journal.checkpoint_files import (
+    FileUse,
+    JournalCheckpoint,
+    Place,
+    write_checkpoint,
+)
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment import NO_ROOM
 
@@ -156,7 +161,7 @@ class Checkpointing:
         assert self._journal.reached(taken.mark), "a checkpoint is not ahead of its journal"
         roles = {stream: encode() for stream, encode in taken.encoders.items()}
         derived = frozenset(stream for stream, role in self._roles.items() if role.derived)
-        checkpoint = Checkpoint(roles, derived, taken.uses)
+        checkpoint = JournalCheckpoint(roles, derived, taken.uses)
         return write_checkpoint(self._journal.directory, taken.place, checkpoint)
 
     def _concluded(self, taken: _Taken, writing: Future[int]) -> None:

@@ -32,8 +32,8 @@ from xxhash import xxh3_64_intdigest
 from indilog.base.ids import NodeId
 from indilog.roles.role import Discard, FrameKind, Location
 from indilog.runtime.journal.checkpoint_files import (
-    Checkpoint,
     FileUse,
+    JournalCheckpoint,
     Place,
     needed_from,
     remove_leftover,
@@ -213,7 +213,7 @@ class Journal:
 
     # --- recovery
 
-    def load_checkpoint(self) -> Checkpoint | None:
+    def load_checkpoint(self) -> JournalCheckpoint | None:
         """Read and return the newest intact checkpoint; `recover` then begins after it.
 
         None: there is none, and `recover` yields all frames.

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 from indilog.base.errors import DataDirectoryError
 from indilog.roles.role import FrameKind, Location
 from indilog.runtime.journal.checkpoint_files import (
-    Checkpoint,
+    JournalCheckpoint,
     Place,
     checkpoint_places,
     read_newest,
@@ -102,7 +102,7 @@ class JournalReader:
         self._seen: list[tuple[SegmentFile, int]] = []
         self._unread: frozenset[Place] = frozenset()
 
-    def load_checkpoint(self) -> Checkpoint | None:
+    def load_checkpoint(self) -> JournalCheckpoint | None:
         """Read and return the newest intact checkpoint; `frames` then begins after it.
 
         None: there is none, and `frames` yields all frames.

@@ -12,7 +12,7 @@ import structlog
 
 from indilog.base.errors import DataDirectoryError, IndilogError, MalformedFrameError
 from indilog.roles.role import Checkpoints, FrameKind, Lost, Role, SurvivesLoss, TakesCopies
-from indilog.runtime.journal.checkpoint_files import Checkpoint
+from indilog.runtime.journal.checkpoint_files import JournalCheckpoint
 from indilog.runtime.journal.damage_log import DamageLog
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.journal_reader import FileRead, Frame, JournalReader
@@ -66,7 +66,7 @@ def read(reader: JournalReader, roles: Mapping[int, Role]) -> None:
 
 
 def restore(
-    directory: Path, checkpoint: Checkpoint, gone: Collection[int], roles: Mapping[int, Role]
+    directory: Path, checkpoint: JournalCheckpoint, gone: Collection[int], roles: Mapping[int, Role]
 ) -> None:
     """Restore all roles from a checkpoint. `gone` are the missing segments before it.
 

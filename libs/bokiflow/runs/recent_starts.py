@@ -21,7 +21,7 @@ KEPT_MAX: Final = 100_000
 _PAGE: Final = 1000
 
 
-class StartedRun(NamedTuple):
+class RecentStart(NamedTuple):
     """The start of a run.
 
     Attributes:
@@ -37,12 +37,12 @@ class StartedRun(NamedTuple):
     workflow: str
 
 
-def start_in(record: Record) -> StartedRun | None:
+def start_in(record: Record) -> RecentStart | None:
     """Return the start in a record of the list of starts; None: it names no run."""
     id_, workflow = run_in(record.tags), workflow_in(record.tags)
     if id_ is None or workflow is None:
         return None
-    return StartedRun(record.seqnum, record.ordered_at, id_, workflow)
+    return RecentStart(record.seqnum, record.ordered_at, id_, workflow)
 
 
 class RecentStarts:
@@ -54,7 +54,7 @@ class RecentStarts:
 
     def __init__(self) -> None:
         self.floor: SeqNum = 0
-        self._starts: deque[StartedRun] = deque(maxlen=KEPT_MAX)
+        self._starts: deque[RecentStart] = deque(maxlen=KEPT_MAX)
         """The newest first."""
         self._end: SeqNum | None = None
         self._has_older = True
@@ -67,7 +67,7 @@ class RecentStarts:
         return not self._has_older
 
     @property
-    def oldest_start(self) -> StartedRun | None:
+    def oldest_start(self) -> RecentStart | None:
         """The oldest known start."""
         return self._starts[-1] if self._starts else None
 
@@ -76,7 +76,7 @@ class RecentStarts:
         """The starts at this seqnum and later ones are known."""
         return self._starts[-1].seqnum if self._starts else self._end or 0
 
-    async def find(self, log: Log, prefix: str) -> list[StartedRun]:
+    async def find(self, log: Log, prefix: str) -> list[RecentStart]:
         """Return the known starts of runs whose id begins with `prefix`, newest first. Those that
         the session of `log` sees are read before.
         """
@@ -85,7 +85,7 @@ class RecentStarts:
             await self._drop_trimmed(log)
             return [start for start in self._starts if start.id.startswith(prefix)]
 
-    async def find_older(self, log: Log, prefix: str) -> list[StartedRun] | None:
+    async def find_older(self, log: Log, prefix: str) -> list[RecentStart] | None:
         """Read further starts before the known ones, and return those whose id begins with
         `prefix`. None: there are none, or so many are known that no further ones are kept.
         """

@@ -18,7 +18,12 @@ import structlog
 from indilog.base.errors import ConfigError, IndilogError
 from indilog.base.ids import NodeId
 from indilog.kernel.view import Members, View
-from indilog.runtime.cluster.cluster_members import ClusterMembers, Wanted, want_zones, wanted_in
+from indilog.runtime.cluster.cluster_members import (
+    ClusterMembers,
+    WantedMembers,
+    want_zones,
+    wanted_in,
+)
 from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY, RunSettings, change_run
 from indilog.runtime.cluster.following import RETRY_S
 from indilog.runtime.cluster.machines.status_keys import StatusKeys
@@ -219,7 +224,7 @@ async def remove_silent(store: MetadataStore, board: StatusKeys) -> None:
 
 def _installing(
     run: RunSettings,
-    wanted: Wanted,
+    wanted: WantedMembers,
     *,
     joined: Collection[NodeId] = (),
     left: Collection[NodeId] = (),
@@ -266,7 +271,7 @@ class Membership:
                 _log.warning("changes of the cluster are not followed", reason=str(error))
                 await asyncio.sleep(RETRY_S)
 
-    async def look(self) -> Wanted:
+    async def look(self) -> WantedMembers:
         """Read the wanted members and the view."""
         wanted = await wanted_in(self._store)
         if not self._nodes & {*wanted.members.nodes}:
@@ -275,7 +280,7 @@ class Membership:
                 self.left.set()
         return wanted
 
-    async def _changed(self, wanted: Wanted) -> None:
+    async def _changed(self, wanted: WantedMembers) -> None:
         watches = [
             asyncio.create_task(self._store.watch(MEMBERS_KEY, after=wanted.members_version)),
             asyncio.create_task(self._store.watch(VIEW_KEY, after=wanted.view_version)),

@@ -461,14 +461,14 @@ async def test_a_page_of_open_runs_looks_at_about_the_runs_of_its_answer(
     for number in range(200):
         await shop.waits.start(id=f"w{number}")
     looked = 0
-    has_name = run_lists.Wanted.has_name
+    has_name = run_lists.RunFilter.has_name
 
-    def counting(self: run_lists.Wanted, id_: str, workflow: str) -> bool:
+    def counting(self: run_lists.RunFilter, id_: str, workflow: str) -> bool:
         nonlocal looked
         looked += 1
         return has_name(self, id_, workflow)
 
-    monkeypatch.setattr(run_lists.Wanted, "has_name", counting)
+    monkeypatch.setattr(run_lists.RunFilter, "has_name", counting)
     expected = [f"w{number}" for number in range(199, 189, -1)]
     assert await shop.ids(state=State.RUNNING, limit=10) == expected
     assert looked <= 10 + 4, "and one more of each partition"

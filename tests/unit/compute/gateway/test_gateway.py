@@ -19,7 +19,7 @@ from indilog.sdk.runs import holder_of
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import create_gateway
 from indilog_compute.invocations.held_invocations import HeldFor
-from indilog_compute.invocations.invocation_list import InvocationInfo, Wanted
+from indilog_compute.invocations.invocation_list import InvocationFilter, InvocationInfo
 from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.states import InvocationState
 from indilog_compute.workers.host import FunctionHost
@@ -493,9 +493,9 @@ class _Requests:
 async def test_recorded_invocations_are_listed_in_pages(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[Wanted, int]] = []
+    asked: list[tuple[InvocationFilter, int]] = []
 
-    async def newest(wanted: Wanted, limit: int) -> list[InvocationInfo]:
+    async def newest(wanted: InvocationFilter, limit: int) -> list[InvocationInfo]:
         asked.append((wanted, limit))
         return [
             InvocationInfo(
@@ -507,7 +507,7 @@ async def test_recorded_invocations_are_listed_in_pages(
 
     monkeypatch.setattr(served.host, "newest_invocations", newest)
     found = (await served.client.get("/invocations?app=a&state=running&limit=2&page=10")).json()
-    assert asked == [(Wanted("a", None, InvocationState.RUNNING, 10), 3)]
+    assert asked == [(InvocationFilter("a", None, InvocationState.RUNNING, 10), 3)]
     assert [one["id"] for one in found["invocations"]] == ["i9", "i8"]
     assert found["next"] == 8
     for query in ("state=asleep", "limit=0", "limit=1001", "page=-1", "page=x", "pge=1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indilog_compute.invocations import invocation_list
-from indilog_compute.invocations.invocation_list import Wanted, newest
+from indilog_compute.invocations.invocation_list import InvocationFilter, newest
 from indilog_compute.invocations.records import Ended, Failure
 from indilog_compute.invocations.states import InvocationState
 from tests.unit.compute.invocations.test_invocation_table import A, Story
@@ -33,24 +33,28 @@ async def test_open_and_ended_invocations_are_one_list(
     monkeypatch.setattr(invocation_list, "_AT_ONCE", at_once)
     table = story().table
 
-    async def ids(wanted: Wanted, limit: int = 100) -> list[str]:
+    async def ids(wanted: InvocationFilter, limit: int = 100) -> list[str]:
         return [found.id for found in await newest(table, wanted, limit, give_way)]
 
-    assert await ids(Wanted()) == ["i6", "i5", "i4", "i3", "i2", "i1", "i0"]
-    first = await newest(table, Wanted(), 3, give_way)
-    assert await ids(Wanted(before=first[-1].seqnum), 3) == ["i3", "i2", "i1"]
-    assert await ids(Wanted(state=InvocationState.SCHEDULED)) == ["i6"]
-    assert await ids(Wanted(state=InvocationState.FAILED)) == ["i3"]
-    assert await ids(Wanted(state=InvocationState.RUNNING), 2) == ["i5", "i4"]
+    assert await ids(InvocationFilter()) == ["i6", "i5", "i4", "i3", "i2", "i1", "i0"]
+    first = await newest(table, InvocationFilter(), 3, give_way)
+    assert await ids(InvocationFilter(before=first[-1].seqnum), 3) == ["i3", "i2", "i1"]
+    assert await ids(InvocationFilter(state=InvocationState.SCHEDULED)) == ["i6"]
+    assert await ids(InvocationFilter(state=InvocationState.FAILED)) == ["i3"]
+    assert await ids(InvocationFilter(state=InvocationState.RUNNING), 2) == ["i5", "i4"]
     function = first[0].function
     app = function.partition(".")[0]
-    assert len(await ids(Wanted(app=app, function=function))) == 7
-    assert await ids(Wanted(app=app + "x")) == await ids(Wanted(function="x.y")) == []
+    assert len(await ids(InvocationFilter(app=app, function=function))) == 7
+    assert (
+        await ids(InvocationFilter(app=app + "x"))
+        == await ids(InvocationFilter(function="x.y"))
+        == []
+    )
 
 
 async def test_an_ended_invocation_says_when_and_an_open_one_who_runs_it() -> None:
     made = story()
-    found = {info.id: info for info in await newest(made.table, Wanted(), 100, give_way)}
+    found = {info.id: info for info in await newest(made.table, InvocationFilter(), 100, give_way)}
     assert (found["i0"].ended, found["i0"].executor, found["i0"].tries) == (1005.0, None, 1)
     assert (found["i1"].ended, found["i1"].executor) == (None, A)
     assert (found["i6"].executor, found["i6"].due) == (None, 1050.0)
