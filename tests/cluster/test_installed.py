@@ -22,6 +22,33 @@ from tests.cluster.platform_process import ROOT, SETTINGS, platform
 
 pytestmark = pytest.mark.cluster
 
+PACKAGES = {
+    *("indilog", "indilog_cells", "indilog_compute", "indilog_index", "indilog_ordering"),
+    *("indilog_pipeline", "indilog_storage", "pyspark_indilog"),
+    *("bokiflow", "bokiqueue", "bokistore", "bokistream", "bokiviews"),
+}
+IMPORTS = """\
+    import importlib
+    import pkgutil
+    import sys
+
+    count = 0
+    names = sys.argv[1:]
+    for name in names:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != "pyspark":
+                raise
+            continue
+        count += 1
+        if hasattr(module, "__path__"):
+            found = pkgutil.iter_modules(module.__path__, name + ".")
+            names += [each.name for each in found if not each.name.endswith("__main__")]
+    print(count)
+    """
+"""Imports packages and all modules in them, except programs; prints their number."""
+
 PROJECT = {
     **{
         f"{folder}/__init__.py": f'NAME = "own {folder}"\n'
@@ -52,6 +79,8 @@ PROJECT = {
 
         import bokiflow
         import bokiqueue
+        import bokistream
+        import bokiviews
         import compute
         import index_tier
         import libs
@@ -71,6 +100,7 @@ PROJECT = {
             for module in (compute, index_tier, libs, ordering, pipeline, storage):
                 assert module.NAME == f"own {module.__name__}"
             assert bokiflow.Workflow and bokiqueue.Queue
+            assert bokistream.Streams and bokiviews.Views
         """,
     "embedded.py": """\
         import asyncio
@@ -147,13 +177,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_the_wheel_adds_only_names_of_its_own(installed: Installed) -> None:
     listed = installed.run("python", "-m", "pip", "show", "--files", "indilog")
     top = set(re.findall(r"^  (\w+)/", listed, flags=re.MULTILINE))
-    assert top == {
-        *("indilog", "indilog_cells", "indilog_compute", "indilog_index", "indilog_ordering"),
-        *("indilog_pipeline", "indilog_storage", "pyspark_indilog"),
-        *("bokiflow", "bokiqueue", "bokistore", "bokistream", "bokiviews"),
-    }
+    assert top == PACKAGES
     said = installed.run("python", "-c", "import indilog; print(indilog.__file__)")
     assert str(ROOT) not in said
+
+
+def test_every_module_of_the_wheel_can_be_imported(installed: Installed) -> None:
+    """Except for Spark's parts without PySpark, which is an extra."""
+    count = int(installed.run("python", "-c", textwrap.dedent(IMPORTS), *sorted(PACKAGES)))
+    assert count > 500
 
 
 def test_a_project_with_folder_names_of_indilog_tests_opens_and_deploys(
