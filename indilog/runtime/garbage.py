@@ -11,8 +11,8 @@ import gc
 from typing import Final
 
 _YOUNG: Final = 10_000
-"""Containers allocated and not freed until the youngest generation is looked through (Python's
-default: 700). They are the garbage in cycles that a process has at most, beside what is older.
+"""Python looks through the youngest generation when it has this many containers (Python's default:
+700). So the youngest generation has at most this many containers of garbage.
 """
 
 

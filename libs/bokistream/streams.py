@@ -47,7 +47,7 @@ from indilog import Log
 from indilog.sdk import SeqNum, check_bound
 
 APPENDERS_MAX: Final = 64
-"""Largest number of streams and tokens for which a `Streams` object keeps what it knows."""
+"""Appenders that a `Streams` object keeps: one for each stream and token used last."""
 _SIZE_BYTES_MAX: Final = 2**63 - 1
 
 
@@ -177,8 +177,8 @@ class Streams:
             name: name of the stream.
             heartbeat_s: seconds between two heartbeats (0.01 to 3,600), by which readers notice
                 that the writer has stopped; None: no heartbeats.
-            first_offset: offset of the next record if the stream has none yet; None: 0. A copy of
-                a truncated stream begins with it.
+            first_offset: offset of the first record of a stream that has none yet; None: 0. For a
+                copy of a truncated stream.
 
         Raises:
             StreamNotFoundError: there is no stream with this name.
@@ -244,7 +244,7 @@ class Streams:
         return await self._appender(info, token).append(data, txid=txid, match_seqnum=match_seqnum)
 
     def _appender(self, info: StreamInfo, token: SeqNum) -> Appender:
-        """Return what this object knows about a stream and a token."""
+        """Return the appender of a stream and a token; those used last are kept."""
         place = (info.created, token)
         appender = self._appenders.get(place)
         if appender is None:
@@ -296,9 +296,9 @@ class Streams:
             include_truncated: whether to read truncated records, too, while they are kept.
             ahead_bytes: about how many bytes of records the reader holds (1 to 2**30). A page of
                 the log is read while the caller processes the one before.
-            idle_s: seconds without a record after which `ReaderIdleError` is raised if the stream
-                has a record that the reader did not get, or its writer writes no heartbeats; None:
-                never. Use a multiple of the writer's `heartbeat_s`.
+            idle_s: seconds without a record after which the reader checks the stream; None: never.
+                It raises `ReaderIdleError` if the stream has a record that the reader did not get,
+                or if the writer writes no heartbeats. Use a multiple of the writer's `heartbeat_s`.
 
         Raises:
             StreamNotFoundError: there is no stream with this name.

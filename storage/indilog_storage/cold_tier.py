@@ -20,9 +20,9 @@ known. The node writes one object at a time. Each replica moves its own copy, so
 is repaired from another replica.
 
 An object is deleted when all its records are trimmed. One of them is its *witness*. While the
-witness is not trimmed, the object stays, and the node reads nothing of it. When the witness is
-trimmed, the node reads the tags of the object once. Then its newest record that is not trimmed
-becomes the witness.
+witness is not trimmed, the object stays, and the node does not read the tags of the other records.
+When the witness is trimmed, the node reads all tags of the object once. The newest record that is
+not trimmed then becomes the witness.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _CHUNK_BYTES: Final = 256 * KIB
 _BATCHES_MAX: Final = 64
 """Limits of one step of reading, in bytes and in batches."""
 _BATCH_REST_S: Final = 0.0002
-"""Seconds of pause for each batch of a step of reading, at least."""
+"""Least pause after a step of reading, in seconds for each batch that the step read."""
 _LOOK_S: Final = 1.0
 """Seconds between two searches for records to move."""
 _WITNESSES_MAX: Final = 256
@@ -101,7 +101,9 @@ class ColdObjectsKept:
         self.may_lack_notes = False
 
     def note(self, made: ColdObject, shard: Shard | None) -> list[tuple[Location, Location]]:
-        """Place the batches of an object of a shard there; return where each was and is."""
+        """Note that batches of a shard are in an object now; return the former and the new place
+        of each. None: this node does not keep the shard, and nothing is noted.
+        """
         if shard is None:
             return []
         self.objects[made.number] = made
@@ -453,7 +455,7 @@ class ColdTier:
             self._to_check.insert(0, answer.number)
             self._check_at = self._retry_at(now)
         else:
-            self._is_listed = False  # one that no note names is found again by the next list
+            self._is_listed = False  # no note names it, so the next list finds it
             self._check_at = self._retry_at(now)
         return []
 
