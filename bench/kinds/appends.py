@@ -5,8 +5,8 @@ log is a directory on the same disk. Rounds of the kinds run interleaved, so all
 machine. A fill writes junk into a cell that no writer has written, along the same chain as an
 append (CORFU 4.1).
 
-    python -m bench.kinds.appends [--replicas 1 2 3] [--callers 1 64] [--record-bytes 256]
-                                  [--rounds 3] [--seconds 2]
+    python -m bench.kinds.appends [--replicas 1 2 3] [--sequencers 1] [--kinds shared owned ...]
+                                  [--callers 1 64] [--record-bytes 256] [--rounds 3] [--seconds 2]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,7 +40,7 @@ class Work(NamedTuple):
     run: Callable[[int], Awaitable[object]]
 
 
-async def works_of(platform: Platform, data: bytes) -> list[Work]:
+async def works_of(platform: Platform, data: bytes, chosen: Sequence[str]) -> list[Work]:
     """Create a log of each kind; return an append for each, a write of a cell, and a fill."""
     kinds = platform.logs.kinds
     assert kinds is not None
@@ -51,7 +51,7 @@ async def works_of(platform: Platform, data: bytes) -> list[Work]:
 
     columns = tag_columns(_CELLS_LOG, ("t",))
     works = []
-    for kind in LOG_KINDS:
+    for kind in chosen:
         await kinds.create(kind, kind)
         works.append(Work(f"append, {kind}", appending(kind)))
     await kinds.create(_CELLS_LOG, "order-first")
@@ -74,11 +74,13 @@ async def measure(asked: argparse.Namespace, replicas: int, callers: int) -> dic
     found: dict[str, list[Round]] = {}
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
         config = Config(
-            cluster=ClusterConfig(storage_nodes=replicas, replicas=replicas),
+            cluster=ClusterConfig(
+                sequencers=asked.sequencers, storage_nodes=replicas, replicas=replicas
+            ),
             node=node_config(data_dir=Path(temporary) / "data"),
         )
         async with embedded(config) as platform:
-            works = await works_of(platform, bytes(asked.record_bytes))
+            works = await works_of(platform, bytes(asked.record_bytes), asked.kinds)
             for work in works:
                 await work.run(0)
             for _ in range(asked.rounds):
@@ -89,24 +91,33 @@ async def measure(asked: argparse.Namespace, replicas: int, callers: int) -> dic
 
 
 def middle(values: list[float]) -> float:
-    """Return the median."""
-    return sorted(values)[len(values) // 2]
+    """Return the median; of no values: 0."""
+    return sorted(values)[len(values) // 2] if values else 0.0
 
 
 async def main(asked: argparse.Namespace) -> None:
     """Measure each number of replicas and of callers; print a table."""
     report = Report("appends to logs of each kind", asked)
     table = table_of(
-        "medians of the rounds", "replicas", "callers", "what", "per second", "p50", "p99"
+        "medians of the rounds",
+        "replicas",
+        "callers",
+        "what",
+        "per second",
+        "p50",
+        "p99",
+        "p50 ÷ shared",
     )
     for replicas, callers in itertools.product(asked.replicas, asked.callers):
-        for name, rounds in (await measure(asked, replicas, callers)).items():
+        found = await measure(asked, replicas, callers)
+        shared_p50 = middle([each.quantile(0.5) for each in found.get("append, shared", [])])
+        for name, rounds in found.items():
             p50 = middle([each.quantile(0.5) for each in rounds])
             p99 = middle([each.quantile(0.99) for each in rounds])
             rate = middle([each.per_second for each in rounds])
-            table.add_row(
-                f"{replicas}", f"{callers:,}", name, f"{rate:,.0f}", latency(p50), latency(p99)
-            )
+            ratio = f"{p50 / shared_p50:.2f}" if shared_p50 else ""
+            cells = f"{replicas}", f"{callers:,}", name, f"{rate:,.0f}", latency(p50), latency(p99)
+            table.add_row(*cells, ratio)
             report.keep(f"{name}, {replicas} replicas, {callers} callers", {"p50_s": p50})
     report.show(table)
     report.write()
@@ -117,6 +128,8 @@ if __name__ == "__main__":
         main,
         __doc__,
         replicas={"type": int, "nargs": "+", "default": [1, 2, 3], "help": "storage nodes"},
+        sequencers={"type": int, "default": 1, "help": "sequencers, for the shared log"},
+        kinds={"nargs": "+", "choices": LOG_KINDS, "default": LOG_KINDS, "help": "kinds of log"},
         callers={"type": int, "nargs": "+", "default": [1, 64], "help": "callers"},
         record_bytes={"type": int, "default": 256, "help": "bytes of a record"},
         rounds={"type": int, "default": 3, "help": "rounds of each kind"},

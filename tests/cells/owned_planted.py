@@ -7,7 +7,6 @@ from indilog.runtime.cell_store import CellStore
 from indilog_cells.core import Core
 from indilog_cells.layout_changes import LayoutChanges
 from indilog_cells.owned_cells import OwnedCells
-from indilog_cells.owned_upkeep import OwnedUpkeep
 from tests.cells.planted import Planted
 
 OWNED_BUGS = (
@@ -57,9 +56,5 @@ OWNED_BUGS = (
         "asks, numbers = self._writes(lag, position, content, complete, 0)",
         "asks, numbers = self._writes(lag, position, content, complete, 0)\n"
         "    self._write_filling(lag, position, content)",
-    ),
-    Planted(
-        "a replica is complete before it is filled", OwnedUpkeep, "_fill",
-        "await self._copy_all(layout)", "pass",
     ),
 )  # fmt: skip

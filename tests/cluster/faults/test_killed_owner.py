@@ -60,26 +60,28 @@ async def all_data(log: Log) -> dict[int, bytes]:
     return found
 
 
-def test_a_killed_owner_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.repeated)])
+def test_a_killed_owner_loses_nothing_that_was_acknowledged(tmp_path: Path, kills: int) -> None:
     appends = Appends()
 
     async def story() -> None:
         async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
             async with indilog.connect(supervisor.url) as client:
                 await client.create_log("events", kind="owned")
-            for lost, following in (("node-2", "node-1"), ("node-1", "node-2")):
+            for kill in range(kills):
+                lost, following = NODES[2 - kill % 2], NODES[1 + kill % 2]
                 process, next_process = (supervisor.processes[n] for n in (lost, following))
                 async with (
                     indilog.connect(await process.ready()) as owner,
                     indilog.connect(await next_process.ready()) as other,
                 ):
-                    work = asyncio.create_task(appends.run(owner.log("events"), f"of-{lost}"))
+                    work = asyncio.create_task(appends.run(owner.log("events"), f"of-{kill}"))
                     await appends.more(200)
                     assert process.pid is not None
                     os.kill(process.pid, signal.SIGKILL)
                     acknowledged = list(appends.acknowledged)
                     log = other.log("events")
-                    assert await log.append(f"after-{lost}".encode(), tags=["t"]) > max(
+                    assert await log.append(f"after-{kill}".encode(), tags=["t"]) > max(
                         seqnum for seqnum, _ in acknowledged
                     )
                     found = await all_data(log)
