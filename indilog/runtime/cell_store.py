@@ -10,6 +10,8 @@ starts again, because a later sync could hide the failure.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Sequence
@@ -39,6 +41,8 @@ from indilog.wire.cell_messages import (
 
 _VERSION: Final = 1
 _DIRECTORY: Final = "cells"
+_LOG_BYTES: Final = 1200 * (4096 + 24)
+"""Bytes of a write-ahead log: SQLite begins to overwrite it after 1,000 pages and a transaction."""
 _FREED_PAGES: Final = 256
 """Pages that a trim returns to the file system, at most; the others are reused."""
 _SCHEMA: Final = """
@@ -84,6 +88,8 @@ class CellStore:
             self._file.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it has format {version}; this version reads {_VERSION}")
+        if syncs and path != ":memory:":
+            _allocate(Path(f"{path}-wal"))
 
     def close(self) -> None:
         """Close the file."""
@@ -260,6 +266,26 @@ class CellStore:
             (space, section, *start, CELLS_LISTED_MAX),
         )
         return tuple(CellKey(section, position, part) for position, part in found)
+
+
+def _allocate(log: Path) -> None:
+    """Append zeros to a write-ahead log up to the size at which SQLite begins to overwrite it.
+
+    A sync of a file that grows takes several times as long as one of a file that does not. SQLite
+    reads a log up to the first frame without a valid checksum, so it never reads the zeros. If the
+    disk is full, the log stays as it is.
+    """
+    if not log.exists():
+        return
+    with log.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            file.write(bytes(max(0, _LOG_BYTES - size)))
+            os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            file.truncate(size)
 
 
 def _columns(key: CellKey) -> tuple[int, int, int]:

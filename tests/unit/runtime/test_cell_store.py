@@ -273,3 +273,21 @@ async def test_the_names_of_a_new_file_are_synced_before_its_first_answer(
     stores.ask(NodeId("storage-0"), NodeId("engine-0"), CellsSeal(0, "s", 1, opens=True))
     assert await answered == [tmp_path / "cells", tmp_path]
     await stores.close()
+
+
+def test_the_write_ahead_log_does_not_grow(tmp_path: Path) -> None:
+    store, log = CellStore(tmp_path / "cells"), tmp_path / "cells-wal"
+    size = log.stat().st_size
+    store.serve([CellsSeal(0, "s", 1, opens=True)])
+    for position in range(400):
+        store.serve([write(position, b"x" * 400)])
+    assert log.stat().st_size == size
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for name in ("cells", "cells-wal"):  # as after a crash, with zeros after the frames
+        (copied / name).write_bytes((tmp_path / name).read_bytes())
+    again = CellStore(copied / "cells")
+    assert {answer.outcome for answer in again.serve([read(n) for n in range(400)])} == {DONE}
+    again.serve([write(400, b"y")])
+    again.close()
+    store.close()
