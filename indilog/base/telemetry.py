@@ -10,44 +10,19 @@ import logging
 import sys
 import time  # noqa: TID251 - clock of the process's log
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Final, Literal, TextIO, TypeAlias, cast
 
 import structlog
 
 from indilog.base.errors import ConfigError
 from indilog.base.log_repeats import Repeats
+from indilog.base.log_stream import LogStream
 
 LogFormat: TypeAlias = Literal["json", "console"]
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 _LOGS_EACH_REQUEST: Final = ("httpx", "botocore.credentials", "urllib3")
 """Loggers of client libraries that write a line for each request at the level `info`."""
-
-
-class _Unfailing:
-    """Wraps a stream whose reader may disappear. Output that cannot be written is dropped.
-
-    A node may outlive its supervisor, and so the terminal or pipe that receives its lines.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write `text`; drop it if the stream fails."""
-        with suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the stream; ignore its failure."""
-        with suppress(OSError):
-            self._stream.flush()
-
-    def isatty(self) -> bool:
-        """Return whether the stream is a terminal."""
-        return self._stream.isatty()
 
 
 def configure_logging(
@@ -60,19 +35,20 @@ def configure_logging(
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Send every log line of this process to `stream` (default: standard error), one line per
-    event.
+    event. A reader of the stream that stops reading does not block this process.
 
     Lines of the standard library's loggers (such as uvicorn's) have the same form. May be called
     again; the last call takes effect. `processors` are applied to each line first. If
     `counts_repeats` is set, repeated lines are limited (`indilog.base.log_repeats`) by the time of
-    `clock`. Otherwise the process that reads the lines limits them.
+    `clock`. Otherwise a process of the platform reads the lines. It limits them, and never stops
+    reading, so they are written at once.
 
     Raises:
         ConfigError: the level is unknown.
     """
     if level not in _LEVELS:
         raise ConfigError(f"The log level must be one of {', '.join(_LEVELS)}, not {level!r}.")
-    stream = cast("TextIO", _Unfailing(stream or sys.stderr))
+    stream = cast("TextIO", LogStream(stream or sys.stderr, waits=not counts_repeats))
     shared: list[structlog.typing.Processor] = [
         *processors,
         structlog.contextvars.merge_contextvars,

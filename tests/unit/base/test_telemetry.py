@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import logging
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -69,6 +72,20 @@ def test_lines_below_the_level_are_left_out() -> None:
     structlog.get_logger().info("quiet")
     logging.getLogger("uvicorn").info("quiet")
     assert stream.getvalue() == ""
+
+
+def test_a_reader_of_standard_error_that_stops_reading_blocks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    with os.fdopen(writing, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        configure_logging()
+        for number in range(200):
+            structlog.get_logger().warning("a line", number=number)
+            logging.getLogger("uvicorn").warning("line %d", number)
+        os.close(reading)
 
 
 def test_an_unknown_level_is_one_sentence() -> None:
