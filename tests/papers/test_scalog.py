@@ -107,7 +107,7 @@ def lose_a_replica(cluster: SimulatedCluster) -> Recovery:
         )
 
 
-def test_finalize_and_add() -> None:
+def test_with_finalize_and_add_the_writer_continues_on_a_new_shard() -> None:
     """A14: "its entire shard s is finalized" and "a new shard is added". f + 1 replicas, no data
     locality, short recovery.
     """
@@ -118,7 +118,7 @@ def test_finalize_and_add() -> None:
     assert len(found.replicas) == 2, "the copies of the old shard are restored"
 
 
-def test_remove_and_replace() -> None:
+def test_with_remove_and_replace_another_node_takes_the_place_of_the_lost_one() -> None:
     """A14: "replace a failed storage server with a new one". f + 1 replicas, data locality. Here
     writes continue while records are copied, so recovery is not long.
     """
@@ -129,7 +129,7 @@ def test_remove_and_replace() -> None:
     assert len(found.replicas) == 2
 
 
-def test_mask() -> None:
+def test_with_a_mask_appends_and_reads_do_not_wait() -> None:
     """A14: "a shard will continue to process both reads and writes". 2f + 1 replicas, data
     locality, no recovery time. "For long-term availability, new storage servers can be added".
     """
