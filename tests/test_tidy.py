@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import gc
+import importlib
 import importlib.metadata
 import re
 import subprocess
@@ -362,6 +363,18 @@ def test_every_package_is_typed_for_those_who_import_it() -> None:
         "libs/bokiflow",
     ]
     assert all((ROOT / package / "py.typed").exists() for package in packages)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        *("indilog", "indilog.sdk", "indilog.replayed", "indilog.testing"),
+        *("bokistore", "bokiqueue", "bokistream", "bokiviews", "bokiflow"),
+    ],
+)
+def test_every_public_name_exists(package: str) -> None:
+    module = importlib.import_module(package)
+    assert not [name for name in module.__all__ if not hasattr(module, name)]
 
 
 def test_every_package_that_the_wheel_imports_comes_with_it() -> None:

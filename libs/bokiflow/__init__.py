@@ -12,6 +12,7 @@ from bokiflow.operations.attempts import Retry
 from bokiflow.operations.progress import PublishedEvent
 from bokiflow.queries import RunView
 from bokiflow.replay_check import ReplayMismatch
+from bokiflow.run_status import Status
 from bokiflow.runs.errors import (
     Cancelled,
     ChangedWorkflowError,
