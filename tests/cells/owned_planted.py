@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from indilog.kernel.cell_layout import CellLayout
 from indilog.runtime.cell_store import CellStore
 from indilog_cells.core import Core
 from indilog_cells.layout_changes import LayoutChanges
@@ -20,9 +19,9 @@ OWNED_BUGS = (
         "return await self._record(layout, revised, epoch, layout.replicas, opened)",
     ),
     Planted(
-        "a claim ignores what one replica has", OwnedCells, "recover",
+        "a claim asks one replica what there is", OwnedCells, "recover",
         "counts = Counter(key for answer in listed for key in answer.listed)",
-        "counts = Counter(key for answer in listed[1:] for key in answer.listed)",
+        "counts = Counter(key for answer in listed[:1] for key in answer.listed)",
     ),
     Planted(
         "a claim copies nothing", OwnedCells, "_begin_epoch",
@@ -35,10 +34,6 @@ OWNED_BUGS = (
     Planted(
         "a reader shows what the ack quorum may not have", OwnedCells, "_read_last",
         "if outcomes[CellOutcome.DONE] < layout.ack_quorum:", "if False:",
-    ),
-    Planted(
-        "one replica says that a cell is unwritten", CellLayout, "read_quorum",
-        "return max(len(self.complete) - self.lacking, self.lacking + 1)", "return 1",
     ),
     Planted(
         "an append is acknowledged when one replica has it", OwnedCells, "_write_all",

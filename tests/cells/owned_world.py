@@ -8,7 +8,8 @@ change of the layout is under way that could leave one of them out.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from indilog.base.ids import NodeId
 from indilog.kernel.cell_layout import CellLayout, owned_layout
@@ -17,7 +18,9 @@ from indilog_cells.chain_upkeep import ChainUpkeep
 from indilog_cells.layout_changes import LayoutChanges, Place
 from indilog_cells.owned_cells import OwnedCells
 from indilog_cells.owned_upkeep import OwnedUpkeep
+from indilog_cells.sequencer import TokenSequencer
 from tests.cells.chain_world import (
+    CHECK_US,
     FOLDER,
     NODES,
     REPLACE_S,
@@ -52,7 +55,7 @@ class OwnedWorld(ChainWorld):
         self.changed_us = 0
         super().__init__(seed, **sizes)
         self.keeps_us = self.random.choice([0, 30_000, 200_000, 1_000_000])
-        self.window = self.random.choice([24, 40])
+        self.window = self.random.choice([10, 16, 40])
 
     def first_layout(self) -> CellLayout:
         return owned_layout(FOLDER, NODES, self.copies)
@@ -128,6 +131,33 @@ class OwnedProcess(ChainProcess):
 
     owner: str = ""
     since_us: int = 0
+    upkeep: OwnedUpkeep = field(init=False)
+    tokens: TokenSequencer = field(init=False)
+
+    def start(self) -> None:
+        self.tokens = TokenSequencer()
+        super().start()
+        assert isinstance(self.cells, OwnedCells)
+        self.upkeep = upkeep_of(self.cells, self.net, self.owned)
+        self._check(self.incarnation)
+
+    @property
+    def sequencer(self) -> TokenSequencer:
+        """A sequencer of this process alone, as in a platform: other processes race for cells."""
+        return self.tokens
+
+    def _check(self, own: int) -> None:
+        """Check the layout and repair what replicas lack, as the owner does, periodically."""
+        if own == self.incarnation:
+            again = partial(self._check, own)
+            self._run(self._care(), lambda _: self.world.after(CHECK_US, again))
+
+    async def _care(self) -> None:
+        cells = self.cells
+        assert isinstance(cells, OwnedCells)
+        if cells.is_owner:
+            await self.upkeep.check()
+        await cells.repair()
 
     def made_cells(self) -> ChainCells:
         world = self.owned
@@ -164,12 +194,17 @@ class OwnedKeeper(Keeper):
             self.net, self.net, changes, owner="", may_claim=lambda _: False,
             part_bytes=1 << 20, new_part=new_part(), window=world.window,
         )  # fmt: skip
-        return OwnedUpkeep(
-            cells,
-            self.net,
-            self.net,
-            changes,
-            in_turn,
-            replace_after_s=REPLACE_S,
-            clock=lambda: world.now_us / 1e6,
-        )
+        return upkeep_of(cells, self.net, world)
+
+
+def upkeep_of(cells: OwnedCells, net: Net, world: OwnedWorld) -> OwnedUpkeep:
+    """Return the upkeep of the layout for one process."""
+    return OwnedUpkeep(
+        cells,
+        net,
+        net,
+        Changes(net, world),
+        in_turn,
+        replace_after_s=REPLACE_S,
+        clock=lambda: world.now_us / 1e6,
+    )

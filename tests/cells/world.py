@@ -292,11 +292,16 @@ class Process:
                 case unreachable:
                     assert_never(unreachable)
 
+    @property
+    def sequencer(self) -> TokenSequencer:
+        """The sequencer that gives cells to this process."""
+        return self.world.sequencer
+
     def _ask_token(self, at_least: int) -> None:
         own = self.incarnation
 
         def give() -> None:
-            token = cell_core.TokenGiven(self.world.sequencer.take(at_least))
+            token = cell_core.TokenGiven(self.sequencer.take(at_least))
             if own == self.incarnation:
                 self._deliver(token)
 
