@@ -114,7 +114,7 @@ class LogStream:
 
 
 def _reader_fd(stream: TextIO) -> int | None:
-    """Return the descriptor of a stream that somebody reads; None: it is a file, or in memory."""
+    """Return the descriptor of a stream that has a reader; None: it is a file, or in memory."""
     try:
         fd = stream.fileno()
         mode = os.fstat(fd).st_mode
