@@ -43,7 +43,7 @@ from indilog.sdk.runs import (
 
 _AppT = TypeVar("_AppT")
 _WAIT_S: Final = 30.0
-"""Seconds after which a client that watches a run asks again without news."""
+"""Seconds after which a client that watches a run asks again although no change was announced."""
 _PAUSE_S: Final = 0.1
 """Shortest time between two questions about the end of a run, in seconds: a run with many steps
 would cause one question for each of them.

@@ -460,7 +460,7 @@ class Runner(RunExecutor):
         if not partition.is_usable:
             return
         if task.cancelled():
-            is_wanted = running.has_news if running.is_passive else running.was_stopped
+            is_wanted = running.is_notified if running.is_passive else running.was_stopped
         elif (error := task.exception()) is not None:
             structlog.get_logger().error("execution of a run failed", run=id_, exc_info=error)
             self.taking.want_later(id_)
@@ -488,7 +488,7 @@ class Runner(RunExecutor):
                 raise
             except (Stopped, IndilogError) as error:
                 if running.partition.is_releasing or running.is_passive:
-                    running.has_news = True
+                    running.is_notified = True
                     return None
                 structlog.get_logger().warning(
                     "run is retried", run=running.execution.id, reason=str(error)
@@ -594,7 +594,7 @@ class Runner(RunExecutor):
         if isinstance(record, CancelAsked):
             self._cancels[run] = self._inbox.end or 0
         if (running := self.running.get(run)) is not None:
-            running.has_news = True
+            running.is_notified = True
             if isinstance(record, CancelAsked):
                 self._notify_cancelled(running.execution)
             elif isinstance(record, MoveAsked):
@@ -661,7 +661,7 @@ class Runner(RunExecutor):
         until = min((ends for ends, _, _ in execution.waits.values()), default=math.inf)
         what = ", ".join(map(str, execution.asked.left()))
         running.is_passive = execution.is_passive = True
-        running.has_news = False
+        running.is_notified = False
         # What was read up to here was handled long ago; a later record may be in the middle of it.
         end = running.waits_end
         try:
@@ -669,14 +669,14 @@ class Runner(RunExecutor):
             if running.calls is not None:
                 await running.calls.release_recorded()
             page = await execution.log.read_range(run_tag(execution.id), end)
-            running.has_news = running.has_news or len(page) > 1
+            running.is_notified = running.is_notified or len(page) > 1
         except BaseException:
-            running.has_news = True  # it is taken again
+            running.is_notified = True  # it is taken again
             raise
         finally:
             task.cancel()
         await asyncio.wait([task])
-        if not running.has_news and not running.has_finished and until < math.inf:
+        if not running.is_notified and not running.has_finished and until < math.inf:
             self.taking.wake_at(execution.id, until - log_clock(execution.log).now())
 
     async def _end_for_move(self, running: LocalRun) -> None:

@@ -24,7 +24,7 @@ class LocalRun:
         waits_since: when it was first found to only wait (monotonic time).
         waits_end: the end of its history at that time; if it moves, the time begins again.
         waits: number of its operations that wait for a record or a time.
-        has_news: whether a record for the run came since it began here.
+        is_notified: whether a record for the run came since it began here.
         was_stopped: whether this process stopped it, because the lease ended.
         is_passive: whether this execution ends because the run only waits.
         calls: the calls of its execution; None: the execution has not begun.
@@ -41,7 +41,7 @@ class LocalRun:
         self.waits = 0
         self.waits_since: float | None = None
         self.waits_end: SeqNum = 0
-        self.has_news = False
+        self.is_notified = False
         self.was_stopped = False
         self.is_passive = False
         self.calls: HeldCalls | None = None

@@ -261,7 +261,7 @@ class Taking:
                 continue
             limited = turns.get(run.limit, {}).get(id_)
             # A run that waits for its turn was not executed, so it is read only if cancelled.
-            if limited is None or limited.turn != Turn.WAITS or run.epoch or run.news >= 0:
+            if limited is None or limited.turn != Turn.WAITS or run.epoch or run.notified_at >= 0:
                 self._schedule(log, id_, run)
         for name in limits:
             self.turns.look(name)
@@ -270,7 +270,7 @@ class Taking:
         """Take a run now or later, as its phase says. Parked runs are retried with the current
         code.
         """
-        if run.phase == Phase.WAITING and not run.is_woken:
+        if run.phase == Phase.WAITING and not run.is_notified:
             if run.until is not None:
                 self._at(run.until - log_clock(log).now(), id_)
         else:

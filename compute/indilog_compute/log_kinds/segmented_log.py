@@ -209,7 +209,7 @@ class SegmentedLog(Log):
             try:
                 found = await log.read(segment.local(seqnum), fresh=fresh)
             except (TrimmedError, DataLossError) as error:
-                raise await self._told(segments, None, segment, error) from error
+                raise await self._translated(segments, None, segment, error) from error
             return None if found is None else segment.record(found, self.name)
 
         return await self._read(once, lambda _, tail: seqnum < tail)
@@ -269,7 +269,7 @@ class SegmentedLog(Log):
                     await self._fill(page, segment, segment.local(bound), limit, end, ask)
                 except (TrimmedError, DataLossError) as error:
                     if not page:
-                        raise await self._told(segments, tag, segment, error) from error
+                        raise await self._translated(segments, tag, segment, error) from error
                     return page
                 if len(page) == limit or _size_bytes(page) > _PAGE_BYTES_MAX:
                     return page
@@ -328,7 +328,7 @@ class SegmentedLog(Log):
                 try:
                     found = await log.read_prev(tag, local, fresh=fresh)
                 except (TrimmedError, DataLossError) as error:
-                    raise await self._told(segments, tag, segment, error) from error
+                    raise await self._translated(segments, tag, segment, error) from error
                 if found is not None:
                     return segment.record(found, self.name)
             return None
@@ -386,7 +386,7 @@ class SegmentedLog(Log):
             return state.switch.tail
         return 0
 
-    async def _told(
+    async def _translated(
         self,
         segments: _Segments,
         tag: UserTag | None,

@@ -62,10 +62,10 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
         what: for what a waiting run waits, or why a run is parked.
         since: time of the record that began the phase, seconds since 1970.
         crashes: how many executors in a row crashed right after they got the run.
-        is_woken: whether a record for the run came while it was waiting or parked.
+        is_notified: whether a record for the run came while it was waiting or parked.
         limit: name of the limit of the run; empty: it has none.
-        news: seqnum of the last record for the run that is not of its execution, such as a signal;
-            -1: there is none.
+        notified_at: seqnum of the last record for the run that is not of its execution, such as a
+            signal; -1: there is none.
         round_at: seqnum of the record that began its current round; -1: not known.
         code: the deployment with whose code it continues; None: it is not known.
         executor: its current or last executor; empty: it has had none, or it is not known.
@@ -81,9 +81,9 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
     what: str = ""
     since: float = 0.0
     crashes: int = 0
-    is_woken: bool = False
+    is_notified: bool = False
     limit: str = ""
-    news: SeqNum = -1
+    notified_at: SeqNum = -1
     round_at: SeqNum = -1
     code: CodeVersion | None = None
     executor: str = ""
@@ -204,7 +204,7 @@ class PartitionState(State[None]):
                 if run.phase == Phase.RUNNING:
                     run.crashes = 0
                     self._enter(id_, run, Phase.WAITING, now, until, what)
-                    run.is_woken = run.news >= end
+                    run.is_notified = run.notified_at >= end
             case RunContinued(epoch=epoch, code=code) if epoch == run.epoch:
                 run.epoch, run.crashes, run.round_at = epoch + 1, 0, record.seqnum
                 run.executor, run.round = sys.intern(said.executor), said.round
@@ -215,8 +215,8 @@ class PartitionState(State[None]):
             case RunFinished():
                 self._end(id_)
             case Signalled() | CancelAsked() | ChildEnded() | RetryAsked() | MoveAsked():
-                run.news = record.seqnum
-                run.is_woken = run.is_woken or run.phase != Phase.RUNNING
+                run.notified_at = record.seqnum
+                run.is_notified = run.is_notified or run.phase != Phase.RUNNING
             case _:
                 pass  # it is of another epoch
 
@@ -231,7 +231,7 @@ class PartitionState(State[None]):
     ) -> None:
         run.phase, run.until, run.since = phase, until, now
         run.what = sys.intern(what[:_WHAT_MAX])
-        run.is_woken = False
+        run.is_notified = False
         if phase == Phase.PARKED:
             self.parked[id_] = None
         else:

@@ -42,9 +42,9 @@ async def folded(records: Sequence[RunRecord]) -> OpenRun:
     return state.runs["r"]
 
 
-@pytest.mark.parametrize(("end", "is_woken"), [(1, True), (2, False)])
+@pytest.mark.parametrize(("end", "is_notified"), [(1, True), (2, False)])
 async def test_a_signal_that_came_before_the_record_of_the_wait_wakes_the_run_unless_it_was_read(
-    end: int, *, is_woken: bool
+    end: int, *, is_notified: bool
 ) -> None:
     run = await folded(
         [
@@ -53,7 +53,7 @@ async def test_a_signal_that_came_before_the_record_of_the_wait_wakes_the_run_un
             RunWaits(1, None, "signal 'go'", end),
         ]
     )
-    assert run.is_woken is is_woken
+    assert run.is_notified is is_notified
 
 
 async def test_an_owner_takes_a_run_that_its_own_start_left_to_the_owner_before() -> None:
