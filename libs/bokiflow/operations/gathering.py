@@ -6,6 +6,7 @@ Each branch numbers its own operations, so the numbers do not depend on the orde
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Coroutine, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ async def gather(
         context.run(BRANCH.set, Branch(execution, f"{number}.{place}.", parent))
         contexts.append(context)
     if waiting.has_loop():
-        ended = await _at_once(branches, contexts, at_once)
+        ended = await _at_once(execution, branches, contexts, at_once)
     else:
         ended = [await _one(branch, c) for branch, c in zip(branches, contexts, strict=True)]
     errors = [value.error for value in ended if isinstance(value, _Raised)]
@@ -70,7 +71,10 @@ async def gather(
 
 
 async def _at_once(
-    branches: Sequence[Coroutine[Any, Any, _ValueT]], contexts: Sequence[Context], at_once: int
+    execution: Execution,
+    branches: Sequence[Coroutine[Any, Any, _ValueT]],
+    contexts: Sequence[Context],
+    at_once: int,
 ) -> list[_ValueT | _Raised]:
     slots = asyncio.Semaphore(at_once)
 
@@ -91,8 +95,11 @@ async def _at_once(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        unbegun = [b for b in branches if inspect.getcoroutinestate(b) == inspect.CORO_CREATED]
         for branch in branches:
             branch.close()
+        if unbegun:
+            execution.asked.close_unbegun()
 
 
 async def _one(branch: Coroutine[Any, Any, _ValueT], context: Context) -> _ValueT | _Raised:

@@ -152,7 +152,7 @@ class Operations:
         """
         number = self.execution.number()
         gathered = gather(self.execution, number, branches, at_once)
-        return self._register(number, GATHER, GATHER, gathered)
+        return self.execution.asked.add(number, GATHER, GATHER, gathered, branches)
 
     # --- locks
 

@@ -7,7 +7,7 @@ it ends has failed; otherwise the run would silently omit a part of its work.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -25,12 +25,15 @@ GATHER: Final = "gather"
 
 
 class AskedOperation(NamedTuple):
-    """A requested operation: its number, name and kind, and the coroutine to await."""
+    """A requested operation: its number, name and kind, the coroutine to await, and the coroutines
+    that it runs.
+    """
 
     number: str
     name: str
     kind: str
     coroutine: Coroutine[Any, Any, Any]
+    parts: Sequence[Coroutine[Any, Any, Any]] = ()
 
     @property
     def is_left(self) -> bool:
@@ -92,7 +95,12 @@ class AskedOperations:
         self._is_at_rest.set()
 
     def add(
-        self, number: str, name: str, kind: str, coroutine: Coroutine[Any, Any, _ValueT]
+        self,
+        number: str,
+        name: str,
+        kind: str,
+        coroutine: Coroutine[Any, Any, _ValueT],
+        parts: Sequence[Coroutine[Any, Any, Any]] = (),
     ) -> Coroutine[Any, Any, _ValueT]:
         """Return the coroutine of an operation, which the workflow should await.
 
@@ -101,9 +109,10 @@ class AskedOperations:
             name: name of the operation.
             kind: kind of the operation.
             coroutine: the operation's coroutine.
+            parts: the coroutines that it runs. If it ends before it begins, they never begin.
         """
         self.total += 1
-        self._operations.append(AskedOperation(number, name, kind, coroutine))
+        self._operations.append(AskedOperation(number, name, kind, coroutine, parts))
         if len(self._operations) > self._kept_max:
             self._operations = self.left()
             self._kept_max = max(_KEPT_MIN, 2 * len(self._operations))
@@ -111,7 +120,18 @@ class AskedOperations:
 
     def left(self) -> list[AskedOperation]:
         """Return the operations that have not ended."""
+        self.close_unbegun()
         return [operation for operation in self._operations if operation.is_left]
+
+    def close_unbegun(self) -> None:
+        """End the parts of operations that ended before they began, such as a gather in a task that
+        was cancelled.
+        """
+        for operation in reversed(self._operations):  # inner ones were requested before outer ones
+            if operation.parts and not operation.is_left:
+                for part in operation.parts:
+                    if inspect.getcoroutinestate(part) == inspect.CORO_CREATED:
+                        part.close()
 
     @contextmanager
     def performing(self) -> Iterator[None]:

@@ -239,6 +239,24 @@ async def test_a_gather_that_was_cancelled_in_a_task_is_not_reported(crash: Cras
     assert (end.failure, end.result) == (None, b'"done"')
 
 
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 10])
+async def test_a_gather_cancelled_before_its_parts_began_is_not_reported(
+    crash: Crash, turns: int
+) -> None:
+    """A gather that is nested in it has not begun when its task is cancelled."""
+
+    async def cancels(wf: Workflow) -> str:
+        task = crash.task(wf.gather(one(wf), nested(wf, 20)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await crash.crash()
+        task.cancel()
+        return "done"
+
+    end = await crash.end_of(cancels)
+    assert (end.failure, end.result) == (None, b'"done"')
+
+
 async def test_a_gather_that_still_waits_is_reported(crash: Crash) -> None:
     """The gather has replayed its decided operations, and waits for another one."""
 
