@@ -100,7 +100,7 @@ async def run(
             )
             runs.append(await load)
         failed = failed or bool(killed and runs[-1].all.failures)
-        assert len(runs) < 15, "no kill failed a request"
+        assert len(runs) < 60, "no kill failed a request"
     await application.settle(platform.url)
     _, faults = await checked(platform.url, application, lambda *_: None)
     return sum(run.requests for run in runs), faults
