@@ -94,12 +94,19 @@ async def _at_once(
     finally:  # when the execution stops, all branches are cancelled
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        unbegun = [b for b in branches if inspect.getcoroutinestate(b) == inspect.CORO_CREATED]
-        for branch in branches:
-            branch.close()
-        if unbegun:
-            execution.asked.close_unbegun()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # also if this is cancelled once more
+            if _close_unbegun(branches):
+                execution.asked.close_unbegun()
+
+
+def _close_unbegun(branches: Sequence[Coroutine[Any, Any, object]]) -> bool:
+    """Close the branches that never began; tell whether there is one."""
+    unbegun = [b for b in branches if inspect.getcoroutinestate(b) == inspect.CORO_CREATED]
+    for branch in unbegun:
+        branch.close()
+    return bool(unbegun)
 
 
 async def _one(branch: Coroutine[Any, Any, _ValueT], context: Context) -> _ValueT | _Raised:
