@@ -129,9 +129,12 @@ async def test_a_page_reads_about_the_records_of_its_answer(
             if number % 30 == 0:
                 await shop.waits.start(id=f"waits-{len(read)}-{number}")
         await shop.flow.runs()  # the partitions are read up to here
-        logs.records = 0
-        assert len(await shop.ids(limit=10, **filters)) >= 4
-        read.append(logs.records)
+        counts = []
+        for _ in range(3):  # the executor reads now and then, too
+            logs.records = 0
+            assert len(await shop.ids(limit=10, **filters)) >= 4
+            counts.append(logs.records)
+        read.append(min(counts))
     assert max(read) <= 60
     assert read[1] <= read[0] + 12, "it does not grow with the number of runs"
 
