@@ -12,7 +12,7 @@ replica, while appends and reads go on. When all are copied, a further layout sa
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import structlog
 
@@ -34,13 +34,14 @@ from indilog_cells.layout_changes import CellNodes, LayoutChanges, Layouts, Plac
 _COPIED_AT_ONCE: Final = 8
 """Cells that are copied at once to a new replica."""
 
+_CellsT = TypeVar("_CellsT", bound=ChainCells)
 RunAll: TypeAlias = Callable[[Sequence[Coroutine[Any, Any, object]]], Awaitable[object]]
 """Runs coroutines at once; returns when all have ended, or raises the error of one."""
 
 _log = structlog.get_logger(__name__)
 
 
-class ChainUpkeep:
+class ChainUpkeep(Generic[_CellsT]):
     """Checks the layout of one log.
 
     Args:
@@ -55,7 +56,7 @@ class ChainUpkeep:
 
     def __init__(
         self,
-        cells: ChainCells,
+        cells: _CellsT,
         nodes: CellNodes,
         layouts: Layouts,
         changes: LayoutChanges,

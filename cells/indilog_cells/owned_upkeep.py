@@ -7,45 +7,27 @@ cells that were acknowledged before are on all complete replicas.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from indilog.kernel.cell_layout import CellLayout, lacking_of
-from indilog_cells.chain_upkeep import ChainUpkeep, RunAll
-from indilog_cells.layout_changes import CellNodes, LayoutChanges, Layouts, Place
+from indilog_cells.chain_upkeep import ChainUpkeep
+from indilog_cells.layout_changes import Place
 from indilog_cells.owned_cells import OwnedCells
 
 
-class OwnedUpkeep(ChainUpkeep):
+class OwnedUpkeep(ChainUpkeep[OwnedCells]):
     """Checks the layout of one log; arguments are those of `ChainUpkeep`."""
 
-    def __init__(
-        self,
-        cells: OwnedCells,
-        nodes: CellNodes,
-        layouts: Layouts,
-        changes: LayoutChanges,
-        run_all: RunAll,
-        *,
-        replace_after_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__(
-            cells, nodes, layouts, changes, run_all, replace_after_s=replace_after_s, clock=clock
-        )
-        self._owned = cells
-
     def _late(self) -> set[Place]:
-        return self._owned.late()
+        return self._cells.late()
 
     async def _fill(self, layout: CellLayout) -> None:
-        await self._owned.recover(layout)
+        await self._cells.recover(layout)
         await self._copy_all(layout)
         await self._record_complete(layout)
 
     async def _settle(self, layout: CellLayout) -> None:
         """Lower `lacking` after replicas were left out, or became complete."""
         if layout.lacking != lacking_of(len(layout.complete)):
-            await self._owned.recover(layout)
+            await self._cells.recover(layout)
             await self._record_complete(layout)
 
     async def _record_complete(self, layout: CellLayout) -> None:

@@ -103,18 +103,19 @@ def quiet_unless_configured() -> None:
     """Restrict a program without a log configuration to warnings and errors, on standard error.
 
     The embedded platform and clients run inside another program, and structlog would write to that
-    program's standard output.
+    program's standard output. If nothing reads the program's standard error, that blocks nothing.
     """
     if not structlog.is_configured():
+        stream = cast("TextIO", LogStream(sys.stderr))
         structlog.configure(
             processors=[
                 structlog.stdlib.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 Repeats(_tell),
-                *_rendering("console", sys.stderr),
+                *_rendering("console", stream),
             ],
             wrapper_class=structlog.make_filtering_bound_logger("warning"),
-            logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+            logger_factory=structlog.WriteLoggerFactory(stream),
         )
 
 

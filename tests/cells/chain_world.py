@@ -387,7 +387,7 @@ class Keeper:
             self.world.after(crash_us, partial(self._crash, self.incarnation))
         self._check(self.incarnation)
 
-    def made_upkeep(self) -> ChainUpkeep:
+    def made_upkeep(self) -> ChainUpkeep[Any]:
         """Return the upkeep, for a new incarnation."""
         cells = ChainCells(self.net, self.net, part_bytes=1 << 20, new_part=new_part())
         changes = LayoutChanges(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from indilog.base.ids import NodeId
 from indilog.kernel.cell_layout import CellLayout, owned_layout
@@ -186,7 +187,7 @@ class OwnedProcess(ChainProcess):
 class OwnedKeeper(Keeper):
     """Checks the layout of the log."""
 
-    def made_upkeep(self) -> ChainUpkeep:
+    def made_upkeep(self) -> ChainUpkeep[Any]:
         world = self.world
         assert isinstance(world, OwnedWorld)
         changes = Changes(self.net, world)

@@ -171,7 +171,7 @@ def test_notes_of_any_length_are_kept_listed_and_dropped() -> None:
 # --- layouts
 
 
-def keeper(nodes: Cluster, cells: ChainCells, clock: list[float]) -> ChainUpkeep:
+def keeper(nodes: Cluster, cells: ChainCells, clock: list[float]) -> ChainUpkeep[ChainCells]:
     changes = LayoutChanges(nodes, nodes, folder="f", copies=2, available=lambda: [A, B, C])
     return ChainUpkeep(
         cells, nodes, nodes, changes, in_turn, replace_after_s=5.0, clock=lambda: clock[0]

@@ -8,13 +8,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import structlog
 
 from indilog.base.errors import ConfigError
-from indilog.base.telemetry import configure_logging
+from indilog.base.telemetry import configure_logging, quiet_unless_configured
 
 
 @pytest.fixture(autouse=True)
@@ -74,17 +74,19 @@ def test_lines_below_the_level_are_left_out() -> None:
     assert stream.getvalue() == ""
 
 
+@pytest.mark.parametrize("configure", [configure_logging, quiet_unless_configured])
 def test_a_reader_of_standard_error_that_stops_reading_blocks_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    configure: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    structlog.reset_defaults()
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     with os.fdopen(writing, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
-        configure_logging()
+        configure()
         for number in range(200):
-            structlog.get_logger().warning("a line", number=number)
-            logging.getLogger("uvicorn").warning("line %d", number)
+            structlog.get_logger().warning(f"line {number}")
+        assert os.read(reading, 10)
         os.close(reading)
 
 
