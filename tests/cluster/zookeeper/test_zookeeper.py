@@ -102,17 +102,20 @@ async def test_nothing_is_lost_or_issued_twice_when_the_leader_of_an_ensemble_is
                     numbers.append(await other.next_sequence("epoch"))
                 return numbers
 
-            async def follow(last: asyncio.Future[int]) -> None:
-                version = 0
-                while not last.done() or version < last.result():
+            async def follow() -> None:
+                """Follow the value until it is the last one, `end`.
+
+                The watcher may see a number before its writer has the answer.
+                """
+                value, version = b"", 0
+                while value != b"end":
                     found = await other.watch("d/count", after=version)
                     assert found is not None
                     assert found.version > version
-                    version = found.version
+                    value, version = found
 
-            last: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             counting, taking = asyncio.create_task(count()), asyncio.create_task(take())
-            following = asyncio.create_task(follow(last))
+            following = asyncio.create_task(follow())
             while (found := await other.get("d/count")) is None or int(found.value) < 20:
                 pass
             leader.kill()
@@ -126,9 +129,9 @@ async def test_nothing_is_lost_or_issued_twice_when_the_leader_of_an_ensemble_is
                     pass
                 stop.set()
                 number, version = await counting
-                last.set_result(version)
-                await following
                 assert await late.get("d/count") == Versioned(str(number).encode(), version)
+                await write(late, "d/count", b"end", version)
+                await following
                 numbers = [*await taking, before]
                 assert len(set(numbers)) == len(numbers)
                 session.check()
