@@ -75,6 +75,20 @@ async def write(store: ZooKeeperMetadataStore, key: str, value: bytes, expected:
     return outcome.version
 
 
+async def follow(store: ZooKeeperMetadataStore, key: str, last: bytes) -> None:
+    """Watch a key until it has the value `last`.
+
+    A watcher may see a value before its writer has the answer. So the end of the writer cannot end
+    the watcher.
+    """
+    value, version = b"", 0
+    while value != last:
+        found = await store.watch(key, after=version)
+        assert found is not None
+        assert found.version > version
+        value, version = found
+
+
 async def test_nothing_is_lost_or_issued_twice_when_the_leader_of_an_ensemble_is_killed(
     tmp_path: Path,
 ) -> None:
@@ -102,20 +116,8 @@ async def test_nothing_is_lost_or_issued_twice_when_the_leader_of_an_ensemble_is
                     numbers.append(await other.next_sequence("epoch"))
                 return numbers
 
-            async def follow() -> None:
-                """Follow the value until it is the last one, `end`.
-
-                The watcher may see a number before its writer has the answer.
-                """
-                value, version = b"", 0
-                while value != b"end":
-                    found = await other.watch("d/count", after=version)
-                    assert found is not None
-                    assert found.version > version
-                    value, version = found
-
             counting, taking = asyncio.create_task(count()), asyncio.create_task(take())
-            following = asyncio.create_task(follow())
+            following = asyncio.create_task(follow(other, "d/count", b"end"))
             while (found := await other.get("d/count")) is None or int(found.value) < 20:
                 pass
             leader.kill()
