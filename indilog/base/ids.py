@@ -8,6 +8,7 @@ check. So after a hash collision a read continues its search and never returns a
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
@@ -86,7 +87,10 @@ def check_tag(tag: UserTag) -> None:
 
 def _spelled(tag: UserTag) -> str:
     """Return a tag's text form, which differs for the text `7` and the integer 7."""
-    if is_common_tag(tag):
+    if type(tag) is int:
+        if 0 < tag < 2**64:
+            return f"{_INTEGER}{tag}"
+    elif is_common_tag(tag):
         return f"{_TEXT}{tag}"
     if isinstance(tag, bool) or not isinstance(tag, str | int):
         raise InvalidTagError(
@@ -96,6 +100,15 @@ def _spelled(tag: UserTag) -> str:
         if not 0 < tag < 2**64:
             raise InvalidTagError(f"An integer tag must be between 1 and 2**64-1, not {tag}.")
         return f"{_INTEGER}{tag}"
+    return _TEXT + _checked_text(tag)
+
+
+def _checked_text(tag: str) -> str:
+    """Return a text tag.
+
+    Raises:
+        InvalidTagError: it is empty, too long, has U+001F, or no UTF-8 form.
+    """
     if not tag:
         raise InvalidTagError("A tag must not be empty; omit it, or give a text.")
     if "\x1f" in tag:
@@ -106,7 +119,7 @@ def _spelled(tag: UserTag) -> str:
         raise InvalidTagError("A tag must be text that can be encoded as UTF-8.") from error
     if size > TAG_BYTES_MAX:
         raise InvalidTagError(f"A tag may have at most {TAG_BYTES_MAX} bytes; this one has {size}.")
-    return _TEXT + tag
+    return tag
 
 
 def can_be_in_tag(text: object, bytes_max: int) -> bool:
@@ -224,20 +237,24 @@ def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
         InvalidTagError: a tag is empty, zero, too long or of a wrong type.
     """
     try:  # the common hit, without a call: a key without types has only text tags
-        return _columns.young[log, tags]
-    except (KeyError, TypeError):  # TypeError: an unhashable value, which is not a tag
-        return _columns.columns(log, tags)
+        columns = _columns.young.get((log, tags))
+    except TypeError:  # an unhashable value, which is not a tag
+        columns = None
+    return columns if columns is not None else _columns.columns(log, tags)
 
 
 def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
+    # For every append with a new tag, so it is as fast as it can be.
     spelled = dict.fromkeys(map(_spelled, tags))
-    hashes = (log_tag(log), *(_folded(log, name) for name in spelled))
-    return TagColumns(pack_tags(*hashes), "\x1f".join([log, *spelled]).encode())
+    names = "\x1f".join((log, *spelled)).encode()
+    hashes = [_folded(log, name) for name in spelled]
+    # As `TagColumns(...)`, which is a function in Python.
+    return tuple.__new__(TagColumns, (pack_tags(log_tag(log), *hashes), names))
 
 
 def pack_tags(*tags: TagHash) -> bytes:
     """Return hashes in the format of record batches: u64 each, little-endian."""
-    return b"".join(tag.to_bytes(HASH_BYTES, "little") for tag in tags)
+    return struct.pack(f"<{len(tags)}Q", *tags)
 
 
 def unpack_tags(packed: bytes) -> array[TagHash]:
