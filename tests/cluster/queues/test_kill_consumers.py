@@ -33,7 +33,11 @@ MESSAGES_PER_S_MIN = 100
 
 
 class Consumers:
-    """Consumer processes; one is killed and replaced after each number of deliveries."""
+    """Consumer processes; one is killed and replaced after each number of deliveries.
+
+    The lines of a killed process are still read, so kills may follow each other faster than the
+    replacements start, or come after `kill_all`.
+    """
 
     def __init__(self, url: str, chance: random.Random, group: asyncio.TaskGroup) -> None:
         self.reported: list[Reported] = []
@@ -43,6 +47,7 @@ class Consumers:
         self._chance = chance
         self._group = group
         self._running: list[Process] = []
+        self._is_over = False
         self._deliveries = 0
         self._kill_at = chance.randint(1, DELIVERIES_BETWEEN_KILLS)
 
@@ -52,13 +57,16 @@ class Consumers:
     async def _live(self) -> None:
         process = await asyncio.create_subprocess_exec(*self._command, cwd=ROOT, stdout=PIPE)
         assert process.stdout is not None
-        self._running.append(process)
+        if self._is_over:
+            process.kill()
+        else:
+            self._running.append(process)
         reported = Reported()
         self.reported.append(reported)
         while line := await process.stdout.readline():
             reported.hear(line)
             self._deliveries += line.startswith(b"got")
-            if self._deliveries >= self._kill_at:
+            if self._deliveries >= self._kill_at and self._running:
                 self._kill_one()
         await process.wait()
         assert process not in self._running, "a consumer ended by itself"
@@ -70,6 +78,7 @@ class Consumers:
         self.begin()
 
     def kill_all(self) -> None:
+        self._is_over = True
         while self._running:
             self._running.pop().kill()
 
