@@ -4,6 +4,8 @@ ports of this machine. A missing package is installed first (as root).
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import os
 import pwd
 import random
@@ -14,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,8 @@ CONNECTIONS_MAX = 600
 _NOBODY = "nobody"
 _PORTS = 15_000, 32_768
 """Range of ports for servers, below those of outgoing connections (`ip_local_port_range`)."""
+_TAKEN = set[int]()
+"""The ports that this process has got."""
 
 
 class Server(NamedTuple):
@@ -205,22 +209,45 @@ def running(
 def free_port() -> int:
     """Return a free port of this machine that the system never gives to an outgoing connection.
 
-    So it is still free for a server that starts a second time.
+    So it is still free for a server that starts a second time. No process of this user gets it a
+    second time while this process runs.
     """
-    while True:
-        port = random.SystemRandom().randrange(*_PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((HOST, port))
-            return port
+    return _free_ports(1)
 
 
 def two_free_ports() -> int:
-    """Return a free port after which another one is free, too."""
+    """Return a free port after which another one is free, too; see `free_port`."""
+    return _free_ports(2)
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of some successive ports."""
     while True:
-        port = free_port()
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((HOST, port + 1))
-            return port
+        first = random.SystemRandom().randrange(*_PORTS)
+        if all(_taken(port) for port in range(first, first + count)):
+            return first
+
+
+def _taken(port: int) -> bool:
+    """Take a port for this process; False: it is in use, or was taken before."""
+    if port in _TAKEN:
+        return False
+    locks = _locks()
+    with socket.socket() as probe:
+        try:
+            fcntl.lockf(locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    _TAKEN.add(port)
+    return True
+
+
+@functools.cache
+def _locks() -> int:
+    """Return a file of which each process locks the bytes at the numbers of its ports."""
+    path = f"{tempfile.gettempdir()}/indilog-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> None:
