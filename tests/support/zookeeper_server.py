@@ -23,7 +23,7 @@ import pytest
 from bench.support.servers import free_port
 
 TICK_MS: Final = 200
-_READY_S_MAX: Final = 60.0
+_READY_S_MAX: Final = 200.0
 _JARS: Final = (
     "zookeeper*.jar", "slf4j-api*.jar", "netty-*.jar", "metrics-core*.jar", "snappy-java*.jar",
     "commons-io*.jar",
