@@ -23,7 +23,10 @@ SETTINGS = {
     "INDILOG_NODE_WORKERS": "1",
     "INDILOG_NODE_RESTART_S_MIN": "0.05",
     "INDILOG_NODE_RESTART_S_MAX": "0.5",
-    "INDILOG_NODE_HANG_S": "600",  # a process that a busy machine lets wait does not hang
+    # On a busy machine a process is silent now and then, and an append or a check takes long.
+    "INDILOG_NODE_HANG_S": "600",
+    "INDILOG_NODE_READY_APPEND_S": "60",
+    "INDILOG_NODE_WORKER_STOP_S": "60",
 }
 _MARK = "TESTED_PLATFORM"
 """Environment variable that names the platform in its processes, except function workers."""

@@ -43,6 +43,8 @@ def config_on(zookeeper: ZooKeeperServer, directory: Path, **node: object) -> Co
         "segment_bytes": 5 * 1024 * 1024,
         "metadata_store": "zookeeper",
         "metadata_timeout_s": 120.0,
+        "hang_s": 600.0,  # a process that a busy machine lets wait does not hang
+        "append_timeout_s": DEADLINE_S,
         "zookeeper_hosts": hosts_of([zookeeper]),
         "zookeeper_root": f"/{directory.parent.name}/{directory.name}",
     } | node
