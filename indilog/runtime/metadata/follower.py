@@ -39,9 +39,10 @@ class _Follower(Generic[_T]):
             await self.changed.wait()
 
     def fail(self, error: IndilogError) -> None:
-        """Make all watches raise an error."""
+        """Make all watches raise an error; after the first error, this has no effect."""
         self._last = self._next
-        self._last.set_exception(error)
+        if not self._last.done():
+            self._last.set_exception(error)
 
     @staticmethod
     def _unread() -> asyncio.Future[_T]:
