@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import structlog
 
 import indilog
+from bench.support.servers import free_port
 from indilog.remote_client import connect
 from tests.cluster.platform_process import ROOT, platform
 
@@ -34,7 +34,9 @@ async def test_a_subscription_and_the_command_continue_after_kill_9_and_a_restar
                 seen.put_nowait(record.data)
 
     async with asyncio.timeout(300):
-        with platform(tmp_path) as first:
+        # The system gives no connection the port while no platform runs.
+        port = str(free_port())
+        with platform(tmp_path, "--port", port) as first:
             await append(first.url, b"0", b"1")
             subscribing = asyncio.create_task(subscribe(first.url))
             following = await asyncio.create_subprocess_exec(
@@ -46,8 +48,7 @@ async def test_a_subscription_and_the_command_continue_after_kill_9_and_a_restar
             assert [await seen.get() for _ in range(2)] == [b"0", b"1"]
             lines = [await following.stdout.readline() for _ in range(2)]
             first.kill_everything()
-        port = urlsplit(first.url).port
-        with platform(tmp_path, "--port", str(port)) as second:
+        with platform(tmp_path, "--port", port) as second:
             assert second.url == first.url
             await append(second.url, b"2", b"3")
             assert [await seen.get() for _ in range(2)] == [b"2", b"3"]

@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 import indilog
+from bench.support.servers import free_port
 from bokistream import Streams
 from indilog.base.errors import IndilogError
 from indilog.mirror import MARK_TAG
@@ -57,13 +57,17 @@ class Place:
     def __init__(self, directory: Path, until_end: ExitStack) -> None:
         self.directory = directory
         self.until_end = until_end
-        self.running: PlatformProcess = until_end.enter_context(platform(directory))
+        # The system gives no connection the port while no platform runs.
+        self.port = str(free_port())
+        self.running = self._started()
         self.url = self.running.url
+
+    def _started(self) -> PlatformProcess:
+        return self.until_end.enter_context(platform(self.directory, "--port", self.port))
 
     def kill_and_start(self) -> None:
         self.running.kill_everything()
-        port = str(urlsplit(self.url).port)
-        self.running = self.until_end.enter_context(platform(self.directory, "--port", port))
+        self.running = self._started()
 
 
 @asynccontextmanager
