@@ -69,7 +69,8 @@ async def test_a_crashed_worker_is_replaced_and_only_its_calls_fail(platform: Pl
 async def test_an_import_that_ends_its_process_disturbs_no_running_call(
     tmp_path: Path, source: str, sentence: str
 ) -> None:
-    async with running(tmp_path, workers=1, import_timeout_s=10.0) as platform:
+    hangs = "while True" in source
+    async with running(tmp_path, workers=1, import_timeout_s=10.0 if hangs else 200.0) as platform:
         assert (await platform.deploy("demo", DEMO)).status_code == 200
         async with indilog.connect(platform.url) as client:
             waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
@@ -278,8 +279,10 @@ async def test_calls_go_around_a_worker_whose_loop_is_blocked_until_it_is_replac
 async def test_a_worker_with_a_thread_that_does_not_end_is_replaced_after_its_other_calls(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, workers=1, worker_silent_s=0.3, worker_stop_s=0.3) as platform:
-        await platform.deploy("demo", DEMO)
+    # A busy machine may let the worker wait, which after `worker_stop_s` ends its other call, too.
+    patient = {"worker_silent_s": 10.0, "worker_stop_s": 10.0, "call_timeout_s": 200.0}
+    async with running(tmp_path, workers=1, **patient) as platform:
+        await platform.deploy("demo", DEMO.replace("wait=60", "wait=200"))
         async with indilog.connect(platform.url) as client:
             other = asyncio.ensure_future(platform.call("demo.wait_for_release"))
             assert await client.log("gate").read_next("here", wait=100) is not None
@@ -482,10 +485,10 @@ import indilog
 
 app = indilog.App("holds")
 
-@app.function
+@app.function(timeout_s=300)
 async def hold(ctx: indilog.Context, name: str) -> int:
     await ctx.log("held").append(b"%d" % os.getpid(), tags=[name])
-    await ctx.log("held").read_next("release-" + name, wait=60)
+    await ctx.log("held").read_next("release-" + name, wait=300)
     return os.getpid()
 """
 
@@ -509,7 +512,7 @@ async def test_workers_are_added_while_calls_wait_and_removed_after_their_calls(
             }
             runs_in = {}
             for name in calls:
-                begun = await log.read_next(name, wait=60)
+                begun = await log.read_next(name, wait=300)
                 assert begun is not None
                 runs_in[name] = int(begun.data)
             assert set(runs_in.values()) == set(workers().values())
