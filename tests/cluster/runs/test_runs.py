@@ -204,8 +204,9 @@ async def test_a_cancelled_run_ends_although_its_steps_hang(platform: Platform) 
     assert (await platform.deploy("travel", code)).status_code == 200
     await platform.call("travel.get_stuck", id="s")
     async with asyncio.timeout(200):
-        while not (await platform.http.get("/runs/travel/s")).json()["waits"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        waits: list[dict[str, Any]] = []
+        while [bool(wait["since"]) for wait in waits] != [True, True]:  # both bodies run, or have
+            waits = (await platform.http.get("/runs/travel/s")).json()["waits"]
         assert (await indi(platform, "runs", "cancel", "s")).exit_code == 0
         shown = ""
         while not shown.startswith("Run s of travel: cancelled."):
