@@ -393,10 +393,11 @@ async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
 ) -> None:
     """A paused node finds its run taken over when it resumes, and its outcome is ignored."""
     monkeypatch.setenv("INDILOG_CLUSTER_ENGINES", "2")
-    monkeypatch.setenv("INDILOG_NODE_INVOCATION_LEASE_S", "1")
+    # A live node that a busy machine lets wait for a lease loses its run to the other one, too.
+    monkeypatch.setenv("INDILOG_NODE_INVOCATION_LEASE_S", "5")
     if stop is signal.SIGKILL:  # its restart must not be faster than the other node's takeover
         monkeypatch.setattr(platform_process, "SETTINGS", platform_process.SETTINGS | {
-            "INDILOG_NODE_RESTART_S_MIN": "8", "INDILOG_NODE_RESTART_S_MAX": "8",
+            "INDILOG_NODE_RESTART_S_MIN": "20", "INDILOG_NODE_RESTART_S_MAX": "20",
         })  # fmt: skip
     port = two_free_ports()
     with platform(tmp_path, "--processes", "--port", str(port)) as up:
