@@ -67,7 +67,7 @@ async def order(wf: Workflow, number: int) -> list[object]:
         for part in ("room", "seat")
     ))
     packed = await wf.run(pack, number)
-    async with wf.lock("till", lease=20) as till:
+    async with wf.lock("till", lease=100) as till:
         await wf.step(mark, "enter", till.token, retries=100)
         await wf.sleep(0.02)
         await wf.step(mark, "leave", till.token, retries=100)
