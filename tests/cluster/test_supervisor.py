@@ -63,7 +63,7 @@ run_processes(config, on_ready=lambda url: print("up", flush=True))
 def settings(directory: Path, **cluster: int) -> dict[str, dict[str, object]]:
     node = {"data_dir": str(directory), "port": 0, "workers": 1, "segment_bytes": 5 * 1024 * 1024}
     # A process that a busy machine lets wait does not hang, and its restart takes long.
-    node |= {"hang_s": 600.0, "append_timeout_s": DEADLINE_S}
+    node |= {"hang_s": 600.0, "append_timeout_s": DEADLINE_S, "read_timeout_s": DEADLINE_S}
     return {"cluster": dict(cluster), "node": node}
 
 

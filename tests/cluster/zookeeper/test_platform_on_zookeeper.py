@@ -45,6 +45,7 @@ def config_on(zookeeper: ZooKeeperServer, directory: Path, **node: object) -> Co
         "metadata_timeout_s": 120.0,
         "hang_s": 600.0,  # a process that a busy machine lets wait does not hang
         "append_timeout_s": DEADLINE_S,
+        "read_timeout_s": DEADLINE_S,
         "zookeeper_hosts": hosts_of([zookeeper]),
         "zookeeper_root": f"/{directory.parent.name}/{directory.name}",
     } | node
