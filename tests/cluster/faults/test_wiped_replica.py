@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,12 @@ def process_of(node: str, data: Path) -> int:
 
 
 def open_inodes(descriptors: Path) -> set[int]:
+    """Return what a process has open; it may end, or close some, meanwhile."""
     found: set[int] = set()
-    try:
+    with suppress(OSError):
         for descriptor in descriptors.iterdir():
-            found.add(descriptor.stat().st_ino)
-    except OSError:
-        pass
+            with suppress(OSError):
+                found.add(descriptor.stat().st_ino)
     return found
 
 
