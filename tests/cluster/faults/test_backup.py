@@ -78,7 +78,7 @@ def test_a_backup_under_load_has_exactly_the_records_below_its_tail(tmp_path: Pa
         wait_for(said, 500)
         before = said.drain()
         made = create(data, tmp_path / "backup", part_bytes=32 * 1024)
-        wait_for(said, before + 200)
+        wait_for(said, max(before + 200, made.tail + 1))  # so one is beyond the backup
     config = config_in(tmp_path / "new")
     restored = restore(tmp_path / "backup", config, "embedded")
     assert restored.kept == made.tail, "nothing was trimmed"
