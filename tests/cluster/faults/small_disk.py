@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -21,13 +22,17 @@ class SmallDisk:
         self._balloon = directory / "balloon"
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Fill the disk up to `leave_bytes` of free space."""
+        """Fill the disk up to `leave_bytes` of free space, or whole if others fill it, too."""
         free = os.statvfs(self.directory)
         size = free.f_bavail * free.f_frsize - leave_bytes
-        with self._balloon.open("ab") as file:
+        with self._balloon.open("ab", buffering=0) as file:
             while size > 0:
-                size -= file.write(bytes(min(MIB, size)))
-                file.flush()
+                try:
+                    size -= file.write(bytes(min(MIB, size))) or 0
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    return
 
     def free(self) -> None:
         """Free the space."""
