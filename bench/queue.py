@@ -65,26 +65,32 @@ class Tally:
 async def one_round(
     log: Log, name: str, producers: int, consumers: int, seconds: float, shards: int | None = None
 ) -> Tally:
-    """Run producers for `seconds`, and consumers until the queue is empty."""
+    """Run producers for `seconds`, and consumers until the queue is empty. Each producer pushes at
+    least one message.
+    """
     tally = Tally()
-    ends = time.perf_counter() + seconds
 
     def queue() -> Queue:
         return Queue(log, name, shards=shards or consumers)
 
     async def produce() -> None:
         mine, filler = queue(), bytes(MESSAGE_BYTES - 8)
-        while (started := time.perf_counter()) < ends:
-            stamp = time.time_ns().to_bytes(8, "little")
+        now = time.perf_counter()
+        while True:
+            begun, stamp = now, time.time_ns().to_bytes(8, "little")
             tally.pushed.add(await mine.push(stamp + filler))
-            tally.push_s.append(time.perf_counter() - started)
+            now = time.perf_counter()
+            tally.push_s.append(now - begun)
+            if now >= started + seconds:
+                return
 
     async def consume() -> None:
         mine = queue()
         while True:
+            all_pushed = producing.done()  # before the take, which may end just before a push
             message = await mine.take(wait=_WAIT_S)
             if message is None:
-                if producing.done():
+                if all_pushed:
                     return
                 continue
             pushed_ns = int.from_bytes(message.data[:8], "little")
@@ -93,13 +99,13 @@ async def one_round(
                 tally.firsts[message.shard].append((message.claim, message.seqnum))
             await message.acknowledge()
             tally.acknowledged[message.seqnum] += 1
+            tally.took_s = time.perf_counter() - started
 
     await queue().stats()
     before = await log.tail()
     started = time.perf_counter()
     producing = asyncio.gather(*(produce() for _ in range(producers)))
     await asyncio.gather(producing, *(consume() for _ in range(consumers)))
-    tally.took_s = time.perf_counter() - started - _WAIT_S
     tally.records = await log.tail() - before
     return tally
 
