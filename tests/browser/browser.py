@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+START_MS_MAX = 200_000.0
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--no-sandbox",
@@ -37,7 +38,9 @@ def chromium(names: Mapping[str, str]) -> Iterator[Browser]:
     rules = ",".join(f"MAP {name} {address}" for name, address in names.items())
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=found, args=[*FLAGS, f"--host-resolver-rules={rules}"]
+            executable_path=found,
+            args=[*FLAGS, f"--host-resolver-rules={rules}"],
+            timeout=START_MS_MAX,
         )
         try:
             yield browser
