@@ -57,7 +57,7 @@ async def test_the_number_of_logs_is_limited(tmp_path: Path) -> None:
 
 
 async def test_compute_nodes_claim_a_log_from_each_other(tmp_path: Path) -> None:
-    config = three(tmp_path, engines=3, owner_keeps_s=0.05)
+    config = three(tmp_path, engines=3, owner_keeps_s=0.2)
     async with embedded(config) as platform:
         await kinds_of(platform)[1].create("events", "owned")
         logs = logs_of(platform)
@@ -84,7 +84,7 @@ async def test_an_idle_log_shows_its_last_record_to_all_nodes(tmp_path: Path) ->
 
 
 async def test_a_log_is_switched_to_other_kinds(tmp_path: Path) -> None:
-    async with embedded(three(tmp_path, engines=2, owner_keeps_s=0.05)) as platform:
+    async with embedded(three(tmp_path, engines=2, owner_keeps_s=0.2)) as platform:
         one, two = kinds_of(platform)
         await one.create("events", "owned")
         log, other = logs_of(platform)

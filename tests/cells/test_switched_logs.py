@@ -247,11 +247,11 @@ async def test_other_nodes_end_the_switch_of_a_crashed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, before: str
 ) -> None:
     """Up to the seal it is abandoned; after that it is completed."""
-    monkeypatch.setattr(log_kinds, "_FINISH_S", 2.0)  # more than a switch takes
     after = "shared" if before == "object-store" else "object-store"
     async with embedded(configured(tmp_path, engines=3)) as platform:
         switcher, second, third = platform.engines.values()
         await kinds_of(second).switch("events", before)
+        monkeypatch.setattr(log_kinds, "_FINISH_S", 5.0)  # more than a step of a switch takes
         going_on = getattr(Catalog, step)
 
         async def crash(self: Catalog, *given: object, **named: object) -> None:
