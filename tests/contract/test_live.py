@@ -23,6 +23,9 @@ from tests.contract.reading import all_of, data_of
 pytestmark = pytest.mark.asyncio
 
 LIMITS = ClusterConfig()
+WOKEN_S_MAX = 120.0
+WAIT_S = 290.0
+"""Longer than `WOKEN_S_MAX`: a read that is not woken does not return in time."""
 
 
 async def test_a_session_reads_its_own_writes_at_once(session_of: Callable[[], Log]) -> None:
@@ -59,7 +62,7 @@ async def test_a_fresh_read_sees_records_acknowledged_to_another_session(
             await session_of().read(seqnum, fresh=True),
             await session_of().read_next("f", seqnum, fresh=True),
             await session_of().read_prev("f", fresh=True),
-            await session_of().read_next(bound=seqnum, wait=60, fresh=True),
+            await session_of().read_next(bound=seqnum, wait=WAIT_S, fresh=True),
             (await session_of().read_range("f", fresh=True))[-1],
         ]
         assert [record and record.seqnum for record in found] == [seqnum] * 5
@@ -95,8 +98,8 @@ async def test_a_waiting_read_wakes_on_an_append_of_another_session(
     session_of: Callable[[], Log],
 ) -> None:
     reader, writer = session_of(), session_of()
-    async with asyncio.timeout(20):
-        waiting = asyncio.create_task(reader.read_next("t", wait=60))
+    async with asyncio.timeout(WOKEN_S_MAX):
+        waiting = asyncio.create_task(reader.read_next("t", wait=WAIT_S))
         await writer.tail()
         await writer.append(b"now", tags=["t"])
         record = await waiting
@@ -105,8 +108,8 @@ async def test_a_waiting_read_wakes_on_an_append_of_another_session(
 
 
 async def test_many_waiting_reads_all_wake(session_of: Callable[[], Log]) -> None:
-    async with asyncio.timeout(20):
-        waiting = [asyncio.create_task(session_of().read_next("t", wait=60)) for _ in range(20)]
+    async with asyncio.timeout(WOKEN_S_MAX):
+        waiting = [asyncio.create_task(session_of().read_next("t", wait=WAIT_S)) for _ in range(20)]
         log = session_of()
         await log.tail()
         seqnum = await log.append(b"now", tags=["t"])
@@ -119,9 +122,11 @@ async def test_a_waiting_read_wakes_only_for_its_tag_its_log_and_its_bound(
 ) -> None:
     session = Session()
     log, other = logs.log(name, session), logs.log(name + "/other", session)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WOKEN_S_MAX):
         early = await log.append(b"before the bound", tags=["t"])
-        waiting = asyncio.create_task(logs.log(name, Session()).read_next("t", early + 1, wait=60))
+        waiting = asyncio.create_task(
+            logs.log(name, Session()).read_next("t", early + 1, wait=WAIT_S)
+        )
         await log.append(b"other tag", tags=["u"])
         await other.append(b"other log", tags=["t"])
         await log.tail()
@@ -135,8 +140,8 @@ async def test_a_waiting_read_wakes_only_for_its_tag_its_log_and_its_bound(
 async def test_a_wait_for_any_record_of_the_log_wakes_without_a_tag(
     session_of: Callable[[], Log],
 ) -> None:
-    async with asyncio.timeout(20):
-        waiting = asyncio.create_task(session_of().read_next(wait=60))
+    async with asyncio.timeout(WOKEN_S_MAX):
+        waiting = asyncio.create_task(session_of().read_next(wait=WAIT_S))
         log = session_of()
         await log.tail()
         await log.append(b"untagged")
@@ -146,7 +151,7 @@ async def test_a_wait_for_any_record_of_the_log_wakes_without_a_tag(
 
 
 async def test_a_wait_times_out_on_an_idle_log(log: Log) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WOKEN_S_MAX):
         assert await log.read_next("t", wait=0.05) is None
         assert await log.read_next("t", wait=0.0) is None
         assert await log.read_next(wait=0.05) is None
@@ -154,21 +159,21 @@ async def test_a_wait_times_out_on_an_idle_log(log: Log) -> None:
 
 async def test_a_wait_for_an_existing_record_returns_at_once(log: Log) -> None:
     await log.append(b"there", tags=["t"])
-    async with asyncio.timeout(20):
-        record = await log.read_next("t", wait=60)
+    async with asyncio.timeout(WOKEN_S_MAX):
+        record = await log.read_next("t", wait=WAIT_S)
     assert record is not None
     assert record.data == b"there"
 
 
 async def test_the_log_works_after_a_cancelled_wait(log: Log) -> None:
-    waiting = asyncio.create_task(log.read_next("t", wait=60))
+    waiting = asyncio.create_task(log.read_next("t", wait=WAIT_S))
     await log.tail()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await log.append(b"x", tags=["t"])
-    async with asyncio.timeout(20):
-        assert await log.read_next("t", wait=60) is not None
+    async with asyncio.timeout(WOKEN_S_MAX):
+        assert await log.read_next("t", wait=WAIT_S) is not None
 
 
 async def test_a_subscription_yields_history_and_then_new_records_without_gaps(
@@ -184,7 +189,7 @@ async def test_a_subscription_yields_history_and_then_new_records_without_gaps(
             if len(seen) == 320:
                 return
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WOKEN_S_MAX):
         reading = asyncio.create_task(read())
         for n in range(280, 320):
             await writer.append(b"noise", tags=["noise"])
@@ -249,7 +254,7 @@ async def test_every_kind_of_read_returns_the_same_time_of_a_record(
         await log.read(seqnum),
         await log.read_next("t"),
         *await log.read_range("t"),
-        await other.read_next("t", wait=60),
+        await other.read_next("t", wait=WAIT_S),
     ]
     assert len({(r.time, r.ordered_at) for r in found if r is not None}) == 1
     assert None not in found
@@ -300,7 +305,8 @@ async def test_find_time_returns_the_seqnum_between_earlier_and_later_appends(
         assert page
         assert page[-1].seqnum <= after
     assert await log.find_time(0) == 0
-    assert await log.find_time(moment + 3600) == await log.tail()
+    tail = await log.tail()  # it may move, where the platform appends, too
+    assert tail <= await log.find_time(moment + 3600) <= await log.tail()
 
 
 async def test_the_time_of_the_log_lies_between_the_records_before_and_after_it(
