@@ -24,9 +24,10 @@ async def test_each_message_is_acknowledged_once_although_a_consumer_crashes(
     done: list[int] = []
 
     async def consume(queue: Queue) -> None:
-        while (delivery := await queue.take(wait=1.0, lease=20.0)) is not None:
-            await delivery.acknowledge()
-            done.append(int(delivery.data))
+        while len(done) < MESSAGES:  # a slow producer may pause for longer than a take waits
+            if (delivery := await queue.take(wait=1.0, lease=60.0)) is not None:
+                await delivery.acknowledge()
+                done.append(int(delivery.data))
 
     producer = process()
     consuming = [asyncio.create_task(consume(process())) for _ in range(2)]

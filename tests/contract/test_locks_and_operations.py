@@ -23,7 +23,7 @@ async def test_a_lock_is_handed_over_in_order_and_its_loss_is_reported(
     tokens: list[int] = []
 
     async def want(log: Log) -> None:
-        async with Lock(log, "hotel:7", wait=20) as held:
+        async with Lock(log, "hotel:7", wait=100) as held:
             tokens.append(held.token)
 
     gone = await Lock(session_of(), "hotel:7", lease=0.2).acquire()
@@ -76,7 +76,7 @@ async def test_a_workflow_waits_branches_locks_and_starts_others(
     await handle.signal("a", 1)
     assert await handle.result(60) in (["1", "2", 100 * 5 + 10], ["1", "2", 100 * 10 + 5])
     cancelled = await patient.start(id="c")
-    await asyncio.to_thread(booked.wait, 20)
+    await asyncio.to_thread(booked.wait, 100)
     await cancelled.cancel()
     with pytest.raises(RunCancelledError):
         await cancelled.result(60)
