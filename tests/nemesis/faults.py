@@ -249,5 +249,5 @@ async def _traced(pid: int | None, injected: str) -> AsyncIterator[str]:
         yield "" if "attached" in line else f": {line}"
     finally:
         with contextlib.suppress(ProcessLookupError):
-            tracer.terminate()
+            tracer.kill()  # at SIGTERM, strace waits for a process that ends, and hangs
         await tracer.communicate()

@@ -40,8 +40,8 @@ def syncs_failing(pid: int) -> Iterator[None]:
         try:
             yield
         finally:
-            if tracer.poll() is None:
-                tracer.terminate()
+            # Not SIGTERM: strace then waits for the process to stop, also while it ends, and hangs.
+            tracer.kill()
 
 
 def is_gone(pid: int) -> bool:
