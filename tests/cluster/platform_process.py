@@ -59,7 +59,9 @@ class PlatformProcess:
     def signal_node(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the process of one node of a platform with `--processes`."""
         for pid in self._processes():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            command: list[bytes] = []
+            with suppress(OSError):  # it may have ended meanwhile
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"--name" in command and name.encode() in command:
                 _send(pid, number)
                 return
