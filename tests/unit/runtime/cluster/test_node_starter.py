@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -23,6 +24,12 @@ from indilog.runtime.cluster.node_starter import NodeStarter
 
 NODE = [*NODE_PROGRAM, "--name", "storage-0", "--metadata", "unix:///no/such/platform"]
 """A node that waits for a metadata store that does not exist, until it is asked to stop."""
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine runs the fork server late."""
+    monkeypatch.setattr(node_starter, "_ANSWER_S_MAX", 50.0)
 
 
 @asynccontextmanager
@@ -78,7 +85,12 @@ def command_of(pid: int) -> list[str]:
 
 
 def open_files(pid: int) -> list[str]:
-    return [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    """Return the open files of a process, without those that it closes meanwhile."""
+    files = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            files.append(str(link.readlink()))
+    return files
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -204,11 +216,11 @@ def test_a_killed_fork_server_harms_no_node_and_is_replaced(*, is_noticed: bool)
 def test_a_fork_server_that_hangs_is_killed_and_the_node_executed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node_starter, "_ANSWER_S_MAX", 0.2)
-
     async def story() -> None:
         async with starter() as made, node(made) as first:
             server = parent(first.pid)
+            assert server != os.getpid()
+            monkeypatch.setattr(node_starter, "_ANSWER_S_MAX", 0.2)
             os.kill(server, signal.SIGSTOP)
             async with node(made) as second:
                 assert parent(second.pid) == os.getpid()

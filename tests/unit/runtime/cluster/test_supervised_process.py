@@ -18,7 +18,7 @@ from indilog.base.errors import NotReadyError
 from indilog.config import NodeConfig, node_config
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
 
-CONFIG = node_config(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3)
+CONFIG = node_config(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=60.0)
 
 CHILD = """
 import os, signal, socket, sys
