@@ -22,6 +22,7 @@ from indilog.runtime.cluster.terms import (
     term_at_start,
     terms_followed,
 )
+from indilog.runtime.metadata import session, stored_session
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog.runtime.metadata.store import Conflict, MetadataStore, Versioned, Written
 
@@ -29,8 +30,21 @@ A, B, C = SEQUENCERS = tuple(NodeId(f"sequencer-{number}") for number in range(3
 LOST_S = 2.0
 
 
+def stopped() -> float:
+    """Return the time of sessions: they end only when they are closed, however busy the machine
+    is.
+    """
+    return 1000.0
+
+
+@pytest.fixture(autouse=True)
+def _sessions_that_do_not_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "boot_time_s", stopped)
+    monkeypatch.setattr(stored_session, "boot_time_s", stopped)
+
+
 def opened(directory: Path) -> EmbeddedMetadataStore:
-    return EmbeddedMetadataStore(directory / "metadata", node_config())
+    return EmbeddedMetadataStore(directory / "metadata", node_config(), stopped)
 
 
 @pytest.mark.parametrize(

@@ -130,14 +130,22 @@ def test_each_session_ends_in_time_also_one_that_is_shorter_than_those_before(
     tmp_path: Path,
 ) -> None:
     """Only the store's own timer ends the sessions."""
+    now = 100.0
+
+    def clock() -> float:
+        return now
 
     async def story() -> None:
-        with opened(tmp_path) as store:
+        nonlocal now
+        with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG, clock) as store:
             await store.open_session("long", 1000.0)
             await store.open_session("short", 0.05)
             await store.write(Write("leader", b"", 0, is_ephemeral=True), session="short")
+            watch = asyncio.create_task(store.watch("leader", after=1))
+            await asyncio.sleep(0)
+            now += 0.05
             async with asyncio.timeout(60.0):
-                assert await store.watch("leader", after=1) is None
+                assert await watch is None
             assert await store.heartbeat("long")
 
     asyncio.run(story())
