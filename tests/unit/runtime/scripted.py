@@ -79,7 +79,7 @@ class StoryJournal:
         pass
 
     def sync_flushed(self) -> None:
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if self.error is not None:
             raise self.error
         self._story.append("sync")

@@ -206,7 +206,7 @@ async def test_questions_beyond_the_limits_are_refused_at_once(
     asked, serve = threading.Event(), CellStore.serve
 
     def serve_later(store: CellStore, questions: Sequence[CellQuestion]) -> list[CellAnswer]:
-        assert asked.wait(10)
+        assert asked.wait(60)
         return serve(store, questions)
 
     monkeypatch.setattr(CellStore, "serve", serve_later)

@@ -317,10 +317,10 @@ def test_a_write_back_error_reported_to_one_sync_fails_the_concurrent_sync_too(
     disk = FailedWriteBack(journal, monkeypatch)
     with ThreadPoolExecutor(1) as pool:
         synced = pool.submit(journal.sync_flushed)
-        assert disk.entered.wait(10)
+        assert disk.entered.wait(60)
         with pytest.raises(OSError, match="failed before"):
             journal.write(STREAM, FrameKind.METALOG, b"y" * 900)
-        assert isinstance(synced.exception(10), OSError)
+        assert isinstance(synced.exception(60), OSError)
     assert journal.dirty
 
 
@@ -337,10 +337,10 @@ def test_no_hole_is_punched_before_the_outcome_of_a_sync_is_known(
     disk = FailedWriteBack(journal, monkeypatch)
     with ThreadPoolExecutor(1) as pool:
         synced = pool.submit(journal.sync_flushed)
-        assert disk.entered.wait(10)
+        assert disk.entered.wait(60)
         with pytest.raises(OSError, match="failed before"):
             journal.free_discarded()
-        assert isinstance(synced.exception(10), OSError)
+        assert isinstance(synced.exception(60), OSError)
     assert journal.read(gone) == batch()
 
 
@@ -378,7 +378,7 @@ class FailedWriteBack:
             self._overlaps.set()
         else:
             self.entered.set()
-            assert self._overlaps.wait(10)
+            assert self._overlaps.wait(60)
             error = self._unreported.pop() if self._unreported else None
         if error is not None:
             raise error
@@ -386,7 +386,7 @@ class FailedWriteBack:
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             self._overlaps.set()
-            assert self._lock.acquire(timeout=10)
+            assert self._lock.acquire(timeout=60)
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
