@@ -27,7 +27,7 @@ TOOLS: Final = Path(sys.executable).parent
 
 
 def accepted(*command: str | Path) -> None:
-    done = subprocess.run([*command], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*command], capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -110,7 +110,7 @@ def test_the_command_starts_a_platform(command: list[str], tmp_path: Path) -> No
         url = httpx.URL(running.url).copy_with(host="127.0.0.1")
         context = ssl.create_default_context(cafile=tmp_path / "ca")
         assert (url.scheme == "https") == ("--tls-cert" in options)
-        assert httpx.get(url.join("/livez"), verify=context).status_code == 200
+        assert httpx.get(url.join("/livez"), verify=context, timeout=60).status_code == 200
 
 
 @pytest.mark.cluster
@@ -149,7 +149,7 @@ def test_the_pods_of_the_cluster_find_each_other(
         assert header is not None
         for pod in pods:
             url = httpx.URL(pod.url).copy_with(host="127.0.0.1", path=probed[1])
-            answer = httpx.get(url, headers={"Host": header[1]}, verify=context)
+            answer = httpx.get(url, headers={"Host": header[1]}, verify=context, timeout=60)
             assert answer.status_code == 200
     finally:
         for pod in pods:
