@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import random
 import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Final, Generic, TypeVar
 import uvloop
 
 from indilog.base.ids import NodeId
-from indilog.config import Config
+from indilog.config import Config, node_config
 from indilog.config.node import GROUP_OF
 from indilog.runtime.transport.stream_transport import StreamTransport
 from indilog.runtime.transport.zmq_transport import ZmqTransport
 
-CONFIG: Final = Config()
+CONFIG: Final = Config(node=node_config(send_queue_s_max=100.0))
+"""No frame is too old unless a test sets the time at which it was sent."""
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
 _SCHEMES: Final = {"StreamTransport": ("stream", "unix"), "ZmqTransport": ("tcp", "ipc")}
@@ -88,6 +90,8 @@ class Network(Generic[TransportT]):
         self._kind: type[TransportT] = kind
         self._directory = directory
         self._keys = keys
+        self._host = f"127.{'.'.join(str(random.randint(1, 254)) for _ in range(3))}"
+        """A host of its own on loopback, so that nothing else takes a port that was just free."""
         self._port_scheme, self._scheme = _SCHEMES[kind.__name__]
         self.addresses = {node: self.new_address(node) for node in (A, B)}
         self.addresses[C] = self.addresses[B]
@@ -97,9 +101,13 @@ class Network(Generic[TransportT]):
         """Return an address at which nothing receives."""
         if self._keys is None:
             return f"{self._scheme}://{self._directory}/{name}"
+        return f"stream://{self._host}:{self._free_port()}"
+
+    def _free_port(self) -> int:
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return f"stream://127.0.0.1:{probe.getsockname()[1]}"
+            probe.bind((self._host, 0))
+            port: int = probe.getsockname()[1]
+            return port
 
     def transport(self, node: NodeId, config: Config = CONFIG) -> TransportT:
         loop = asyncio.get_running_loop()
@@ -115,10 +123,11 @@ class Network(Generic[TransportT]):
         transport.start(inbox.take)
         return transport, inbox
 
-    def at_port(self, port: int) -> str:
-        """Have `b` and `c` receive at a TCP port; return its address."""
-        self.addresses[B] = self.addresses[C] = f"{self._port_scheme}://127.0.0.1:{port}"
-        return self.addresses[B]
+    def at_port(self) -> tuple[str, int]:
+        """Have `b` and `c` receive at a TCP port; return its host and number."""
+        place = self._host, self._free_port()
+        self.addresses[B] = self.addresses[C] = f"{self._port_scheme}://{place[0]}:{place[1]}"
+        return place
 
     def close(self) -> None:
         for made in self._open:

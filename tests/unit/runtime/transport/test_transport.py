@@ -225,11 +225,11 @@ async def test_a_frame_for_an_unknown_node_is_dropped_and_counted(network: AnyNe
 
 @on_uvloop
 async def test_malformed_bytes_do_not_affect_other_connections(
-    network: AnyNetwork, unused_tcp_port: int
+    network: AnyNetwork,
 ) -> None:
-    network.at_port(unused_tcp_port)
+    place = network.at_port()
     _, inbox = network.receiving(B)
-    with socket.create_connection(("127.0.0.1", unused_tcp_port)) as stranger:
+    with socket.create_connection(place) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
         a = network.transport(A)
         send(a, B, b"x")
@@ -237,12 +237,10 @@ async def test_malformed_bytes_do_not_affect_other_connections(
 
 
 @on_uvloop
-async def test_an_address_in_use_is_refused_in_one_sentence(
-    network: AnyNetwork, unused_tcp_port: int
-) -> None:
-    address = network.at_port(unused_tcp_port)
+async def test_an_address_in_use_is_refused_in_one_sentence(network: AnyNetwork) -> None:
+    network.at_port()
     first, _ = network.receiving(B)
-    with pytest.raises(ConfigError, match=f"Cannot receive at {address}: .*in use"):
+    with pytest.raises(ConfigError, match=f"Cannot receive at {network.addresses[B]}: .*in use"):
         network.transport(B)
     first.close()
     network.transport(B)
