@@ -25,6 +25,8 @@ from indilog_pipeline.spark.tasks import GapError
 
 CHUNK_BYTES = 1_000
 KILLS = 4
+CHUNKS = 4
+"""Chunks, of 25, after which a program waits for its kill; it then has written one more."""
 
 
 def write(directory: Path, records: int, floor: int = 0) -> list[indilog.Record]:
@@ -137,9 +139,12 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from indilog_pipeline.export import export
+def permitted(*_):
+    sys.stdin.readline()
 print("begun", flush=True)
-export("a", Path(sys.argv[2]), path=sys.argv[1], buckets=4, chunk_bytes=1_000)
+export("a", Path(sys.argv[2]), path=sys.argv[1], buckets=4, chunk_bytes=1_000, progress=permitted)
 """
+"""After each chunk it waits for a line, or the end of the lines."""
 
 
 def test_a_killed_export_continues(tmp_path: Path) -> None:
@@ -148,20 +153,25 @@ def test_a_killed_export_continues(tmp_path: Path) -> None:
     chance, ends = random.Random(1), list[int | None]()
     for attempt in range(KILLS + 1):
         program = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(data), str(directory)], stdout=subprocess.PIPE
+            [sys.executable, "-c", PROGRAM, str(data), str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         with program:
+            assert program.stdin is not None
             assert program.stdout is not None
             assert program.stdout.readline()
             if attempt < KILLS:
-                time.sleep(chance.uniform(0.02, 0.25))
+                program.stdin.write(b"\n" * CHUNKS)
+                program.stdin.flush()
+                time.sleep(chance.uniform(0.01, 0.12))
                 os.kill(program.pid, signal.SIGKILL)
+            program.stdin.close()
         ends.append(program.returncode)
         found = exported(directory)
         assert len(set(found)) == len(found)
         assert set(found) <= set(wanted(records))
-    assert ends[-1] == 0
-    assert -signal.SIGKILL in ends
+    assert ends == [*[-signal.SIGKILL] * KILLS, 0]
     assert exported(directory) == wanted(records)
 
 
