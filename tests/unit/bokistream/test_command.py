@@ -19,10 +19,13 @@ from indilog.testing import MemoryLogs
 
 
 class Platform:
-    """Two platforms; the first one has a stream `orders` in the log `work`: four records."""
+    """Two platforms; the first one has a stream `orders` in the log `work`: four records.
+
+    Their time stands still.
+    """
 
     def __init__(self) -> None:
-        self.logs = {"here": MemoryLogs(), "there": MemoryLogs()}
+        self.logs = {at: MemoryLogs(clock=lambda: 1.7e9) for at in ("here", "there")}
 
     def streams(self, at: str = "here") -> Streams:
         log = self.logs[at].log("work")
