@@ -345,7 +345,11 @@ class Taking:
         is_again, is_retried = id_ in self._again, id_ in self._retried
         self._again.discard(id_)
         self._retried.discard(id_)
-        if partition is None or id_ in runner.running or runner.logs is None:
+        if partition is None:
+            if (owned := runner.owned.get(partition_of(id_, runner.member.count))) is not None:
+                owned.is_loaded = False  # the lease has ended; loaded again when it is renewed
+            return
+        if id_ in runner.running or runner.logs is None:
             return
         log = runner.own_log(runner.logs)
         async with runner.exclusive(id_):
