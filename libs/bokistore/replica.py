@@ -208,7 +208,9 @@ class Replica(Generic[_ResultT]):
         return hashlib.sha256(self._snapshot()).hexdigest()
 
     async def _begin(self) -> None:
-        """Load the newest snapshot, once."""
+        """Load the newest snapshot, once. A concurrent call that finds one later does not load it:
+        it may include commands that were proposed here meanwhile, whose results would be missing.
+        """
         if not self._has_begun:
             await self._load()
             self._has_begun = True
@@ -236,7 +238,7 @@ class Replica(Generic[_ResultT]):
                 break
             end, commands = _head_of(found)
             if end >= at_least:
-                if end > self.end:
+                if end > self.end and (at_least or not self._has_begun):
                     self._restore(found.data[_HEAD.size :])
                     self.end, self.commands = end, commands
                 return None

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from bokistore import InvalidObjectError, Replica, StoreVersionError
 from indilog.base.errors import DataLossError, TooLargeError, TrimmedError
-from indilog.base.log import Log
+from indilog.base.log import Entry, Log
 from indilog.testing import MemoryLog, MemoryLogs, cluster
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 from tests.support.damaged_log import DamagedLogs
+from tests.support.hooked_log import HookedLog, Read
 
 
 class Counters:
@@ -246,6 +247,41 @@ async def test_a_bad_name_is_refused(log: MemoryLog) -> None:
         Replica(log, len, snapshot=bytes, restore=lambda _: None, name="")
 
 
+class SlowStart(HookedLog):
+    """A log whose second look for a snapshot waits, and whose appends return when they may."""
+
+    def __init__(self, logs: MemoryLogs) -> None:
+        super().__init__("machines", logs=logs)
+        self.looks = 0
+        self.appended, self.may_look, self.may_return = (asyncio.Event() for _ in range(3))
+
+    async def before_read(self, read: Read) -> None:
+        if str(read.tag).startswith("smr-snapshot:"):
+            self.looks += 1
+            await (self.may_look.wait() if self.looks == 2 else asyncio.sleep(0))
+
+    async def after_append(self, entries: Sequence[Entry]) -> None:
+        self.appended.set()
+        await self.may_return.wait()
+
+
+@pytest.mark.asyncio
+async def test_the_first_proposals_of_a_replica_are_concurrent_and_get_their_results() -> None:
+    """One is appended, and is in a snapshot of another replica, before the other one has begun."""
+    logs = MemoryLogs()
+    log = SlowStart(logs)
+    one, other = Counters(log), Counters(logs.log("machines"))
+    proposals = [asyncio.create_task(one.replica.propose(b"a")) for _ in range(2)]
+    await log.appended.wait()
+    assert await other.replica.propose(b"a") == 2
+    await other.replica.save()
+    log.may_look.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    log.may_return.set()
+    assert await asyncio.gather(*proposals) == [1, 3]
+
+
 @pytest.mark.asyncio
 async def test_replicas_on_the_platform_are_equal_and_follow() -> None:
     async with cluster() as client:
@@ -256,9 +292,8 @@ async def test_replicas_on_the_platform_are_equal_and_follow() -> None:
             results = await asyncio.gather(
                 *[machines[n % 3].replica.propose(b"a") for n in range(60)]
             )
-            while follower.replica.commands < 60:
-                follower.changed.clear()
-                await follower.changed.wait()
+            while follower.replica.commands < 60:  # noqa: ASYNC110 - it may load a snapshot, too
+                await asyncio.sleep(0.01)
             following.cancel()
         assert sorted(results) == list(range(1, 61))
         ends = {await machine.replica.sync() for machine in machines}
