@@ -105,6 +105,8 @@ class Forwarder:
         """Calls that wait here and are offered again, oldest first."""
         self._is_offering = False
         """Whether one of the calls that wait here is being offered; the others wait for its end."""
+        self._is_offered_again = False
+        """Whether that call is offered once more if it is refused: a node may have room since."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def forward(
@@ -176,7 +178,7 @@ class Forwarder:
             if not is_waiting():
                 self._wake_one()
                 return None
-            self._is_offering = True
+            self._is_offering, self._is_offered_again = True, False
             try:
                 answer = await self.forward(call, commit)
             finally:
@@ -303,6 +305,9 @@ class Forwarder:
             self._waiting.append(waiter)
         else:
             self._waiting.appendleft(waiter)
+        if self._is_offered_again and not self._is_offering:
+            self._is_offered_again = False
+            self._wake_next()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._on_time)
         try:
@@ -316,11 +321,18 @@ class Forwarder:
 
     def _on_time(self) -> None:
         self._timer = None
-        self._wake_one()
+        self._wake_next()  # also while another one is offered, whose node may be silent
         if self._waiting:
             self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._on_time)
 
     def _wake_one(self) -> None:
+        """Let the first waiting call be offered, or the one that is offered now once more."""
+        if self._is_offering:
+            self._is_offered_again = True
+        else:
+            self._wake_next()
+
+    def _wake_next(self) -> None:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():

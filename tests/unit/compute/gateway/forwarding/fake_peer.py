@@ -137,7 +137,7 @@ class Cluster:
 
 
 def forwarded(
-    body: bytes = b"{}", *, key: str = "", answer_s: float | None = 5.0, name: str = "shop.buy"
+    body: bytes = b"{}", *, key: str = "", answer_s: float | None = 60.0, name: str = "shop.buy"
 ) -> ForwardedCall:
     """Return a call that may be forwarded."""
     headers = f"idempotency-key: {key}\r\n".encode() if key else b""

@@ -9,6 +9,7 @@ import pytest
 
 from indilog.base.errors import CallOutcomeUnknownError
 from indilog_compute.gateway.forwarding import forwarder as forwarder_module
+from indilog_compute.gateway.forwarding import peers as peers_module
 from indilog_compute.gateway.forwarding.connections import IDLE_MAX
 from tests.unit.compute.gateway.forwarding.fake_peer import (
     Behaviour,
@@ -84,7 +85,10 @@ async def test_at_most_two_nodes_are_asked(tmp_path: Path) -> None:
         assert sum(len(peer.heads) for peer in peers) == 2
 
 
-async def test_a_node_is_not_asked_again_while_it_is_known_to_be_full(tmp_path: Path) -> None:
+async def test_a_node_is_not_asked_again_while_it_is_known_to_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "LOAD_KEPT_S", 600.0)
     cluster, peer = Cluster(tmp_path), FakePeer()
     peer.behaviour = peer.refuse
     async with cluster.joined(peer):
@@ -136,8 +140,16 @@ async def stops(exchange: Exchange) -> None:
 async def test_a_node_that_fails_before_it_takes_a_call_is_not_asked_for_a_second(
     tmp_path: Path, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarder_module, "OFFER_S", 0.05)
-    cluster, failing, other = Cluster(tmp_path), FakePeer(behaviour), FakePeer()
+    monkeypatch.setattr(peers_module, "UNREACHABLE_S", 600.0)
+    cluster, failing, other = Cluster(tmp_path), FakePeer(), FakePeer()
+
+    async def fails(exchange: Exchange) -> None:
+        monkeypatch.setattr(forwarder_module, "OFFER_S", 60.0)  # the other one has time
+        await behaviour(exchange)
+
+    failing.behaviour = fails
+    if behaviour is silent:
+        monkeypatch.setattr(forwarder_module, "OFFER_S", 0.5)
     async with cluster.joined(failing), cluster.joined(other):
         for _ in range(3):
             assert await cluster.forwarder.forward(forwarded()) is not None
@@ -313,9 +325,10 @@ class Waiting:
         return was_there
 
 
-async def test_waiting_calls_continuee_by_one_in_their_order_as_a_node_gets_room(
-    tmp_path: Path,
+async def test_waiting_calls_continue_one_by_one_in_their_order_as_a_node_gets_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(forwarder_module, "AGAIN_S", 600.0)
     peer, slots = FakePeer(), asyncio.Semaphore(1)
 
     async def one_slot(exchange: Exchange) -> None:
@@ -335,6 +348,37 @@ async def test_waiting_calls_continuee_by_one_in_their_order_as_a_node_gets_room
             answers = await asyncio.gather(*waiting.tasks)
         assert None not in answers
         assert peer.bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_a_waiting_call_is_not_overtaken_while_it_is_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node gets room after it has refused a call, and before that call hears of it."""
+    monkeypatch.setattr(forwarder_module, "AGAIN_S", 600.0)
+    monkeypatch.setattr(peers_module, "LOAD_KEPT_S", 0.0)
+    peer, may_answer, may_refuse = FakePeer(), asyncio.Event(), asyncio.Event()
+
+    async def busy_and_slow(exchange: Exchange) -> None:
+        if len(peer.heads) == 1:
+            peer.bodies.append(await exchange.take())
+            await may_answer.wait()
+            exchange.answer(indilog_load="0/1")
+        elif len(peer.heads) == 2:
+            may_answer.set()
+            await may_refuse.wait()
+            await peer.refuse(exchange)
+        else:
+            await peer.take_and_answer(exchange)
+
+    peer.behaviour = busy_and_slow
+    cluster = Cluster(tmp_path)
+    async with cluster.joined(peer):
+        waiting = Waiting(cluster, 3)
+        async with asyncio.timeout(60):
+            assert await waiting.tasks[0] is not None
+            may_refuse.set()
+            assert None not in await asyncio.gather(*waiting.tasks)
+        assert peer.bodies == [b"0", b"1", b"2"]
 
 
 async def test_a_call_that_begins_here_is_no_longer_offered_and_the_next_one_is(
