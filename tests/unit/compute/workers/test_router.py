@@ -30,7 +30,7 @@ from indilog_compute.workers.process import Worker as HostWorker
 from indilog_compute.workers.router import CallRouter
 from tests.support.link_pair import link_pair
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 def deployed() -> DeployedApp:
