@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -13,7 +13,7 @@ from bokiqueue.replica import QueueReplica
 from indilog.base.ids import UserTag
 from indilog.testing import MemoryLog, MemoryLogs
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 CLAIMS_MAX = 12
 """Far fewer claims than without a pause, which would be thousands a second."""
@@ -30,13 +30,18 @@ class Counting(MemoryLog):
         return await super().append(data, tags=tags)
 
 
+def seconds() -> float:
+    """Return the time of the event loop, which jumps to the next timer."""
+    return 1.7e9 + asyncio.get_running_loop().time()
+
+
 def log_with(clock: Callable[[], float]) -> Counting:
     return Counting("work", logs=MemoryLogs(clock=clock))
 
 
 async def test_a_log_time_that_is_a_year_off_causes_no_extra_claim_and_no_lost_message() -> None:
     for off_s in (366 * 86_400.0, -366 * 86_400.0):
-        log = log_with(lambda off_s=off_s: time.time() + off_s)  # type: ignore[misc]
+        log = log_with(lambda off_s=off_s: seconds() + off_s)  # type: ignore[misc]
         queue = Queue(log, "mail", shards=2)
         await queue.push(b"x", delay=0.3)
         assert await queue.take() is None
@@ -58,7 +63,7 @@ async def test_a_process_started_long_after_the_last_record_finds_due_messages()
 
 
 async def test_waiting_for_the_next_delay_causes_no_claim() -> None:
-    log = log_with(lambda: time.time() - 60)
+    log = log_with(lambda: seconds() - 60)
     queue = Queue(log, "mail", shards=1)
     await queue.push(b"x", delay=0.2)
     await queue.push(b"y", delay=0.4)
