@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -33,9 +32,9 @@ from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG
 from tests.unit.bokiflow.processes import ShopProcess
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
-LEASE_S = 2.0  # a busy machine does not lose it
+LEASE_S = 2.0
 HOUR_S = 3600.0
 AHEAD: ContextVar[float] = ContextVar("ahead", default=0.0)
 """Lead of the running tasks' machine clocks; its monotonic clock has another start."""
@@ -70,11 +69,16 @@ class Machine(ShopProcess):
 
 @pytest.fixture
 def logs(monkeypatch: pytest.MonkeyPatch) -> MemoryLogs:
-    wall, monotonic = time.time, time.monotonic
-    monkeypatch.setattr(waiting, "seconds_now", lambda: wall() + AHEAD.get())
-    monkeypatch.setattr(waiting, "monotonic_now", lambda: monotonic() + 5 * AHEAD.get())
-    monkeypatch.setattr(waiting, "passed_now", lambda: monotonic() + 7 * AHEAD.get())
-    return MemoryLogs(clock=lambda: wall() + AHEAD.get())
+    def seconds() -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall() -> float:
+        return 1.7e9 + seconds() + AHEAD.get()
+
+    monkeypatch.setattr(waiting, "seconds_now", wall)
+    monkeypatch.setattr(waiting, "monotonic_now", lambda: seconds() + 5 * AHEAD.get())
+    monkeypatch.setattr(waiting, "passed_now", lambda: seconds() + 7 * AHEAD.get())
+    return MemoryLogs(clock=wall)
 
 
 async def beats(logs: MemoryLogs, name: str, count: int) -> None:

@@ -64,6 +64,7 @@ async def one(txn: Transaction) -> int:
 
 
 @pytest.mark.asyncio
+@pytest.mark.leaping
 async def test_operations_cost_the_documented_appends() -> None:
     async def steps(wf: Workflow, _: Store) -> None:
         for n in range(3):
@@ -99,6 +100,7 @@ async def test_operations_cost_the_documented_appends() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.leaping
 async def test_attempts_that_fail_soon_cost_nothing() -> None:
     failed: list[int] = []
 
@@ -134,6 +136,7 @@ class CountedReads(Hooks):
 
 
 @pytest.mark.asyncio
+@pytest.mark.leaping
 async def test_the_first_status_of_a_long_run_reads_its_last_records() -> None:
     """In a process that does not execute it; the whole history would be 1,003 records."""
     logs, flow, reader = MemoryLogs(), Flow("shop"), Flow("shop")
@@ -166,6 +169,7 @@ async def test_the_first_status_of_a_long_run_reads_its_last_records() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.leaping
 async def test_a_further_status_of_a_run_reads_what_is_new_with_any_handle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,7 @@ from indilog.base.ids import UserTag
 from indilog.config import ClusterConfig
 from indilog.testing import MemoryLog, MemoryLogs
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 async def test_decisions_become_durable_although_an_append_was_interrupted(

@@ -24,7 +24,7 @@ from indilog.sdk.runs import RunResult
 from indilog.testing import MemoryLogs
 from tests.support.damaged_log import DamagedView
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class Shop:

@@ -24,7 +24,7 @@ from indilog.base.log import Log
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG, begin, execute, take
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class Children:

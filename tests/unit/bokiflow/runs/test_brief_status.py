@@ -27,7 +27,7 @@ from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG
 from tests.unit.bokiflow.processes import ShopProcess
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 async def is_brief(flow: Flow, id_: str = "a") -> bool:

@@ -17,7 +17,7 @@ from indilog.sdk import DeployedVersion
 from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import ShopProcess, kill
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
 
 
 class Process(ShopProcess):
@@ -119,9 +119,9 @@ async def test_a_run_whose_code_is_kept_but_not_loaded_waits_and_says_why() -> N
         assert found.waits[0].error == "The code does not load here."
         with pytest.raises(QueryFailedError, match="The code does not load here"):
             await new.order.handle("run").query("any")
+        await asyncio.sleep(0.5)
         notes = [r for r in await logs.log("shop/flow").read_range("flow:run", 0)
                  if isinstance(run_record(r.data), OperationNoted)]  # fmt: skip
-        await asyncio.sleep(0.5)
         assert len(notes) == 1, "a retry notes nothing new"
         for app, version in ((apps["1" * 16], 1), (newest, 2)):
             app.deployed = DeployedVersion(version, f"{version}" * 16, newest, apps)
