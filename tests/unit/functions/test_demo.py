@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -120,14 +121,16 @@ async def test_a_permanent_refusal_ends_the_load_with_its_sentence(gateway: Gate
         )  # fmt: skip
 
 
-async def test_a_missing_platform_is_reported(unused_tcp_port: int) -> None:
-    url = f"http://127.0.0.1:{unused_tcp_port}"
-    with pytest.raises(LoadError, match="Is the platform up"):
-        await network().load(url, lambda _: None)
-    with pytest.raises(LoadError, match="does not answer"):
-        await figures(url, "social")
-    with pytest.raises(LoadError, match="cannot be read over HTTP"):
-        await replayed(url, "social", lambda *_: None)
+async def test_a_missing_platform_is_reported() -> None:
+    with socket.socket() as held:  # bound, so that nothing else listens there, but not listening
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(LoadError, match="Is the platform up"):
+            await network().load(url, lambda _: None)
+        with pytest.raises(LoadError, match="does not answer"):
+            await figures(url, "social")
+        with pytest.raises(LoadError, match="cannot be read over HTTP"):
+            await replayed(url, "social", lambda *_: None)
 
 
 async def test_an_object_that_differs_from_the_log_is_detected(gateway: Gateway) -> None:
