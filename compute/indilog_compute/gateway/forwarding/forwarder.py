@@ -117,7 +117,7 @@ class Forwarder:
         Args:
             call: the call.
             commit: called when a node takes the call, just before the body is sent. If it returns
-                False, the body is not sent.
+                False, the body is not sent, and no further node is asked.
 
         Returns:
             The answer of the node that took the call. None: the call may run on this node. Either
@@ -127,14 +127,21 @@ class Forwarder:
             CallOutcomeUnknownError: a node took the call and was lost, or did not answer in time.
         """
         asked: set[NodeId] = set()
-        while len(asked) < OFFERS_MAX and not call.is_taken:
+        is_wanted = True
+
+        def commit_once() -> bool:
+            nonlocal is_wanted
+            is_wanted = commit()
+            return is_wanted
+
+        while len(asked) < OFFERS_MAX and is_wanted and not call.is_taken:
             if (node := self._choose(call, asked)) is None:
                 return None
             asked.add(node)
             self._in_flight += 1
             self._table.sent(node)
             try:
-                answer = await self._offer(node, call, commit)
+                answer = await self._offer(node, call, commit_once)
             finally:
                 self._in_flight -= 1
                 self._table.ended(node)

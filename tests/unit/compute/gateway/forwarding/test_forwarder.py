@@ -397,6 +397,16 @@ async def test_a_call_that_begins_here_is_no_longer_offered_and_the_next_one_is(
         assert peer.bodies == [b"1", b"2"]
 
 
+async def test_a_call_that_begins_here_while_a_node_takes_it_is_offered_to_no_other_node(
+    tmp_path: Path,
+) -> None:
+    cluster, peers = Cluster(tmp_path), [FakePeer(), FakePeer()]
+    async with cluster.joined(peers[0]), cluster.joined(peers[1]), asyncio.timeout(60):
+        assert await cluster.forwarder.forward(forwarded(), lambda: False) is None
+        assert sum(len(peer.heads) for peer in peers) == 1
+        assert [peer.bodies for peer in peers] == [[], []]
+
+
 async def test_a_waiting_call_is_offered_to_a_node_that_joins(tmp_path: Path) -> None:
     cluster, peer = Cluster(tmp_path), FakePeer()
     waiting = Waiting(cluster, 1)
