@@ -11,7 +11,7 @@ trims the records that they replace.
 - A checkpoint is a cache of what the log says, never the only source. It covers records that were
   applied before it was written. Records are trimmed only when two checkpoints cover them.
 - `ReplicaCache` shares one replica among all callers of a process.
-- `retry_transient` is the retry policy for errors that may pass.
+- `retry_transient` repeats an operation that fails with a transient error.
 """
 
 from indilog.replayed.cache import ReplicaCache

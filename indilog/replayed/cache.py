@@ -17,7 +17,7 @@ class ReplicaCache(Generic[_ReplicaT]):
 
     Args:
         kept_max: largest number of replicas of one platform; the least recently used is dropped
-            first. A dropped replica works on for the callers that have it.
+            first. Callers that hold a dropped replica can still use it.
     """
 
     def __init__(self, kept_max: int) -> None:

@@ -118,8 +118,8 @@ _decode: Final = msgspec.msgpack.Decoder(CheckpointPart).decode
 async def find_furthest(log: Log, stream: SubStream) -> FoundCheckpoints:
     """Return the surviving checkpoint that covers the most records.
 
-    It keeps no content: parts of several checkpoints may be mixed, and authors that crashed may
-    have left many incomplete ones.
+    The search keeps no content in memory. The parts of several checkpoints may be mixed, and
+    processes that crashed may have left many incomplete checkpoints.
     """
     best: StoredCheckpoint | None = None
     lost: DataLossError | None = None
@@ -143,8 +143,8 @@ async def find_furthest(log: Log, stream: SubStream) -> FoundCheckpoints:
 
 
 async def read_content(log: Log, stream: SubStream, stored: StoredCheckpoint) -> bytes | None:
-    """Return the encoded state of a checkpoint; None: a later one has replaced it, or a part was
-    lost, since it was found.
+    """Return the encoded state of a checkpoint. None: since the checkpoint was found, a later one
+    has replaced it, or a part was lost.
     """
     contents: dict[SeqNum, bytes] = {}
     async for record in read_surviving_records(

@@ -1,4 +1,8 @@
-"""One process's copy of a replayed state."""
+"""One process's copy of a state that is derived from the records of one sub-stream.
+
+Libraries subclass `State`. Their callers append commands through a `Replica` and call its `save`
+when a checkpoint is due. `indilog.replayed.checkpoints` stores the checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +32,24 @@ from indilog.sdk.outcomes import append_outcome_unknown, check_own_append
 CHECKPOINT_EVERY: Final = 256
 """Default for the smallest number of records between two checkpoints."""
 _ITEMS_PER_RECORD: Final = 4
-"""Items in a checkpoint per new record after which the next one is due, so that checkpoints and
-records cost about the same.
+"""Checkpoints of a large state are due after one new record for each 4 items in the state. So
+checkpoints and records cost about the same.
 """
 _UNREAD_MAX: Final = 64
 """Newest records that are never trimmed, because the processes that appended them may not have read
 their outcomes yet.
 """
 _REST_MIN: Final = 2
-"""Records that are left over, in multiples of `checkpoint_every`, for which a checkpoint is worth
-writing before the next one is due.
+"""If a checkpoint covers more new records than this number times `checkpoint_every`, another
+checkpoint may follow early, because only that one trims these records.
 """
 _OUTCOMES_MAX: Final = 65_536
 """Largest number of outcomes kept while appends are in flight."""
 _PAGE: Final = 1000
 _LOADS_MAX: Final = 8
-"""Largest number of searches for a checkpoint that replaces trimmed records."""
+"""Largest number of searches for a checkpoint. A search is repeated if a later checkpoint has
+replaced the one that was found.
+"""
 _ITEMS_IN_THREAD: Final = 10_000
 """Number of items from which a state is encoded in a thread."""
 
@@ -60,9 +66,10 @@ class State(abc.ABC, Generic[_OutcomeT]):
 
     @abc.abstractmethod
     def apply(self, record: Record) -> _OutcomeT:
-        """Apply the next record of the sub-stream; return its outcome for its author.
+        """Apply the next record of the sub-stream; return its outcome.
 
-        A record that the library did not write, or that has no effect, is applied too.
+        The process that appended the record gets the outcome. `apply` is also called with records
+        that another program wrote, and with commands that have no effect.
 
         Raises:
             IndilogError: a later version wrote the record; the state is unchanged.
@@ -77,19 +84,23 @@ class State(abc.ABC, Generic[_OutcomeT]):
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Number of items in a snapshot; a checkpoint is due at least every `size` / 4 records."""
+        """Number of items in a snapshot. A checkpoint is due after `size` / 4 records at the
+        earliest. It may be due sooner if the last one left records untrimmed.
+        """
 
     def may_elect(self) -> bool:
         """Whether the author of the last applied record may be the one that writes a checkpoint.
 
-        False for records whose authors keep no replica. A checkpoint that is due then waits for the
-        next record whose author may be elected.
+        The author is the process that appended the record. False if that process keeps no replica.
+        A checkpoint that is due then waits for the next record for which this is true.
         """
         return True
 
     def needed_from(self, end: SeqNum) -> SeqNum:
-        """Return the seqnum below which the library reads no record any more, once a checkpoint
-        covers the records below `end`. It is asked at each record, so it takes constant time.
+        """Return the seqnum of the first record that the library may still read, although a
+        checkpoint covers the records below `end`. If there is no such record, return `end`.
+
+        The replica may call this method after each record, so it takes constant time.
         """
         return end
 
@@ -97,8 +108,8 @@ class State(abc.ABC, Generic[_OutcomeT]):
 class Replica(Generic[_StateT, _OutcomeT]):
     """The state of a sub-stream in this process, as of the records that it has read.
 
-    Coroutines share a replica. One of them reads for all that wait for records at that time. It
-    awaits only the log, so it runs under a stepper without an event loop, too.
+    Coroutines share a replica. If several of them wait for records, one of them reads for all. A
+    replica awaits only the log, so it also runs without an event loop (`indilog.testing.stepper`).
 
     Args:
         stream: the tags, the format of checkpoints, and the name in error messages.
@@ -112,8 +123,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
         state: the state.
         end: records below this seqnum are applied.
         unsaved: number of records applied since the last known checkpoint.
-        covered: about where the checkpoint before the last one ended; from here on, records are
-            kept for processes with appends in flight.
+        covered: `end` when the checkpoint before the last one became due; 0 after a start from a
+            checkpoint. Records from here on may be kept for processes with appends in flight.
     """
 
     def __init__(
@@ -132,17 +143,20 @@ class Replica(Generic[_StateT, _OutcomeT]):
         self.unsaved = 0
         self.covered: SeqNum = 0
         self._last_due: SeqNum = 0
+        """`end` when a checkpoint became due last, or of the checkpoint that was loaded."""
         self._due_count = 0
         """`_count` at `_last_due`."""
         self._has_rest = False
-        """Whether many records that checkpoints cover could not be trimmed when the last checkpoint
-        was due.
+        """Whether the last checkpoint left many records untrimmed, so that the next one may be due
+        early (`_note_due`).
         """
         self._restore = restore
         self._every = checkpoint_every
         self._on_record = on_record
         self._count = 0
+        """Number of records applied since the sub-stream began."""
         self._marked = 0
+        """`_count` when a checkpoint became due last."""
         self._elected = False
         self._seen: SeqNum = 0
         """Records below this seqnum are applied, or belong to other tags."""
@@ -261,8 +275,9 @@ class Replica(Generic[_StateT, _OutcomeT]):
 
     async def _continue_from_checkpoint(self, log: Log, error: TrimmedError) -> None:
         """Load a checkpoint, because records that are not applied were trimmed."""
-        # The floor may become visible before the checkpoint, although the checkpoint was appended
-        # first. Meanwhile, a later checkpoint may replace it.
+        # A checkpoint is appended before records are trimmed, but a session may see the trim first.
+        # When the session sees the checkpoint, a later one may have replaced it. So this method
+        # searches again as long as the tail grows.
         lost: DataLossError | None = None
         tail: SeqNum = -1
         for _ in range(_LOADS_MAX):
@@ -277,7 +292,9 @@ class Replica(Generic[_StateT, _OutcomeT]):
         raise name_loss(self.stream.what, lost) from error
 
     async def _pass_loss(self, log: Log, error: DataLossError) -> None:
-        """Load a checkpoint that covers lost records, or some of the records before them.
+        """Load a checkpoint that covers more than is applied here, because a record is lost.
+
+        If the checkpoint does not cover the lost record, the next read meets the loss again.
 
         Raises:
             DataLossError: no checkpoint covers more than is applied here.
@@ -289,8 +306,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
             raise name_loss(self.stream.what, error) from error
 
     async def _load(self, log: Log) -> DataLossError | None:
-        """Continue from the checkpoint that covers the most, if it is ahead. Return the loss if a
-        lost checkpoint may cover even more.
+        """Continue from the checkpoint that covers the most, if it covers more than is applied
+        here. If a lost checkpoint may cover even more, return that loss.
         """
         lost: DataLossError | None = None
         for _ in range(_LOADS_MAX):
@@ -325,9 +342,9 @@ class Replica(Generic[_StateT, _OutcomeT]):
     def _note_due(self) -> bool:
         """Tell whether the last applied record makes a checkpoint due.
 
-        One is due after some number of records. Another one is due as soon as nothing needs the
-        records any more that the last one could not trim. Otherwise a state that empties would keep
-        them until it is used again.
+        A checkpoint is due after `_records_between_checkpoints()` records. If it leaves many
+        records untrimmed, another one is due as soon as these records are not needed any more.
+        Otherwise the records of a state that empties would stay until the state is used again.
         """
         if self._count - self._marked >= self._records_between_checkpoints():
             rest = self._count - self._due_count
@@ -412,24 +429,25 @@ class Replica(Generic[_StateT, _OutcomeT]):
 
     @property
     def is_save_due(self) -> bool:
-        """Whether this process should write a checkpoint: its own record made one due.
+        """Whether this process should write a checkpoint, because its own record made one due.
 
-        So exactly one process writes each checkpoint. If it crashes first, the next one is due
-        `checkpoint_every` records later.
+        So each due checkpoint is written by one process. If that process crashes first, the next
+        checkpoint is due as usual.
         """
         return self._elected
 
     async def save(self, log: Log) -> bool:
-        """Append a checkpoint, and trim the records that the previous checkpoint covers.
+        """Append a checkpoint, and trim records that the previous checkpoint covers.
 
-        Returns whether a process that starts now continues from a checkpoint that covers the
-        records applied before this call. Then the library may trim sub-streams of its own that only
-        earlier states need.
+        Returns whether a checkpoint in the log covers all records applied before this call. Then no
+        process starts from an earlier state. So the library may trim records of its other
+        sub-streams that only earlier states need.
 
-        Because the newest records are not trimmed, processes with appends in flight can still read
-        their outcomes. Concurrent checkpoints are safe: each is
-        correct, and the one that covers the most is kept, so it covers all that was trimmed. While
-        a lost checkpoint may cover more, nothing is trimmed, because it may become readable again.
+        The newest records are not trimmed, so processes with appends in flight can still read their
+        outcomes. Several processes may write checkpoints at once. Each checkpoint is correct, and
+        the one that covers the most records stays, so it covers all trimmed records. If a lost
+        checkpoint may cover more records, nothing is trimmed, because that checkpoint may become
+        readable again.
 
         A replica writes one checkpoint at a time: a caller that finds another one being written
         waits for it, and then writes one only if that one does not suffice.

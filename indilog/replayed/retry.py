@@ -1,4 +1,4 @@
-"""The retry policy of libraries for errors of the log that may pass."""
+"""The retry policy of libraries for transient errors of the log."""
 
 from __future__ import annotations
 

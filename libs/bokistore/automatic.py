@@ -44,8 +44,8 @@ class AutomaticCollection:
         log: name of the log.
         keep: seconds of history that are kept; see `Store.collect`.
         keep_ids: seconds for which ids are kept; see `Store.collect`.
-        share: largest share of the time for which it works (above 0, at most 1).
-        every: seconds between two looks whether there is enough to collect.
+        share: largest share of the time that collections take (above 0, at most 1).
+        every: seconds between two checks whether enough history has become old.
         pause: waits for a number of seconds.
         monotonic: returns seconds of a clock that cannot be set.
 

@@ -35,7 +35,7 @@ RELEASED_PER_RECORD_MAX: Final = 8
 
 
 class Releases:
-    """Ids that their owners released, until a transaction's record says so."""
+    """Ids that their owners released, until the record of a transaction names them as released."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[str]] = {}

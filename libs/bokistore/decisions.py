@@ -43,9 +43,9 @@ class _Trial:
     """A transaction that is being decided.
 
     Attributes:
-        checks: what is not checked yet; the last element is being checked.
-        start: its records in [horizon, start) are no conflicts.
-        has_probed: whether the last record before the transaction was looked at.
+        checks: checks that are not finished; the last one is in progress.
+        start: the records in [horizon, start) that this check searches are no conflicts.
+        has_probed: whether the last record before the transaction was read.
         page: records from `start` on that were read, but not checked.
         crowded: tags that have records between the horizon and the transaction.
     """

@@ -66,7 +66,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True, tag="push"):
 
 
 class AddToSet(msgspec.Struct, frozen=True, array_like=True, tag="add_to_set"):
-    """Add a value to the list at a path, unless it is in it."""
+    """Append a value to the list at a path, unless the list contains the value."""
 
     path: Steps
     value: Json
@@ -104,7 +104,9 @@ class DecrementIf(msgspec.Struct, frozen=True, array_like=True, tag="decrement_i
 
 
 class SetIf(msgspec.Struct, frozen=True, array_like=True, tag="set_if"):
-    """Set the value at a path, if it is the JSON `expected`; a missing value counts as null."""
+    """Set the value at a path, if the old value is the same JSON as `expected`; a missing value
+    counts as null.
+    """
 
     path: Steps
     expected: Json
@@ -112,8 +114,8 @@ class SetIf(msgspec.Struct, frozen=True, array_like=True, tag="set_if"):
 
 
 class AppendIf(msgspec.Struct, frozen=True, array_like=True, tag="append_if"):
-    """Append a value to the list at a path, if it is not in the list (`absent`), and if the list is
-    shorter than `limit`.
+    """Append a value to the list at a path, if the list is shorter than `limit` (None: no limit).
+    If `absent` is true, the list must not contain the value either.
     """
 
     path: Steps
@@ -123,8 +125,8 @@ class AppendIf(msgspec.Struct, frozen=True, array_like=True, tag="append_if"):
 
 
 Conditional: TypeAlias = DecrementIf | SetIf | AppendIf
-"""Writes with a condition, which is decided at their place in the log. If it does not hold, the
-write has no effect.
+"""Writes with a condition on the document as of the write's place in the log. If the condition does
+not hold, the write has no effect.
 """
 Write: TypeAlias = Set | Increment | Push | AddToSet | Pop | Merge | Delete | Conditional
 Document: TypeAlias = dict[str, Json]
@@ -269,7 +271,7 @@ def result_of(document: Document | None, write: Write) -> Json:
 def apply_write(document: Document | None, write: Write, *, name: str) -> Document | None:
     """Return the document after `write`. None stands for an object that does not exist.
 
-    The given document is changed in place, unless the write does not fit.
+    The write may change the given document in place, or return another one.
 
     Raises:
         MismatchError: the write does not fit; the document is as before.
@@ -292,7 +294,8 @@ def apply_write(document: Document | None, write: Write, *, name: str) -> Docume
 
 
 def _check_condition(document: Document | None, write: Conditional, name: str) -> None:
-    """Raise for a condition that does not hold. A value of another type is left to the write.
+    """Raise for a condition that does not hold. If the value has a type that the write cannot
+    change, applying the write raises `MismatchError`.
 
     Raises:
         ConditionUnmetError: the condition does not hold.
@@ -305,7 +308,7 @@ def _check_condition(document: Document | None, write: Conditional, name: str) -
             holds = _same(None if there is Absent.ABSENT else there, expected)
         case DecrementIf(by=by, at_least=at_least):
             old = 0 if there is Absent.ABSENT else there
-            fits = bool(write.path) and isinstance(old, int | float)  # no object is a number
+            fits = bool(write.path) and isinstance(old, int | float)  # an object is no number
             holds = not fits or old - by >= at_least
         case AppendIf(value=value, absent=absent, limit=limit):
             items = there if isinstance(there, list) else []
@@ -407,8 +410,8 @@ def _contains(items: list[Json], value: Json) -> bool:
 def _holder(document: Document, write: Write, name: str) -> Document | list[Json]:
     """Return the object or list that contains the last step of the path; create missing objects.
 
-    Once the first missing object is created, nothing can fail. So a write that does not fit changes
-    nothing.
+    Inside an object that was just created, all further steps are missing, so each of them fits. A
+    write that does not fit therefore fails before an object is created, and changes nothing.
     """
     at: Document | list[Json] = document
     for depth, step in enumerate(write.path):

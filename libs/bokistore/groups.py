@@ -45,7 +45,7 @@ class Group(Generic[_MemberT]):
     """Transactions with one record.
 
     Args:
-        whole: the transaction of the record: what the members so far have read and written.
+        whole: one transaction with the reads and writes of all members so far; the record has it.
     """
 
     def __init__(self, whole: _MemberT) -> None:

@@ -46,7 +46,7 @@ class _Line:
     Attributes:
         first: the transaction that has its turn.
         group: the transactions before it that share one record with it; None: there are none.
-        waiting: those after it, each with the event that gives it the turn.
+        waiting: the transactions after it, each with the event that gives it the turn.
         log_turn: the place of this process in the object's line in the log; None: it has none.
     """
 

@@ -88,7 +88,7 @@ def tokens_of(line: Line) -> frozenset[str]:
 
 
 class LineLog(Protocol):
-    """What lines need of the replay of a log of objects (`bokistore.replay`)."""
+    """The part of the replay of a log of objects that lines use (`bokistore.replay`)."""
 
     def tag(self, name: str) -> str:
         """Return the tag of an object's records."""

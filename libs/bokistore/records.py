@@ -103,11 +103,11 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class Check(NamedTuple):
-    """What must not have happened in [horizon, seqnum of a transaction).
+    """A condition on the records in [horizon, seqnum of a transaction).
 
     Attributes:
         tag: the sub-stream to search.
-        id: no other transaction with this id may have committed; None: no write of the object.
+        id: no other transaction with this id committed there; None: no write of the object did.
     """
 
     tag: str

@@ -35,10 +35,10 @@ class _Submission:
     """A record of one caller.
 
     Attributes:
-        seqnum: its seqnum, as soon as it has effect.
-        error: why it has none, or why that is not known.
-        first: the first record of the same call; if that is refused, so is this one.
-        over: set when one of both is known; only the last record of a call has an event.
+        seqnum: its seqnum, as soon as the record has effect.
+        error: why the record has no effect, or why its outcome is unknown.
+        first: the first record of the same call; if that one is refused, this one is refused, too.
+        over: event that is set with `seqnum` or `error`; only the last record of a call has one.
     """
 
     __slots__ = ("data", "error", "first", "kind", "match_seqnum", "over", "seqnum", "txid")

@@ -1,4 +1,7 @@
-"""Appends batches that have effect only after a known record, and finds out whether they have."""
+"""Appends batches, and finds out whether they have effect.
+
+A batch has effect only if the record that it names precedes it (docs/decisions/0079).
+"""
 
 from __future__ import annotations
 

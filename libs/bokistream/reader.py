@@ -1,4 +1,6 @@
-"""Readers that keep their position in the log, so that another process can continue."""
+"""Named readers of a stream. A reader's position is a record in the log, so that another process
+can continue from it.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ class Reader:
     """A named reader, whose position is kept in the log. Get it with `Streams.reader`.
 
     Each record is read at least once: after a crash, reading continues after the record that was
-    committed last. At most one process at a time should use a name.
+    committed last. At most one process at a time should use a name: two processes would read the
+    same records, and the slower one would move the position back.
 
     Attributes:
         name: its name.
-        done: it has processed all records up to this seqnum; -1: none.
+        done: seqnum that was committed last; all records up to it are processed. -1: none.
     """
 
     def __init__(self, reading: Reading, name: str, done: SeqNum) -> None:
@@ -60,7 +63,7 @@ class Reader:
         """Record that all records up to `seqnum` are processed.
 
         Raises:
-            StreamSettingsError: a later position was committed before.
+            StreamSettingsError: `seqnum` is below the last committed one, or is no seqnum.
             IndilogError: as for `Log.append`; committing again is harmless.
         """
         if type(seqnum) is not int or seqnum < max(self.done, 0):

@@ -1,4 +1,4 @@
-"""Reads the records of a stream in order, a page ahead, and notices if it should get records."""
+"""Reads the records of a stream in order, a page ahead, and detects when none arrive."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RETRIES: Final = RetryPolicy(tries=36, first_s=0.05, pause_s_max=2.0)
 
 @dataclass(frozen=True)
 class Reading:
-    """What to read, and how.
+    """A read of a stream, with its bounds and options.
 
     Attributes:
         log, name, created: the stream.

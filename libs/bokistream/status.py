@@ -1,4 +1,4 @@
-"""What people see of a stream: what each writer appended, and how far readers are."""
+"""The status of a stream for operators: the records of each writer, the position of each reader."""
 
 from __future__ import annotations
 

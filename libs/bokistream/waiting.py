@@ -77,8 +77,8 @@ async def stop(task: Background | None) -> None:
 
 
 class Ahead:
-    """Begins a piece of work at once, whose result is awaited later; without an event loop it
-    begins when it is awaited.
+    """Begins a piece of work at once; its result is awaited later. Without an event loop, the work
+    begins when the result is awaited.
     """
 
     def __init__(self, work: Coroutine[Any, Any, _T]) -> None:

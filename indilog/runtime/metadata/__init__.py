@@ -1,1 +1,1 @@
-"""The metadata store: its interface, the embedded one and its service, and ZooKeeper."""
+"""The metadata store: its interface, the embedded store and its service, and ZooKeeper."""

@@ -1,8 +1,13 @@
 """The client of the embedded metadata store, for other processes (ARCHITECTURE 11).
 
-A request may be lost with a connection, so each new connection carries the unanswered ones again.
-Repeated requests are harmless: a read changes nothing, a sequence skips a number, a compare-and-set
-identifies its write, and a deleted key stays deleted.
+The server is in `service`. A request may be lost with its connection, so each new connection
+(`links`) carries all unanswered requests again. A repeated request is harmless:
+
+- Reads change nothing, and a sequence skips a number.
+- A compare-and-set has a unique id of its write. If the key still has the value of that write, the
+  repeated request gets the result of the first one.
+- A key that was deleted stays deleted.
+- Opening a session again is a heartbeat, and closing it again does nothing.
 
 A directory is listed in pages. The client starts again if the directory changed between two pages.
 """
@@ -51,6 +56,8 @@ class _Asked(NamedTuple):
 
 class MetadataClient(SessionKeeper):
     """A `MetadataStore` that asks a `MetadataServer`; made and used on one event loop.
+
+    The base class `SessionKeeper` adds compare-and-set, delete and sessions to the methods here.
 
     Raises:
         ConfigError: the address is invalid, or needs keys that do not exist.

@@ -1,7 +1,7 @@
 """A session with the metadata store, as its owner sees it (docs/decisions/0037).
 
-Each store keeps sessions in its own way. The rule for when an owner must stop relying on its
-session is here, the same for all stores.
+Each store keeps sessions in its own way. All stores share the rule in this module: it decides when
+an owner must stop relying on its session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sessions of the embedded metadata store. Its clients in other processes name them in requests."""
+"""Sessions of the embedded metadata store, under unique names.
+
+Clients in other processes send the name of their session with each request that depends on it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values of the metadata store are read: JSON of a known type, or one sentence."""
+"""Decodes values of the metadata store: JSON of a known type, or an error of one sentence."""
 
 from __future__ import annotations
 

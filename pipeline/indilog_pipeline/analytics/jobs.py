@@ -1,5 +1,5 @@
 """The jobs of `indilog analyse`. Each runs a Spark query, and makes a table and a picture of its
-result.
+result. The command calls `analyse`; `JOBS` has all jobs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Chart(NamedTuple):
     """The picture of a job: a bar for each row of the table.
 
     Attributes:
-        labels: columns with the name of the bar.
+        labels: columns whose values, joined, are the name of the bar.
         value: column with the length of the bar.
         unit: the unit of the value, in words.
     """
@@ -123,7 +123,7 @@ OBJECTS: Final = """
 
 
 def records_of(session: SparkSession, source: Source, columns: str) -> DataFrame:
-    """Return the records of a source, with the columns of a schema in Spark's DDL."""
+    """Return the records of a source. `columns` names the columns, as a schema in Spark's DDL."""
     reader = session.read.format("indilog").schema(columns)
     given = {"path": source.path, "url": source.url, "log": source.log or ""}
     for option, value in given.items():
@@ -159,12 +159,12 @@ JOBS: Final[dict[str, Job]] = {
         Chart(["hour", "log", "tag"], "bytes", "bytes of data"),
     ),
     "tags": Job(
-        "Hottest tags; skew is how many times the records of the log's average tag",
+        "Hottest tags; skew: a tag's records, divided by the average of its log's tags",
         _by_sql(TAGS, _WITH_DATA),
         Chart(["log", "tag"], "records", "records"),
     ),
     "lag": Job(
-        "From the writer's time to the order, by log",
+        "Time from the writer's clock to ordering, by log",
         _by_sql(LAG, "log string, ordered_at timestamp, time timestamp"),
         Chart(["log"], "p99_ms", "milliseconds, 99th percentile"),
     ),
@@ -185,7 +185,7 @@ def check_job(name: str, source: Source) -> None:
     """Refuse an impossible job, before Spark starts.
 
     Raises:
-        ConfigError: there is no job of that name, or the source is not one it can read.
+        ConfigError: there is no job of that name, or the job cannot read this source.
     """
     if name not in JOBS:
         raise ConfigError(f"There is no job {name!r}; the jobs are {', '.join(JOBS)}.")
@@ -201,7 +201,7 @@ def analyse(session: SparkSession, name: str, source: Source, *, rows_max: int =
     """Run a job.
 
     Raises:
-        ConfigError: there is no job of that name, or the source is not one it can read.
+        ConfigError: there is no job of that name, or the job cannot read this source.
         IndilogError, ValueError: as reads of logs and of objects.
     """
     check_job(name, source)

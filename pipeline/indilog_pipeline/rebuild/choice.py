@@ -15,9 +15,9 @@ LOCAL_S: Final = 1.0
 SPARK_S: Final = 0.9
 """CPU seconds per million records of Spark, in tasks that all cores share."""
 SPARK_WRITE_S: Final = 0.4
-"""CPU seconds per million records of Spark to write them, in one task for each index shard."""
+"""CPU seconds in which Spark writes a million records; each index shard is one task."""
 SPARK_START_S: Final = 9.5
-"""Seconds of a local session that runs a task which does nothing, with its start and end."""
+"""Seconds in which a local session starts, runs an empty task, and ends."""
 _MILLION: Final = 1_000_000
 
 
@@ -29,12 +29,12 @@ class Choice(NamedTuple):
 
 
 def local_s(records: int) -> float:
-    """Return about how many seconds one process takes to rebuild this many records."""
+    """Estimate the seconds in which one process rebuilds this many records."""
     return LOCAL_S * records / _MILLION
 
 
 def spark_s(records: int, *, cores: int, index_shards: int) -> float:
-    """Return about how many seconds a local Spark session takes, with its start."""
+    """Estimate the seconds that a local Spark session takes, including its start."""
     each = SPARK_S / cores + SPARK_WRITE_S / max(1, min(cores, index_shards))
     return SPARK_START_S + each * records / _MILLION
 

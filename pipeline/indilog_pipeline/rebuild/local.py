@@ -1,4 +1,8 @@
-"""The engine `local`: one process sorts the rows, in memory and in files."""
+"""The engine `local`: this process writes the index snapshots of a rebuild (`rebuild.run`).
+
+A snapshot has a row for each tag of each record, sorted by tag and seqnum. Rows that do not fit in
+memory are sorted in parts, which are files and are merged at the end.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,19 @@ from indilog_pipeline.index_rows import RowsOfImage
 from indilog_pipeline.rebuild.plan import Built, RebuildPlan
 
 MEMORY_BYTES: Final = 512 * 1024 * 1024
-"""Bytes of rows that all index shards hold in memory while they are sorted."""
+"""Bytes of rows in memory while they are sorted, for all index shards together."""
 _FILTER_SHARE: Final = 16
-"""The share of an index node's memory that the filter of a snapshot's tags may take."""
+"""A snapshot's filter of tags takes at most an index node's memory divided by this number."""
 
 Note = Callable[[SeqNum, SeqNum], None]
 
 
 class LocalEngine:
-    """Rebuilds in this process.
+    """Writes the index snapshots of a rebuild in this process.
 
     Args:
-        note: called with how many seqnums were read, and how many there are.
-        memory_bytes_max: bytes of rows in memory.
+        note: called with two numbers: the seqnums read so far, and all seqnums to read.
+        memory_bytes_max: bytes of rows in memory, for all index shards together.
     """
 
     def __init__(

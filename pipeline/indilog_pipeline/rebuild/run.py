@@ -1,7 +1,7 @@
 """Runs a rebuild: plans it, lets an engine write the snapshots, and installs them.
 
-The index tier must not run meanwhile, because its processes write snapshots, too. An index node
-that starts afterwards begins with the rebuilt snapshot, and fetches only newer index data.
+The index tier must not run during a rebuild, because its processes also write snapshots. An index
+node that starts afterwards begins with the rebuilt snapshot, and fetches only newer index data.
 """
 
 from __future__ import annotations

@@ -123,13 +123,13 @@ def _explain_failures() -> Iterator[None]:
 
 
 class SparkEngine:
-    """Rebuilds with a Spark session.
+    """Writes the index snapshots of a rebuild in tasks of a Spark session.
 
     Args:
         spark: the session. Its executors need Python with IndiLog, and the data directory at the
             same place.
-        part_bytes: bytes of segments that one task reads; None: by the size of the log.
-        range_rows: rows that one task sorts; None: by the size of the log.
+        part_bytes: bytes of segments that one task reads; None: the size of the log decides.
+        range_rows: rows that one task sorts; None: the size of the log decides.
     """
 
     def __init__(

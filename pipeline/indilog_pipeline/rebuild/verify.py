@@ -56,13 +56,13 @@ class Compared(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What a comparison of snapshots and records found.
+    """The result of comparing snapshots with records.
 
     Attributes:
         compared: the snapshots that were compared.
         difference: the first difference; it ends the comparison. None: there is none.
         unusable: folders of index nodes that have snapshots, but no intact one of this log.
-        seqnums: number of ordered seqnums; with 0 there need be no snapshot.
+        seqnums: number of ordered seqnums; 0: no snapshot is needed.
     """
 
     compared: list[Compared]
