@@ -175,7 +175,7 @@ def mirror(
 
 
 class _LagReport:
-    """Prints how far a mirror is, at most every 10 seconds."""
+    """Prints the progress of a mirror, at most every 10 seconds."""
 
     def __init__(self) -> None:
         self.progressed_at = time.monotonic()

@@ -1,8 +1,9 @@
 """Copies a stream to another platform, exactly once (docs/decisions/0083).
 
-The copy is a stream whose records have the same offsets. The mirror is its writer: it takes the
-copy over, reads its offset, and appends the records of the source from that offset on. A mirror
-that crashed, or lost the copy to another one, can append nothing more.
+The copy is a stream whose records have the same offsets. The mirror is the writer of the copy. It
+reads the records of the source from the next offset of the copy on, takes the copy over, and
+appends those that the copy does not have yet. Taking the copy over fences each earlier mirror, even
+if that mirror is still running or has appends in flight. So no record is copied twice.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _READY_S: Final = 0.001
 
 
 class StreamMirrorProgress(NamedTuple):
-    """How far a mirror is.
+    """The progress of a mirror.
 
     Attributes:
         copied: number of records that this process has copied.
-        next_offset: offset of the next record.
+        next_offset: offset of the next record to be copied.
         lag_s: seconds since the last copied record was ordered in the source; 0 if the copy has all
             records.
     """
@@ -87,6 +88,7 @@ class StreamMirror:
         reading = self._source.read(self._name, from_offset=last.offset, follow=follow)
         async with aclosing(reading) as records, aclosing(_batches(records)) as batches:
             first = await anext(batches, None)
+            # A new copy begins at the first offset of the source, which may have been truncated.
             start = None if first is None or last.offset > 0 else first[0].offset
             async with self._target.writer(self._name, first_offset=start) as writer:
                 if first is not None:
@@ -97,10 +99,10 @@ class StreamMirror:
                     await writer.seal()
 
     async def _copy(self, writer: Writer, batch: list[StreamRecord]) -> None:
-        """Append a batch to the copy.
+        """Append to the copy those records of a batch that the copy does not have yet.
 
         Raises:
-            StreamTruncatedError: its first record is not the next one of the copy.
+            StreamTruncatedError: the source no longer has the next record of the copy.
         """
         following = writer.next_offset
         left = [record for record in batch if record.offset >= following]
@@ -117,7 +119,10 @@ class StreamMirror:
 async def _batches(
     records: AsyncGenerator[StreamRecord, None],
 ) -> AsyncGenerator[list[StreamRecord], None]:
-    """Yield the records that are there at once, in batches of at most 1,000 and about 1 MiB."""
+    """Yield records in batches of at most 1,000 records and about 1 MiB.
+
+    A batch also ends when no further record arrives within `_READY_S`.
+    """
     coming: asyncio.Future[StreamRecord] | None = None
     try:
         while True:

@@ -66,7 +66,7 @@ class StreamStatus(NamedTuple):
 
 
 async def read_segments(log: Log, last: Last, limit: int) -> list[Segment]:
-    """Return what each writer appended before `last`, newest first. Writers without data records
+    """Return the segments of the writers up to `last`, newest first. Writers without data records
     are left out, except the newest.
     """
     segments: list[Segment] = []

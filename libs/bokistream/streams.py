@@ -47,7 +47,7 @@ from indilog import Log
 from indilog.sdk import SeqNum, check_bound
 
 APPENDERS_MAX: Final = 64
-"""Appenders that a `Streams` object keeps: one for each stream and token used last."""
+"""Largest number of appenders that a `Streams` object keeps; the least recently used is dropped."""
 _SIZE_BYTES_MAX: Final = 2**63 - 1
 
 
@@ -60,8 +60,9 @@ class Streams:
     never read. Any program that reaches the platform can write and read.
 
     Args:
-        log: log of the streams; it may also hold other records. Do not trim it as a whole.
-        catalog: list of the streams; None: the one that all objects of the process share.
+        log: log of the streams; it may also hold other records. Do not trim the whole log: that
+            would also trim the records of the catalog.
+        catalog: catalog of the streams; None: one whose replica all callers in this process share.
     """
 
     def __init__(self, log: Log, *, catalog: Catalog | None = None) -> None:
@@ -69,7 +70,7 @@ class Streams:
         self._catalog = catalog or Catalog(log)
         self._appenders: OrderedDict[tuple[SeqNum, SeqNum], Appender] = OrderedDict()
         self._trimmed: dict[SeqNum, SeqNum] = {}
-        """By stream, the seqnum below which this object has trimmed it."""
+        """The seqnum below which this object has trimmed a stream, by the stream's `created`."""
 
     # --- streams
 
@@ -87,7 +88,7 @@ class Streams:
         Args:
             name: 1 to 128 bytes of text, unique in the log.
             age_s: seconds after which a record is truncated; None: records are kept.
-            size_bytes: bytes of the newest records that are kept; None: without limit.
+            size_bytes: the newest records, up to this many bytes, are kept; None: no limit.
             grace_s: seconds for which truncated records can still be read with
                 `include_truncated`.
             exist_ok: whether the stream may exist already; then its settings stay as they are.
@@ -145,7 +146,8 @@ class Streams:
     async def delete(self, name: str) -> None:
         """Seal a stream, trim all its records but the last one, and remove it from the list.
 
-        Readers that follow the stream end. If the call fails, calling it again continues.
+        The last record stays, because it tells readers and writers that the stream has ended.
+        Readers that follow the stream end. If the call fails, repeat it to complete the deletion.
 
         Raises:
             StreamNotFoundError: there is none with this name.
@@ -177,8 +179,8 @@ class Streams:
             name: name of the stream.
             heartbeat_s: seconds between two heartbeats (0.01 to 3,600), by which readers notice
                 that the writer has stopped; None: no heartbeats.
-            first_offset: offset of the first record of a stream that has none yet; None: 0. For a
-                copy of a truncated stream.
+            first_offset: offset of the first record, if the stream has no records yet; None: 0.
+                A copy of a truncated stream needs it, to have the offsets of its source.
 
         Raises:
             StreamNotFoundError: there is no stream with this name.
@@ -210,10 +212,11 @@ class Streams:
         txid: int | None = None,
         match_seqnum: SeqNum | None = None,
     ) -> SeqNum:
-        """Append a record from anywhere, and return its seqnum.
+        """Append a record without being the writer, and return the record's seqnum.
 
-        Any compute node accepts it, and the order of the log decides whether it has effect. So no
-        node forwards appends to the owner of the stream.
+        Any compute node accepts the append and writes the record to the log itself. The order of
+        the log decides whether the record has effect. So appends need not pass through the program
+        that owns the stream.
 
         Args:
             name: name of the stream.
@@ -244,7 +247,7 @@ class Streams:
         return await self._appender(info, token).append(data, txid=txid, match_seqnum=match_seqnum)
 
     def _appender(self, info: StreamInfo, token: SeqNum) -> Appender:
-        """Return the appender of a stream and a token; those used last are kept."""
+        """Return the appender that all appends to a stream under one token share."""
         place = (info.created, token)
         appender = self._appenders.get(place)
         if appender is None:
@@ -255,7 +258,9 @@ class Streams:
         return appender
 
     async def seal(self, name: str) -> None:
-        """End a stream, with any owner: later appends are refused, and readers end there.
+        """End a stream: later appends are refused, and readers end after the last record.
+
+        Any program may seal a stream, even if another program owns it.
 
         Raises:
             StreamNotFoundError: there is no stream with this name.
@@ -294,8 +299,8 @@ class Streams:
             follow: whether to wait for new records at the end, until the stream is sealed.
                 Otherwise the iteration ends after the records that the stream had at the call.
             include_truncated: whether to read truncated records, too, while they are kept.
-            ahead_bytes: about how many bytes of records the reader holds (1 to 2**30). A page of
-                the log is read while the caller processes the one before.
+            ahead_bytes: about how many bytes of records the reader holds (1 to 2**30). While the
+                caller processes one page of the log, the reader already reads the next page.
             idle_s: seconds without a record after which the reader checks the stream; None: never.
                 It raises `ReaderIdleError` if the stream has a record that the reader did not get,
                 or if the writer writes no heartbeats. Use a multiple of the writer's `heartbeat_s`.
@@ -334,7 +339,9 @@ class Streams:
         ahead_bytes: int = AHEAD_BYTES,
         idle_s: float | None = None,
     ) -> Reader:
-        """Return a reader that keeps its position in the log under the name `reader`.
+        """Return a reader named `reader`, which stores its position as a record of the log.
+
+        Another process that uses the same name continues at the stored position.
 
         Args:
             name: name of the stream.
@@ -369,7 +376,10 @@ class Streams:
         return Reader(reading, reader, done)
 
     async def last(self, name: str) -> Last:
-        """Return the state of a stream after its last record: seqnum, transaction id, offset.
+        """Return the state of a stream after its last record.
+
+        The state has the seqnum and transaction id of the last data record, and the offset of the
+        next one.
 
         Raises:
             StreamNotFoundError: there is no stream with this name.
@@ -456,7 +466,7 @@ class Streams:
     # --- looking into streams
 
     async def segments(self, name: str, *, limit: int = 100) -> builtins.list[Segment]:
-        """Return what each writer appended, newest first: a view of the stream.
+        """Return the segments of a stream, newest first; a segment is the records of one writer.
 
         Args:
             name: name of the stream.
