@@ -1,7 +1,7 @@
-"""The members of a cluster in the metadata store: what people want, and what is installed
-(ARCHITECTURE 11, decision 0049).
+"""The wanted and the installed members of a cluster, in the metadata store (ARCHITECTURE 11,
+decision 0049).
 
-The key `members` holds the nodes that the cluster is to have. Gateways change it for people; the
+The key `members` holds the nodes that the cluster is to have. Gateways change it for operators; the
 supervisor starts and stops processes accordingly (`indilog.runtime.cluster.scaling`). The key
 `view` holds the newest installed view. The process of the primary writes it after the metalog entry
 of the view was committed. So it may be late, but it is never ahead of the metalog.

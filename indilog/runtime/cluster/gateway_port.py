@@ -15,9 +15,12 @@ from indilog.runtime.cluster.membership import number_of
 
 
 class GatewayPort(NamedTuple):
-    """A port (0: any), and the rule that chose it if it is not the configured one.
+    """The port of one gateway, and the reason for a port that is not the configured one.
 
-    `added` is added to further configured ports of the gateway.
+    Attributes:
+        port: the port; 0: the system chooses one.
+        words: the rule that chose the port, for people; empty: it is the configured one.
+        added: number that is added to each further configured port of the gateway.
     """
 
     port: int

@@ -1,4 +1,4 @@
-"""Which nodes a cluster is to have: changes of `Members` that people ask for (decision 0049).
+"""Changes the nodes that a cluster is to have (`Members`), as an operator requests (decision 0049).
 
 The name of a node has its kind and its number: `engine-2`, `storage-0`, `index-1-0` (index shard 1,
 replica 0), `aggregator-0`. A node that is added gets the smallest number that is free.
@@ -25,7 +25,7 @@ _KINDS: Final[tuple[Kind, ...]] = ("sequencer", "storage", "index", "aggregator"
 
 
 class NodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many nodes a cluster is to have; None: as many as now.
+    """The number of nodes of each kind that a cluster is to have; None: the present number.
 
     `nodes` counts the processes that nodes share (`indilog.runtime.cluster.processes`).
     """

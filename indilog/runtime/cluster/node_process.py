@@ -198,8 +198,10 @@ async def _nodes_of(process: str, start: NodeStart, store: MetadataStore) -> tup
 
 
 class _RunFollower:
-    """Notifies the nodes of a process of what the supervisor changes while they run. Addresses of
-    new nodes come before the members, so that nodes have the addresses when they send to new nodes.
+    """Notifies the nodes of a process of changes that the supervisor makes while they run.
+
+    Addresses of new nodes come before the members, so that nodes have the addresses when they send
+    to new nodes.
     """
 
     def __init__(

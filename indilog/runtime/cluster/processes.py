@@ -40,8 +40,8 @@ class Processes(msgspec.Struct, frozen=True):
     """The processes of a cluster.
 
     Attributes:
-        count: number of shared processes that there ever were: `node-0` up to the one before
-            `node-{count}`. Some may have left.
+        count: number of shared processes that were ever created: `node-0` to
+            `node-{count - 1}`. Some may have left.
         shared: the process of each node that shares one.
         gone: processes that are gone permanently; they are not started again.
     """

@@ -1,9 +1,9 @@
 """The temporary directory of a run: it has the sockets of a cluster of processes on one machine.
 
-It is in the system's temporary directory, because the path of a Unix socket is short. The
-supervisor and its processes hold a shared lock on a file in it. The system releases the lock when
-they end, also after a crash. So each start can remove the directories of runs that have ended, and
-no others.
+The run directory is in the system's temporary directory, because the path of a Unix socket must be
+short. The supervisor and the processes that it starts hold a shared lock on a file in the
+directory. The operating system releases the lock when the last of these processes has ended, also
+after a crash. So a starting supervisor can detect and remove the directories of ended runs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import structlog
 
 _PREFIX: Final = "indilog-run-"
 _PREFIX_UNLOCKED: Final = "indilog-new-"
-"""A directory has this name until its lock is held, so that no start treats it as stale."""
+"""Prefix of a new directory until its lock is held, so that no supervisor removes it as stale."""
 _OWNER: Final = "owner"
 
 
 class RunDirectory:
-    """A directory that exists as long as one of its run's processes.
+    """The directory of one run. While one of the run's processes lives, no other run removes it.
 
     Attributes:
         path: path of the directory; only this user may enter it.
@@ -42,7 +42,11 @@ class RunDirectory:
 
     @classmethod
     def of_living(cls, path: Path) -> RunDirectory | None:
-        """Return the directory of a running run; None if its processes have ended."""
+        """Open and lock the directory of an earlier supervisor's run; None: it cannot be opened.
+
+        The directory of an ended run exists until `remove_stale_directories` removes it. So call
+        that function first, if None must mean that the run has ended.
+        """
         directory = cls.__new__(cls)
         try:
             directory.lock = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -67,7 +71,10 @@ def remove_stale_directories() -> None:
 
 
 def _is_stale(directory: Path) -> bool:
-    """Return whether all processes of its run have ended; without a lock file it is not ours."""
+    """Return whether all processes of the directory's run have ended.
+
+    A directory whose lock file cannot be opened belongs to another program or user: not stale.
+    """
     try:
         lock = os.open(directory / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -4,7 +4,7 @@ decision 0049).
 The supervisor watches the wanted members and the installed view. A new node joins in these steps,
 so that no node sends to a peer that it cannot reach:
 
-1. The record of the run gets its address, which all processes learn.
+1. The address of the node is added to the record of the run, which all processes follow.
 2. Its process starts. The roles of a storage node, an index node or an aggregator run at once.
 3. When those of all new nodes of these three kinds run, the record of the run gets the members. All
    processes learn them, and the primary installs the view. A new compute node can only then become

@@ -3,8 +3,8 @@
 The key `term` holds the newest term and its primary. It changes by compare-and-set only, and takes
 its numbers from the sequence of epochs. So terms grow, and each has one primary.
 
-- A starting sequencer takes a new term if the key names it. The first sequencer of the view also
-  takes one if there is no key.
+- A starting sequencer takes a new term if the key names this sequencer. The first sequencer of the
+  view also takes one if there is no key.
 - Each sequencer that may take over keeps an ephemeral key in `sequencers/`. When the primary's key
   has vanished, the next sequencer of the view that has a key takes a term.
 - A sequencer that has left the view has no key. So if the primary leaves, another one takes a term.
