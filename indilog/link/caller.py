@@ -1,6 +1,6 @@
 """Calls functions over a link, from a `Context` in a worker or from a client.
 
-A call carries the session's position, and its answer carries the new one, even if it is a failure
+A call carries the session's position. Each answer carries the new position, even if the call failed
 (PITFALLS 5).
 """
 

@@ -354,8 +354,8 @@ class ReleaseCalls(_Message, frozen=True):
 
 
 class AskHolders(_Message, frozen=True):
-    """worker, client → compute node: asks for whom outcomes are held: names with this prefix, above
-    `after`; answered by `HoldersFound`.
+    """worker, client → compute node: asks for the holders of outcomes: names that begin with
+    `prefix` and sort after `after`. Answered by `HoldersFound`.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.

@@ -1,4 +1,7 @@
-"""Sends the HTTP requests of a client that has a link, such as those below `/runs`."""
+"""Sends HTTP requests to a gateway, for operations of a client that no link message offers.
+
+`indilog.remote_client` uses it beside its link, for example for the paths below `/runs`.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class GatewayRequests:
-    """Sends requests in a session.
+    """Sends requests within the session of a client, so that the client reads its own writes.
 
     Args:
-        endpoint: returns how to reach the gateway; asked for each request, because a restarted
-            platform may have another token.
-        session: its position is sent, and raised by answers.
+        endpoint: returns the URL, token and TLS context of the gateway. Called for each request,
+            because a restarted platform may have another token.
+        session: each request carries the session's position. Each answer carries the position at
+            which the platform answered, and the session moves up to it.
     """
 
     def __init__(self, endpoint: Callable[[], Endpoint], session: Session) -> None:
@@ -42,8 +46,9 @@ class GatewayRequests:
         """Return the JSON text of the answer.
 
         Raises:
-            NotReadyError: no platform answers; nothing was done.
-            CallOutcomeUnknownError: the connection broke after the request was sent.
+            NotReadyError: no connection was made, or a GET got no answer. Nothing was changed.
+            CallOutcomeUnknownError: another method was sent and got no answer, so the platform may
+                have done the request.
             IndilogError: the platform refused the request.
         """
         endpoint = self._endpoint()
