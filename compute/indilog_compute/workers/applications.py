@@ -5,9 +5,9 @@ The log of deployments decides which version of an application runs: every compu
 newest record of a name. A deployment made here is imported in a trial process, loaded into all
 workers and recorded before it gets calls. A deployment of another node is imported and loaded when
 its record is read. After the record of an undeployment is read, the application gets no new calls.
-Earlier deployments stay loaded while open runs need their code, up to a number of them.
-An application that does not load is imported again in a trial process, at growing intervals, until
-it loads.
+Earlier deployments stay loaded while open runs need their code; at most `versions_kept_max` of each
+application do. An application that does not load is imported again in a trial process, at growing
+intervals, until it loads.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ from indilog_compute.workers.refusals import (
 from indilog_compute.workers.retries import Retries
 
 _WORKERS_LOST_MAX: Final = 2
-"""Workers that may crash while they import an application. After that, it is imported first in a
-trial process.
+"""Number of workers that crash during the import of an application, after which no worker imports
+it until a trial process has imported it.
 """
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
 """Seconds after an error until the log is read again."""
 _GIVE_UP_S: Final = 30.0
-"""Seconds between two questions whether open runs need the code of an earlier deployment."""
+"""Seconds between two checks of which earlier deployments open runs still need."""
 
 
 async def _unknown(_: DeployedApp) -> None:
-    """Tell that it is unknown which code open runs need."""
+    """The default of `codes_in_use`: the code that open runs need is unknown."""
 
 
 class Applications:
@@ -124,7 +124,7 @@ class Applications:
         self._give_up_faults = FaultLog(_GIVE_UP_S)
 
     async def read(self) -> None:
-        """Read the deployments from the log; workers load them when they start.
+        """Read the deployments from the log. A worker that starts later loads them.
 
         Raises:
             NotReadyError: the log cannot be read.
@@ -139,15 +139,17 @@ class Applications:
         self._on_change()
 
     def follow(self) -> None:
-        """Start to apply deployments of other compute nodes, and to retry applications that do not
-        load.
+        """Start the background tasks of this object.
+
+        They apply deployments of other compute nodes, retry applications that do not load, and
+        unload earlier deployments that no open run needs.
         """
         self._following = asyncio.ensure_future(self._follow())
         self._retrying = asyncio.ensure_future(self._retry())
         self._giving_up = asyncio.ensure_future(self._give_up())
 
     async def stop(self) -> None:
-        """Stop reading deployments, and stop all trials."""
+        """Stop the background tasks and all trial processes."""
         all_tasks = (self._following, self._retrying, self._giving_up)
         tasks = [task for task in all_tasks if task is not None]
         for task in tasks:
@@ -179,7 +181,9 @@ class Applications:
         return deployed
 
     def function(self, name: str) -> tuple[DeployedApp, FunctionSpec]:
-        """Return `app.function`, or an operation such as `app.runs.list`.
+        """Return the application and spec of a function (`app.function`) or operation.
+
+        An operation has a name such as `app.runs.list`.
 
         Raises:
             UnknownFunctionError: there is none; the message suggests similar names.
@@ -239,7 +243,7 @@ class Applications:
     async def load_into_new(self, worker: Worker) -> bool:
         """Load all applications into a worker that runs no calls yet; False: the worker crashed.
 
-        An application that fails to load is logged, and its calls get that error.
+        If an application fails to load, the error is logged, and calls to it fail with that error.
         """
         async with self._loading:
             for deployed in (*self._apps.values(), *self._all_kept()):
@@ -250,8 +254,10 @@ class Applications:
             return True
 
     def unload(self, deployed: DeployedApp) -> None:
-        """Unload a replaced or undeployed version that is not kept, after its last call has
-        ended.
+        """Unload a version at once.
+
+        The caller checks that the version was replaced or undeployed, is not kept, and has no calls
+        left.
         """
         self._unload_number(deployed.number)
 
@@ -330,7 +336,9 @@ class Applications:
         return placed.deployment.info
 
     def _take_missed(self) -> None:
-        """Apply deployments and undeployments of other nodes that were recorded before this one."""
+        """Wake the task that follows the log, if the log has deployments or undeployments that were
+        read but not applied.
+        """
         if any(map(self._is_behind, self._log.newest.values())):
             self._behind.set()
 
@@ -383,7 +391,13 @@ class Applications:
     def _keep(
         self, deployed: DeployedApp, placed: Placed | None, before: DeployedApp | None = None
     ) -> list[DeployedApp]:
-        """Keep the earlier versions that a new deployment keeps; return those it does not."""
+        """Keep the earlier versions that the record of a new deployment names; return the others.
+
+        Args:
+            deployed: the new deployment.
+            placed: its record, which names the earlier deployments to keep; None: keep none.
+            before: the version that took calls until now; None: there was none.
+        """
         name = deployed.record.name
         earlier = [*([] if before is None else [before]), *self._kept.pop(name, ())]
         known = {one.seqnum: one for one in earlier}
@@ -424,8 +438,10 @@ class Applications:
         return frozenset()
 
     def _to_keep(self, name: str, code: str, in_use: frozenset[str] | None) -> tuple[SeqNum, ...]:
-        """Return the earlier deployments that a deployment with this code keeps: the newest one, as
-        runs may begin with it until then, and others whose code open runs need.
+        """Return the earlier deployments that a new deployment with this code keeps.
+
+        They are the kept ones whose code open runs need, and the present one. Runs may begin with
+        the present one until the new deployment is recorded.
         """
         newest = self._apps.get(name)
         has_runs = newest is not None and RUN_CODES in newest.functions
@@ -511,10 +527,11 @@ class Applications:
     async def _take(self, placed: Placed) -> None:
         """Apply a deployment or undeployment of another compute node.
 
-        If the code does not import here, its calls get that error.
+        If the code of a deployment does not import on this node, the deployment is still applied,
+        and calls to the application fail with the import error.
 
         Raises:
-            NotReadyError: the code could not be tried.
+            NotReadyError: no trial process ran, so it is unknown whether the code imports.
         """
         record = placed.deployment
         if record.is_undeployed:
@@ -528,12 +545,12 @@ class Applications:
         try:
             if self._node.functions.workers > 0:
                 await self._trials.try_import(load)
-        except (DeployError, DiskFullError) as error:  # the disk may be full on this node only
+        except (DeployError, DiskFullError) as error:  # applied all the same, and retried later
             deployed.workers_lost = _WORKERS_LOST_MAX
             deployed.problem = problem_of(record, error)
         async with self._loading:
             if self._log.newest.get(record.name) is not placed or not self._is_behind(placed):
-                self._take_missed()  # further records may exist, such as its undeployment
+                self._take_missed()  # a newer record may exist, such as an undeployment
                 return
             if deployed.problem is None and self._node.functions.workers > 0:
                 await self._load_everywhere(load)
@@ -572,6 +589,11 @@ class Applications:
         return await load_into(worker, load, timeout_s=self._node.functions.import_timeout_s)
 
     async def _load_again(self, worker: Worker, deployed: DeployedApp) -> None:
+        """Load a version into a worker, and note the outcome.
+
+        If a signal from outside ended the worker, the code need not be the cause. So the version
+        then gets no problem, but the lost worker counts.
+        """
         record = deployed.record
         try:
             await self._load(worker, Load(deployed.number, record.name, record.sources))
@@ -601,9 +623,7 @@ class Applications:
     # --- internal: retries
 
     def _try_later(self, deployed: DeployedApp) -> None:
-        """Schedule a retry, unless another version has replaced this one and its code is given
-        up.
-        """
+        """Schedule the next import of a version, unless it was replaced and is not kept."""
         if not self._is_needed(deployed):
             return
         self._retries.schedule(deployed, asyncio.get_running_loop().time())
@@ -642,10 +662,10 @@ class Applications:
                 await self._load_into_others(deployed)
 
     async def _load_into_others(self, deployed: DeployedApp) -> None:
-        """Load into one worker after the other; stop at the first that crashes."""
+        """Load into one worker after the other; stop at the first that does not load it."""
         deployed.workers_lost = (
             _WORKERS_LOST_MAX - 1
-        )  # new workers import it; one more crash stops that
+        )  # new workers import the version; after one more crash they do not
         for worker in self._workers():
             if deployed.number not in worker.deployments:
                 await self._load_again(worker, deployed)

@@ -2,8 +2,8 @@
 event loop, so breakpoints work and a test can replace what functions use.
 
 A worker here is the same `WorkerRunner` as in a worker process. Its link is a pair of links in
-memory, which carries the same bytes as a socket. It is ended by cancelling its calls, so a call
-that blocks the event loop blocks the whole platform.
+memory, which carries the same bytes as a socket. To end the worker, its calls are cancelled, so a
+call that blocks the event loop blocks the whole platform.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class LoadedDeployment:
         return _place_of(error, self._package)
 
     def with_author_names(self, text: str) -> str:
-        """Return `text` with the author's names of files and modules, not those in this process."""
+        """Return `text` with the names that files and modules have in the deployed sources."""
         return with_author_names(text, self._package)
 
     def unload(self) -> None:
@@ -80,12 +80,13 @@ def load(
 ) -> LoadedDeployment:
     """Import `sources` (relative path → text) and return the application in them.
 
-    If `name` is None, the application keeps the name in its code. After a failure, no module or
-    file remains.
+    If `name` is None, the application keeps the name in its code. If the import fails, the
+    deployment's modules and files are removed.
 
     Raises:
-        DeployError: a path leaves the deployment, or the code does not import (with file and line).
-            Or the code defines no application or several, or type hints of a function are unusable.
+        DeployError: the deployment cannot be loaded, for one of these reasons. A path leaves the
+            deployment. The code does not import (the message has file and line). It defines no
+            application, or several. The type hints of a function are unusable.
     """
     package = f"{PACKAGE}{deployment}"
     home = directory / package
@@ -142,7 +143,8 @@ def _import_app(package: str, sources: Mapping[str, str]) -> App:
         _import(package, module)
         if found := _apps(package):
             break
-    found = found or [app for app in _found(package) if app.operations]  # only workflows
+    # An application that has only workflows has operations, but no functions.
+    found = found or [app for app in _found(package) if app.operations]
     if found:
         app = _only(found)
         _check_no_other(app, package, sources)
@@ -208,7 +210,10 @@ def _place(filename: str, package: str) -> str:
 
 
 def with_author_names(text: str, package: str) -> str:
-    """Return `text` with the author's names of files and modules, not those in this process."""
+    """Return `text` with the names that files and modules have in the deployed sources.
+
+    The directory and the package prefix of the deployment in this process are removed.
+    """
     return re.sub(rf"[^\s'\"(]*/{package}/", "", text).replace(f"{package}.", "")
 
 
@@ -238,10 +243,12 @@ def _only(found: list[App]) -> App:
 
 
 def _check_no_other(app: App, package: str, sources: Mapping[str, str]) -> None:
-    """Check that no module that was not imported makes an application, which would be lost.
+    """Check that the modules that were not imported define no further application.
+
+    Such an application would silently not be deployed.
 
     Raises:
-        DeployError: one does.
+        DeployError: a module defines another application.
     """
     for module in _import_order(sources):
         path = f"{module.replace('.', '/')}.py"
@@ -255,7 +262,7 @@ def _check_no_other(app: App, package: str, sources: Mapping[str, str]) -> None:
 
 
 def _makes_app(text: str) -> int | None:
-    """Return the line of a module at which it makes an `App` on its top level, if it does."""
+    """Return the first line of a module that creates an `App` at its top level; None: none does."""
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError):
@@ -268,7 +275,7 @@ def _makes_app(text: str) -> int | None:
 
 
 def check_app(app: App) -> None:
-    """Check what can be known of an application only after its code has been imported.
+    """Check the signatures and schedules of an application, whose code has been imported.
 
     Raises:
         DeployError: a function's type hints are unusable, or a schedule's function needs arguments.
@@ -356,7 +363,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def own(self, name: str) -> str | None:
-        """Return the full name of the deployment's module `name`; None if it has none."""
+        """Return the full name of module `name`; None: the deployment has no such module."""
         if name.partition(".")[0] not in self._own_names:
             return None
         return f"{self.package}.{name}"

@@ -51,7 +51,7 @@ _RESERVED: Final = frozenset(
 
 
 class Unawaited(NamedTuple):
-    """A coroutine that was dropped before it was awaited, so what it would do was not done."""
+    """A coroutine that was dropped before it was awaited, so its body never ran."""
 
     name: str
     file: str

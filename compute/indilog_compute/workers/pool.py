@@ -1,5 +1,7 @@
-"""Keeps worker processes running. A process that ends is replaced; if it ended soon after its
-start, after a pause that grows. The number of processes may change (`resize`).
+"""Keeps worker processes running.
+
+A process that ends is replaced. If it ended soon after its start, its replacement starts after a
+pause, which grows each time. The number of processes may change (`resize`).
 """
 
 from __future__ import annotations

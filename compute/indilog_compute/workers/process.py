@@ -1,7 +1,7 @@
 """One worker process, on the compute node's side: its start, its link and its end.
 
-`Worker` is what the function host uses of it, and `StartWorker` starts one. `in_process` has a
-worker inside this process, for tests.
+`Worker` is the interface that the function host uses, and `StartWorker` starts a worker.
+`in_process` has a worker inside this process, for tests.
 
 The link is a Unix socket pair (docs/decisions/0003), so the end of the stream shows at once that
 the process died. The worker's output goes to the log, line by line.

@@ -1,10 +1,10 @@
 """Decides, without I/O, how many worker processes a compute node runs (docs/decisions/0051).
 
 The average number of calls in flight is the rate of calls times their duration (Little's law).
-Nightcore sizes its workers by that average, as a moving one (thesis 2.1.2). Here a waiting call
-adds workers, because it shows at once that the slots do not suffice. The average decides when one
-is removed: it must fit into half of the slots that remain, for `workers_idle_s`. So the number of
-workers does not alternate at a constant load.
+Nightcore sizes its workers by a moving average of that number (thesis 2.1.2). Here a waiting call
+adds workers, because it shows at once that the slots do not suffice. The average decides when a
+worker is removed: it must fit into half of the slots that remain, for `workers_idle_s`. So the
+number of workers does not alternate at a constant load.
 """
 
 from __future__ import annotations
