@@ -25,7 +25,7 @@ _NAME_BYTES_MAX: Final = 128
 
 
 class FlowCode(Protocol):
-    """What a definition needs of its flow (`bokiflow.versions.Versions`)."""
+    """The part of a flow that a definition uses (`bokiflow.versions.Versions`)."""
 
     @property
     def code(self) -> CodeVersion | None:

@@ -66,7 +66,7 @@ _PAGE: Final = 1_000
 
 
 class InspectedFlow(VersionedFlow, Protocol):
-    """What the operations need of a `bokiflow.Flow`."""
+    """The part of a `bokiflow.Flow` that the operations use."""
 
     def runner_of(self, logs: Logs) -> Runner:
         """Return the executor of runs in this process."""

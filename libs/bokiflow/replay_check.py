@@ -1,9 +1,9 @@
 """Replays runs without executing or writing anything: for checks of changed code, and for queries.
 
 The workflow is executed against the decided outcomes of a run. An operation that is not decided yet
-never ends here. When nothing moves any more, the code matches if it has asked for every decided
-operation, each with its name and kind. `bokiflow.runs.execution` parks a run for the same reasons,
-but only when it meets them.
+never ends here. The replay ends when all coroutines of the workflow wait. The code matches if it
+has asked for every decided operation, each with its name and kind. An execution
+(`bokiflow.runs.execution`) parks a run for the same mismatches, but only when it reaches them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Lists the runs of a flow, newest first, and finds single ones, without reading their histories.
 
-Open runs are in the states of their partitions. The record with which a run ended says what a list
-shows of it. The starts of all runs, those of one workflow, and the ends in one state have a tag
-each. So a page reads about the records of its answer, whatever the number of runs. A beginning of
-ids is compared with the starts in memory (`bokiflow.runs.recent_starts`), and with each older
-start, or each end, that fits the other filters.
+Open runs are in the states of their partitions. The record with which a run ended has all that a
+list shows of the run. Three kinds of records have a tag each: the starts of all runs, the starts of
+one workflow, and the ends in one state. So a page reads about as many records as it lists runs,
+whatever the number of runs. A prefix of ids is compared with the starts in memory
+(`bokiflow.runs.recent_starts`). It is also compared with each older start, or each end, that fits
+the other filters.
 
 The list of starts is trimmed by age. After it come the runs that began earlier: open ones, and
 those whose end has the tag `flows-late`.
@@ -480,7 +481,7 @@ class _StartPage(NamedTuple):
 
 
 class _NamedStarts(_Starts):
-    """Reads the same for a beginning of ids: from memory first, then from the log."""
+    """Reads the starts of runs whose ids have a prefix: from memory first, then from the log."""
 
     def __init__(self, log: Log, wanted: RunFilter, recent: RecentStarts) -> None:
         super().__init__(log, wanted, MAX_SEQNUM)

@@ -89,7 +89,7 @@ def status_of(id: str, run: Run) -> Status:  # noqa: A002
 
 
 class _LastRecords:
-    """What the last records of a run say, of those that certainly take effect.
+    """The facts in the last records of a run, from records that certainly take effect.
 
     Args:
         open_run: the run in the state of its partition; None: it has ended.
@@ -98,7 +98,7 @@ class _LastRecords:
         finished: the record of its end.
         parked: the record that parked it.
         last: its last decision.
-        is_whole: whether `last`, or that there is none, is certain, and nothing more is to be read.
+        is_whole: whether `last` is certain (also if it is None), so no more records are to be read.
         is_unclear: whether the whole run must be read.
     """
 

@@ -18,15 +18,23 @@ class LocalRun:
     """A run that this process executes.
 
     Attributes:
+        definition: its workflow.
+        execution: its current execution; each retry and each round has its own.
         partition: its partition.
-        ended: a future with the end of the run; None: the run continues in another process, is
-            parked, or only waits.
-        waits_since: when it was first found to only wait (monotonic time).
-        waits_end: the end of its history at that time; if it moves, the time begins again.
+        ended: a future with the record that ended the run. None: the execution ended, but the run
+            did not: another process continues it, it is parked, or it left memory while it waits.
+        task: the task that executes the run; None: it has not begun.
+        waits_since: when this process first found that the run only waits (monotonic time); None:
+            it does not only wait.
+        waits_end: the end of the run's history at `waits_since`. When the history has grown,
+            `waits_since` is set anew.
         waits: number of its operations that wait for a record or a time.
-        is_notified: whether a record for the run came since it began here.
-        was_stopped: whether this process stopped it, because the lease ended.
-        is_passive: whether this execution ends because the run only waits.
+        is_notified: whether a record for the run arrived during this execution. Then a run that
+            left memory is executed again at once.
+        was_stopped: whether this process cancelled the execution, because the lease ended or this
+            process no longer owns the partition.
+        is_passive: whether this execution is ended although the run continues: the run only waits,
+            or moves to another deployment.
         calls: the calls of its execution; None: the execution has not begun.
     """
 
@@ -58,16 +66,21 @@ class LocalRun:
 
     @property
     def may_stop(self) -> bool:
-        """Whether it can be stopped now, so that its partition can be released. The next execution
-        keeps its place in the queue of a lock. If a run that waits for a lock kept its partition,
-        the holder of the lock could not continue in that partition, and neither could end.
+        """Whether its execution can be ended now, for example to release its partition: all its
+        operations in progress wait for a record, a time or a lock.
+
+        A run that waits for a lock must be among them. Otherwise it would keep its partition, and a
+        run of the same partition that holds the lock could not continue in another process. The
+        next execution of a run keeps its place in the queue of a lock.
         """
         execution = self.execution
         return 0 < self.waits + execution.lock_waits == len(execution.in_progress)
 
     @property
     def may_be_passive(self) -> bool:
-        """Whether nothing but its waits is in memory, so that it can continue by a replay."""
+        """Whether the run only waits, and its execution holds no state that a replay lacks. Then
+        the run can leave memory.
+        """
         execution = self.execution
         if not self.only_waits or execution.pins or execution.has_unflushed:
             return False
@@ -75,7 +88,9 @@ class LocalRun:
         return all(task is self.task for _, task, is_main in execution.waits.values() if is_main)
 
     def check_same_run(self, definition: Definition, arguments: bytes) -> None:
-        """Call `bokiflow.definition.check_same_run` for a start with this run's id."""
+        """Check that a start with this run's id has the same workflow and arguments as the run
+        (`bokiflow.definition.check_same_run`).
+        """
         check_same_run(self.execution.id, definition, arguments, self.execution.run)
 
     def end(self, finished: RunFinished | None) -> None:

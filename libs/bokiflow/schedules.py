@@ -57,7 +57,7 @@ _PAUSE_S: Final = 1.0
 
 
 class ScheduledFlow(Protocol):
-    """What a schedule needs of a `bokiflow.Flow`."""
+    """The part of a `bokiflow.Flow` that a schedule uses."""
 
     @property
     def log_name(self) -> str:

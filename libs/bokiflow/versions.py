@@ -21,7 +21,7 @@ _LIBRARY: Final = "bokiflow"
 
 
 class VersionedFlow(Protocol):
-    """What is needed of a `bokiflow.Flow`, in any deployment."""
+    """The part of a `bokiflow.Flow`, of any deployment, that `Versions` uses."""
 
     @property
     def log_name(self) -> str:

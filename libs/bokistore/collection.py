@@ -5,10 +5,10 @@ before that checkpoint are trimmed from the object's sub-stream. So `at`, `histo
 can read as far back as the span, and raise `TrimmedError` for anything older. If an object was
 deleted before the span, its whole sub-stream is trimmed.
 
-Ids of transactions share 65,536 sub-streams (`bokistore.records`). A part of the log may end what a
-sub-stream needs: it has records that have become old, or releases of earlier ids. So for each
-sub-stream of ids with a record in the part, the records before the first one that is still needed
-are trimmed. A sub-stream without new records keeps its last ones, so there is a bounded number.
+Ids of transactions share 65,536 sub-streams (`bokistore.records`). When a part of the log is
+processed, its records are old, and some of them release earlier ids. So each sub-stream of ids with
+a record in the part is trimmed below its first record that is still needed. A sub-stream without a
+record in the part keeps its last records; their number is bounded.
 
 Three rules make this safe while operations run concurrently:
 

@@ -2,9 +2,9 @@
 
 Transactions are optimistic: they begin without waiting, and the log decides which of them commits.
 If many change one object, all but one of each round conflict, so n transactions cost n² attempts.
-So a transaction that conflicted stands in line for the objects that it lost, and runs again when
-it is the first: in the order of arrival, one at a time. Others that read an object with a line
-stand in line, too. Objects without conflicts have no lines.
+So a transaction that conflicted waits in a line for each object that others had changed. The
+transactions in a line run one at a time, in the order of arrival. A transaction that begins to read
+an object with a line enters the line, too. Objects without conflicts have no lines.
 
 Lines change when a transaction runs, never whether it commits. Three rules prevent a deadlock:
 
@@ -12,7 +12,8 @@ Lines change when a transaction runs, never whether it commits. Three rules prev
 - A transaction that reads another object with a line does not wait while it has a turn.
 - A transaction inside the body of another one does not wait at all.
 
-A turn ends with its transaction. If it takes longer than `TURN_S`, the next one starts beside it.
+A turn ends with its transaction. If a transaction takes longer than `TURN_S`, the next one in the
+line starts while the first one is still running.
 """
 
 from __future__ import annotations

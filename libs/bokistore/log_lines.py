@@ -1,19 +1,28 @@
 """Lines in the log: the order in which processes change an object in conflict.
 
-The lines of a process (`bokistore.lines`) order its own transactions. A transaction that keeps
-losing to other processes enters the line of each object that it lost, by a record with a token.
-While a token stands in an object's line, processes behave so:
+The lines of a process (`bokistore.lines`) order its own transactions. Lines in the log order the
+transactions of different processes. After `LOSSES_MAX` conflicts of a transaction, its process
+appends a record with a random token. The token enters the line of each object in conflict. While
+the token is in the line of an object, processes behave so:
 
-- A transaction that reads the object in a snapshot with that line enters the line, too, and waits
-  until its own token is the first. A transaction without a process line waits for those before it.
-- A single operation waits for those that stood there before it, at most `LOG_TURN_S`.
+- If `Store.transact` reads the object in a snapshot with this line, it conflicts and enters the
+  line, too. The transaction runs again when its own token is the first.
+- A block of `Store.transaction` does not enter the line. If the object is the first that the block
+  reads, the block waits until the present tokens have left the line, at most `LOG_TURN_S`.
+- A single operation waits in the same way, if its process knows the line.
+- No call inside the body of another transaction waits.
 
-So of all transactions that were begun before the token was ordered, at most one commits for each
-object, and those begun later wait. The line is a function of the object's sub-stream, like its
-value. It never decides whether a transaction takes effect, so no replay depends on processes that
-behave otherwise. A transaction with the first place waits for no further object, so there is no
-deadlock. A place ends with the commit of its holder, or `LOG_TURN_S` after it became the first, by
-the time of the log: so a crashed holder delays others by that time at most.
+A transaction with a snapshot before the token does not wait. After the token, at most one such
+transaction that reads the object changes it: the change conflicts with all others.
+
+The line is a function of the object's sub-stream, like its value. It does not decide whether a
+transaction takes effect. So a process that ignores lines can delay others, but every replay has the
+same result. There is no deadlock, for two reasons. One record enters all lines of a token, so two
+tokens have the same order in all lines. A transaction that has entered lines does not wait for
+further objects.
+
+A place ends with the commit of its holder, or `LOG_TURN_S` after it became the first, by the time
+of the log. So a crashed holder delays others by that time at most.
 """
 
 from __future__ import annotations
@@ -33,7 +42,7 @@ place.
 LOG_LINE_MAX: Final = 64
 """Tokens in the line of one object; a further one does not enter."""
 LOG_LINES_MAX: Final = 32
-"""Lines that one record enters, at most; each object uses a tag."""
+"""Lines that one record enters, at most. Each line uses one of the 64 tags of the record."""
 LOSSES_MAX: Final = 3
 """Conflicts after which a call of `transact` enters lines in the log."""
 _TOKEN_BYTES: Final = 8
@@ -94,7 +103,9 @@ class LineLog(Protocol):
         """Return the tag of an object's records."""
 
     def forget_line(self, name: str, seqnum: SeqNum) -> None:
-        """Remove the places from the cached line as of `seqnum`, because all have ended."""
+        """Remove all places of a line from the cached view as of `seqnum`. The caller knows that
+        they have ended.
+        """
 
     async def line(self, name: str) -> tuple[SeqNum, Line]:
         """Return the last record of an object's sub-stream, and the line as of that record."""
@@ -143,8 +154,8 @@ class LogTurn:
         self.names = [name for name in self.names if name not in gone]
 
     async def release(self) -> None:
-        """Leave the lines that no commit has left. If the log does not answer, the places end by
-        themselves.
+        """Leave the lines in which the token still has a place. If the log does not answer, each
+        place ends `LOG_TURN_S` after it became the first.
         """
         names, self.names = self.names, []
         if names:

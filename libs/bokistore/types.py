@@ -46,10 +46,10 @@ def as_type(name: str, document: Document | None, kind: type[_TypedT]) -> _Typed
 
 
 def as_document(value: object) -> Document:
-    """Return a value of such a type, or a dict, as a JSON object.
+    """Return a dict, dataclass, pydantic model or msgspec Struct as a JSON object.
 
     Raises:
-        InvalidObjectError: the value is none of these.
+        InvalidObjectError: the value has another type, or has no form in JSON.
     """
     if isinstance(value, pydantic.BaseModel):
         document: Json = value.model_dump(mode="json")

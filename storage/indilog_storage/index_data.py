@@ -1,8 +1,9 @@
 """Type-S index data: the tags of ordered records, as columns (thesis 4.1, ARCHITECTURE 8.5).
 
-Tags are not interpreted here. A cut falls between batches, so the tags of a span are the
-concatenated tag columns of its batches. A span that begins or ends inside a batch is sliced: no
-sequencer orders such a span, but a message may name one.
+A storage node sends this data to index nodes and engines. Tags are not interpreted here. A cut
+falls between batches, so the tags of a span are the concatenated tag columns of its batches. No
+sequencer orders a span that begins or ends inside a batch. But a message may name such a span, so
+the columns of its first and last batch are sliced.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def index_block(
 
 
 def announce_incarnation(view: View, ordering: Ordering) -> list[Effect]:
-    """Announce to each index shard its last position, without tags.
+    """Send each index shard the last applied position of that index shard, without tags.
 
     Called after an entry of a new incarnation of the primary. The index shard then confirms its
     entries of earlier incarnations, or replaces them.
@@ -156,8 +157,9 @@ def _columns_bytes(parts: Sequence[ShardTags]) -> int:
 class IndexPage(BatchTask):
     """Collects the answer to one `IndexDataWanted`: applied positions, in order.
 
-    The page is dropped if entries are replaced, so its positions stay valid. It ends early when it
-    is full, and leaves out the parts of shards that are not kept here.
+    If the primary replaces applied entries, the page is dropped without an answer. So all positions
+    of an answer belong to one metalog. The page ends early when it is full. It leaves out the parts
+    of shards that are not kept here.
     """
 
     def __init__(
@@ -215,7 +217,9 @@ class IndexPage(BatchTask):
         self._bytes += len(columns.counts) + len(columns.tags) if columns is not None else 0
 
     def answer(self) -> IndexData:
-        """Return the blocks that fit, up to the first one with a batch that was not requested."""
+        """Return the blocks of the first positions. They end where the answer is full, or before
+        the first position with a batch that was not read.
+        """
         blocks: list[IndexBlock] = []
         size = 0
         for position, spans in self._positions:

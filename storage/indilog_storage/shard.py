@@ -3,13 +3,12 @@ batches, and seqnums of records.
 
 A shard has three prefixes of localids, each at most as long as the one before. `written` is
 accepted and passed to the journal, `stored` is durable, and `ordered` has seqnums from the metalog.
-The stored
-prefix may have *holes*: records that a damaged or wiped disk lost. Records in a hole are unknown
-here, never absent; `indilog_storage.repair` fetches them from another replica.
+The stored prefix may have *holes*: records that a damaged or wiped disk lost. Records in a hole are
+unknown here, never absent; `indilog_storage.repair` fetches them from another replica.
 
-A writer owns a shard from the metalog entry that names it (`NewWriters`). Records of earlier
-writers that are unordered then are dropped, so all unordered records are the newest writer's. Only
-in a replay after damage does a batch come before the entry that names its writer.
+A writer owns a shard from the metalog entry that names it (`NewWriters`). That entry drops the
+unordered records of earlier writers, so all unordered records are the newest writer's. Only in a
+replay after damage does a batch come before the entry that names its writer.
 
 Unordered records in a hole do not count as stored: the replica does not report them to the primary,
 and their writer resends them.

@@ -91,9 +91,10 @@ def operation_router(
         """Tell whether the node serves calls, reads and appends now.
 
         To find out, the gateway appends a record, at most once a second. The state `read-only`
-        means that a disk is full, so appends fail; the HTTP status is still 200, because reads are
-        served. If all shards share that disk, appends fail at all compute nodes. A `warning` means
-        that some records are permanently lost; everything else is served.
+        means that appends of this compute node fail, because a disk that its shard needs is full.
+        The HTTP status is still 200, because reads are served. If all shards need that disk,
+        appends fail at all compute nodes. A `warning` means that some records are permanently lost;
+        everything else is served.
         """
         now = status()
         failure = None if now.get("ready", True) else "The platform is starting or recovering."
@@ -140,12 +141,14 @@ def snapshots_router(request_snapshots: Callable[[], MetalogPosition]) -> APIRou
 
 
 class MembershipService(Protocol):
-    """Shows and changes the nodes of a cluster. Each method returns its state: `wanted` and
-    `installed` nodes, and the number of the installed `view`. `reached` says whether they agree;
-    `missing` has sentences about what is not done yet.
+    """Shows and changes the nodes of a cluster.
+
+    Each method returns the state of the cluster. `wanted` and `installed` are its nodes; `view` is
+    the number of the installed view. `reached` says whether the wanted nodes are installed.
+    `missing` has a sentence for each step that is not done yet.
 
     Raises:
-        ConfigError: the cluster cannot be changed so; nothing was changed.
+        ConfigError: the cluster does not allow this change; nothing was changed.
         QuorumUnavailableError: the metadata store does not answer.
     """
 
@@ -159,13 +162,13 @@ class MembershipService(Protocol):
         """Let one compute node or storage node leave."""
 
     async def finalize(self, shard: int, cuts: int) -> dict[str, Any]:
-        """Let a shard get no further records after so many committed cuts."""
+        """Let a shard get no further records after `cuts` more committed cuts."""
 
     async def rebalance(self) -> dict[str, Any]:
         """Let the replicas of shards be spread evenly over storage nodes and zones."""
 
     async def replace(self, name: str) -> dict[str, Any]:
-        """Let other nodes take the place of a process that is gone permanently."""
+        """Let other nodes take the place of all nodes of a process that is gone permanently."""
 
 
 class ScaleIn(pydantic.BaseModel):
@@ -182,7 +185,7 @@ class ScaleIn(pydantic.BaseModel):
 
 
 class FinalizeIn(pydantic.BaseModel):
-    """After how many committed cuts a shard gets no further records; 0: at once."""
+    """The number of committed cuts after which a shard gets no further records; 0: at once."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
@@ -224,13 +227,13 @@ class OneProcess:
 
 
 def _body_of(model: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """Return what the description of a route says of its body."""
+    """Return the part of a route's OpenAPI description that describes the request body."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def members_router(members: MembershipService) -> APIRouter:
-    """Return the routes."""
+    """Return the routes below `/cluster`, which show and change the nodes of the cluster."""
     router = APIRouter(tags=["operation"], dependencies=[Depends(check_query)])
 
     @router.get("/cluster/members")
@@ -262,10 +265,10 @@ def members_router(members: MembershipService) -> APIRouter:
 
     @router.post("/cluster/shards/{shard}/finalize", openapi_extra=_body_of(FinalizeIn))
     async def finalize(shard: int, request: Request) -> dict[str, Any]:
-        """Let a shard get no further records after `cuts` committed cuts, at most 5 s later.
+        """Let a shard get no further records after `cuts` more committed cuts, or after 5 s.
 
         The answer comes at once. The compute node of the shard then continues on a new shard.
-        Repeating the request is harmless; with 0 cuts it ends the grace.
+        Repeating the request does not extend the time. A request with 0 cuts ends it at once.
         """
         body = await body_of(request, _BODY_BYTES_MAX)
         given = parse_json(FinalizeIn, body, not_done="Nothing was changed")
@@ -273,7 +276,7 @@ def members_router(members: MembershipService) -> APIRouter:
 
     @router.post("/cluster/members/{node}/replace")
     async def replace(node: str) -> dict[str, Any]:
-        """Let other nodes take the place of those of a process that is gone permanently.
+        """Let other nodes take the place of all nodes of a process that is gone permanently.
 
         The answer comes at once. The process is ended if it runs, and not started again.
         """

@@ -6,8 +6,8 @@ connections (`TimeLimitSweep`) checks these times once a second, and closes a co
 takes too long.
 
 - The head (request line, headers and trailers) has at most `headers_bytes_max` bytes. It must
-  arrive within `headers_timeout_s` seconds of its first byte; the first head, of the connection's
-  start.
+  arrive within `headers_timeout_s` seconds of its first byte. For the first head of a connection,
+  this time begins when the connection does.
 - The body must arrive within `body_timeout_s` seconds after the head. A message of a WebSocket must
   arrive within that time after its first bytes.
 - A client must read an answer within `answer_timeout_s` seconds. That time runs only while the

@@ -30,7 +30,7 @@ class EventStream:
 
     Args:
         operations: runs the operation.
-        logs: where the gateway waits for further records.
+        logs: the logs of this compute node, to wait for further records.
         app: name of the application.
         run: id of the run.
         after: seqnum of the last event that the client has.
@@ -64,12 +64,14 @@ class EventStream:
         return answer
 
     async def text(self, answer: OperationAnswer, share: ByteShare) -> AsyncIterator[bytes]:
-        """Yield the text of the stream, until the run has ended, or the application does not
-        answer; the client then reconnects with `Last-Event-ID`.
+        """Yield the text of the stream.
+
+        The stream ends when the run has ended. It also ends if the application does not answer, or
+        if the gateway's byte budget is used up. Then the client reconnects with `Last-Event-ID`.
 
         Args:
             answer: the first answer of `ask`.
-            share: counts the bytes of an answer in the gateway's budget.
+            share: takes the bytes of the present answer from the gateway's byte budget.
         """
         while not answer.is_failure:
             share.free()

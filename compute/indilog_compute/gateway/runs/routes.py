@@ -98,7 +98,9 @@ class MoveAllIn(MoveIn):
 
 
 class QueryIn(pydantic.BaseModel):
-    """A query and its arguments, or name or number of a step; empty: the status that was set."""
+    """A query and its arguments, or the name or number of a step. Without any of them: the status
+    that the workflow has set.
+    """
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
