@@ -7,8 +7,9 @@ are answered from the local index and the record cache, or by the index tier and
 Callers in this process use direct methods, which put work into the open batch or answer at once.
 The caller then wakes the shell, which calls `handle`. Outcomes are `AnswerAppends` and `Answer`
 effects.
-There are two positions. `position` counts the metalog entries that are applied: they say which
-records exist, and where. `tag_position` counts those whose index data is applied, too: reads by tag
+
+There are two positions. `position` counts the applied metalog entries, which say which records
+exist, and where. `tag_position` counts the entries whose index data is also applied; reads by tag
 reflect them. An engine starts at the primary's committed position, and has no index of the log
 before it.
 """

@@ -1,5 +1,5 @@
-"""Nodes whose disks are full, as they notified this compute node; it may have to refuse appends
-(ARCHITECTURE 11, decision 0009).
+"""Keeps the disk-full notifications that nodes sent to this compute node. Appends are refused while
+the primary or too many replicas have no room (ARCHITECTURE 11, decision 0009).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The service of one compute node that enforces retention policies, round after round.
 
-Each compute node has one, and the first node of the newest view enforces the policies. There the
-service follows the policies' log, and waits without a timer while no log has a policy.
+Each compute node has a service, but only that of the first compute node in the newest view enforces
+policies. That service follows the log of the policies. While no log has a policy, it waits for the
+next record without a timer. All other services check once per interval whether their node is first.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ _PAUSE_S: Final = 1.0
 
 
 class RetentionService:
-    """Enforces the policies of `shared` logs, through one compute node.
+    """Enforces the policies of logs of kind `shared`, the default, through one compute node.
 
     Args:
-        logs: the logs.
-        config: settings.
-        serves: tells whether this compute node enforces policies.
-        routes: returns the names of the logs whose policies `LogKinds` enforces.
+        logs: the logs, through this compute node.
+        config: the settings of the node.
+        serves: returns whether this compute node enforces policies now.
+        routes: returns the names of the logs that `LogKinds` (`indilog_compute.log_kinds`) serves.
+            This service skips their policies, because `LogKinds` enforces them.
     """
 
     def __init__(

@@ -1,8 +1,12 @@
-"""Records on cold storage, as storage nodes know them (decision 0039): objects, their notes, and
-what a node asks of its cold store. `indilog.kernel.cold_objects` defines the content of an object.
+"""Cold storage as a storage node sees it (decision 0039): the descriptions of objects, and the
+requests to the cold store with their answers.
 
-An object holds all records of a range of localids of one shard. A note in the journal names the
-object. From then on, the node needs no batch of these records on its own disk.
+An object holds all records of a range of localids of one shard. A `COLD` frame in the journal, the
+*note* of the object, describes it. When the note is durable, the node needs no batch of these
+records on its own disk. `indilog.kernel.cold_objects` defines the content of an object.
+
+The storage node sends requests as effects. The shell (`indilog.runtime.cold_store`) serves them in
+threads.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from indilog.base.ids import LocalId, MetalogPosition, SeqNum, ShardId
 
 VERSION: Final = 1
 MARKER: Final = "indilog-cold"
-"""Prefix of the name of the marker: an empty object. A place without it is not reachable, or not
-the right one.
+"""Prefix of the name of the marker, an empty object that is written once, before the first
+object of a journal. If the marker is missing, the place is not mounted, or another place was
+configured.
 """
 _NAME: Final = re.compile(
     r"shard-(?P<shard>\d{5})/"
@@ -28,18 +33,18 @@ _NAME: Final = re.compile(
 
 
 class ColdObject(msgspec.Struct, frozen=True, array_like=True):
-    """An object: all records [first, end) of a shard. Also the content of a `COLD` frame.
+    """Describes an object with all records [first, end) of a shard; the content of a `COLD` frame.
 
     Attributes:
-        version: of this form.
-        number: of the object; a node uses each number once.
-        shard, first, end: the records that it holds.
-        size_bytes: of the object.
+        version: version of this format.
+        number: number of the object; a node uses each number once.
+        shard, first, end: the shard, its first localid in the object, and the first one after it.
+        size_bytes: size of the object.
         footer_crc: CRC of the end of the object.
         witness: seqnum of one of its records; while that record is not trimmed, the object is
             needed.
-        witness_tags: the tags of that record, 8 bytes each; none: whether all records are trimmed
-            is not known.
+        witness_tags: the tags of that record, 8 bytes each. Empty: there is no known witness, so
+            the tags of all records must be read to decide whether the object is needed.
     """
 
     version: int
@@ -84,7 +89,9 @@ def decode_cold_object(payload: bytes) -> ColdObject:
 
 
 def object_named(name: str, size_bytes: int) -> ColdObject | None:
-    """Return the object of a name; None: it is not the name of an object."""
+    """Return the object that `name` describes, without a witness; None: `name` is not the name of
+    an object.
+    """
     if (found := _NAME.fullmatch(name)) is None:
         return None
     number, shard, first, end = (int(found[part]) for part in ("number", "shard", "first", "end"))
@@ -92,7 +99,7 @@ def object_named(name: str, size_bytes: int) -> ColdObject | None:
     return ColdObject(VERSION, number, ShardId(shard), first, end, size_bytes, crc)
 
 
-# --- what a storage node asks, and the answers
+# --- requests of a storage node, and the answers
 
 
 class ColdBatch(NamedTuple):
@@ -112,15 +119,16 @@ class ColdBatch(NamedTuple):
 
 
 class ListObjects(NamedTuple):
-    """Return the objects of this node; the first request to a store. `is_first`: the node knows of
-    no object.
+    """Asks for all objects of this node. After a start, no records move before the answer.
+
+    `is_first`: no note names an object yet, so the journal may lack the name of the place.
     """
 
     is_first: bool
 
 
 class WriteObject(NamedTuple):
-    """Write an object durably."""
+    """Asks to write an object durably; answered by `ObjectWritten`."""
 
     number: int
     shard: ShardId
@@ -128,7 +136,7 @@ class WriteObject(NamedTuple):
 
 
 class ReadColdBatch(NamedTuple):
-    """Return the batch of an object that begins at localid `first`."""
+    """Asks for the batch of an object that begins at localid `first`."""
 
     token: int
     source: ColdObject
@@ -136,13 +144,15 @@ class ReadColdBatch(NamedTuple):
 
 
 class ReadColdTags(NamedTuple):
-    """Return the tags of all records of an object."""
+    """Asks for the tags of all records of an object."""
 
     source: ColdObject
 
 
 class DeleteObject(NamedTuple):
-    """Delete an object when all that was written so far is synced."""
+    """Asks to delete an object, after all frames written so far are synced. So the object exists as
+    long as a durable note may need it.
+    """
 
     source: ColdObject
 
@@ -151,16 +161,16 @@ ColdRequest: TypeAlias = ListObjects | WriteObject | ReadColdBatch | ReadColdTag
 
 
 class ObjectsListed(NamedTuple):
-    """The objects of this node; None: the store could not be asked."""
+    """The objects of this node; None: the store did not answer."""
 
     objects: Sequence[ColdObject] | None
 
 
 class ObjectWritten(NamedTuple):
-    """The object `number`.
+    """Whether the object `number` was written.
 
     Attributes:
-        made: it is durable; None: it was not written.
+        made: the object, now durable; None: it was not written.
         unfit: whether a later attempt would fail in the same way.
     """
 
@@ -170,9 +180,12 @@ class ObjectWritten(NamedTuple):
 
 
 class ColdBatchRead(NamedTuple):
-    """A batch as it was written; None: the object has no intact batch there.
+    """The answer to `ReadColdBatch`.
 
-    `away`: the store did not answer in time, so nothing is known about the batch.
+    Attributes:
+        payload: the batch as it was written; empty: the object is damaged; None: the object is
+            missing, or `away`.
+        away: whether the store did not answer in time, so nothing is known about the batch.
     """
 
     token: int
@@ -181,8 +194,12 @@ class ColdBatchRead(NamedTuple):
 
 
 class ColdTags(NamedTuple):
-    """The tags of consecutive records: the seqnums (u64), the number of tags of each record (u8),
-    and the tags (u64, that of the log first).
+    """The tags of consecutive records, as little-endian columns.
+
+    Attributes:
+        seqnums: the seqnum of each record (u64).
+        tag_counts: the number of tags of each record (u8).
+        tags: the tags of all records (u64); the first tag of each record is that of its log.
     """
 
     seqnums: bytes
@@ -198,7 +215,9 @@ class ColdTagsRead(NamedTuple):
 
 
 class ObjectDeleted(NamedTuple):
-    """Whether an object does not exist any more, or never existed."""
+    """The answer to `DeleteObject`; `done`: the object does not exist now. If `done` is False, the
+    object may exist.
+    """
 
     number: int
     done: bool

@@ -2,9 +2,9 @@
 robin; 5.6.3, adding and removing index shards).
 
 Only this module has the rule. The schedule is a list of eras, to which eras are only added. Within
-an era, positions are assigned to its index shards round robin. An index shard that a later era
-leaves out is
-retired: it gets no further positions, and still answers lookups about its own.
+an era, positions are assigned to its index shards round robin. If a later era leaves an index shard
+out, the shard is retired. A retired shard gets no further positions, and still answers lookups
+about the positions that it has.
 """
 
 from __future__ import annotations

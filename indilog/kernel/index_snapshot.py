@@ -161,9 +161,12 @@ class WriteSnapshot(NamedTuple):
 
 
 class SnapshotWritten(NamedTuple):
-    """The snapshot is durable; None: it could not be written.
+    """The answer to `WriteSnapshot`.
 
-    `base_lost`: the previous snapshot is damaged or missing, so a retry would fail, too.
+    Attributes:
+        position: position of the requested snapshot.
+        snapshot: the durable snapshot; None: it could not be written.
+        base_lost: whether the previous snapshot is damaged or missing, so a retry would fail, too.
     """
 
     position: MetalogPosition

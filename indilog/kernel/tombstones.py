@@ -1,8 +1,8 @@
 """The frames that replace discarded record batches when their segment is rewritten (ARCHITECTURE
 13, decision 0016).
 
-It keeps their localids and their writer, which recovery needs to continue the shard after them.
-Consecutive batches of the journal share one such frame.
+Such a frame keeps the localids of the batches and the epoch of their writer. Recovery needs both to
+continue the shard after the discarded records. Consecutive batches of the journal share one frame.
 """
 
 from __future__ import annotations

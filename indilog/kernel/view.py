@@ -180,10 +180,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 class Members(msgspec.Struct, frozen=True):
     """The nodes that a cluster should have. `index_shards` are the replicas of the index shards
-    that get new positions. No `sequencers`: the cluster keeps those that it has.
+    that get new positions. If `sequencers` is empty, the cluster keeps its present sequencers.
 
-    Each change has a greater `version`. A primary that does not know the newest members yet does
-    not undo a view that was installed for them.
+    Each change has a greater `version`. So a primary that does not know the newest members yet does
+    not undo a view that was installed for newer members than its own.
     """
 
     engines: tuple[NodeId, ...]
@@ -193,9 +193,11 @@ class Members(msgspec.Struct, frozen=True):
     version: int = 0
     sequencers: tuple[NodeId, ...] = ()
     zones: dict[NodeId, str] = {}
-    """The zone of each node that has one; there may be further nodes in it."""
+    """The zone of each node that has one. Nodes that are not members may be named, too."""
     finalized: dict[ShardId, int] = {}
-    """The shards that get no further records, each after so many committed cuts."""
+    """The shards to finalize, each with a number of cuts. A shard gets no further records when that
+    many further cuts have been committed.
+    """
     rebalance: int = 0
     """The number of the last wanted rebalancing: replicas are spread evenly over storage nodes and
     zones.

@@ -1,10 +1,13 @@
 """Claims partitions of executors that left or crashed (decision 0058).
 
-Each process that has the workflows runs a driver for its executor. A driver waits for records of
-the inbox (`INBOX_TAG`), which announce executors that begin and stop. While another executor owns
-partitions, the driver also reads heartbeats eight times a lease. If the lease of an owner has
-ended, the driver claims its share of the owner's partitions, by rendezvous hashing over the live
-drivers. If another driver should own a partition of this process, the driver releases it.
+Each process that has loaded the workflows of a flow runs one driver for its executor. A driver
+waits for records of the inbox (`INBOX_TAG`), which announce executors that begin and stop. While
+another executor is live or owns partitions, the driver also reads heartbeats, eight times in each
+lease duration.
+
+Rendezvous hashing over the live drivers gives the preferred owner of each partition. When the lease
+of an owner has ended, each driver claims those of the owner's partitions for which it is the
+preferred owner. A driver releases a partition of its own process if another driver is preferred.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from bokiflow.runs.run_log import Logs, until_done
 from indilog import Context, IndilogError
 
 _ITERATIONS_PER_LEASE: Final = 8
+"""Iterations of a driver in the duration of one lease, while there are other executors."""
 _WAIT_S_MIN: Final = 0.01
-"""Seconds between two iterations, at least, unless a record of the inbox arrives."""
+"""Shortest time until the next iteration, in seconds, unless a record of the inbox arrives."""
 _RELEASE: Final = "release"
 """Name of the task that releases partitions; at most one runs."""
 
@@ -75,7 +79,9 @@ class Driver:
             structlog.get_logger().warning("driver cannot record that it leaves", reason=str(error))
 
     async def _first_look(self, logs: Logs) -> None:
-        """Read the executors, and claim all free partitions, in case they have open runs."""
+        """Read the executors, and claim the free partitions for which this process is the preferred
+        owner, because they may have open runs.
+        """
         runner = self._runner
         await runner.look(logs)
         runner.listen()
@@ -91,7 +97,8 @@ class Driver:
         if claims := member.due_claims(wanted):
             await runner.join(logs, claims)
         elif member.are_others_busy() and not member.lease.is_sure():
-            await runner.join(logs)  # so that other drivers share their partitions with this one
+            # The heartbeat makes this driver live, so other drivers release some partitions to it.
+            await runner.join(logs)
         now = waiting.monotonic_now()
         is_due = now - self._released_at >= member.lease.lease_s and member.lease.is_sure()
         if is_due and (releases := member.due_releases()):

@@ -1,4 +1,4 @@
-"""Finds the outcomes of an old run with which a fork, a new run, begins."""
+"""Finds the outcomes that a fork (a new run) copies from an old run."""
 
 from __future__ import annotations
 

@@ -195,8 +195,8 @@ class ClusterMembers:
         return await self.change(left)
 
     async def finalize(self, shard: int, cuts: int) -> dict[str, Any]:
-        """Let a shard get no further records after so many committed cuts; return the state of the
-        cluster.
+        """Finalize a shard: it gets no records after `cuts` further cuts have been committed.
+        Return the state of the cluster.
 
         Raises:
             ConfigError: there is no such shard, or the cluster cannot change; nothing was changed.

@@ -1,4 +1,7 @@
-"""Changes the nodes that a cluster is to have (`Members`), as an operator requests (decision 0049).
+"""Computes the `Members` (wanted nodes) of a cluster after a change by an operator (decision 0049).
+
+The functions here change nothing themselves: `cluster_members` stores the result, the supervisor
+starts and stops processes, and the primary installs the view.
 
 The name of a node has its kind and its number: `engine-2`, `storage-0`, `index-1-0` (index shard 1,
 replica 0), `aggregator-0`. A node that is added gets the smallest number that is free.
@@ -17,7 +20,7 @@ from indilog.config import Config
 from indilog.kernel.view import NODES_MAX, Members, View
 
 ADDED_MAX: Final = 32
-"""Nodes that one change may add: each is a process of this machine."""
+"""Largest number of nodes that one change may add. Each starts a process on this machine."""
 _PORT_MAX: Final = 65_535
 
 Kind: TypeAlias = Literal["sequencer", "storage", "index", "aggregator", "engine"]
@@ -25,9 +28,10 @@ _KINDS: Final[tuple[Kind, ...]] = ("sequencer", "storage", "index", "aggregator"
 
 
 class NodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The number of nodes of each kind that a cluster is to have; None: the present number.
+    """Wanted numbers of nodes, by kind; None: the present number.
 
-    `nodes` counts the processes that nodes share (`indilog.runtime.cluster.processes`).
+    `nodes` is the number of shared processes, each of which runs several nodes
+    (`indilog.runtime.cluster.processes`). It excludes all other numbers, and `scaled` ignores it.
     """
 
     nodes: int | None = None
@@ -54,8 +58,11 @@ def number_of(node: NodeId) -> int:
 
 
 def same_members(one: Members, other: Members) -> bool:
-    """Whether two clusters have the same nodes, in any order, in the same zones, with the
-    same finalized shards and rebalancing.
+    """Whether two `Members` have the same nodes, in any order, and the same zones of these nodes.
+    They must also have the same finalized shards, and the same number of the last rebalancing.
+
+    Versions and the cuts of finalized shards are not compared. Sequencers are not compared if one
+    of the two has none, which means that the cluster keeps its sequencers.
     """
     differs = set(one.sequencers) != set(other.sequencers)
     if differs and one.sequencers and other.sequencers:
@@ -76,7 +83,7 @@ def same_members(one: Members, other: Members) -> bool:
 
 
 def next_version(members: Members, view: View) -> int:
-    """Return the version of members that replace these."""
+    """Return the version for changed members: above that of `members` and that of `view`."""
     return max(members.version, view.members_version) + 1
 
 
@@ -86,7 +93,7 @@ def needed(view: View, members: Members) -> tuple[NodeId, ...]:
 
 
 def leaving_engines(view: View, members: Members) -> frozenset[NodeId]:
-    """Return the compute nodes of the installed view that leave."""
+    """Return the compute nodes of the installed view that `members` lacks."""
     return frozenset(view.engines) - frozenset(members.engines)
 
 
@@ -197,9 +204,9 @@ def without_nodes(members: Members, nodes: Collection[NodeId]) -> Members:
 
 
 def in_zones(members: Members, view: View, zones: Mapping[NodeId, str]) -> Members:
-    """Return `members` with `zones` of further nodes, or other ones; the same if they have these.
+    """Return `members` in which each node of `zones` has the zone given there.
 
-    Nodes that `zones` lacks keep their zones.
+    Nodes that `zones` lacks keep their zones. If nothing changes, `members` itself is returned.
     """
     changed = {**members.zones, **zones}
     if changed == members.zones:
@@ -208,7 +215,9 @@ def in_zones(members: Members, view: View, zones: Mapping[NodeId, str]) -> Membe
 
 
 def with_finalized(members: Members, view: View, shard: ShardId, cuts: int) -> Members:
-    """Return `members` of a cluster in which a shard gets no further records after so many cuts.
+    """Return `members` in which `shard` is finalized: it gets no records after `cuts` further cuts
+    have been committed. `members` itself is returned if the shard is finalized, or if its
+    finalization after this number of cuts is already wanted.
 
     Raises:
         ConfigError: there is no such shard, or the cluster cannot change while it runs.
@@ -226,8 +235,8 @@ def with_finalized(members: Members, view: View, shard: ShardId, cuts: int) -> M
 
 
 def with_rebalancing(members: Members, view: View) -> Members:
-    """Return `members` of a cluster whose replicas are to be spread evenly; the same if that is
-    wanted and not complete.
+    """Return `members` that ask for a rebalancing: replicas of shards are spread evenly. `members`
+    itself is returned while an earlier rebalancing is incomplete.
 
     Raises:
         ConfigError: the cluster cannot change while it runs.
@@ -246,7 +255,7 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
     Args:
         members: the nodes that the cluster is to have.
         view: the newest installed view.
-        started: the nodes that were asked for last when all their processes were ready.
+        started: the newest members of which all processes have been started; None: none yet.
     """
     here, wanted = set(view.members.nodes), set(members.nodes)
     wanted.update(() if members.sequencers else view.sequencers)
@@ -281,7 +290,8 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
         members.zones.get(node) != view.zones.get(node) for node in members.nodes
     ):
         sentences.append("Some zones are not installed yet.")
-    # Shards are also finalized because storage nodes are lost.
+    # The primary also finalizes shards whose storage nodes are lost, without a change of `members`.
+    # So the finalized shards are left out of the comparison.
     installed = msgspec.structs.replace(view.members, finalized=members.finalized)
     if not sentences and not same_members(members, installed):
         sentences.append("The index shards that get new positions have not changed yet.")
@@ -374,10 +384,12 @@ def _resized(nodes: Iterable[NodeId], count: int, kind: Kind) -> tuple[NodeId, .
 
 
 def check_can_change(view: View) -> None:
-    """Refuse to change a cluster that cannot change while it runs.
+    """Refuse to change a running cluster with only one sequencer.
+
+    Such a sequencer installs no view, because the entry may be lost with its disk (decision 0049).
 
     Raises:
-        ConfigError: it has one sequencer.
+        ConfigError: the cluster has one sequencer.
     """
     if len(view.sequencers) == 1:
         raise ConfigError(

@@ -1,9 +1,9 @@
 """Opens the metadata store that the configuration names, for a data directory (ARCHITECTURE 11).
 
 Each data directory has a metadata file. With the embedded store this file is the store. With
-ZooKeeper it holds the id that this platform has there. It also holds a copy of the layout, for
-programs that read a data directory without its platform. By this id, a start detects that a data
-directory and ZooKeeper's metadata belong to different platforms.
+ZooKeeper the file holds the id of this platform in ZooKeeper. By this id, a start detects that a
+data directory and ZooKeeper's metadata belong to different platforms. The file also holds a copy of
+the layout, for programs that read a data directory without its platform.
 """
 
 from __future__ import annotations

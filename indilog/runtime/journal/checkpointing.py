@@ -1,11 +1,14 @@
 """Decides when a process writes a checkpoint of its roles, and writes it (docs/decisions/0028).
 
 A checkpoint is due when a segment is full, or when replaying the frames written since the last
-checkpoint would take long. A large checkpoint is written less often, so that it has at most twice
-as many bytes as were appended since the last one. The state is copied between two iterations of the
-event loop, when the roles have been notified of all written frames. A `CHECKPOINT` frame marks the
-checkpoint's place in the journal. A thread encodes and writes the copy when all frames before that
-mark are durable. So after a power loss no checkpoint is ahead of its journal.
+checkpoint would take long. A checkpoint also waits until the bytes appended since the last
+checkpoint are at least half the size of that checkpoint. So large checkpoints are written less
+often, and cost at most about twice the bytes of the appends.
+
+The state is copied between two iterations of the event loop, when the roles have been notified of
+all written frames. A `CHECKPOINT` frame marks the checkpoint's place in the journal. A thread
+encodes and writes the copy when all frames before that mark are durable. So after a power loss no
+checkpoint is ahead of its journal.
 
 A clean stop writes a checkpoint, too, so that the next start replays nothing.
 """
@@ -31,9 +34,9 @@ from indilog.runtime.journal.segment import NO_ROOM
 _SHARE: Final = 2
 """A checkpoint of n bytes is written after at least n / `_SHARE` bytes were appended."""
 _UNSAVED_BYTES: Final = 128
-"""Estimated bytes of state for each frame that `Checkpoints.unsaved` counts."""
+"""Assumed size of the state behind each frame in `Checkpoints.unsaved`, an estimate in frames."""
 _POLL_S: Final = 0.005
-"""Seconds between two polls whether a sync or the thread is done."""
+"""Seconds between two checks whether a sync, or the writing thread, has finished."""
 
 log = structlog.get_logger(__name__)
 
@@ -76,8 +79,8 @@ class Checkpointing:
         checkpoint was taken.
         """
         self._unsaved_at = 0
-        """The sum of the roles' `Checkpoints.unsaved` at that time; valid until that checkpoint is
-        durable.
+        """The sum of the roles' `Checkpoints.unsaved` directly after the last copy. It is 0 again
+        when that checkpoint is durable, because the roles then count none of this work.
         """
         self._size_bytes = 0
         self._taken: _Taken | None = None
@@ -95,7 +98,9 @@ class Checkpointing:
         return self._taken is not None or self._due()
 
     def start(self) -> None:
-        """Start after recovery; replayed frames count as written since the last checkpoint."""
+        """Start after recovery. The frames that recovery replayed count as frames written since the
+        last checkpoint.
+        """
         self._segment_at = self._journal.files.active
 
     def advance(self, *, quiet: bool) -> None:
@@ -113,7 +118,8 @@ class Checkpointing:
 
     def _due(self) -> bool:
         journal = self._journal
-        # Without new frames, the last one failed to be written: it is not retried at once.
+        # A role still wants a checkpoint if the last one could not be written. It is then retried
+        # only after new frames, and not at once.
         has_new = journal.frames > self._frames_at and not journal.starved
         if has_new and any(role.wants_checkpoint for role in self._wanting):
             return True
@@ -178,8 +184,12 @@ class Checkpointing:
                 role.checkpointed()
 
     def stop(self, *, quiet: bool) -> None:
-        """Write a last checkpoint, if anything was written since the last one; blocks, and syncs
-        the journal.
+        """Write a final checkpoint if there are frames or unsaved work since the last checkpoint.
+
+        The call syncs the journal, and blocks until the file is written.
+
+        Args:
+            quiet: as in `advance`; if False, no checkpoint is written.
 
         Raises:
             OSError: the journal has failed.

@@ -1,15 +1,19 @@
 """The metadata store in one file on one machine, for one process at a time (ARCHITECTURE 11).
 
-`service` lets other processes use the store. Versions are revisions of the whole store, and each
-write gets the next one. So a key that was deleted and created again has a greater version. Sessions
-and their keys are in the file too. Opening the store renews every session for its full `ttl_s`,
-because no heartbeat could reach the closed store.
+The module `service` lets other processes use the store. The store has one revision, which each
+change of keys increments. The version of a key is the revision of its last write. So a key that was
+deleted and created again has a greater version. Sessions and their keys are in the file too.
+Opening the store renews every session for its full `ttl_s`, because no heartbeat could reach the
+closed store.
 
 File: magic "ILMD", version u8, CRC32C u32 of all other bytes, body (msgpack). One flipped bit is
-corrected by trying all bits; two valid files of this size differ in at least four bits. Each change
-writes a new file, syncs it, renames it over the old one and syncs the directory. So a crash leaves
-the old or the new contents, never a mixture. That is fast enough for facts that change a few times
-a day. A file of zeros reserves the room for a new file, so that a process can start on a full disk.
+corrected by trying all bits, in files of at most `_CORRECTED_BYTES_MAX`. Up to that size, two files
+with valid CRCs differ in at least four bits, so only one correction fits.
+
+Each change writes a new file, syncs it, renames it over the old one and syncs the directory. So a
+crash leaves the old or the new contents, never a mixture. That is fast enough for facts that change
+a few times a day. Each start writes the file, because a process takes an epoch. So a second file,
+of zeros, reserves the room for one more write. It is deleted when the disk is full.
 """
 
 from __future__ import annotations
@@ -58,8 +62,9 @@ _VERSIONS_READ: Final = (2, VERSION)
 _HEADER: Final = Struct("<4sBI")
 _CORRECTED_BYTES_MAX: Final = 8 * KIB
 _RESERVE_BYTES: Final = 256 * KIB
-"""Bytes reserved on the disk, so that a platform on a full disk can still start."""
+"""Size of the file that reserves room. A start on a full disk deletes it to write its epoch."""
 _EXPIRE_AGAIN_S: Final = 1.0
+"""Seconds until the end of a session is written again, after it failed on a full disk."""
 _REMEDY: Final = "put it back from a copy of the whole directory, or choose another directory."
 
 
@@ -70,8 +75,8 @@ class _Item(msgspec.Struct, frozen=True, array_like=True):
     value: bytes
     version: int
     writer: str
-    """Id of the write that set the value, by which a repeated write is recognised; empty: the
-    writer does not repeat writes.
+    """Unique id of the write that set the value. A repetition of that write has the same id, and is
+    not applied again. Empty: the writer never repeats this write.
     """
     session: str = ""
     """The session that an ephemeral key vanishes with; empty: the key is not ephemeral."""
@@ -81,7 +86,7 @@ class _Contents(msgspec.Struct, array_like=True):
     items: dict[str, _Item]
     sequences: dict[str, int]
     revision: int = 0
-    """Counts the writes of keys; the version of the newest write."""
+    """Number of changes of keys so far; also the version of the key that was written last."""
     sessions: dict[str, float] = msgspec.field(default_factory=dict)
     """`ttl_s` of each session that has not ended."""
 
@@ -89,8 +94,10 @@ class _Contents(msgspec.Struct, array_like=True):
 class EmbeddedMetadataStore(SessionKeeper):
     """A `MetadataStore` in one file, for one process at a time.
 
-    After a failed write it is unknown whether the disk has the old or the new contents. The store
-    then refuses all writes until it is opened again, because a failed sync is never retried.
+    After a failed write or sync it is unknown whether the disk has the old or the new contents. A
+    retried sync may report success although data was lost. So the store refuses all writes until it
+    is opened again, which reads the disk. After `DiskFullError` nothing was changed, and further
+    writes are accepted.
 
     Raises:
         DataDirectoryError: the file is in use by another process, damaged, or of a newer format.
@@ -167,8 +174,8 @@ class EmbeddedMetadataStore(SessionKeeper):
         return Written(new.version)
 
     def replace(self, key: str, value: bytes) -> None:
-        """Set `key`, whatever its version is; for commands that run while the platform is
-        stopped.
+        """Set `key` without comparing its version. Only for commands that run while the platform is
+        stopped, because sessions and repeated writes are ignored.
         """
         self._check(key, value)
         new = _Item(value, self._contents.revision + 1, "", "")
@@ -261,7 +268,9 @@ class EmbeddedMetadataStore(SessionKeeper):
         self._end_sessions({name} & self._ends_at.keys())
 
     def expire_in_time(self) -> None:
-        """From now on, end sessions without heartbeats, on the running event loop."""
+        """Set a timer on the running event loop. It ends each session that gets no heartbeat for
+        its `ttl_s`, and is set again after it fires.
+        """
         if self._expiry is not None:
             self._expiry.cancel()  # a new session may end before the others
             self._expiry = None
@@ -401,8 +410,8 @@ def _version_of(found: Versioned | None) -> int:
 
 
 def values_in(file: Path) -> dict[str, bytes]:
-    """Return the values in the file of an embedded store, also while a process uses it; takes no
-    lock.
+    """Return the values in the file of an embedded store. The call takes no lock, so it also works
+    while a process uses the file.
 
     Raises:
         DataDirectoryError: the file is damaged, or of a newer format.
@@ -464,7 +473,8 @@ def _read(file: Path) -> _Contents:
         contents = msgspec.msgpack.decode(body, type=_Contents)
     except msgspec.DecodeError as error:
         raise DataDirectoryError(f"{file} is damaged ({error}); {_REMEDY}") from error
-    # In version 2 the version of a key was the number of its writes.
+    # A file of version 2 has no revision, and the version of a key in it counts the writes of that
+    # key. The revision must not be below any of these, so that later versions are greater.
     newest = max((item.version for item in contents.items.values()), default=0)
     return msgspec.structs.replace(contents, revision=max(contents.revision, newest))
 
