@@ -80,8 +80,8 @@ def load(
 ) -> LoadedDeployment:
     """Import `sources` (relative path → text) and return the application in them.
 
-    If `name` is None, the application keeps the name in its code. If the import fails, the
-    deployment's modules and files are removed.
+    If `name` is None, the application keeps the name in its code. If the deployment cannot be
+    loaded, its modules and files are removed.
 
     Raises:
         DeployError: the deployment cannot be loaded, for one of these reasons. A path leaves the
@@ -90,10 +90,10 @@ def load(
     """
     package = f"{PACKAGE}{deployment}"
     home = directory / package
-    _write(home, sources)
     finder = _Finder(package, home, _own_names(sources))
     sys.meta_path.insert(0, finder)
     try:
+        _write(home, sources)
         app = _import_app(package, sources)
         if name is not None:
             app.name = check_app_name(name)

@@ -144,6 +144,7 @@ def test_an_application_may_have_only_workflows(
         ({}, "no Python file"),
         ({"../a.py": "x"}, "not a path inside"),
         ({"/etc/a.py": "x"}, "not a path inside"),
+        ({"a.py": "x", "b/../c.py": "x"}, "not a path inside"),
         ({"a.py": HEAD + "@app.function\ndef f(*a: int): ..."}, "a name of its own"),
         ({"a.py": HEAD + "@app.function\ndef f(a: 'Nope'): ..."}, "cannot be resolved"),
         (
@@ -168,6 +169,7 @@ def test_a_mistake_is_one_sentence_with_its_place(
     assert str(caught.value).endswith(".")
     assert "\n" not in str(caught.value)
     assert "indilog_deployed_" not in str(caught.value)
+    assert not list(tmp_path.iterdir()), "no file of it is left"
 
 
 def test_a_full_disk_is_reported_as_disk_full(
