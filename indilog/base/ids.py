@@ -244,7 +244,7 @@ def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
 
 
 def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
-    # For every append with a new tag, so it is as fast as it can be.
+    # Each append with a new tag calls this.
     spelled = dict.fromkeys(map(_spelled, tags))
     names = "\x1f".join((log, *spelled)).encode()
     hashes = [_folded(log, name) for name in spelled]

@@ -6,7 +6,6 @@ Each branch numbers its own operations, so the numbers do not depend on the orde
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Coroutine, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Final, TypeVar
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import Cancelled, FlowSettingsError
 from bokiflow.runs.execution import BRANCH, Branch, Execution
+from bokiflow.runs.unawaited_operations import close_unbegun
 
 _ValueT = TypeVar("_ValueT")
 BRANCHES_MAX: Final = 10_000
@@ -97,16 +97,8 @@ async def _at_once(
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:  # also if this is cancelled once more
-            if _close_unbegun(branches):
+            if close_unbegun(branches):
                 execution.asked.close_unbegun()
-
-
-def _close_unbegun(branches: Sequence[Coroutine[Any, Any, object]]) -> bool:
-    """Close the branches that never began; tell whether there is one."""
-    unbegun = [b for b in branches if inspect.getcoroutinestate(b) == inspect.CORO_CREATED]
-    for branch in unbegun:
-        branch.close()
-    return bool(unbegun)
 
 
 async def _one(branch: Coroutine[Any, Any, _ValueT], context: Context) -> _ValueT | _Raised:

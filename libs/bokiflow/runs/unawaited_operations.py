@@ -24,6 +24,14 @@ GATHER: Final = "gather"
 """The kind of an operation whose outcome is not decided itself, only those of its parts."""
 
 
+def close_unbegun(coroutines: Sequence[Coroutine[Any, Any, object]]) -> bool:
+    """Close the coroutines that have not begun; return whether there was one."""
+    unbegun = [c for c in coroutines if inspect.getcoroutinestate(c) == inspect.CORO_CREATED]
+    for coroutine in unbegun:
+        coroutine.close()
+    return bool(unbegun)
+
+
 class AskedOperation(NamedTuple):
     """A requested operation: its number, name and kind, the coroutine to await, and the coroutines
     that it runs.
@@ -129,9 +137,7 @@ class AskedOperations:
         """
         for operation in reversed(self._operations):  # inner ones were requested before outer ones
             if operation.parts and not operation.is_left:
-                for part in operation.parts:
-                    if inspect.getcoroutinestate(part) == inspect.CORO_CREATED:
-                        part.close()
+                close_unbegun(operation.parts)
 
     @contextmanager
     def performing(self) -> Iterator[None]:

@@ -129,7 +129,7 @@ class Forwarder:
         asked: set[NodeId] = set()
         is_wanted = True
 
-        def commit_once() -> bool:
+        def commit_here() -> bool:
             nonlocal is_wanted
             is_wanted = commit()
             return is_wanted
@@ -141,7 +141,7 @@ class Forwarder:
             self._in_flight += 1
             self._table.sent(node)
             try:
-                answer = await self._offer(node, call, commit_once)
+                answer = await self._offer(node, call, commit_here)
             finally:
                 self._in_flight -= 1
                 self._table.ended(node)
