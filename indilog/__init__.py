@@ -41,6 +41,7 @@ from indilog.base.errors import (
     WrongStateError,
 )
 from indilog.base.lazy_names import lazy_names
+from indilog.base.release import __version__ as __version__
 
 if TYPE_CHECKING:
     from indilog.apps.app import App, Context
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from indilog.link.access import Endpoint, reach
     from indilog.remote_client import connect
 
-__version__ = "0.1.0"
 
 __all__ = [
     "MAX_SEQNUM",

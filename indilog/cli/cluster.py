@@ -85,7 +85,17 @@ def nodes(*, as_json: AsJson = False, url: Url = DEFAULT) -> None:
     if as_json:
         show.value([node._asdict() for node in found])
     else:
-        columns = ("node", "role", "state", "position", "term", "records", "bytes", "zone")
+        columns = (
+            "node",
+            "role",
+            "state",
+            "position",
+            "term",
+            "records",
+            "bytes",
+            "release",
+            "zone",
+        )
         show.table("Nodes", columns, found)
 
 
@@ -152,6 +162,7 @@ def _summary(found: ClusterHealth) -> dict[str, Any]:
         "shards": _states(found.shards),
         "lost_records": found.lost_records,
         "read_only": found.read_only,
+        "releases": found.releases,
     }
 
 
@@ -171,6 +182,7 @@ def _overview(found: ClusterHealth) -> Mapping[str, str]:
         "compute nodes": _count_up(found, found.engines),
         "lost records": f"{found.lost_records:,}",
         "read-only": "yes" if found.read_only else "no",
+        "release": _names(found.releases),
     }
 
 

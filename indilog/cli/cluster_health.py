@@ -27,6 +27,7 @@ class Node(NamedTuple):
     term: int | None
     records: int | None
     bytes: int | None
+    release: str | None
     zone: str
 
 
@@ -198,8 +199,19 @@ class ClusterHealth:
             term=figures.get("term"),
             records=figures.get("records"),
             bytes=figures.get("bytes"),
+            release=self._release_of(node),
             zone=self.zones.get(node, ""),
         )
+
+    def _release_of(self, node: str) -> str | None:
+        """Return the version of IndiLog that a node runs; None: the status does not have it."""
+        of_node = self._status if node not in self._status["elsewhere"] else self._figures.get(node)
+        return None if of_node is None else of_node.get("release")
+
+    @property
+    def releases(self) -> list[str]:
+        """The versions that the nodes run; more than one during a rolling upgrade."""
+        return sorted({node.release for node in self.nodes if node.release is not None})
 
     @property
     def _answering(self) -> str | None:

@@ -20,7 +20,7 @@ NO_POSITION: Final[MetalogPosition] = 2**62
 """A position after every possible one."""
 
 
-class IndexEra(msgspec.Struct, frozen=True):
+class IndexEra(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From `start` until the next era, position p belongs to `shards[p % len(shards)]`."""
 
     start: MetalogPosition

@@ -36,7 +36,13 @@ from indilog.base.ids import (
 from indilog.kernel.view import NODE_NAME_MAX, SHARDS_MAX, View
 
 
-class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
+class _MetalogEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all entries. All nodes must read an entry alike, so a field of a later release is an
+    error (decision 0093).
+    """
+
+
+class NewRecords(_MetalogEntry, frozen=True, tag="N"):
     """A cut: `counts[shard]` further records of each productive shard are ordered, ascending by
     shard.
     """
@@ -52,7 +58,7 @@ class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
     """
 
 
-class _OrdersNothing(msgspec.Struct, frozen=True, array_like=True):
+class _OrdersNothing(_MetalogEntry, frozen=True):
     """An entry that orders no records."""
 
     position: MetalogPosition
@@ -70,7 +76,7 @@ class _OrdersNothing(msgspec.Struct, frozen=True, array_like=True):
         return 0
 
 
-class NewWriters(_OrdersNothing, frozen=True, array_like=True, tag="W"):
+class NewWriters(_OrdersNothing, frozen=True, tag="W"):
     """Each of these shards gets a new writer, whose first localid is the shard's ordered length at
     this entry. Earlier writers are fenced. The entry orders no records.
     """
@@ -79,7 +85,7 @@ class NewWriters(_OrdersNothing, frozen=True, array_like=True, tag="W"):
     """The writer's epoch, greater than those of the shard's earlier writers."""
 
 
-class NewReplicas(_OrdersNothing, frozen=True, array_like=True, tag="R"):
+class NewReplicas(_OrdersNothing, frozen=True, tag="R"):
     """From this entry on, each of these shards has these replicas. The entry orders no records.
 
     The first ones count, as many as the view gives the shard. A new counting replica stores the
@@ -90,7 +96,7 @@ class NewReplicas(_OrdersNothing, frozen=True, array_like=True, tag="R"):
     replicas: dict[ShardId, tuple[NodeId, ...]]
 
 
-class NewView(_OrdersNothing, frozen=True, array_like=True, tag="V"):
+class NewView(_OrdersNothing, frozen=True, tag="V"):
     """From this entry on, the cluster has these nodes. The entry orders no records."""
 
     following: View

@@ -32,7 +32,7 @@ NODE_NAME_MAX: Final = 64
 """Bytes of the name of a node."""
 
 
-class ShardPlacement(msgspec.Struct, frozen=True):
+class ShardPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first placement of a shard: its replicas, in order of preference, and its only writer."""
 
     replicas: tuple[NodeId, ...]
@@ -45,7 +45,7 @@ class ShardPlacement(msgspec.Struct, frozen=True):
     """Whether it gets no further records, of any writer (decision 0055)."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True):
     """The nodes of a cluster and their roles. Any of the sequencers may be the primary
     (`TermBegun`); the first of the first view takes the first term. `index_shards[i]` are the
     replicas of index shard i, including retired ones: an index shard keeps its number permanently.
@@ -178,7 +178,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise ConfigError("The label of a zone has 1 to 64 bytes, and no comma.")
 
 
-class Members(msgspec.Struct, frozen=True):
+class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The nodes that a cluster should have. `index_shards` are the replicas of the index shards
     that get new positions. If `sequencers` is empty, the cluster keeps its present sequencers.
 

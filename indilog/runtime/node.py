@@ -163,7 +163,7 @@ class NodeShell:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._streams = {node: stream_of(node) for node in self.roles}
-        self._fence = Fence(self.roles)
+        self._fence = Fence(self.roles, self._on_unknown_message)
         self._inbox: dict[NodeId, list[Event]] = {}
         self._later: dict[NodeId, list[Event]] = {}
         """Messages that are not urgent, until no other work is left or `_LATER_S` have passed."""
@@ -373,6 +373,10 @@ class NodeShell:
             epoch = envelope.epoch
             inbox += [Received(sender, message, epoch) for message in envelope.messages]
         self._schedule()
+
+    def _on_unknown_message(self, sender: NodeId, kind: str) -> None:
+        """Ignore a message of a kind that only a later release knows."""
+        count_ignored(self.metrics, "message of an unknown kind", sender=sender, what=kind[:200])
 
     def _schedule(self) -> None:
         if not self._scheduled and not self._closed:

@@ -1,9 +1,13 @@
-"""The envelope: a frame on a socket between nodes (docs/FORMATS.md)."""
+"""The envelope: a frame on a socket between nodes (docs/FORMATS.md).
+
+Nodes of two releases work together during a rolling upgrade (decision 0093). So a receiver ignores
+messages of kinds that it does not know, and further fields at the end of a message.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -37,6 +41,9 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
+_packed_decoder = msgspec.msgpack.Decoder(_Packed)
+_message_decoder: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
+_KINDS: Final = frozenset(kind.__struct_config__.tag for kind in get_args(Message))
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
@@ -62,18 +69,60 @@ def pack_envelope(
     return _encoder.encode(_Packed(WIRE_VERSION, epoch, sender, receiver, tuple(messages)))
 
 
-def decode_envelope(frame: bytes | memoryview) -> Envelope:
-    """Return the envelope in `frame`.
+def decode_envelope(
+    frame: bytes | memoryview, on_unknown: Callable[[NodeId, str], object] = lambda *_: None
+) -> Envelope:
+    """Return the envelope in `frame`, without messages of kinds that this release does not know.
+
+    Args:
+        frame: bytes of one envelope.
+        on_unknown: called with the sender and the kind of each message that is left out. Messages
+            can be lost anyway, so their sender does without them.
 
     Raises:
         MalformedFrameError: the frame is no envelope, or is of another wire version.
     """
     try:
         envelope = _decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        envelope = _decode_each(frame, on_unknown)
+    _check_version(envelope.version)
+    return envelope
+
+
+def _decode_each(
+    frame: bytes | memoryview, on_unknown: Callable[[NodeId, str], object]
+) -> Envelope:
+    """Return the envelope in `frame`, whose messages are decoded one by one."""
+    try:
+        packed = _packed_decoder.decode(frame)
+        _check_version(packed.version)
+        known = []
+        for raw in packed.messages:
+            kind = _kind_of(raw)
+            if kind in _KINDS:
+                known.append(_message_decoder.decode(raw))
+            else:
+                on_unknown(packed.sender, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedFrameError(f"not an envelope: {error}") from error
-    if envelope.version != WIRE_VERSION:
+    return Envelope(packed.version, packed.epoch, packed.sender, packed.receiver, tuple(known))
+
+
+def _kind_of(message: msgspec.Raw) -> str:
+    """Return the name of a message's kind.
+
+    Raises:
+        msgspec.DecodeError: it is no array that begins with a name.
+    """
+    fields = msgspec.msgpack.decode(message, type=list[Any])
+    if not fields or not isinstance(fields[0], str):
+        raise msgspec.DecodeError("a message is an array that begins with the name of its kind")
+    return fields[0]
+
+
+def _check_version(version: int) -> None:
+    if version != WIRE_VERSION:
         raise MalformedFrameError(
-            f"envelope of wire version {envelope.version}; this node speaks {WIRE_VERSION}"
+            f"envelope of wire version {version}; this node speaks {WIRE_VERSION}"
         )
-    return envelope

@@ -1,10 +1,14 @@
-"""A machine of a cluster: `indilog node` as a process with its own data directory and ports."""
+"""A machine of a cluster: `indilog node` as a process with its own data directory and ports.
+
+It runs this release, or a copy that is changed as a later release may be.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +31,7 @@ class Machine:
     Attributes:
         settings: of `[node]`.
         name: of its process of the cluster; valid when it is ready.
+        release: folder with the packages of another release, which the next start uses.
         url: of its gateway; valid when it is ready.
     """
 
@@ -42,6 +47,7 @@ class Machine:
         directory.mkdir()
         self._options = options
         self.name = self.url = ""
+        self.release: Path | None = None
         self._log = directory / "output"
         self._process: subprocess.Popen[str] | None = None
         self.settings = {
@@ -65,11 +71,15 @@ class Machine:
     def start(self) -> None:
         """Start the process; it is not ready yet."""
         command = [sys.executable, "-m", "indilog", "node", "--config", str(self.config)]
+        environment = os.environ | self._environment
+        if self.release is not None:
+            folders = [self.release, *(self.release / folder for folder in FOLDERS)]
+            environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [*command, *self._options],
-                cwd=ROOT,
-                env=os.environ | self._environment,
+                cwd=self.release or ROOT,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -140,3 +150,57 @@ def machine(
     """Return a machine of the cluster whose part of ZooKeeper `directory` names."""
     root = f"/{directory.parent.name}-{directory.name}"
     return Machine(directory / f"machine-{number}", zookeeper, root, settings, options)
+
+
+FOLDERS: Final = ("libs", "ordering", "storage", "index_tier", "compute", "cells", "pipeline")
+"""Folders with packages; `indilog` itself is beside them."""
+_GREETING: Final = '''class Greeting(WireMessage, frozen=True):
+    """storage → primary: good morning."""
+
+    words: tuple[str, ...]
+
+
+class PlacementIs('''
+_GREETED: Final = """\
+greeting = Greeting(("good", "morning"))
+        sent = [Send(leadership.primary, message) for message in (greeting, alive)]
+        return [*sent, *effects]"""
+_SETTING: Final = '''\
+    greeting: str = "hello"
+    """What a heartbeat says."""
+    sequencers: int = 1
+'''
+_MESSAGES: Final = "indilog/wire/replica_messages.py"
+_UNION: Final = "indilog/wire/messages.py"
+_HEARTBEAT: Final = "storage/indilog_storage/heartbeat.py"
+_IMPORTED: Final = "import PlacementIs, StorageAlive", "import Greeting, PlacementIs, StorageAlive"
+_ROOM: Final = "    has_room: bool = True\n"
+_CHANGES: Final = (
+    ("indilog/base/release.py", '__version__ = "0.1.0"', '__version__ = "0.1.1"'),
+    # A further field of a message.
+    (_MESSAGES, _ROOM, f"{_ROOM}    load: float = 0.5\n"),
+    # A further kind of message, which storage nodes send with each heartbeat. Sequencers ignore it.
+    (_MESSAGES, "class PlacementIs(", _GREETING),
+    (_UNION, *_IMPORTED),
+    (_UNION, "    | StorageAlive\n", "    | StorageAlive\n    | Greeting\n"),
+    (_HEARTBEAT, *_IMPORTED),
+    (_HEARTBEAT, "return [Send(leadership.primary, alive), *effects]", _GREETED),
+    # A further setting of clusters.
+    ("indilog/config/cluster.py", "    sequencers: int = 1\n", _SETTING),
+)
+"""File, text, and the text in its place."""
+
+
+def next_release(directory: Path) -> Path:
+    """Return a new folder in `directory` with the packages of a later release."""
+    copied = directory / "next-release"
+    for folder in ("indilog", *FOLDERS):
+        shutil.copytree(
+            ROOT / folder, copied / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for path, before, after in _CHANGES:
+        file = copied / path
+        text = file.read_text()
+        assert before in text, f"{path} has changed: adapt the changes here"
+        file.write_text(text.replace(before, after, 1))
+    return copied

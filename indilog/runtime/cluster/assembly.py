@@ -21,6 +21,7 @@ import uvloop
 
 from indilog.base.errors import ConfigError, IndilogError, NotReadyError
 from indilog.base.ids import Epoch, MetalogPosition, NodeId
+from indilog.base.release import __version__
 from indilog.base.running_platforms import RunningPlatform, registered, running_at
 from indilog.config import Config, node_config
 from indilog.kernel.view import View, Views
@@ -654,19 +655,19 @@ def status_of(
 ) -> dict[str, Any]:
     """Return the status of the platform as this process knows it, for people: `GET /status`.
 
-    `ready`: this compute node serves calls. `read_only`: a full disk prevents appends. `nodes` has
-    the status of roles; other processes publish that of their roles periodically.
-    `elsewhere` names the nodes in other processes, `silent` those without a recent status.
-    `shards` has all replicas of each shard, and those whose reports decide what is ordered
-    (`counting`). `layout` has the nodes of the newest view, and the index schedule.
-    `lost_records` is the number of records that no replica has any more; if it is not 0, there is a
-    `warning`.
+    `release` is this process's. `ready`: this compute node serves calls. `read_only`: a full disk
+    prevents appends. `nodes` has the status of roles; other processes publish that of their roles
+    periodically. `elsewhere` names the nodes in other processes, `silent` those without a recent
+    status. `shards` has all replicas of each shard, and those whose reports decide what is ordered
+    (`counting`). `layout` has the nodes of the newest view, and the index schedule. Records that
+    no replica has any more are counted in `lost_records`; if there are any, there is a `warning`.
     """
     view = logs.engine.placement.view
     published = _status_elsewhere(shell, logs, board)
     engine = _engine_status(logs)
     nodes = {**status_of_nodes(shell), **published.status}
     return {
+        "release": __version__,
         "ready": shell.failed is None and not shell.closed,
         "read_only": bool(engine["progress"]["read_only"]),
         **_losses(nodes),
@@ -725,8 +726,7 @@ def _engine_status(logs: LocalLogs) -> dict[str, Mapping[str, Any]]:
 
 
 def _elsewhere(shell: NodeShell, logs: LocalLogs) -> list[NodeId]:
-    nodes = logs.engine.placement.view.nodes
-    return [node for node in nodes if node not in shell.roles]
+    return [node for node in logs.engine.placement.view.nodes if node not in shell.roles]
 
 
 def _status_elsewhere(

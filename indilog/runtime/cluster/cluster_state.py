@@ -53,7 +53,7 @@ Setting: TypeAlias = str | int | float | bool | None
 """A value as `config_from` takes it; None is left out."""
 
 
-class RunSettings(msgspec.Struct, frozen=True):
+class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of one run, valid while one of its processes runs.
 
     Attributes:

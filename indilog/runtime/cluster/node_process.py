@@ -30,6 +30,7 @@ import uvloop
 
 from indilog.base.errors import DataLossError, IndilogError
 from indilog.base.ids import NodeId
+from indilog.base.release import __version__
 from indilog.base.telemetry import configure_logging
 from indilog.config import KIB, NodeConfig
 from indilog.kernel.view import Members
@@ -368,10 +369,11 @@ async def _gateway_of(
 
 
 def status_of_process(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
-    """Return the status of the roles, and of the journal and the transport that they share."""
-    journal = {
+    """Return the status of the roles, and of what they share: release, journal and transport."""
+    shared = {
+        "release": __version__,
         "journal_damaged": shell.metrics.damaged,
         "journal_corrected": shell.metrics.corrected,
         "refused_peers": shell.metrics.dropped.get(REFUSED_PEER, 0),
     }
-    return {node: {**status, **journal} for node, status in status_of_nodes(shell).items()}
+    return {node: {**status, **shared} for node, status in status_of_nodes(shell).items()}

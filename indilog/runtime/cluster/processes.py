@@ -36,7 +36,7 @@ PROCESSES_KEY: Final = "processes"
 """The nodes of each shared process (`Processes`); missing: each node has a process of its own."""
 
 
-class Processes(msgspec.Struct, frozen=True):
+class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The processes of a cluster.
 
     Attributes:

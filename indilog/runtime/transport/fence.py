@@ -9,7 +9,7 @@ fenced after a restart of the receiver; roles do this durably, with separate epo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, TypeAlias
 
 from indilog.base.errors import MalformedFrameError
@@ -35,17 +35,24 @@ class Fence:
 
     Args:
         receivers: the nodes of this process.
+        on_unknown: called with the sender and the kind of each message of a kind that this release
+            does not know.
     """
 
-    def __init__(self, receivers: Collection[NodeId]) -> None:
+    def __init__(
+        self,
+        receivers: Collection[NodeId],
+        on_unknown: Callable[[NodeId, str], object] = lambda *_: None,
+    ) -> None:
         self._receivers = receivers
+        self._on_unknown = on_unknown
         self._newest: dict[NodeId, Epoch] = {}
         """The greatest epoch received from each node."""
 
     def admit(self, frame: bytes) -> Admission:
         """Return the envelope in `frame`, or the reason of its refusal."""
         try:
-            envelope = decode_envelope(frame)
+            envelope = decode_envelope(frame, self._on_unknown)
         except MalformedFrameError as error:
             return RefusedFrame("malformed frame", error)
         if envelope.receiver not in self._receivers:

@@ -15,7 +15,7 @@ import uvloop
 
 import indilog
 from indilog.runtime.cluster.cluster_keys import make_authority, make_node_keys
-from tests.cluster.machine import Machine, machine, machines_running
+from tests.cluster.machine import Machine, machine, machines_running, next_release
 from tests.cluster.scaling.test_forwarding import SLOW
 from tests.cluster.scaling.test_scale import Load, command
 from tests.support.clients import http_client
@@ -194,9 +194,13 @@ def test_first_machines_are_replaced_by_later_ones(
                 one.kill()
 
 
-def test_a_rolling_restart_fails_no_append_at_the_other_machines(
+def test_a_rolling_upgrade_fails_no_append_at_the_other_machines(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:
+    """The machines change to a release with more messages, fields and settings, one by one; so each
+    restart is that of a rolling restart, too.
+    """
+
     async def append(one: Machine, until: asyncio.Event) -> int:
         count = 0
         async with indilog.connect(one.url) as client:
@@ -213,10 +217,13 @@ def test_a_rolling_restart_fails_no_append_at_the_other_machines(
             async with asyncio.TaskGroup() as tasks:
                 appending = [tasks.create_task(other) for other in others]
                 assert await asyncio.to_thread(one.stop) == 0
+                one.release = release
                 one.start()
                 await asyncio.to_thread(one.wait_ready)
+                async with indilog.connect(one.url) as client:
+                    await client.log("rolling").append(b"x", tags=["t"])
                 restarted.set()
-            count += sum(task.result() for task in appending)
+            count += 1 + sum(task.result() for task in appending)
         async with indilog.connect(machines[0].url) as client:
             found, bound = 0, 0
             while page := await client.log("rolling").read_range(tag="t", bound=bound, limit=1000):
@@ -224,6 +231,7 @@ def test_a_rolling_restart_fails_no_append_at_the_other_machines(
         assert found == count
         return count
 
+    release = next_release(tmp_path)
     with machines_running(tmp_path, zookeeper) as machines:
         assert uvloop.run(story(machines)) > 0
 

@@ -34,6 +34,7 @@ class Platform:
             "finalized": False,
         }
         self.status: dict[str, Any] = {
+            "release": "0.1.0",
             "ready": True,
             "read_only": False,
             "lost_records": 0,
@@ -106,8 +107,20 @@ def test_a_healthy_cluster_is_one_screen_that_ends_so(platform: Platform) -> Non
         "compute nodes  1 of 1 up",
         "lost records   0",
         "read-only      no",
+        "release        0.1.0",
         "healthy",
     ]
+
+
+def test_two_releases_are_both_shown(platform: Platform) -> None:
+    for node in (*SEQUENCERS, "storage-0"):
+        platform.nodes[node]["release"] = "0.1.1"
+    shown = run("status")
+    assert row_of("release", shown) == "release 0.1.0, 0.1.1"
+    assert shown.exit_code == 0
+    assert json.loads(run("status", "--json").stdout)["releases"] == ["0.1.0", "0.1.1"]
+    assert row_of("storage-0", run("nodes")).endswith(" 0.1.1")
+    assert row_of("engine-0", run("nodes")).endswith(" 0.1.0")
 
 
 def test_of_two_primaries_the_one_of_the_newest_term_is_named(platform: Platform) -> None:
@@ -159,7 +172,7 @@ def test_a_lost_replica_heals_by_itself_if_there_is_a_spare(platform: Platform) 
         "wait, its compute node gets a new shard."
     )
     row = row_of("storage-0", run("nodes"))
-    assert row == "storage-0 storage lost 70 - 1,500 9,000", "its process still runs"
+    assert row == "storage-0 storage lost 70 - 1,500 9,000 -", "its process still runs"
 
 
 @pytest.mark.parametrize("cause", ["the spare is lost", "one sequencer"])
@@ -233,17 +246,17 @@ def test_a_silent_node_is_named_and_has_no_figures(platform: Platform) -> None:
         "process that ended or hangs."
     )
     nodes = run("nodes")
-    assert row_of("index-1-0", nodes) == "index-1-0 index silent - - - -"
-    assert row_of("index-0-0", nodes) == "index-0-0 index running 69 - - -"
+    assert row_of("index-1-0", nodes) == "index-1-0 index silent - - - - -"
+    assert row_of("index-0-0", nodes) == "index-0-0 index running 69 - - - -"
 
 
 def test_nodes_have_their_roles_terms_and_figures(platform: Platform) -> None:
     shown = run("nodes")
     assert shown.exit_code == 0, platform
-    assert row_of("sequencer-1", shown) == "sequencer-1 primary running 70 3 - -"
-    assert row_of("sequencer-2", shown) == "sequencer-2 sequencer running 70 3 - -"
-    assert row_of("storage-2", shown) == "storage-2 storage running 70 - 1,500 9,000"
-    assert row_of("engine-0", shown) == "engine-0 compute running 68 - - -"
+    assert row_of("sequencer-1", shown) == "sequencer-1 primary running 70 3 - - -"
+    assert row_of("sequencer-2", shown) == "sequencer-2 sequencer running 70 3 - - -"
+    assert row_of("storage-2", shown) == "storage-2 storage running 70 - 1,500 9,000 -"
+    assert row_of("engine-0", shown) == "engine-0 compute running 68 - - - 0.1.0"
     names = [node["node"] for node in json.loads(run("nodes", "--json").stdout)]
     assert names == [*SEQUENCERS, *STORAGE, *INDEX, "aggregator-0", "engine-0"]
 

@@ -10,6 +10,7 @@ import pytest
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
 from indilog.kernel.metalog import NewRecords
+from indilog.kernel.view import view_of
 from indilog.wire.cell_messages import CellAnswer
 from indilog.wire.conditional_messages import HomeIs, HomeWanted
 from indilog.wire.envelope import (
@@ -84,6 +85,49 @@ def test_another_wire_version_is_refused_by_number() -> None:
     frame = encode_envelope(envelope(TailWanted(1), version=WIRE_VERSION + 1))
     with pytest.raises(MalformedFrameError, match=f"wire version {WIRE_VERSION + 1}"):
         decode_envelope(frame)
+
+
+def packed(*messages: object, version: int = WIRE_VERSION) -> bytes:
+    return msgspec.msgpack.encode([version, 7, "storage-0", "engine-0", messages])
+
+
+def test_messages_of_a_later_release_are_left_out() -> None:
+    frame = packed(["Greeting", {"any": [b"thing"]}], ["TailWanted", 1], ["Parting"])
+    unknown: list[tuple[str, str]] = []
+    envelope = decode_envelope(frame, lambda sender, kind: unknown.append((sender, kind)))
+    assert envelope.messages == (TailWanted(1),)
+    assert unknown == [("storage-0", "Greeting"), ("storage-0", "Parting")]
+
+
+def test_further_fields_of_a_message_are_ignored() -> None:
+    assert decode_envelope(packed([*msgspec.to_builtins(TailWanted(1)), "later"])).messages == (
+        TailWanted(1),
+    )
+
+
+def test_another_wire_version_is_named_although_its_messages_are_unknown() -> None:
+    with pytest.raises(MalformedFrameError, match=f"wire version {WIRE_VERSION + 1}"):
+        decode_envelope(packed(["Greeting"], version=WIRE_VERSION + 1))
+
+
+def test_a_known_message_with_wrong_fields_is_refused_beside_an_unknown_one() -> None:
+    with pytest.raises(MalformedFrameError):
+        decode_envelope(packed(["Greeting"], ["TailWanted", "text"]))
+
+
+def test_metalog_entries_and_views_with_further_fields_are_refused() -> None:
+    """Nodes that ignored a part of them would not agree on the order."""
+    view = msgspec.to_builtins(view_of())
+    entries = [["N", 0, 1, 1, {0: 3}, 17], ["V", 0, 1, 1, view]]
+    message = ["MetalogEntries", 0, 0, entries, 2]
+    assert len(decode_envelope(packed(message)).messages) == 1
+    entries[0].append("later")
+    with pytest.raises(MalformedFrameError):
+        decode_envelope(packed(message))
+    entries[0].pop()
+    view["later"] = True
+    with pytest.raises(MalformedFrameError):
+        decode_envelope(packed(message))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from indilog.runtime.cluster.cluster_state import (
     VIEW_KEY,
     NodeStart,
     RunSettings,
+    Setting,
     change_run,
     claim_arrangement,
     decode_run,
@@ -106,16 +107,31 @@ async def _lay_out(store: MetadataStore, config: Config) -> None:
     run_found = decode_run(found.value)
     if run_found is None:
         raise ConfigError("The cluster was created by another release; use the same one.")
-    known = run_found.settings["cluster"]
-    differing = sorted(
-        name for name in known.keys() | settings.keys() if known.get(name) != settings.get(name)
-    )
-    if differing:
-        name = differing[0]
+    _check_settings(run_found.settings["cluster"], settings)
+
+
+def _check_settings(known: Mapping[str, Setting], settings: Mapping[str, Setting]) -> None:
+    """Refuse other `[cluster]` settings than those of the cluster.
+
+    A cluster of an earlier release does not have the settings that were added since; it works as
+    with their defaults.
+
+    Raises:
+        ConfigError: a setting differs, or only a later release knows it.
+    """
+    defaults = settings_of(Config())["cluster"]
+    if unknown := sorted(known.keys() - defaults.keys()):
         raise ConfigError(
-            f"The cluster was created with {name} = {known.get(name)}, and this machine is "
-            f"configured with {settings.get(name)}: give all machines the same [cluster] settings."
+            f"The cluster has the setting {unknown[0]}, which this release does not know: use the "
+            "release of the other machines."
         )
+    for name, default in sorted(defaults.items()):
+        of_cluster, here = known.get(name, default), settings.get(name, default)
+        if of_cluster != here:
+            raise ConfigError(
+                f"The cluster was created with {name} = {of_cluster}, and this machine is "
+                f"configured with {here}: give all machines the same [cluster] settings."
+            )
 
 
 async def _machine_id(metadata: OpenedMetadata) -> bytes:

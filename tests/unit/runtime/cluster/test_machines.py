@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from indilog.base.ids import NodeId, ViewNumber
 from indilog.config import Config
 from indilog.kernel.view import View
 from indilog.runtime.cluster.cluster_members import wanted_in
-from indilog.runtime.cluster.cluster_state import VIEW_KEY, run_of
+from indilog.runtime.cluster.cluster_state import RUN_KEY, VIEW_KEY, Setting, run_of
 from indilog.runtime.cluster.machines.machine_members import (
     MachineMembers,
     Membership,
@@ -138,6 +138,39 @@ async def test_a_machine_may_come_back_with_another_address(machines: Machines) 
     assert run is not None
     at = {run.addresses[n] for n in (await processes_in(machines.store)).all_of(name)}
     assert at == {"stream://127.0.0.1:7009"}
+
+
+async def change_settings(
+    machines: Machines, change: Callable[[dict[str, Setting]], object]
+) -> None:
+    """Change the stored `[cluster]` settings, as if another release had created the cluster."""
+    run, found = await run_of(machines.store), await machines.store.get(RUN_KEY)
+    assert run is not None
+    assert found is not None
+    change(run.settings["cluster"])
+    value = msgspec.json.encode(run)
+    await machines.store.compare_and_set(RUN_KEY, value, expected_version=found.version)
+
+
+@pytest.mark.asyncio
+async def test_a_machine_has_defaults_for_settings_that_an_earlier_release_did_not_know(
+    machines: Machines,
+) -> None:
+    await machines.register(0)
+    await change_settings(machines, lambda known: known.pop("cut_interval_s", None))
+    assert await machines.register(1) == "node-1"
+    with pytest.raises(ConfigError, match=r"created with cut_interval_s = 0\.0"):
+        await machines.register(2, machines.config(2, cut_interval_s=0.5))
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_of_a_later_release_refuses_a_machine_that_lacks_a_setting(
+    machines: Machines,
+) -> None:
+    await machines.register(0)
+    await change_settings(machines, lambda known: known.update(later=1))
+    with pytest.raises(ConfigError, match="setting later, which this release does not know"):
+        await machines.register(1)
 
 
 @pytest.mark.asyncio
