@@ -88,7 +88,7 @@ from indilog.runtime.journal.journal import Journal, stream_of
 from indilog.runtime.journal.recovery import recover
 from indilog.runtime.journal.rewriting import Rewriting
 from indilog.runtime.snapshot_files import SnapshotFiles
-from indilog.runtime.transport.fence import Fence, RefusedFrame
+from indilog.runtime.transport.fence import MALFORMED, Fence, RefusedFrame
 from indilog.runtime.transport.outbox import Outbox
 from indilog.runtime.transport.transport import Transport
 from indilog.runtime.waiters import resolve, resolve_all, resolve_each, resolve_ordered
@@ -364,7 +364,10 @@ class NodeShell:
         for frame in frames:
             envelope = self._fence.admit(frame)
             if isinstance(envelope, RefusedFrame):
-                count_ignored(self.metrics, envelope.reason, what=str(envelope.detail)[:200])
+                what = str(envelope.detail)[:200]
+                count_ignored(self.metrics, envelope.reason, what=what)
+                if envelope.reason == MALFORMED:
+                    log.warning("a frame of another node cannot be read", reason=what)
                 continue
             for message in envelope.messages:
                 self.metrics.received[type(message).__name__] += 1

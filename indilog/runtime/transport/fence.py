@@ -16,6 +16,9 @@ from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, NodeId
 from indilog.wire.envelope import Envelope, decode_envelope
 
+MALFORMED: Final = "malformed frame"
+"""The reason for frames that cannot be read. A peer of a release with another envelope sends them.
+"""
 _SENDERS_MAX: Final = 4096
 """Nodes whose incarnations are kept: more than a view may have."""
 
@@ -54,7 +57,7 @@ class Fence:
         try:
             envelope = decode_envelope(frame, self._on_unknown)
         except MalformedFrameError as error:
-            return RefusedFrame("malformed frame", error)
+            return RefusedFrame(MALFORMED, error)
         if envelope.receiver not in self._receivers:
             return RefusedFrame("frame for another node", envelope.receiver)
         newest = self._newest.get(envelope.sender)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import structlog.testing
 
@@ -25,6 +26,7 @@ from indilog.roles.role import (
     Send,
     Started,
 )
+from indilog.wire.envelope import WIRE_VERSION
 from indilog.wire.messages import MetalogWanted
 from indilog.wire.sequencer_messages import MetalogAppend
 from tests.unit.runtime.scripted import (
@@ -366,6 +368,20 @@ async def test_frames_for_other_nodes_or_incarnations_are_counted_and_dropped() 
     assert sum(host.shell.metrics.ignored.values()) == 3
     assert host.shell.metrics.ignored["frame of an old incarnation"] == 1
     assert host.shell.metrics.received == {"MetalogWanted": 1}
+    await host.shell.close()
+
+
+async def test_what_another_release_sends_is_counted_and_logged() -> None:
+    later = msgspec.msgpack.encode([WIRE_VERSION + 1, 1, AWAY, A, []])
+    unknown = msgspec.msgpack.encode([WIRE_VERSION, 1, AWAY, A, [["Greeting"]]])
+    host = RoleHost({A: Scripted()})
+    await turns()
+    with structlog.testing.capture_logs() as logs:
+        host.transport.on_frames([later, unknown])
+    warnings = [line for line in logs if line["log_level"] == "warning"]
+    assert [line["event"] for line in warnings] == ["a frame of another node cannot be read"]
+    assert f"wire version {WIRE_VERSION + 1}" in warnings[0]["reason"]
+    assert host.shell.metrics.ignored == {"malformed frame": 1, "message of an unknown kind": 1}
     await host.shell.close()
 
 
