@@ -212,16 +212,11 @@ def free_port() -> int:
     So it is still free for a server that starts a second time. No process of this user gets it a
     second time while this process runs.
     """
-    return _free_ports(1)
+    return free_ports(1)
 
 
-def two_free_ports() -> int:
-    """Return a free port after which another one is free, too; see `free_port`."""
-    return _free_ports(2)
-
-
-def _free_ports(count: int) -> int:
-    """Return the first of some successive ports."""
+def free_ports(count: int) -> int:
+    """Return the first of `count` successive free ports; see `free_port`."""
     while True:
         first = random.SystemRandom().randrange(*_PORTS)
         if all(_taken(port) for port in range(first, first + count)):

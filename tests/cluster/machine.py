@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from bench.support.servers import free_port, two_free_ports
+from bench.support.servers import free_port, free_ports
 from tests.cluster.platform_process import ROOT
 from tests.support.zookeeper_server import ZooKeeperServer, hosts_of
 
@@ -54,7 +54,7 @@ class Machine:
             "data_dir": directory / "data",
             "port": free_port(),
             "node_host": "127.0.0.1",
-            "node_port": two_free_ports(),
+            "node_port": free_ports(2),
             "workers": 1,
             "segment_bytes": 5 * 1024 * 1024,
             "metadata_store": "zookeeper",

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 import indilog
-from bench.support.servers import two_free_ports
+from bench.support.servers import free_ports
 from indilog.base.errors import FunctionFailedError, InvocationCancelledError, NotReadyError
 from indilog.base.log import Log
 from tests.cluster import platform_process
@@ -399,7 +399,7 @@ async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
         monkeypatch.setattr(platform_process, "SETTINGS", platform_process.SETTINGS | {
             "INDILOG_NODE_RESTART_S_MIN": "20", "INDILOG_NODE_RESTART_S_MAX": "20",
         })  # fmt: skip
-    port = two_free_ports()
+    port = free_ports(2)
     with platform(tmp_path, "--processes", "--port", str(port)) as up:
         other = f"http://127.0.0.1:{port + 1}"
         async with (

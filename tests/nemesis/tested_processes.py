@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bench.support.servers import two_free_ports
+from bench.support.servers import free_ports
 from tests.nemesis.promise import SUPERVISOR, TOPOLOGIES
 from tests.nemesis.tested_cluster import ROOT, START_S_MAX, STOP_S_MAX, TestedCluster
 
@@ -51,7 +51,7 @@ class TestedProcesses(TestedCluster):
             **(_MASKING if policy == "mask" else _WAITING),
             "INDILOG_CLUSTER_LOST_STORAGE_POLICY": policy,
         }
-        self._port = two_free_ports()
+        self._port = free_ports(2)
         urls = [f"http://127.0.0.1:{self._port + ahead}" for ahead in range(2)]
         super().__init__(directory, TOPOLOGIES["processes"], urls)
         self._supervisor: subprocess.Popen[bytes] | None = None

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.support.servers import free_port
+from bench.support.servers import free_ports
 from tests.cluster.platform_process import PlatformProcess, platform
 from tests.support.clients import http_client
 from tests.support.repeated import repeated
@@ -191,11 +191,16 @@ async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Ra
 @pytest.mark.cluster
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
-    "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
+    "options",
+    [
+        repeated((), "embedded"),
+        pytest.param(("--processes",), id="processes"),
+        repeated(("--nodes", "3"), "nodes"),
+    ],
 )
 def test_every_workflow_ends_with_what_its_bodies_returned_after_kills_of_any_process(
     tmp_path: Path, options: tuple[str, ...], runs_wanted: int | None
 ) -> None:
-    port = str(free_port())  # a restarted gateway must have the same address
+    port = str(free_ports(3))  # a restarted gateway must have the same address
     with platform(tmp_path, *options, "--port", port) as running:
         asyncio.run(orders_amid_kills(running, runs_wanted or RUNS, random.Random(7)))

@@ -23,7 +23,7 @@ def test_no_port_is_given_twice_in_this_process_or_to_another_one(
 ) -> None:
     monkeypatch.setattr(servers, "_PORTS", FEW)
     ours = [servers.free_port() for _ in range(TAKEN)]
-    first = servers.two_free_ports()
+    first = servers.free_ports(2)
     done = subprocess.run(
         [sys.executable, "-c", OTHER], cwd=ROOT, capture_output=True, text=True, check=True
     )
