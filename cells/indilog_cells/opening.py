@@ -86,21 +86,26 @@ class CellPlatform(ComputeNodes, Protocol):
     def serves(self) -> bool:
         """Whether this compute node keeps layouts up to date."""
 
-    def layout(self, name: str) -> CellLayout:
-        """Return the newest known layout of a log."""
+    def layout(self, folder: str) -> CellLayout:
+        """Return the newest known layout of the logspace in `folder`."""
 
     async def renew_layouts(self) -> None:
         """Read the recorded layouts; raises `IndilogError`."""
 
-    async def change_layout(self, name: str, before: CellLayout, after: CellLayout) -> bool:
+    async def change_layout(self, folder: str, before: CellLayout, after: CellLayout) -> bool:
         """Record a layout after `before`; return whether it is recorded. Raises `IndilogError`."""
 
 
 class PlatformCells:
-    """The `CellNodes` and `Layouts` of one log of a platform."""
+    """The `CellNodes` and `Layouts` of one logspace of a platform.
 
-    def __init__(self, platform: CellPlatform, name: str) -> None:
-        self._platform, self._name = platform, name
+    Args:
+        platform: the platform.
+        folder: of the logspace; no other one has it.
+    """
+
+    def __init__(self, platform: CellPlatform, folder: str) -> None:
+        self._platform, self._folder = platform, folder
         self._telling: set[asyncio.Task[None]] = set()
 
     async def ask_all(self, asks: Asks) -> Sequence[CellAnswer | None]:
@@ -163,7 +168,7 @@ class PlatformCells:
     @property
     def layout(self) -> CellLayout:
         """See `Layouts.layout`."""
-        return self._platform.layout(self._name)
+        return self._platform.layout(self._folder)
 
     async def renew(self) -> None:
         """See `Layouts.renew`."""
@@ -175,7 +180,7 @@ class PlatformCells:
     async def change(self, before: CellLayout, after: CellLayout) -> bool:
         """See `Layouts.change`."""
         try:
-            return await self._platform.change_layout(self._name, before, after)
+            return await self._platform.change_layout(self._folder, before, after)
         except IndilogError as error:
             raise CellsError(f"the layout of the log cannot be changed: {error}") from error
 
@@ -223,7 +228,7 @@ async def node_logs(
         DataLossError: a cell is damaged.
     """
     settings = config.node.cells
-    nodes = PlatformCells(platform, created.log)
+    nodes = PlatformCells(platform, created.folder)
     opened = _owned(created, nodes, platform, config) if created.kind == OWNED else None
     cells, check = opened or _chained(created, nodes, platform, config)
     limits = CoreLimits(

@@ -80,7 +80,7 @@ def create(
 def switch(
     log: LogName,
     *,
-    kind: Annotated[str, typer.Option(help="shared or object-store.")],
+    kind: Annotated[str, typer.Option(help="shared, object-store, order-first or owned.")],
     url: Url = DEFAULT,
 ) -> None:
     """Continue a log as one of another kind, while it is used."""

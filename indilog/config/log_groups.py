@@ -276,8 +276,8 @@ class ObjectLogsConfig(Group):
     index.
     """
     object_logs_max: int = 100
-    """Logs of kind object-store that may be created. Each has an index of up to 65,536 records in
-    the memory of each compute node that uses it.
+    """Logs of kind object-store, and segments of this kind of switched logs. Each has an index of
+    up to 65,536 records in the memory of each compute node that uses it.
     """
 
     def __post_init__(self) -> None:
@@ -324,12 +324,12 @@ class CellsConfig(Group):
     another one appends to it, too.
     """
     order_first_logs_max: int = 100
-    """Logs of kind order-first that may be created. Each has an index of up to 65,536 records in
-    the memory of each compute node that uses it.
+    """Logs of kind order-first, and segments of this kind of switched logs. Each has an index of up
+    to 65,536 records in the memory of each compute node that uses it.
     """
     owned_logs_max: int = 100
-    """Logs of kind owned that may be created. Each has an index of up to 65,536 records in the
-    memory of each compute node that uses it.
+    """Logs of kind owned, and segments of this kind of switched logs. Each has an index of up to
+    65,536 records in the memory of each compute node that uses it.
     """
 
 

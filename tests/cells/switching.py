@@ -21,6 +21,7 @@ import pytest
 from indilog.base.errors import AppendOutcomeUnknownError, ConditionFailedError
 from indilog.base.ids import MAX_SEQNUM
 from indilog.base.log import After, Entry, Log
+from indilog.base.log_kinds import LOG_KINDS, SHARED, LogKind
 from indilog.config import MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog_compute.local_log import LocalLog, LocalLogs
@@ -33,9 +34,29 @@ _APPENDS_MAX = 60
 
 @asynccontextmanager
 async def platform_with(directory: Path, *, engines: int = 3) -> AsyncIterator[Platform]:
-    node = node_config(data_dir=directory, segment_bytes=8 * MIB, object_logs_max=1000)
-    async with embedded(Config(cluster=ClusterConfig(engines=engines), node=node)) as platform:
+    """Yield a platform with chains of two storage nodes, whose logs change their owner quickly."""
+    node = node_config(
+        data_dir=directory,
+        segment_bytes=8 * MIB,
+        object_logs_max=1000,
+        order_first_logs_max=1000,
+        owned_logs_max=1000,
+        owner_keeps_s=0.05,
+    )
+    cluster = ClusterConfig(engines=engines, storage_nodes=2, replicas=2)
+    async with embedded(Config(cluster=cluster, node=node)) as platform:
         yield platform
+
+
+def kinds_from(seed: int, count: int) -> list[LogKind]:
+    """Return the kinds of a log after its switches. Within 9 seeds, each kind follows each other
+    one.
+    """
+    kinds: list[LogKind] = [SHARED]
+    for number in range(count):
+        others = [kind for kind in LOG_KINDS if kind != kinds[-1]]
+        kinds.append(others[(seed // 3**number) % len(others)])
+    return kinds[1:]
 
 
 def kinds_of(logs: LocalLogs) -> LogKinds:
@@ -122,18 +143,29 @@ class Switching:
     """Callers of one log on all compute nodes, and its switches.
 
     Args:
+        seed: seed.
+        platform: the platform.
+        kinds: the kinds of the log after its switches; None: they follow the seed.
         patience_s: how long subscriptions may take to see the last record.
     """
 
-    def __init__(self, seed: int, platform: Platform, *, patience_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        platform: Platform,
+        *,
+        kinds: Sequence[LogKind] | None = None,
+        patience_s: float = 60.0,
+    ) -> None:
         self.random = random.Random(seed)
+        self.kinds = kinds_from(seed, 3) if kinds is None else kinds
         self.nodes = list(platform.engines.values())
         self.name = f"log-{seed}"
         self._patience_s = patience_s
         self.history = History()
         self._stopped = False
 
-    async def run(self, switches: int = 3) -> History:
+    async def run(self) -> History:
         """Run it; return what happened."""
         writers = [
             asyncio.create_task(self._write(number, node.log(self.name)))
@@ -142,9 +174,8 @@ class Switching:
         readers = [asyncio.create_task(self._look(node.log(self.name))) for node in self.nodes]
         followers = [asyncio.create_task(self._follow(node.log(self.name))) for node in self.nodes]
         try:
-            for number in range(switches):
+            for kind in self.kinds:
                 await asyncio.sleep(self.random.uniform(0.0, 0.03))
-                kind = ("object-store", "shared")[number % 2]
                 info = await kinds_of(self.random.choice(self.nodes)).switch(self.name, kind)
                 self.history.kinds.append(info.kind)
             await asyncio.sleep(self.random.uniform(0.0, 0.03))

@@ -11,6 +11,7 @@ import indilog
 from indilog.base.errors import NotReadyError, WrongStateError
 from indilog.base.log import After, Entry, Session
 from indilog.config import MIB, ClusterConfig, Config, node_config
+from indilog.kernel.cell_layout import CellLayout
 from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog.wire.cell_messages import CellKey, CellOutcome, CellsSeal, CellsTrim, CellWrite
 from indilog_compute.log_kinds import LogKinds
@@ -28,6 +29,16 @@ def configured(directory: Path, *, engines: int = 1, nodes: int = 1, **settings:
 
 def kinds_of(platform: Platform) -> list[LogKinds]:
     return [logs.kinds for logs in platform.engines.values() if logs.kinds is not None]
+
+
+def folder_of(kinds: LogKinds, name: str, segment: int = -1) -> str:
+    """Return the folder of a segment of a log, by default of the last one."""
+    return kinds._catalog.logs[name].segments[segment].folder
+
+
+def layout_of(kinds: LogKinds, name: str) -> CellLayout:
+    """Return the newest known layout of the last segment of a log."""
+    return kinds.layout(folder_of(kinds, name))
 
 
 async def test_a_log_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -66,7 +77,7 @@ async def test_compute_nodes_append_to_one_order(tmp_path: Path) -> None:
             assert newest.seqnum == 59
         (first,) = await logs[0].append_batch([Entry(b"y", ["u"])], after=After("u"))
         assert first == 60
-        chains = kinds_of(platform)[0].layout("events").chains
+        chains = layout_of(kinds_of(platform)[0], "events").chains
         assert [len(chain) for chain in chains] == [2, 2, 2]
         assert len({chain[0].node for chain in chains}) == 3, "each node is a head"
 
@@ -75,17 +86,18 @@ async def test_one_layout_follows_another(tmp_path: Path) -> None:
     async with embedded(configured(tmp_path, engines=2, nodes=2)) as platform:
         one, two = kinds_of(platform)
         await one.create("events", "order-first")
-        before = one.layout("events")
+        folder = folder_of(one, "events")
+        before = one.layout(folder)
         after, other = before.filled(2), before.filled(3)
         changed = await asyncio.gather(
-            one.change_layout("events", before, after), two.change_layout("events", before, other)
+            one.change_layout(folder, before, after), two.change_layout(folder, before, other)
         )
         assert sorted(changed) == [False, True]
         await asyncio.gather(one.renew_layouts(), two.renew_layouts())
-        newest = one.layout("events")
-        assert newest == two.layout("events") == (after if changed[0] else other)
-        assert await two.change_layout("events", newest, before.filled(4))
-        assert not await two.change_layout("events", newest, before.filled(5))
+        newest = one.layout(folder)
+        assert newest == two.layout(folder) == (after if changed[0] else other)
+        assert await two.change_layout(folder, newest, before.filled(4))
+        assert not await two.change_layout(folder, newest, before.filled(5))
 
 
 async def test_a_disk_that_lost_its_cells_is_filled_again(tmp_path: Path) -> None:
@@ -103,7 +115,7 @@ async def test_a_disk_that_lost_its_cells_is_filled_again(tmp_path: Path) -> Non
         log = platform.logs.log("events")
         await log.append(b"30", tags=["t"])
         async with asyncio.timeout(60):
-            while (layout := kinds.layout("events")).is_filling or layout.epoch < 3:  # noqa: ASYNC110
+            while (layout := layout_of(kinds, "events")).is_filling or layout.epoch < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert all(len(chain) == 2 for chain in layout.chains)
     for file in (tmp_path / "journal" / "cells").glob("storage-0.*"):

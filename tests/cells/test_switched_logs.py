@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from indilog.base.errors import (
     TrimmedError,
     WrongStateError,
 )
-from indilog.base.log import After, Entry, Log, Session
+from indilog.base.log import After, Entry, Log, Record, Session
+from indilog.base.log_kinds import LOG_KINDS, SHARED, LogKind
 from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog_compute.log_kinds import kinds as log_kinds
 from indilog_compute.log_kinds.catalog import Catalog
@@ -23,6 +25,7 @@ from tests.cells.switching import kinds_of, platform_with
 from tests.cells.test_log_kinds import configured, trimmed
 from tests.contract.reading import all_of, data_of
 from tests.support.link_pair import linked_logs
+from tests.support.repeated import repeated
 
 pytestmark = pytest.mark.asyncio
 
@@ -79,18 +82,45 @@ async def test_a_log_that_was_created_in_a_store_becomes_shared(tmp_path: Path) 
         assert data_of(await all_of(log)) == [b"0", b"1", b"2", b"3"]
 
 
-async def test_a_log_in_cells_of_storage_nodes_becomes_another_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pair", [*itertools.combinations(LOG_KINDS, 2)], ids="-".join)
+async def test_a_log_becomes_any_other_kind_and_back(
+    tmp_path: Path, pair: tuple[LogKind, LogKind]
+) -> None:
+    """Three segments; the last one has the kind of the first, and layouts of its own."""
+    before, after = pair
     async with indilog.open(tmp_path) as client:
-        await client.create_log("events", kind="order-first")
+        await client.create_log("events", before)
         log = client.log("events")
-        for number, kind in enumerate(["object-store", "shared"]):
-            await log.append(b"%d" % number)
-            await client.switch_log("events", kind)  # type: ignore[arg-type]
-        await log.append(b"2")
-        with pytest.raises(WrongStateError, match="cannot be switched to order-first"):
-            await client.switch_log("events", "order-first")
+        following = asyncio.create_task(first_records(log, 9))
+        for kind in (before, after, before):
+            assert (await client.switch_log("events", kind)).kind == kind
+            for n in range(3):
+                await log.append(b"%s %d" % (kind.encode(), n), tags=["t"])
+        found = await all_of(log, "t")
+        assert data_of(found) == [
+            b"%s %d" % (kind.encode(), n) for kind in (before, after, before) for n in range(3)
+        ]
+        seqnums = [each.seqnum for each in found]
+        if SHARED not in (before, after):
+            assert seqnums == list(range(9)), "dense"
+        assert await following == found
+        with pytest.raises(ConditionFailedError):
+            await log.append_batch([Entry(b"x", ["t"])], after=After("t", seqnums[4]))
+        tail = await log.tail()
     async with indilog.open(tmp_path) as client:
-        assert data_of(await all_of(client.log("events"))) == [b"0", b"1", b"2"]
+        log = client.log("events")
+        assert await all_of(log, "t") == found
+        assert await log.append(b"last", tags=["t"]) >= tail
+
+
+async def first_records(log: Log, count: int) -> list[Record]:
+    """Return the first records of a subscription."""
+    found: list[Record] = []
+    async for record in log.subscribe("t"):
+        found.append(record)
+        if len(found) == count:
+            break
+    return found
 
 
 async def test_conditions_hold_across_segments(tmp_path: Path) -> None:
@@ -146,6 +176,20 @@ async def test_trims_reach_all_segments(tmp_path: Path, tag: str | None) -> None
         with pytest.raises(TrimmedError) as error:
             await log.read_range(tag)
         assert error.value.first_seqnum == tail
+
+
+async def test_a_floor_is_found_after_a_segment_without_records(tmp_path: Path) -> None:
+    async with platform_with(tmp_path, engines=1) as platform:
+        log = await filled(platform, ["object-store"])
+        for kind in ("order-first", "object-store"):
+            await kinds_of(platform.logs).switch("events", kind)
+        await log.trim(await log.tail())
+        await log.append(b"x", tags=["t"])
+        last = await log.append(b"y", tags=["t"])
+        await log.trim(last, tag="t")
+        with pytest.raises(TrimmedError) as error:
+            await log.read_next("t")
+        assert error.value.first_seqnum == last
 
 
 async def test_aux_data_stays_with_its_record(tmp_path: Path) -> None:
@@ -241,14 +285,22 @@ class _CrashedError(Exception):
     """The switcher ended here."""
 
 
-@pytest.mark.parametrize("step", ["seal", "bridge"])
-@pytest.mark.parametrize("before", ["shared", "object-store"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *[("seal", "object-store", "owned"), ("bridge", "shared", "order-first")],
+        *[("seal", "shared", "object-store"), ("bridge", "owned", "shared")],
+        *map(repeated, [("bridge", "shared", "object-store"), ("seal", "object-store", "shared")]),
+        *map(repeated, [("bridge", "object-store", "owned"), ("bridge", "order-first", "owned")]),
+    ],
+    ids="-".join,
+)
 async def test_other_nodes_end_the_switch_of_a_crashed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, before: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str]
 ) -> None:
     """Up to the seal it is abandoned; after that it is completed."""
-    after = "shared" if before == "object-store" else "object-store"
-    async with embedded(configured(tmp_path, engines=3)) as platform:
+    step, before, after = case
+    async with embedded(configured(tmp_path, engines=3, owner_keeps_s=0.1)) as platform:
         switcher, second, third = platform.engines.values()
         await kinds_of(second).switch("events", before)
         monkeypatch.setattr(log_kinds, "_FINISH_S", 5.0)  # more than a step of a switch takes

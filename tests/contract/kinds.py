@@ -14,7 +14,7 @@ import contextlib
 import functools
 import itertools
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ import grpc
 import pytest
 
 from indilog.base.log import RESERVED, Log, LogSource, Session
+from indilog.base.log_kinds import OBJECT_STORE, ORDER_FIRST, OWNED, SHARED, LogKind
 from indilog.config import MIB, ClusterConfig, Config, node_config
 from indilog.link.remote import RemoteLogs
 from indilog.remote_client import connect
@@ -115,10 +116,15 @@ async def embedded_spread(directory: Path) -> AsyncIterator[LogSource]:
 class SwitchingSource:
     """Logs that are switched between kinds while they are used; each has its first switches when
     it is opened first.
+
+    Args:
+        logs: the logs of a platform.
+        kinds: the kinds of each log after its switches.
     """
 
-    def __init__(self, logs: LocalLogs) -> None:
+    def __init__(self, logs: LocalLogs, kinds: Sequence[LogKind]) -> None:
         self._logs = logs
+        self._kinds = kinds
         self._loop = asyncio.get_running_loop()
         self._switching: dict[str, asyncio.Task[None]] = {}
 
@@ -130,7 +136,7 @@ class SwitchingSource:
 
     async def _switch(self, name: str) -> None:
         assert self._logs.kinds is not None
-        for kind in ("object-store", "shared", "object-store"):
+        for kind in self._kinds:
             await self._logs.kinds.switch(name, kind)
 
     async def close(self) -> None:
@@ -139,11 +145,13 @@ class SwitchingSource:
 
 
 @asynccontextmanager
-async def embedded_switching(directory: Path) -> AsyncIterator[LogSource]:
+async def embedded_switching(
+    directory: Path, *, kinds: Sequence[LogKind] = (OBJECT_STORE, SHARED, OWNED)
+) -> AsyncIterator[LogSource]:
     """An embedded platform, whose logs are switched while they are used."""
     config = Config(node=node_config(data_dir=directory, segment_bytes=8 * MIB))
     async with embedded(config) as platform:
-        source = SwitchingSource(platform.logs)
+        source = SwitchingSource(platform.logs, kinds)
         yield source
         await source.close()
 
@@ -306,6 +314,20 @@ KINDS: dict[str, Kind] = {
     "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,), is_variant=True),
     "embedded, three compute nodes": Kind(open=embedded_spread, durable=True, is_variant=True),
     "embedded, switched meanwhile": Kind(open=embedded_switching, durable=True, is_busy=True),
+    "embedded, switched to storage nodes": Kind(
+        open=functools.partial(embedded_switching, kinds=(ORDER_FIRST, OBJECT_STORE, ORDER_FIRST)),
+        durable=True,
+        marks=(pytest.mark.repeated,),
+        is_busy=True,
+        is_variant=True,
+    ),
+    "embedded, switched between storage nodes": Kind(
+        open=functools.partial(embedded_switching, kinds=(OWNED, ORDER_FIRST, SHARED)),
+        durable=True,
+        marks=(pytest.mark.repeated,),
+        is_busy=True,
+        is_variant=True,
+    ),
     "object-store, directory": Kind(open=object_directory, durable=True),
     "object-store, directory, small index": Kind(
         open=object_directory_small, durable=True, is_variant=True

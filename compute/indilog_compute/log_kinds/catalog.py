@@ -1,8 +1,9 @@
 """The catalog of created logs: records of the reserved log `$logs` (docs/FORMATS.md).
 
 A creation is one record, tagged with the name of the log. Its condition lets only one creation of a
-name succeed. So does the condition of a layout, for the layout after the one before it. Each
-compute node replays the catalog, and records up to where it has: the creator waits for that, so
+name succeed. So does the condition of a layout, for the layout after the one before it: each
+segment on storage nodes has a chain of layouts, known by the segment's folder. Each compute node
+replays the catalog, and records up to where it has: the creator waits for that, so
 that no node appends to a created log as if it were `shared`.
 
 A switch to another kind is a chain of records. The condition of each one names the record before
@@ -35,7 +36,23 @@ CATALOG_LOG: Final = "$logs"
 _FOLLOWED: Final = "$followed"
 """The tag of what nodes have followed. No log has such a name."""
 _LAYOUT: Final = "$layout:"
-"""Before the name of a log: the tag of its layouts. No log has such a name."""
+"""Before the folder of a segment: the tag of its layouts. No log has such a name."""
+
+
+class Home(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a new segment is kept.
+
+    Attributes:
+        kind: its kind.
+        place: the object store; empty: the platform's own directory.
+        folder: a name that no other segment has; empty: the segment is `shared`.
+        layout: the first layout of a segment on storage nodes; None: it is elsewhere.
+    """
+
+    kind: LogKind
+    place: str = ""
+    folder: str = ""
+    layout: CellLayout | None = None
 
 
 class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,14 +155,20 @@ class _Creation(msgspec.Struct, frozen=True, kw_only=True, tag="created"):
     folder: str = ""
     creator: NodeId
     layout: CellLayout | None = None
-    """The first layout of a log of kind order-first."""
+    """The first layout of a log on storage nodes."""
 
 
 class _Laid(msgspec.Struct, frozen=True, kw_only=True, tag="layout"):
-    """A record: a later layout of a log of kind order-first."""
+    """A record: a later layout of a segment on storage nodes.
 
-    version: Literal[1] = 1
+    Attributes:
+        log: its log.
+        folder: of the segment; version 1 has none: it is the first segment of the log.
+    """
+
+    version: Literal[1, 2] = 2
     log: str
+    folder: str = ""
     layout: CellLayout
 
 
@@ -158,15 +181,18 @@ class _Followed(msgspec.Struct, frozen=True, kw_only=True, tag="followed"):
 
 
 class _Closing(msgspec.Struct, frozen=True, kw_only=True, tag="closing"):
-    """A record: a switch begins; the fields are those of `Switch`."""
+    """A record: a switch begins; the fields are those of `Home` and `Switch`. Version 1 has no
+    `layout`.
+    """
 
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
     log: str
     kind: LogKind
     place: str = ""
     folder: str = ""
     switcher: NodeId
     tail: SeqNum
+    layout: CellLayout | None = None
 
 
 class _Sealing(msgspec.Struct, frozen=True, kw_only=True, tag="sealing"):
@@ -203,8 +229,9 @@ _decoder = msgspec.json.Decoder(_Creation | _Laid | _Followed | _Change)
 
 
 class _Layout(NamedTuple):
-    """A layout, and the seqnum of its record; None: it is in the creation."""
+    """A layout, its log, and the seqnum of its record; None: it is the first one of its segment."""
 
+    log: str
     layout: CellLayout
     seqnum: SeqNum | None
 
@@ -230,43 +257,28 @@ class Catalog:
         self.last: SeqNum | None = None
         self._followed: dict[NodeId, SeqNum] = {}
         self._layouts: dict[str, _Layout] = {}
+        """By the folder of their segment."""
         self._node = node
         self._on_change = on_change
         self._session = Session()
         self._log = logs.log(CATALOG_LOG, self._session)
         self._bound: SeqNum = 0
 
-    async def create(
-        self,
-        log: str,
-        kind: LogKind,
-        *,
-        place: str = "",
-        folder: str = "",
-        layout: CellLayout | None = None,
-    ) -> None:
+    async def create(self, log: str, home: Home) -> None:
         """Record a creation, unless the name was created before; then catch up."""
-        creation = _Creation(
-            log=log, kind=kind, place=place, folder=folder, creator=self._node, layout=layout
-        )
+        creation = _Creation(log=log, creator=self._node, **msgspec.structs.asdict(home))
         await self._append_after(None, creation)
 
-    async def close(
-        self, log: str, last: SeqNum, kind: LogKind, *, place: str, folder: str, tail: SeqNum
-    ) -> None:
+    async def close(self, log: str, last: SeqNum, home: Home, *, tail: SeqNum) -> None:
         """Record that a switch begins, unless the log has changed; then catch up.
 
         Args:
             log: the log.
             last: seqnum of its last record in the catalog, as of which the caller decided this.
-            kind: kind of the new segment.
-            place: where it is.
-            folder: where it is.
+            home: where the new segment is kept.
             tail: tail of the log, read before this call.
         """
-        closing = _Closing(
-            log=log, kind=kind, place=place, folder=folder, switcher=self._node, tail=tail
-        )
+        closing = _Closing(log=log, switcher=self._node, tail=tail, **msgspec.structs.asdict(home))
         await self._append_after(last, closing)
 
     async def seal(self, log: str, last: SeqNum) -> None:
@@ -289,25 +301,26 @@ class Catalog:
             await self._log.append_batch([entry], after=After(change.log, last))
         await self.catch_up()
 
-    def layout(self, log: str) -> CellLayout:
-        """Return the newest layout of a log of kind order-first that was read."""
-        return self._layouts[log].layout
+    def layout(self, folder: str) -> CellLayout:
+        """Return the newest layout that was read of the segment in `folder`."""
+        return self._layouts[folder].layout
 
-    async def change_layout(self, log: str, before: CellLayout, after: CellLayout) -> bool:
+    async def change_layout(self, folder: str, before: CellLayout, after: CellLayout) -> bool:
         """Record the layout after `before`; return whether it is recorded. False: another one is.
 
         Raises:
             AppendOutcomeUnknownError: it may be recorded.
         """
-        known = self._layouts[log]
+        known = self._layouts[folder]
         if known.layout != before:
             return False
-        tag = _LAYOUT + log
-        entry = Entry(msgspec.json.encode(_Laid(log=log, layout=after)), [tag])
+        tag = _LAYOUT + folder
+        laid = _Laid(log=known.log, folder=folder, layout=after)
+        entry = Entry(msgspec.json.encode(laid), [tag])
         with suppress(ConditionFailedError):
             await self._log.append_batch([entry], after=After(tag, known.seqnum))
         await self.catch_up()
-        return self.layout(log) == after
+        return self.layout(folder) == after
 
     async def announce(self, seqnum: SeqNum) -> None:
         """Record that this node has replayed the catalog up to `seqnum`."""
@@ -351,19 +364,19 @@ class Catalog:
         if isinstance(found, _Followed):
             self._followed[found.node] = max(found.seqnum, self._followed.get(found.node, -1))
             return
-        if isinstance(found, _Laid):
-            self._layouts[found.log] = _Layout(found.layout, record.seqnum)
-            return
         state = self.logs.get(found.log)
+        if isinstance(found, _Laid):
+            folder = found.folder or (state.segments[0].folder if state is not None else "")
+            self._layouts[folder] = _Layout(found.log, found.layout, record.seqnum)
+            return
         if isinstance(found, _Creation):
             if state is None:
-                if found.layout is not None:
-                    self._layouts[found.log] = _Layout(found.layout, None)
                 self._create(found, record)
         elif state is None or not self._change(state, found, record.seqnum):
             structlog.get_logger().error("a switch of a log has no effect", seqnum=record.seqnum)
 
     def _create(self, found: _Creation, record: Record) -> None:
+        self._lay_out(found)
         created = CreatedLog(
             log=found.log,
             kind=found.kind,
@@ -387,6 +400,10 @@ class Catalog:
             self.last = record.seqnum
         self._on_change(state)
 
+    def _lay_out(self, found: _Creation | _Closing) -> None:
+        if found.layout is not None:
+            self._layouts[found.folder] = _Layout(found.log, found.layout, None)
+
     def _change(self, state: LogState, found: _Change, seqnum: SeqNum) -> bool:
         """Apply a step of a switch; return whether it follows from the state before."""
         switch = state.switch
@@ -400,11 +417,13 @@ class Catalog:
                     switcher=found.switcher,
                     tail=found.tail,
                 )
+                self._lay_out(found)
                 if found.switcher != self._node:
                     self.last = seqnum
             case _Sealing() if switch is not None and not switch.is_sealing:
                 state.switch = msgspec.structs.replace(switch, is_sealing=True)
             case _Reopened() if switch is not None and not switch.is_sealing:
+                self._layouts.pop(switch.folder, None)
                 state.switch = None
             case _Switched() if switch is not None and switch.is_sealing:
                 new = switch.segment(found.log, seqnum)

@@ -37,7 +37,7 @@ from indilog.kernel.cell_layout import CellLayout, new_layout, owned_layout
 from indilog.kernel.view import View
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy
 from indilog.wire.cell_messages import CellAnswer, CellOutcome, CellQuestion, CellsSeal
-from indilog_compute.log_kinds.catalog import Catalog, CreatedLog, LogState
+from indilog_compute.log_kinds.catalog import Catalog, CreatedLog, Home, LogState
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segmented_log import SegmentedLog
 from indilog_compute.log_kinds.segments import FIRST, Segment
@@ -268,7 +268,7 @@ class LogKinds:
         wanted = check_kind(kind)
         await self._catch_up()
         if name not in self._catalog.logs:
-            await self._catalog.create(name, SHARED)
+            await self._catalog.create(name, Home(kind=SHARED))
         state = self._catalog.logs[name]
         for _ in range(_ATTEMPTS_MAX):
             if state.switch is not None:
@@ -283,27 +283,23 @@ class LogKinds:
     async def _switch_once(self, state: LogState, kind: LogKind) -> bool:
         """Switch a log; return False if another switch began before."""
         name, last = state.created.log, state.last
-        if kind in _ON_NODES:
-            raise WrongStateError(
-                f"Log {name} cannot be switched to {kind}; create a log of that kind."
-            )
         if len(state.segments) >= _SEGMENTS_MAX:
             raise WrongStateError(
                 f"Log {name} was switched {len(state.segments) - 1:,} times, which is the limit; "
                 "nothing was changed."
             )
-        place, folder = "", ""
-        if kind != SHARED:
-            self._check_limits(kind)
-            place, folder = self._config.object_logs.object_place, _new_folder(name)
-            new = msgspec.structs.replace(state.created, kind=kind, place=place, folder=folder)
+        home = await self._home(name, kind)
+        if kind == OBJECT_STORE:
+            new = msgspec.structs.replace(
+                state.created, kind=kind, place=home.place, folder=home.folder
+            )
             async with self._open_logs(new):
                 pass  # the store answers
         tail = await self._logs.log(name, Session()).tail()
-        await self._catalog.close(name, last, kind, place=place, folder=folder, tail=tail)
+        await self._catalog.close(name, last, home, tail=tail)
         await self._announce()
         switch = state.switch
-        if switch is None or switch.folder != folder or switch.switcher != self.node:
+        if switch is None or switch.folder != home.folder or switch.switcher != self.node:
             return False
         try:
             await self._wait_for_nodes(name, switch.number, self.node)
@@ -344,20 +340,29 @@ class LogKinds:
 
     async def _create(self, name: str, kind: LogKind) -> None:
         """Record the creation of a log, after what it needs is there."""
+        if kind != SHARED:
+            await self._check_unused(name)
+        await self._catalog.create(name, await self._home(name, kind))
+
+    async def _home(self, name: str, kind: LogKind) -> Home:
+        """Return where a new segment of a log is to be kept. On storage nodes, its spaces are open
+        when this returns.
+
+        Raises:
+            WrongStateError: there is no place, or a limit is reached.
+            NotReadyError: a storage node does not answer.
+        """
         if kind == SHARED:
-            await self._catalog.create(name, kind)
-            return
+            return Home(kind=kind)
         self._check_limits(kind)
-        await self._check_unused(name)
         folder = _new_folder(name)
         if kind == OBJECT_STORE:
             place = self._config.object_logs.object_place
-            await self._catalog.create(name, kind, place=place, folder=folder)
-            return
+            return Home(kind=kind, place=place, folder=folder)
         first_layout = owned_layout if kind == OWNED else new_layout
         layout = first_layout(folder, self.storage_nodes(), self._copies)
         await self._open_spaces(layout)
-        await self._catalog.create(name, kind, folder=folder, layout=layout)
+        return Home(kind=kind, folder=folder, layout=layout)
 
     async def _open_spaces(self, layout: CellLayout) -> None:
         asked = sorted(layout.replicas)
@@ -369,7 +374,7 @@ class LogKinds:
         )
         for (node, _), answer in zip(asked, answers, strict=True):
             if answer.outcome is not CellOutcome.DONE:
-                raise NotReadyError(f"{node} takes no new log for now; nothing was created.")
+                raise NotReadyError(f"{node} takes no new log for now; nothing was changed.")
 
     def _check_limits(self, kind: LogKind) -> None:
         """Raise if there may not be a further segment of a kind.
@@ -432,7 +437,7 @@ class LogKinds:
                 )
             await self._catalog.catch_up(wait_s=min(_PAUSE_S, _FOLLOW_S))
 
-    # --- the layouts of logs whose cells are on storage nodes
+    # --- the layouts of segments whose cells are on storage nodes
 
     def compute_nodes(self) -> Sequence[NodeId]:
         """Return the compute nodes of the newest view."""
@@ -442,9 +447,9 @@ class LogKinds:
         """Return the storage nodes of the newest view."""
         return self._view().storage_nodes
 
-    def layout(self, name: str) -> CellLayout:
-        """Return the newest layout of a log that this node knows."""
-        return self._catalog.layout(name)
+    def layout(self, folder: str) -> CellLayout:
+        """Return the newest layout that this node knows of the segment in `folder`."""
+        return self._catalog.layout(folder)
 
     async def renew_layouts(self) -> None:
         """Read the layouts that were recorded before this call.
@@ -454,9 +459,9 @@ class LogKinds:
         """
         await self._catch_up()
 
-    async def change_layout(self, name: str, before: CellLayout, after: CellLayout) -> bool:
+    async def change_layout(self, folder: str, before: CellLayout, after: CellLayout) -> bool:
         """Record a layout; see `Catalog.change_layout`."""
-        return await self._catalog.change_layout(name, before, after)
+        return await self._catalog.change_layout(folder, before, after)
 
     # --- inside
 

@@ -117,7 +117,7 @@ def from_bound(segments: Sequence[Segment], bound: SeqNum) -> Iterator[Segment]:
     """Yield the segments that have seqnums from `bound` on, in order."""
     first = bisect_right(segments, bound, key=lambda segment: segment.start) - 1
     for segment in segments[max(first, 0) :]:
-        if segment.end > bound:
+        if segment.end > max(bound, segment.start):
             yield segment
 
 

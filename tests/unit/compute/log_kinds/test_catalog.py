@@ -1,0 +1,101 @@
+"""The catalog's layouts: each segment on storage nodes has its own."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from indilog.base.ids import NodeId
+from indilog.base.log import Session
+from indilog.base.log_kinds import LogKind
+from indilog.kernel.cell_layout import CellLayout, new_layout
+from indilog.testing import MemoryLogs
+from indilog_compute.log_kinds.catalog import CATALOG_LOG, Catalog, Home
+
+pytestmark = pytest.mark.asyncio
+
+NODES = [NodeId("storage-0"), NodeId("storage-1")]
+
+
+def home(folder: str, kind: LogKind = "order-first") -> Home:
+    return Home(kind=kind, folder=folder, layout=new_layout(folder, NODES, 2))
+
+
+def layout_of(of: Home) -> CellLayout:
+    assert of.layout is not None
+    return of.layout
+
+
+def catalog_of(logs: MemoryLogs, node: str = "engine-0") -> Catalog:
+    return Catalog(logs, NodeId(node), lambda _: None)
+
+
+async def switched(catalog: Catalog, log: str, to: Home) -> None:
+    state = catalog.logs[log]
+    await catalog.close(log, state.last, to, tail=0)
+    await catalog.seal(log, state.last)
+    await catalog.bridge(log, state.last, end=0, time=0.0)
+
+
+async def test_layouts_of_two_segments_of_a_log_change_independently() -> None:
+    logs = MemoryLogs()
+    catalog = catalog_of(logs)
+    one, two = home("one"), home("two", "owned")
+    await catalog.create("events", one)
+    await switched(catalog, "events", two)
+    assert [each.folder for each in catalog.logs["events"].segments] == ["one", "two"]
+    assert (catalog.layout("one"), catalog.layout("two")) == (one.layout, two.layout)
+    second, third = layout_of(two).filled(2), layout_of(two).filled(3)
+    assert await catalog.change_layout("two", layout_of(two), second)
+    assert await catalog.change_layout("one", layout_of(one), layout_of(one).filled(2))
+    assert await catalog.change_layout("two", second, third)
+    other = catalog_of(logs, "engine-1")
+    await other.catch_up()
+    for each in (catalog, other):
+        assert each.layout("one") == layout_of(one).filled(2)
+        assert each.layout("two") == third
+    assert not await other.change_layout("two", second, layout_of(two).filled(4))
+
+
+async def test_of_two_layouts_after_one_the_first_is_recorded() -> None:
+    logs = MemoryLogs()
+    catalogs = [catalog_of(logs, node) for node in ("engine-0", "engine-1")]
+    await catalogs[0].create("events", Home(kind="shared"))
+    await switched(catalogs[0], "events", first := home("one"))
+    await catalogs[1].catch_up()
+    before = layout_of(first)
+    assert await catalogs[1].change_layout("one", before, before.filled(2))
+    assert not await catalogs[0].change_layout("one", before, before.filled(3))
+    assert catalogs[0].layout("one") == before.filled(2)
+
+
+async def test_an_abandoned_switch_leaves_no_layout() -> None:
+    catalog = catalog_of(MemoryLogs())
+    await catalog.create("events", Home(kind="shared"))
+    state = catalog.logs["events"]
+    await catalog.close("events", state.last, home("one"), tail=0)
+    assert catalog.layout("one") == home("one").layout
+    await catalog.reopen("events", state.last)
+    with pytest.raises(KeyError):
+        catalog.layout("one")
+    assert state.created.kind == "shared"
+
+
+async def test_layouts_of_version_1_are_those_of_the_first_segment() -> None:
+    logs = MemoryLogs()
+    records = logs.log(CATALOG_LOG, Session())
+    layout = new_layout("one", NODES, 2)
+    created = {
+        "type": "created", "version": 1, "log": "events", "kind": "order-first",
+        "folder": "one", "creator": "engine-0", "layout": layout,
+    }  # fmt: skip
+    laid = {"type": "layout", "version": 1, "log": "events", "layout": layout.filled(2)}
+    await records.append(msgspec.json.encode(created), tags=["events"])
+    await records.append(msgspec.json.encode(laid), tags=["$layout:events"])
+    catalog = catalog_of(logs)
+    await catalog.catch_up()
+    assert catalog.layout("one") == layout.filled(2)
+    assert await catalog.change_layout("one", layout.filled(2), layout.filled(3))
+    again = catalog_of(logs)
+    await again.catch_up()
+    assert again.layout("one") == layout.filled(3)
