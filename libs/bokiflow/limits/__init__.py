@@ -1,1 +1,1 @@
-"""Limits: how many runs of a workflow execute at a time, and how many begin in an interval."""
+"""Limits of workflows: how many runs execute at a time, and how many begin in an interval."""

@@ -1,4 +1,8 @@
-"""The limit of a workflow as its decorator names it (`Flow.workflow`)."""
+"""The limit of a workflow, as its decorator `Flow.workflow` sets it.
+
+`bokiflow.limits.limit_state` applies it: which runs have their turn follows from records in the
+log.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from bokiflow.runs.records import LimitSettings, RunLimit
 from indilog import InvalidArgumentsError
 
 Chosen: TypeAlias = str | Callable[..., object]
-"""What a run has as key or priority: the name of an argument, or a function of the arguments."""
+"""How a run gets its key or priority: the name of an argument, or a function of the arguments."""
 COUNT_MAX: Final = 10_000
-"""Largest number of runs that a limit names."""
+"""Largest value of each number in a limit."""
 KEY_CHARACTERS_MAX: Final = 256
 PRIORITY_MAX: Final = 1_000_000
 _UNITS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -23,7 +27,7 @@ _RATE: Final = re.compile(r"(\d+)\s*/\s*(\d*)\s*(s|min|h|d)")
 
 
 class Limits(NamedTuple):
-    """What a decorator says about the limits of a workflow (`Flow.workflow`)."""
+    """The limits that a decorator sets for a workflow (`Flow.workflow`)."""
 
     concurrency: int | None = None
     total: int | None = None
@@ -38,14 +42,14 @@ class Limit:
     Args:
         name: name of the limit: that of the workflow.
         body: the workflow's function.
-        given: what its decorator says.
+        given: the arguments of its decorator.
 
     Attributes:
         name: as given.
-        settings: the numbers.
+        settings: the numbers of the limit, as each start of a run records them.
 
     Raises:
-        FlowSettingsError: one of them is invalid.
+        FlowSettingsError: an argument of the decorator is invalid.
     """
 
     def __init__(self, name: str, body: Callable[..., object], given: Limits) -> None:
@@ -141,7 +145,7 @@ def _count(name: str, what: str, count: object) -> int | None:
 
 
 def _chosen(name: str, what: str, chosen: object, there: list[str]) -> Chosen | None:
-    """Return what gives the key or the priority, if it takes only arguments that are `there`."""
+    """Return the source of the key or the priority. All arguments that it takes must be `there`."""
     if chosen is None:
         return None
     if isinstance(chosen, str) and chosen in there:

@@ -1,14 +1,15 @@
 """Derives which runs of a limit have their turn, from the records of the limit alone.
 
 The records that start, take, park and end the limited runs have the tag of the limit. So a start
-asks for a turn, and an end or a parking frees a place, without a record of its own. The order of
-the log decides who is next, and every process derives the same.
+requests a turn, and an end or a parking frees a place, without a further record. The order of the
+log decides which run is next, so every process derives the same turns.
 
-**Order.** Of the runs with one key, those with a larger priority are first, then those that started
-earlier. Keys are served round robin: when a run has begun, its key goes to the end of the line.
+**Order.** Of the runs with one key, those with a larger priority come first, then those that
+started earlier. Keys are served round robin: when a run has begun, its key goes to the end of the
+line.
 
-**Time** is `Record.ordered_at`. A run that only waits for its interval gets its turn with the next
-record of the limit, so a process appends a reminder when it is due.
+**Time** is `Record.ordered_at`. A run may wait only for the end of its interval. It then gets its
+turn with the next record of the limit, so a process appends a reminder when the turn is due.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ _FORMAT: Final = RecordFormat(b"\xb0T", VERSION, of="BokiFlow", error=FlowVersio
 
 
 class Turn(enum.IntEnum):
-    """What an open run of a limit does."""
+    """The state of an open run of a limit."""
 
     WAITS = 0
     HAS_TURN = 1
     PARKED = 2
-    """It is parked and has no turn; it asks for one when it is retried."""
+    """The run is parked and has no turn. It requests a turn when it is retried."""
     SKIPPED = 3
-    """It had to begin at once and could not; its owner ends it."""
+    """The run had to begin at once, and no place was free. Its owner ends it."""
     REFUSED = 4
-    """Too many runs waited when it started; its owner ends it."""
+    """Too many runs waited when this one started. Its owner ends it."""
     DEADLOCKED = 5
-    """When it started, all runs with the places that it needs waited for it or for others like it;
-    its owner ends it.
+    """When the run started, each place that it needs was held by a run that waits for this run, or
+    for another run in the same position. Its owner ends it.
     """
 
 
@@ -75,9 +76,9 @@ class LimitedRun(msgspec.Struct, array_like=True, gc=False):
         key: its key.
         priority: its priority.
         epoch: its current epoch.
-        turn: what it does.
+        turn: its state.
         has_begun: whether it had its turn before.
-        awaited_by: ids of the runs that cannot end before it.
+        awaited_by: ids of the runs that cannot end before this run has ended.
     """
 
     started_at: SeqNum
@@ -97,12 +98,13 @@ class _Key:
     """The runs with one key.
 
     Attributes:
-        runs: number of its open runs.
-        having: number of those that have their turn.
-        waiting: the others that wait, as a heap. Entries of runs that no longer wait are skipped.
-        begun: times at which its last runs got their turn, as many as may in an interval.
-        due: when a run of it may begin by its interval, or the key is forgotten; None: it does not
-            depend on the time.
+        runs: number of open runs with the key.
+        having: number of open runs that have their turn.
+        waiting: a heap of the runs that wait. Entries of runs that no longer wait are skipped.
+        begun: times at which the last runs got their turn, at most as many as may begin in an
+            interval.
+        due: when the interval lets the next run with this key begin, or lets the key be forgotten;
+            None: neither depends on the time.
     """
 
     __slots__ = ("begun", "due", "having", "runs", "waiting")
@@ -122,7 +124,8 @@ class Waiting(NamedTuple):
         before: number of runs with its key that are before it.
         having: ids of the runs that have the places for which it waits.
         places: number of these places; None: it waits for its interval.
-        due: when the next run of its key may begin by its interval; None: it does not wait for it.
+        due: when the interval lets the next run with its key begin; None: the interval delays no
+            run.
         is_total: whether the places are those of all keys together.
     """
 
@@ -252,10 +255,10 @@ class LimitState(State[None]):
             self._leave(id_, run, Turn.DEADLOCKED)
 
     def _is_deadlocked(self, run: LimitedRun) -> bool:
-        """Whether a run waits for places of which none becomes free before it begins.
+        """Whether a run waits for places of which none becomes free before the run begins.
 
-        That is certain if each run with such a place cannot end before a run that waits for such a
-        place itself. Cycles through several limits, or several keys, are not found.
+        That is certain if each run with such a place can end only after a run that itself waits for
+        such a place. Cycles through several limits, or several keys, are not found.
         """
         if not any(id_ in self.having for id_ in run.awaited_by):
             return False
@@ -290,7 +293,7 @@ class LimitState(State[None]):
         self._update(run.key)
 
     def _leave(self, id_: str, run: LimitedRun, turn: Turn | None) -> None:
-        """Count a run no longer in its turn, and enter the next one, if there is one."""
+        """Remove a run from the counts of its turn. With a next turn, enter that turn."""
         if run.turn == Turn.WAITS:
             self.waiting -= 1
             self._count_awaiting(run, -1)
@@ -321,7 +324,7 @@ class LimitState(State[None]):
         while self._ready and self._has_place():
             key, _ = self._ready.popitem(last=False)
             known = self._keys[key]
-            id_ = heapq.heappop(known.waiting)[-1]  # `_update` has removed what does not wait
+            id_ = heapq.heappop(known.waiting)[-1]  # `_update` has removed all other entries
             run = self.runs[id_]
             assert run.turn == Turn.WAITS, "a run that waits gets its turn"
             if self.settings.starts is not None:
@@ -335,7 +338,7 @@ class LimitState(State[None]):
         return total is None or len(self.having) < total
 
     def _update(self, key: str) -> None:
-        """Note whether a run with this key may begin, or when."""
+        """Note whether a run with this key may begin now, or when its interval lets it begin."""
         known, settings = self._keys[key], self.settings
         while known.waiting and not self._waits(known.waiting[0]):
             heapq.heappop(known.waiting)
@@ -358,7 +361,9 @@ class LimitState(State[None]):
         known.due = due
 
     def _forget(self, key: str, known: _Key) -> None:
-        """Forget a key without runs, as soon as no run with it would wait for its interval."""
+        """Forget a key without runs, as soon as a new run with it need not wait for the
+        interval.
+        """
         known.due = known.begun[-1] + self.settings.interval_s if known.begun else self.clock
         if known.due <= self.clock:
             del self._keys[key]
@@ -381,11 +386,13 @@ class LimitState(State[None]):
 
     @property
     def is_full(self) -> bool:
-        """Whether a further run would be refused, because so many wait."""
+        """Whether a further run would be refused, because `WAITING_MAX` runs wait."""
         return self.waiting >= WAITING_MAX
 
     def next_due(self) -> tuple[float, str] | None:
-        """Return when the next run gets its turn by time alone, and its id; None: none does."""
+        """Return when the next run gets its turn by time alone, and its id; None: no run waits only
+        for time.
+        """
         while self._due and self._has_place():
             due, key = self._due[0]
             known = self._keys.get(key)
@@ -395,8 +402,8 @@ class LimitState(State[None]):
         return None
 
     def why_waits(self, id_: str, *, counts: bool = True) -> Waiting | None:
-        """Return why a run waits for its turn; None: it does not. Without `counts`, `before` is 0,
-        and the answer takes as long as there are runs with a turn.
+        """Return why a run waits for its turn; None: it does not wait. Without `counts`, `before`
+        is 0, and the call takes time only in proportion to the number of runs with a turn.
         """
         run = self.runs.get(id_)
         if run is None or run.turn != Turn.WAITS:

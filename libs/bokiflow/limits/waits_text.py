@@ -14,14 +14,14 @@ _SHOWN: Final = 3
 
 
 def turn_wait(name: str, state: LimitState, id_: str, *, is_brief: bool = False) -> RunWait | None:
-    """Return the wait of a run for its turn; None: it does not wait for it.
+    """Return the wait of a run for its turn; None: the run does not wait for a turn.
 
     Args:
         name: name of the limit.
         state: the runs of the limit.
         id_: id of the run.
-        is_brief: whether to leave out how many runs are before it, which takes as long as there are
-            many.
+        is_brief: whether to leave out the number of runs before it. Counting them takes time in
+            proportion to that number.
     """
     why = state.why_waits(id_, counts=not is_brief)
     if why is None:

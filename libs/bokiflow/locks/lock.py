@@ -1,10 +1,10 @@
 """Fenced locks with leases on a log (PITFALLS 11; API.md, "BokiFlow").
 
-`async with Lock(log, "hotel:7") as held:` queues for the lock, acquires it, and releases it at the
-end. At every seqnum of the log, at most one holder has the lock. `held.token` is larger than the
-tokens of all earlier holders. A holder whose lease has ended gets an error, but a paused process
-may get it too late. So the guarded resource should refuse tokens smaller than the largest it has
-seen.
+`async with Lock(log, "hotel:7") as held:` queues for the lock, acquires it, and releases it when
+the block ends. At every seqnum of the log, at most one holder has the lock. `held.token` is larger
+than the tokens of all earlier holders. A holder whose lease has ended gets an error, but a process
+that was paused may get the error too late. So the guarded resource should refuse a token that is
+smaller than the largest token it has seen.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ LEASE_S: Final = 30.0
 _LEASE_S_MIN: Final = 0.001
 _REMINDER_S_MIN: Final = 0.001
 _PLACE_S: Final = 1.0
-"""For each place before it in the queue, a waiting caller delays its reminder by this many
-seconds.
-"""
+"""Seconds by which a waiting caller delays its reminder, for each place before it in the queue."""
 
 
 def seconds_now() -> float:
@@ -84,8 +82,8 @@ class HeldLock:
 
         Raises:
             LockLostError: the lease had already ended, so the lock was released before.
-            AppendOutcomeUnknownError: the lock may be released; otherwise the end of the lease
-                releases it.
+            AppendOutcomeUnknownError: the release may have taken effect. If not, the end of the
+                lease releases the lock.
         """
         await self._append_command(Release(self.token))
         if self._replica.is_save_due:
@@ -113,9 +111,9 @@ class Lock:
         name: name of the lock, unique in the log.
         lease: seconds after which the lock is released, unless the lease is extended before.
         wait: seconds to wait for the lock; None: without limit.
-        owner: an id of the caller. If an owner already holds the lock or waits for it, `acquire`
+        owner: an id of the caller. If this owner already holds the lock or waits for it, `acquire`
             returns the same token. So the owner may retry after an interruption, and keeps its
-            place meanwhile. Default: a new id each time.
+            place in the queue. Default: a new id for each call.
         renew: whether the lease is extended in the background while the block runs.
     """
 
@@ -217,8 +215,8 @@ class _PlaceInQueue:
         self._replica = replica
         self._lease_s = lease_s
         self._log_time = 0.0
-        """Time of this caller's last record, by the log. `_time` is the same by this process's
-        clock.
+        """Log time of this caller's last record. `_time` is the time of the same event by this
+        process's clock.
         """
         self._time = 0.0
 
@@ -257,8 +255,8 @@ class _PlaceInQueue:
         return token
 
     async def _has_left(self, owner: str) -> bool:
-        """Leave the queue, and tell whether that is certain. If not, the place ends after the wait
-        or one lease.
+        """Leave the queue, and tell whether the place has certainly ended. If not, it ends after
+        the wait or one lease.
         """
         with contextlib.suppress(IndilogError):
             await self.leave(owner)

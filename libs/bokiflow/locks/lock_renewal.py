@@ -15,8 +15,8 @@ _RENEWALS_PER_LEASE: Final = 3
 class Renewal:
     """Extends a lease periodically, for the task that creates it.
 
-    If renewals cannot reach the log, the lease counts as lost when it must have ended, because
-    another holder may have the lock then.
+    If no renewal reaches the log before the lease has ended, the lease counts as lost: another
+    holder may then have the lock.
     """
 
     def __init__(self, extend: Callable[[float], Awaitable[None]], lease_s: float) -> None:

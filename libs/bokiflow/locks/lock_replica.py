@@ -16,8 +16,8 @@ from indilog.replayed import Replica, ReplicaCache, SubStream
 CHECKPOINT_EVERY: Final = 256
 """Records of a lock between two checkpoints."""
 _LOCKS_MAX: Final = 4096
-"""Largest number of replicas in memory for one platform; the least recently used is evicted
-first.
+"""Largest number of replicas in memory for one platform; beyond it, the least recently used is
+evicted.
 """
 
 LockReplica: TypeAlias = Replica[LockState, CommandOutcome]

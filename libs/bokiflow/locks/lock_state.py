@@ -1,9 +1,10 @@
 """Derives the state of one lock from its records alone, so that it is the same in every process.
 
-The holder is the first request in the queue, and the order of the log alone decides the queue. The
-seqnum of a request's record identifies the request and is its fencing token. The queue is first in,
-first out, so each holder's token is larger than those of all earlier holders. Time is that of the
-log (`Record.ordered_at`), not of a writer or reader, so all processes agree when a lease ended.
+The requests queue in the order of the log, and the first request in the queue holds the lock. The
+seqnum of a request's record identifies the request and is its fencing token. Requests get the lock
+in their order, so each holder's token is larger than those of all earlier holders. Time is that of
+the log (`Record.ordered_at`), not of a writer or reader. So all processes agree when a lease has
+ended.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ _SECONDS_MAX: Final = 366 * 86_400.0
 
 @dataclass(frozen=True)
 class Retry:
-    """When a step whose body raised is attempted again.
+    """When a step is attempted again after its body raised.
 
     Attributes:
-        attempts: largest number of attempts, with the first one (1 to 100,000).
+        attempts: largest number of attempts, including the first one (1 to 100,000).
         first: seconds before the second attempt (0 or more).
         factor: each further pause is this many times longer (1 or more).
         longest: longest pause in seconds (up to a day).
-        until: seconds after the beginning of the first attempt; no attempt begins later. None:
+        until: no attempt begins later than this many seconds after the first attempt began; None:
             without limit.
 
     Raises:
@@ -100,11 +100,11 @@ class Attempts:
         execution: the execution of the step.
         number: number of the step.
         body: body of the step.
-        arguments: returns the arguments of the body, with its context if it takes one.
-        policy: how it is attempted.
+        arguments: returns the arguments of the body, including its context if the body takes one.
+        policy: how the step is attempted.
 
     Attributes:
-        last_error: the error of the last attempt; None: there was none.
+        last_error: the error of the last attempt; None: that attempt raised none.
     """
 
     def __init__(

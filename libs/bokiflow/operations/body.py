@@ -44,7 +44,7 @@ class Body:
         self.takes_context = _takes_context(call, hints)
 
     def of(self, call: Callable[..., Any]) -> Body:
-        """Return the same description for another function object with the same code."""
+        """Return this description with another function object that has the same code."""
         if call is self._call:
             return self
         other = object.__new__(Body)

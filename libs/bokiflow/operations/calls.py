@@ -1,8 +1,8 @@
 """Calls functions from workflows: `await wf.call(send_mail, room, seat)`.
 
-The operation's key is the call's idempotency key. So the platform records the call before it runs,
-and the call has one outcome, even if several executors repeat it. The platform holds the outcome
-until the run has recorded it (`bokiflow.runs.held_calls`).
+The operation's key is the idempotency key of the call, and the platform records the call before the
+function runs. So the call has one outcome, even if several executors repeat it. The platform holds
+the outcome until the run has recorded it (`bokiflow.runs.held_calls`).
 """
 
 from __future__ import annotations
@@ -117,5 +117,5 @@ async def _call_with_retry(of: FunctionCall, ctx: Context, key: str, holder: str
             last = error
             unknown += isinstance(error, OutcomeUnknownError)
             if not is_transient(error) or unknown == _UNKNOWN_TRIES:
-                raise  # the call's outcome is that it stays unknown
+                raise  # the outcome of this operation is that the call's stays unknown
     raise Stopped(f"{of.name} cannot be called now: {last}", last)

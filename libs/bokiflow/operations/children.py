@@ -1,9 +1,9 @@
-"""Child workflows: runs started by a step of another run.
+"""Child workflows: runs that a step of another run starts.
 
-The id of a child consists of the parent's id and the step's number, so a repeated start after a
-crash finds the existing child. The start is decided in the parent's log records before the child
-starts. So a later executor of the parent knows all children that may exist, and cancels them when
-it compensates the parent.
+The id of a child consists of the parent's id and the step's number, so a start that is repeated
+after a crash finds the existing child. The parent's log records the decision to start before the
+child starts. So a later executor of the parent knows all children that may exist, and cancels them
+when it compensates the parent.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Child(Generic[_ResultT_co]):
         """Decide the start of the child, then start it unless it exists.
 
         Args:
-            compensations: those of the parent.
+            compensations: the compensations of the parent; the child's cancellation is added.
             is_awaited: whether the parent waits for the child's end.
 
         Raises:

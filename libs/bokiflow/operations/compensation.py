@@ -1,8 +1,8 @@
 """Compensates a failed or cancelled workflow (a saga): functions undo steps, and child runs are
 cancelled.
 
-Compensations run one after the other, in the reverse order of the operations' numbers. Each is a
-separate operation, so its outcome is decided once, and it is continued after a crash.
+Compensations run one after the other, in the reverse order of the operations' numbers. Each
+compensation is a separate operation: its outcome is decided once, and a crash does not skip it.
 """
 
 from __future__ import annotations

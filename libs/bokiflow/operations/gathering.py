@@ -37,8 +37,8 @@ async def gather(
 ) -> list[_ValueT]:
     """Return the results of all branches, in the given order.
 
-    Every branch runs to its end, even if another branch fails. So it does not depend on timing
-    which branches have an effect.
+    Every branch runs to its end, even if another branch fails. So the set of branches that take
+    effect does not depend on timing.
 
     Raises:
         Exception: the error of the first failed branch; a `Cancelled` has priority.

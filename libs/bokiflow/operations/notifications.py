@@ -95,8 +95,8 @@ async def _wait_for_record_at(execution: Execution, end: SeqNum, wait_s: float) 
 async def run_unless_cancelled(
     execution: Execution, asked: Coroutine[Any, Any, _ValueT]
 ) -> _ValueT:
-    """Return the result of `asked`. On an event loop, a cancellation of the run ends `asked` at
-    once.
+    """Return the result of `asked`. A cancellation of the run ends `asked` at once, if there is an
+    event loop.
 
     Raises:
         Woken: a cancellation is requested; `asked` has ended, and may have had its effect.
@@ -130,8 +130,8 @@ async def decide_waiting(
     *,
     is_wait: bool = True,
 ) -> StepDecided:
-    """Do the same as `Execution.decide` for an operation that waits. If a cancellation is requested
-    meanwhile, the cancellation is decided instead.
+    """Decide an operation that waits, as `Execution.decide` does. A cancellation that is requested
+    during the wait is decided instead.
     """
     while True:
         with suppress(Woken):

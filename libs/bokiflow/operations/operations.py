@@ -166,9 +166,9 @@ class Operations:
     ) -> RunLock:
         """Hold a lock during an `async with` block: `async with wf.lock("hotel:7") as lock`.
 
-        The holder is the run, so a re-execution still holds a lock that an earlier execution
+        The holder is the run. So a re-execution still holds a lock that an earlier execution
         acquired, with the same `lock.token`. The lease is renewed while the block runs. The lease
-        can still end if no process executes the run for longer than `lease`. Then `lock.check()`
+        can still end, if no process executes the run for longer than `lease`. Then `lock.check()`
         and leaving the block raise `LockLostError`.
 
         Args:
@@ -179,8 +179,8 @@ class Operations:
 
         Raises:
             LockTimeoutError: on entering: the lock was not acquired within `wait` seconds.
-            NestedLockError: on entering: an enclosing block holds the lock, maybe one around the
-                enclosing `gather`. This outcome is decided.
+            NestedLockError: on entering: an enclosing block holds the lock, perhaps a block around
+                the enclosing `gather`. This outcome is decided.
         """
         where = self.execution.log if log is None else self.log(log)
         return RunLock(self.execution, where, name, lease, wait)
@@ -221,8 +221,8 @@ class Operations:
         """Run a workflow of the same flow exactly once, and return its result.
 
         Raises:
-            StepFailedError: the child failed; or it would have waited forever for a place in its
-                limit, because all runs with such places wait for it or for others like it.
+            StepFailedError: the child failed, or its wait for a place in its limit would have been
+                a deadlock: all runs with such places wait for the child, or for others like it.
             InvalidArgumentsError, FlowSettingsError, Cancelled: as for `start_child`.
         """
         begun, number = self._child(child, arguments, named), self.execution.number()
@@ -271,10 +271,11 @@ class Operations:
     ) -> Coroutine[Any, Any, Any]:
         """Call a function of an application and return its result; the call has one outcome.
 
-        The platform records the call with the key of this operation. So one outcome is decided,
-        despite crashes and concurrent executors, and the function does not run after that. If its
-        worker crashes, the function is restarted, so its body may run more than once. Effects that
-        must happen once belong into a workflow (`run`), or into a transaction with an id.
+        The platform records the call with the key of this operation, and decides one outcome
+        despite crashes and concurrent executors. After that the function does not run again for
+        this call. If its worker crashes before, the function is restarted, so its body may run more
+        than once. Effects that must happen once belong into a workflow (`run`), or into a
+        transaction with an id.
 
         Args:
             function: a decorated function, or `"app.function"`, which takes named arguments only.

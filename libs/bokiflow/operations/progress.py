@@ -33,11 +33,11 @@ def plain_text(what: str, value: object) -> bytes:
     """Return a value as JSON text.
 
     Args:
-        what: the value, for error messages.
+        what: a name of the value, for error messages.
         value: the value.
 
     Raises:
-        FlowSettingsError: it has no JSON form, or is too large.
+        FlowSettingsError: the value has no JSON form, or is too large.
     """
     try:
         text = ResultType(what, Any).text(value)
@@ -54,14 +54,14 @@ def plain_text(what: str, value: object) -> bytes:
 
 
 def event_in(seqnum: SeqNum, record: RunRecord) -> PublishedEvent | None:
-    """Return the event that a record of a run publishes; None: it publishes none."""
+    """Return the event that a record of a run publishes; None: the record is no event."""
     if isinstance(record, StepDecided) and record.kind == EVENT and record.failure is None:
         return PublishedEvent(seqnum, plain_value(record.result))
     return None
 
 
 def status_value_in(run: Run) -> object:
-    """Return the value that the run has set last as its status; None if it has set none."""
+    """Return the value that the run has last set as its status; None if it has set none."""
     for record in reversed(run.steps.values()):
         if record.kind == STATUS:
             return plain_value(record.result)

@@ -1,9 +1,9 @@
 """Locks in workflows. The holder is the run, so a re-execution still holds the locks that the run
 acquired.
 
-Acquiring and releasing are operations. While the block runs, its executor renews the lease; after a
-takeover, the new executor does. If the lease has ended, `check` raises, and so does leaving the
-block.
+Acquiring and releasing are operations. While the block runs, the executor of the run renews the
+lease; after a takeover, the new executor renews it. If the lease has ended, `check` raises an
+error, and so does leaving the block.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class RunLock:
         try:
             raise_failure(decided)
         except Cancelled:
-            # An earlier execution may hold the lock; its lease will end.
+            # An earlier execution may still hold the lock. Then the end of its lease frees the
+            # lock.
             if not execution.is_check:
                 with suppress(IndilogError):
                     await self._lock.leave()
@@ -214,4 +215,4 @@ class RunLock:
         elif isinstance(error, Exception):
             with suppress(LockLostError):  # the error of the block has priority
                 await held.release()
-        # otherwise this execution stops, and the next execution holds the lock
+        # otherwise this execution stops, and the next execution still holds the lock

@@ -1,7 +1,7 @@
 """Signals: values sent to a run, each consumed once, in log order.
 
-A signal stays in the log until the workflow reads it. An operation consumes the oldest signal of
-its name that is not consumed yet. Its choice is decided, so a re-execution gets the same signal.
+A signal stays in the log until the workflow reads it. An operation consumes the oldest unconsumed
+signal of its name. The log decides which signal that is, so a re-execution gets the same signal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Signals:
             if (got := consumed_signal(decided)) is not None
         }
         self._sorted = 0
-        """How many of `run.signals` were moved to `_left` so far."""
+        """Number of entries of `run.signals` that were moved to `_left` so far."""
         self._left: defaultdict[str, deque[tuple[SeqNum, bytes]]] = defaultdict(deque)
 
     async def next(self, number: str, name: str, ends: float = math.inf) -> Any:  # noqa: ANN401

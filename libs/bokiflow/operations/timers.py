@@ -34,8 +34,8 @@ def seconds_of(duration: float | timedelta) -> float:
 
 
 def start_timer(execution: Execution, name: str, duration: float | timedelta) -> float:
-    """Start a timer; return its end, which the first execution decides (seconds since 1970, by the
-    time of the run's log).
+    """Start a timer and return its end (seconds since 1970, by the time of the run's log). The
+    first execution decides the end.
     """
     seconds, clock = seconds_of(duration), log_clock(execution.log)
     decided = execution.decide_now(name, TIMER, lambda: b"%r" % (clock.now() + seconds))

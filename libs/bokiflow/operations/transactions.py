@@ -1,11 +1,12 @@
 """Runs transactions in workflows, committed exactly once: `await wf.transact(store, body)`.
 
 The transaction has the operation's key as its id, so only the first commit takes effect
-(`Store.transact`). The store knows the id until the run has recorded the outcome, however long that
-takes and whatever the store collects. If the body raises, its failure is committed without its
-writes. Otherwise a stalled execution could commit writes after the failure was decided. For the
-same reason, a cancellation of the run is committed: it takes effect only if no earlier execution
-has committed the writes.
+(`Store.transact`). The store knows the id until the run has recorded the outcome, also across the
+store's garbage collections.
+
+If the body raises, its failure is committed without its writes. Otherwise a stalled execution could
+commit writes after the failure was decided. For the same reason, a cancellation of the run is
+committed, too. It takes effect only if no earlier execution has committed the writes.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """Handles crash-looping runs: runs that may crash the processes that execute them.
 
 A step that calls `os._exit`, or uses all memory, ends its worker. It would also end the next worker
-that takes over the run, and so interrupt all other runs there. So a takeover counts how many
-executors in a row got the run, and crashed before their next heartbeat and before a step was
-decided.
+that takes over the run, and so interrupt all other runs there. So each takeover counts the
+executors in a row that crashed soon after they got the run: before their next heartbeat, and before
+a step was decided.
 
-After the second crash the run counts as crash-looping, and so do the runs that were taken over
-together with it. Such runs are taken over in small groups after growing pauses, and finally one at
-a time. Each group is watched for some seconds before the next one is taken over. That separates the
-cause from runs that were only in the same process. After the fifth crash the run is parked, which
-`status()` shows. A parked run is retried with growing pauses, because memory or code may have
-changed.
+After the second such crash the run counts as crash-looping, and so do the runs that were taken over
+together with it. Such runs are taken over in groups, which become smaller with each crash and
+finally contain one run. The pauses between takeovers grow. Each group is watched for some seconds
+before the next group is taken over. That separates the cause from runs that were only in the same
+process.
+
+After the fifth crash the run is parked, which `status()` shows. A parked run is retried with
+growing pauses, because memory or code may have changed.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ _GROUP_MAX: Final = 16
 
 
 def crashes_of(run: Run, owners: Owners) -> int:
-    """Return how many executors in a row crashed soon after they got a run and decided nothing of
-    it. The run's last executor counts, too, if it is dead.
+    """Return how many executors in a row crashed soon after they got a run, and before they decided
+    a step of it. A dead last executor is included.
     """
     beat_at = owners.dead.get(run.executor)
     if run.parked is not None or run.waits is not None or beat_at is None:
@@ -51,14 +53,14 @@ def is_crash_looping(crashes: int) -> bool:
 
 
 def pause_s(crashes: int) -> float:
-    """Return the seconds before a crash-looping run is taken over: 1, doubled for each crash, up to
-    600.
+    """Return the seconds before a crash-looping run is taken over: 1, doubled for each further
+    crash, up to 600.
     """
     return min(2.0 ** min(crashes - _CRASH_LOOPING_FROM, 20), _PAUSE_S_MAX)
 
 
 def retry_s(run: Run) -> float:
-    """Return the seconds for which a run parked as crash-looping waits; 0 if the run was
+    """Return the seconds until a run parked as crash-looping is retried; 0 if the run was
     cancelled.
     """
     return 0.0 if run.cancel_asked else pause_s(run.crashes)

@@ -1,14 +1,17 @@
 """Keeps this process an executor while it has work: heartbeats, watchdog, and the flow's inbox.
 
-Four tasks run while it has work. One writes heartbeats. One is the watchdog: when the lease is
-nearly over, it cancels all executions, because another process may execute the runs soon. One waits
-for records of the inbox (`INBOX_TAG`), such as signals to runs, and hands each to its partition. If
-nothing is open in its partitions, the executor leaves, and an idle process writes nothing.
+Four tasks run while it has work:
 
-The fourth task looks for late starts. An executor that starts a run in a partition of its own
-executes the run itself, so such a start is not in the inbox. If that executor loses the partition
-while its append is in flight, the start may come after the new owner has read the partition. So
-each executor also reads the list of starts, some times a lease, many starts at once.
+- One writes heartbeats. If no run is open in its partitions, it lets the executor leave, so that an
+  idle process writes nothing.
+- One is the watchdog. When the lease is nearly over, it cancels all executions, because another
+  process may execute the runs soon.
+- One waits for records of the inbox (`INBOX_TAG`), such as signals to runs, and hands each to its
+  partition.
+- One looks for late starts. An executor that starts a run in a partition of its own executes the
+  run itself, so such a start is not in the inbox. If that executor loses the partition while its
+  append is in flight, the new owner may have read the partition before the start is ordered. So
+  each executor also reads pages of the list of starts, several times per lease.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ _WATCHES: Final = 8
 _INBOX_WAIT_S: Final = 300.0
 _INBOX_PAGE: Final = 1000
 _STARTS_PAGE: Final = 100
-"""Starts that are read at once: so few that a page does not delay what else the process does."""
+"""Starts that are read at once: few enough that a page does not delay other work of the process."""
 _STARTS_PER_LEASE: Final = 8
 """How often the list of starts is read per lease."""
 _INBOX_TRIM_BEATS: Final = 64
@@ -64,7 +67,7 @@ class _Followed:
 
     Attributes:
         tag: tag of the list.
-        end: up to where it was read; None: it is not followed.
+        end: records below this seqnum were read; None: the list is not followed.
     """
 
     tag: str
@@ -82,9 +85,9 @@ class Executor(ABC):
     Attributes:
         member: its heartbeats, its lease, and the owners of all partitions.
         owned: the partitions that it owns, by number.
-        woken: set when a driver should look at the owners.
-        wanted: partitions with records for the inbox that no executor here has handled, and the
-            seqnum of the last one.
+        woken: set when a driver should read the owners again.
+        wanted: partitions that this process does not own and whose inbox has records, with the
+            seqnum of the last such record.
     """
 
     def __init__(self, log_name: str, lease_s: float, partitions: int) -> None:
@@ -126,7 +129,7 @@ class Executor(ABC):
 
     @abstractmethod
     async def _stop_taking(self) -> None:
-        """Stop to begin executions of open runs."""
+        """Stop beginning executions of open runs."""
 
     @abstractmethod
     def _uncertain(self) -> set[int]:
@@ -140,7 +143,7 @@ class Executor(ABC):
 
     def own_log(self, logs: Logs) -> Log:
         """Return the log of the runs. All reads and takeovers of this executor use one session, so
-        that each sees what the others have seen.
+        that each sees the records that the others have seen.
         """
         if self._log is None or self.logs is None:
             self.logs, self._log = logs, logs.log(self.log_name)
@@ -166,7 +169,9 @@ class Executor(ABC):
     # --- joining
 
     async def look(self, logs: Logs, own: SeqNum = -1) -> None:
-        """Read the records of executors, and begin or stop to own partitions accordingly."""
+        """Read the records of executors; then begin to own the partitions that they give to this
+        executor, and stop owning others.
+        """
         await self.member.look(self.own_log(logs), own)
         self._adopt()
 
@@ -179,7 +184,8 @@ class Executor(ABC):
         log = self.own_log(logs)
         if self._inbox.end is None:
             await self.member.look_once(log)
-            # Records from here on are read; loading a partition reads those before its claim.
+            # The inbox is followed from here. Loading a partition reads the records before its
+            # claim.
             self._inbox.end = self._starts.end = self.member.replica.end
         await self.member.join(log, claims)
         self._adopt()
@@ -193,7 +199,7 @@ class Executor(ABC):
         self.begin("starts", self._look_for_late_starts)
 
     def _adopt(self) -> None:
-        """Begin and stop to own partitions, as the records say."""
+        """Begin and stop owning partitions, according to the records read so far."""
         now_owned = self.member.owned()
         for number, partition in list(self.owned.items()):
             if now_owned.get(number) != partition.since:
@@ -209,7 +215,7 @@ class Executor(ABC):
                     self._load(partition)
 
     def owns(self, partition: int) -> OwnedPartition | None:
-        """Return a partition if its runs may begin here."""
+        """Return a partition if this executor owns it and its runs may begin here; else None."""
         owned = self.owned.get(partition)
         return owned if owned is not None and not self.lease_of(owned).has_ended() else None
 
@@ -218,8 +224,8 @@ class Executor(ABC):
         return PartitionLease(self.member.lease, partition)
 
     def hop(self, partition: int) -> None:
-        """Note that a run was started in a partition of another executor: claim the partition if
-        that executor leaves or dies soon.
+        """Note that a run was started in a partition of another executor. If that executor leaves
+        or dies soon, this executor claims the partition.
         """
         self._hops[partition] = waiting.monotonic_now() + 2 * self.member.lease.lease_s
 
@@ -251,7 +257,9 @@ class Executor(ABC):
                 self.begin("tidy", self._tidy_all)
 
     async def _must_stay(self, log: Log) -> bool:
-        """Tell whether this executor has open runs, or another one has and this one is a driver."""
+        """Tell whether this executor has open runs; or whether it is a driver, and another executor
+        has open runs.
+        """
         self.member.is_busy = await self._is_busy(log)
         return self.member.is_busy or (self.member.takes and self.member.are_others_busy())
 
@@ -347,7 +355,7 @@ class Executor(ABC):
             await self.member.leave(self._log, busy)
 
     async def release(self, logs: Logs, numbers: Collection[int]) -> None:
-        """Give partitions to other executors, when the bodies of their runs have ended."""
+        """Release partitions to other executors, after the bodies of their runs have ended."""
         partitions = [self.owned[number] for number in numbers if number in self.owned]
         for partition in partitions:
             partition.is_releasing = True
@@ -418,7 +426,7 @@ class Executor(ABC):
         if limit is not None:
             self._on_limit(limit)
             if RUNS_TAG not in record.tags:
-                return  # it wakes no run of its partition
+                return  # the record wakes no run of its partition
         if run is None:
             self.woken.set()  # a record of an executor
             return
@@ -434,8 +442,9 @@ class Executor(ABC):
             structlog.get_logger().error("record cannot be read", run=run, reason=str(error))
 
     def _on_start(self, record: Record) -> None:
-        """Handle a start that an executor appended for itself, if that executor may not execute the
-        run: it has lost the partition, or the start had an unknown outcome.
+        """Handle a start that an executor appended for itself. It is handled like a record of the
+        inbox if that executor may not execute the run: it is another executor, or the start had an
+        unknown outcome.
         """
         run = run_in(record.tags)
         if run is None:
@@ -443,14 +452,14 @@ class Executor(ABC):
         number = partition_of(run, self.member.count)
         partition = self.owned.get(number)
         if partition is not None and record.seqnum < partition.since:
-            return  # loading the partition has read it
+            return  # loading the partition has read the start
         try:
             started = run_record(record.data)
         except IndilogError as error:
             structlog.get_logger().error("record cannot be read", run=run, reason=str(error))
             return
         if not isinstance(started, RunStarted) or not started.executor:
-            return  # it is in the inbox
+            return  # the start is in the inbox
         is_own = started.executor == self.member.name
         if not is_own or number in self._uncertain():
             self._on_inbox(record)

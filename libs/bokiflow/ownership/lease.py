@@ -1,7 +1,7 @@
 """A process's lease on the partitions that it owns, by a monotonic clock.
 
-The lease counts from when a heartbeat was sent, not from its acknowledgement, so it ends here
-before it ends for any other process.
+The lease counts from when a heartbeat was sent, not from its acknowledgement. So it ends in this
+process before it ends for any other process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 from bokiflow.runs import waiting
 
 _SURE: Final = 0.8
-"""Fraction of the lease. Until this much has passed since a heartbeat, no other process can have
-claimed a partition, even if its clock runs a quarter faster.
+"""Fraction of the lease after a heartbeat in which no other process can have claimed a partition,
+even if its clock runs a quarter faster.
 """
 
 
@@ -27,8 +27,8 @@ class Lease:
         self._renewed_at = -math.inf
 
     def renew(self, sent_at: float) -> None:
-        """Renew the lease: the heartbeat that was sent at `sent_at` is in the log, and the records
-        before it were read.
+        """Renew the lease. The caller has sent a heartbeat at `sent_at`, which is in the log, and
+        has read the records before it.
         """
         self._renewed_at = max(self._renewed_at, sent_at)
 

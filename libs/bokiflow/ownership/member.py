@@ -1,8 +1,9 @@
 """This process as an executor of a flow: its heartbeats, its lease, and the partitions it owns.
 
 While it has work, it writes a heartbeat each quarter of its lease, and reads the records of all
-executors up to that heartbeat. Until 0.8 of the lease have passed since that heartbeat was sent, no
-other process can own its partitions. So it need not read to be sure. Later it must have stopped.
+executors up to that heartbeat. Until 0.8 of the lease have passed since the heartbeat was sent, no
+other process can own its partitions. So it is sure of them without a read. When 0.8 of the lease
+have passed without a new heartbeat, it must have stopped its runs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Member:
         self._unsure_until: float | None = None
         self._has_looked = False
         self._has_lost = False
-        """Whether records were lost, so that any free partition may have open runs."""
+        """Whether records were lost, so that any partition without an owner may have open runs."""
 
     @property
     def owners(self) -> Owners:
@@ -131,7 +132,9 @@ class Member:
     # --- questions
 
     def owned(self) -> dict[int, SeqNum]:
-        """Return the partitions of this executor, and since when it owns each."""
+        """Return the partitions of this executor, each with the seqnum since which it owns the
+        partition.
+        """
         return self.owners.owned_by(self.name)
 
     def until(self, name: str) -> float:
@@ -162,8 +165,8 @@ class Member:
         """Return the partitions that this process should claim now.
 
         Args:
-            wanted: partitions to claim although no run of them may be open.
-            all_free: claim those without open runs, too.
+            wanted: partitions to claim even if no run of them is known to be open.
+            all_free: whether to claim partitions without open runs, too.
         """
         if self._is_unsure():
             return []
@@ -191,7 +194,9 @@ class Member:
         return due
 
     def due_releases(self) -> list[int]:
-        """Return the partitions that should go to an executor which is live for a lease now."""
+        """Return the partitions that another executor should own, if that one has been live for a
+        lease.
+        """
         now, lease_s = waiting.monotonic_now(), self.lease.lease_s
         for name in [name for name in self._seen if name not in self.owners.executors]:
             del self._seen[name]
@@ -227,7 +232,7 @@ class Member:
         return any(name != self.name and not self.is_lapsed(name) for name in names)
 
     def unsure_until(self) -> float | None:
-        """Return when this process may claim again after lost records; None: it may now."""
+        """Return when this process may claim partitions again after lost records; None: now."""
         return self._unsure_until if self._is_unsure() else None
 
     def next_lapse(self) -> float | None:
@@ -285,7 +290,9 @@ class Member:
         return until is not None
 
     async def _append(self, log: Log, entries: list[Entry]) -> SeqNum:
-        """Append records about this executor, which are not a part of the call that needs them."""
+        """Append records about this executor. They do not count as a part of the public call that
+        needs them.
+        """
         try:
             with uncounted():
                 return await append_with_retry(log, entries)
@@ -300,14 +307,16 @@ class Member:
         return Entry(encode(record), tags)
 
     async def release(self, log: Log, partitions: Collection[int]) -> None:
-        """Record that this executor executes no runs of these partitions any more."""
+        """Record that this executor no longer executes runs of these partitions."""
         async with self._mutex:
             released = Released(self.name, tuple(partitions))
             last = await self._append(log, [self._entry(released, is_urgent=True)])
             await self.look(log, last)
 
     async def leave(self, log: Log, busy: Collection[int]) -> None:
-        """Record that this executor owns nothing any more; those in `busy` may have open runs."""
+        """Record that this executor no longer owns partitions. The partitions in `busy` may have
+        open runs.
+        """
         async with self._mutex:
             name, had = self.name, self.owned()
             is_known = name in self.owners.executors
@@ -324,8 +333,8 @@ class Member:
 
 
 def share_of(member: Member) -> list[int]:
-    """Return the partitions that a process should claim before it starts a run: its share, or one
-    if it has no driver.
+    """Return the partitions that a process should claim before it starts a run: its share, or a
+    single partition if the process has no driver.
     """
     if member.takes and (due := member.due_claims((), all_free=True)):
         return due

@@ -1,16 +1,18 @@
 """Derives which executor owns each partition, from the records of executors alone.
 
 A busy executor writes a heartbeat before its lease ends, and no other executor claims its
-partitions meanwhile. When its lease has ended, others claim them, and the order of the log decides.
+partitions meanwhile. When its lease has ended, others claim them, and the order of the log decides
+which claim takes effect.
 
 **Clocks.** Correctness does not depend on clocks of other machines. Each process counts a lease by
 its own monotonic clock, from when it read the heartbeat. The executor itself counts from before it
 sent the heartbeat, so it considers its lease ended first. A claim says up to which seqnum its
 author has read. It takes effect for a partition of another executor only if that executor has no
-record since. So its effect follows from the records alone, and every process agrees.
+record at or after this seqnum. So the effect of a claim follows from the records alone, and every
+process agrees.
 
-**Lost records** are skipped. Each heartbeat lists the partitions of its executor. So processes that
-have lost a claim or a release learn of it by the next heartbeat of the owner. Until then they claim
+**Lost records** are skipped. Each heartbeat lists the partitions of its executor. So a process that
+has lost a claim or a release learns the owner from the owner's next heartbeat. Until then it claims
 nothing: all leases count anew from the loss. A record of a later version is refused, because its
 rules may differ.
 """
@@ -46,7 +48,8 @@ EXECUTORS: Final = SubStream(
 _DEAD_MAX: Final = 1024
 """Largest number of dead executors whose last heartbeat is kept; the oldest are dropped first."""
 _FORGOTTEN_LEASES: Final = 4.0
-"""Leases after which an executor that owns nothing and is silent is forgotten, by the log's time.
+"""Leases without a record after which an executor that owns nothing is forgotten, by the log's
+time.
 """
 
 
@@ -76,7 +79,7 @@ class OwnedBy(msgspec.Struct, array_like=True):
 
     Attributes:
         executor: its name; empty: there is no owner.
-        since: seqnum of the record that last changed this.
+        since: seqnum of the record that last changed the owner.
         is_needed: whether the partition may have open runs although it has no owner.
     """
 
@@ -203,7 +206,7 @@ class Owners(State[bool]):
             self._changes += 1
 
     def _forget_silent(self, now: float) -> None:
-        """Forget executors that own nothing and have been silent for some leases."""
+        """Forget executors that own nothing and have written no record for some leases."""
         silent = [
             name
             for name, known in self.executors.items()
@@ -218,7 +221,9 @@ class Owners(State[bool]):
     # --- questions
 
     def owned_by(self, name: str) -> dict[int, SeqNum]:
-        """Return the partitions of an executor, and since when it owns each."""
+        """Return the partitions of an executor, each with the seqnum since which it owns the
+        partition.
+        """
         return {p: owner.since for p, owner in enumerate(self.owners) if owner.executor == name}
 
 

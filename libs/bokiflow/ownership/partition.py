@@ -21,7 +21,8 @@ class OwnedPartition:
         number: its number, from 0.
         since: seqnum of the claim.
         is_owned: whether this process still owns it under this claim.
-        is_releasing: whether no body of its runs may begin, because another executor gets it.
+        is_releasing: whether another executor is about to get it, so that no body of its runs may
+            begin.
         is_loaded: whether its open runs are taken, or scheduled.
     """
 
@@ -42,7 +43,7 @@ class OwnedPartition:
 
     @property
     def unread(self) -> int:
-        """Number of records that are known to be in the log and may not be applied."""
+        """Number of records that are known to be in the log, and may not be applied yet."""
         return self._appended - self._applied
 
     def note_record(self) -> None:
@@ -55,8 +56,8 @@ class OwnedPartition:
         return self.is_owned and not self.is_releasing
 
     async def catch_up(self, log: Log, own: SeqNum = -1) -> None:
-        """Read new records. Lost records are skipped: each is also a record of a run, which then
-        cannot be read.
+        """Read new records, and skip lost ones. A lost record is also a record of a run, and this
+        run then cannot be read.
         """
         appended = self._appended
         await catch_up_readable(self._replica, log, own)

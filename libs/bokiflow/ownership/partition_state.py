@@ -1,7 +1,7 @@
 """Derives which runs of a partition are open, from the records that begin, end and wake runs.
 
-The rules are those of `bokiflow.runs.run_state`, applied to the records without the steps. Steps do
-not change a run's state, so both agree. Ended runs are not kept.
+The rules are those of `bokiflow.runs.run_state`, without the records of steps. Steps do not change
+whether a run is open, so both states agree. Ended runs are not kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FORMAT: Final = RecordFormat(b"\xb0P", VERSION, of="BokiFlow", error=FlowVersio
 
 
 class Phase(enum.IntEnum):
-    """What an open run does."""
+    """The phase of an open run."""
 
     RUNNING = 0
     WAITING = 1
@@ -57,9 +57,9 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
         started_at: seqnum of its start.
         began: time of its start, seconds since 1970.
         epoch: its current epoch.
-        phase: what it does.
+        phase: whether it executes, waits or is parked.
         until: time of the log at which a waiting run is due; None: no time.
-        what: for what a waiting run waits, or why a run is parked.
+        what: the reason why the run waits or is parked, as text.
         since: time of the record that began the phase, seconds since 1970.
         crashes: how many executors in a row crashed right after they got the run.
         is_notified: whether a record for the run came while it was waiting or parked.
@@ -112,8 +112,8 @@ class PartitionState(State[None]):
         runs: the open runs, by id, in the order of their starts.
         parked: the ids of those that are parked.
         codes: number of open runs of each deployment.
-        void_ends: seqnums of records that say that a run has ended and had no effect: of an earlier
-            epoch, or repeated. Lists of ended runs leave them out.
+        void_ends: seqnums of records of an end that had no effect, because they were of an earlier
+            epoch or repeated. Lists of ended runs leave these records out.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Skips what cannot be read, so that it does not delay the rest: lost records, and runs."""
+"""Skips lost records and unreadable runs, so that they do not delay the other records and runs."""
 
 from __future__ import annotations
 

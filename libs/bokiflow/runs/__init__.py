@@ -1,1 +1,1 @@
-"""A run: its records, the state that follows from them, and its execution."""
+"""One run of a workflow: its records, the state that follows from them, and its execution."""

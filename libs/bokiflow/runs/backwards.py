@@ -18,16 +18,16 @@ _READ_MIN: Final = 8
 class Backwards:
     """Reads the records of a tag, newest first.
 
-    A log reads ranges forwards only. So each page reads a window of seqnums, whose width follows
-    from the records in the windows before it.
+    A log reads ranges forwards only. So each page reads a window of seqnums. The width of a window
+    follows from the number of records in the windows read before.
 
     Args:
         log: log of the records.
         tag: their tag.
-        bound: only records with this seqnum or a smaller one.
+        bound: only records with this seqnum or a smaller one are read.
 
     Attributes:
-        floor: the seqnum below which the tag is trimmed, as far as it was read.
+        floor: the seqnum below which the tag is trimmed, as far as the reads have shown.
     """
 
     def __init__(self, log: Log, tag: str, bound: SeqNum = MAX_SEQNUM) -> None:

@@ -1,9 +1,9 @@
-"""Ends what a cancelled run has in progress: bodies of steps, and workflow code that does not end.
+"""Ends the code that a cancelled run still executes: bodies of steps, and workflow code.
 
-A cancellation of a run is raised at the run's next operation. A body that runs gets a time of
-grace. Then `asyncio.CancelledError` is raised where the body waits. If the body continues to wait
-for `ENDING_S` more, it is abandoned: its coroutine is closed and never resumed. The same is done
-with workflow code that waits outside of operations; `Cancelled` is raised there.
+A cancellation of a run is raised at the run's next operation. A body that runs then gets a time of
+grace. After it, `asyncio.CancelledError` is raised where the body waits. If the body continues to
+wait for another `ENDING_S`, it is abandoned: its coroutine is closed and never resumed. Workflow
+code that waits outside of operations is ended in the same way, but with `Cancelled`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK_S_MIN: Final = 0.01
 
 
 class BodyCancelledError(Exception):
-    """The body was ended because its run is cancelled. `how` says what became of it."""
+    """The body was ended because its run is cancelled. `how` tells how the body ended."""
 
     def __init__(self, how: str) -> None:
         super().__init__(how)
@@ -33,14 +33,14 @@ class BodyCancelledError(Exception):
 
 
 class Interruptible(Generic[_ValueT]):
-    """Awaits a coroutine that can be ended from outside, also if it ignores a cancellation.
+    """Awaits a coroutine that can be ended from outside, even if it ignores a cancellation.
 
     Args:
         body: the coroutine.
-        raised: returns the error to raise in the coroutine first; None: `CancelledError`.
+        raised: returns the error to raise first in the coroutine; None: `CancelledError`.
 
     Attributes:
-        interrupted_at: when that error was raised (`waiting.monotonic_now`); None: it was not.
+        interrupted_at: when that error was raised (`waiting.monotonic_now`); None: not yet.
         is_abandoned: whether the coroutine ignored the error, and was closed.
     """
 
@@ -56,8 +56,8 @@ class Interruptible(Generic[_ValueT]):
         self._is_due = False
 
     def interrupt(self, ending_s: float) -> None:
-        """Raise the error in the coroutine, which waits now. If it was raised `ending_s` seconds
-        ago or earlier, close the coroutine.
+        """Raise the error in the coroutine, which is waiting. If the error was raised `ending_s`
+        seconds ago or earlier, close the coroutine instead.
         """
         now = waiting.monotonic_now()
         if self._task is None or self._is_due:
@@ -72,7 +72,9 @@ class Interruptible(Generic[_ValueT]):
         self._task.cancel()
 
     def abandon(self) -> None:
-        """Close the coroutine when its task is cancelled next, which the caller does now."""
+        """Mark the coroutine to be closed at the next cancellation of its task, which the caller
+        requests now.
+        """
         self.is_abandoned = True
 
     def __await__(self) -> Generator[Any, Any, _ValueT]:
@@ -101,7 +103,7 @@ class Interruptible(Generic[_ValueT]):
                 error = self._error(raised)
             if self.is_abandoned:
                 self._close()
-                if self._is_cancelled_otherwise():  # the whole execution stops
+                if self._is_cancelled_otherwise():  # cancelled for another reason
                     raise waiting.CancelledError
                 raise BodyCancelledError("Its body ignored the cancellation and was abandoned.")
 
@@ -110,7 +112,7 @@ class Interruptible(Generic[_ValueT]):
         return self._task is not None and self._task.cancelling() > self._cancels
 
     def _error(self, raised: BaseException) -> BaseException:
-        """Return the error to raise in the coroutine, instead of one that came from outside."""
+        """Return the error to raise in the coroutine in place of an error from outside."""
         if not (self._is_due and isinstance(raised, waiting.CancelledError)):
             return raised
         self._is_due = False
@@ -119,7 +121,7 @@ class Interruptible(Generic[_ValueT]):
         return raised if is_stopped or self._raised is None else self._raised()
 
     def _close(self) -> None:
-        """Close the coroutine. It may raise, or wait again; then it is never resumed."""
+        """Close the coroutine. If it raises an error or waits again, it is never resumed."""
         try:
             self._body.close()
         except Exception as error:  # noqa: BLE001 - of code that has no caller any more
@@ -162,7 +164,7 @@ class CancelGrace:
             self._timer = waiting.call_later(self._grace_s, self._look)
 
     def stop(self) -> None:
-        """End nothing any more, because the execution has ended."""
+        """Stop ending bodies, because the execution has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -173,7 +175,7 @@ class CancelGrace:
 
         Args:
             body: the body.
-            is_cancelled: whether a cancellation is requested that ends this body.
+            is_cancelled: tells whether a cancellation is requested that ends this body.
 
         Raises:
             BodyCancelledError: the body was ended.
@@ -223,8 +225,9 @@ class CancelGrace:
             )
 
     def abandon(self) -> None:
-        """Abandon all bodies of steps; if there are none, the workflow's code. The caller cancels
-        the task of the execution now, again, because the code ignored that it was cancelled before.
+        """Abandon all bodies of steps; if there are none, abandon the workflow's code. The caller
+        now cancels the task of the execution once more, because the code ignored the first
+        cancellation.
         """
         left = list(self._bodies)
         if not left and self._workflow is not None:
@@ -237,7 +240,7 @@ class CancelGrace:
                 )
 
     def _look(self) -> None:
-        """End the bodies whose time is up, and look again soon."""
+        """End the bodies whose time of grace is over, and schedule the next check."""
         for body, is_cancelled in list(self._bodies.items()):
             if body.interrupted_at is not None or is_cancelled():
                 body.interrupt(ENDING_S)

@@ -1,8 +1,7 @@
-"""Numbers the decisions of a round, so that the last ones show how many there are.
+"""Numbers the decisions of a round, so that the last decisions show how many there are.
 
-A decision gets a number only if no other append of its execution is in flight. So, if two decisions
-that follow each other in the log have numbers that follow each other, the last number is the number
-of all decisions.
+A decision gets a number only if no other append of its execution is in flight. So if two successive
+decisions in the log have successive numbers, the last number is the number of all decisions.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ class UnknownRunError(FlowError):
 
 
 class StepFailedError(FlowError):
-    """A step, child, call or transaction failed permanently. The failure is the decided outcome, so
-    every execution raises it.
+    """A step, child, call or transaction failed permanently. The log has decided this outcome, so
+    every execution raises the same error.
 
     Attributes:
         step: name of the operation.
@@ -62,7 +62,7 @@ class Cancelled(FlowError):  # noqa: N818 - a request, not an error
 
 class UnfinishedOperationError(FlowError):
     """The workflow returned before one of its operations had finished, such as a step in another
-    task, or a step that was not awaited. This outcome is decided, so the run has failed.
+    task, or a step that was not awaited. The log has decided this outcome, so the run has failed.
     """
 
 
@@ -131,7 +131,7 @@ class LockLostError(FlowError):
 
 
 class LockTimeoutError(FlowError):
-    """The lock was not acquired within the given time; the caller no longer waits for it."""
+    """The lock was not acquired within the given time. The caller is no longer queued."""
 
     retryable = True
 
@@ -141,7 +141,7 @@ class NestedLockError(FlowError):
 
 
 class LockQueueFullError(FlowError):
-    """Too many callers wait for the lock already; this caller was not added."""
+    """The queue of the lock is full. This caller was not added."""
 
     retryable = True
 
@@ -162,7 +162,7 @@ class CompensationFailedError(FlowError):
 
 
 class QueryFailedError(FlowError):
-    """A query raised, its time was up, or the code does not match the run's decided operations."""
+    """A query raised, took too long, or its code does not match the run's decided operations."""
 
 
 class RunNotMovedError(FlowError):

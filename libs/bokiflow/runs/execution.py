@@ -4,10 +4,10 @@ their outcomes.
 All operations (steps, timers, signals, locks, children) get their outcome from `Execution.decide`.
 That method awaits only the log, so tests can interleave executions call by call.
 
-An outcome is durable before the next operation begins, with one exception. The last outcome of the
-workflow's own coroutine is not appended until that coroutine continues. If the coroutine then ends,
-the outcome and the end are one append. If it begins an operation or awaits, the outcome is appended
-first.
+An outcome is durable before the next operation begins. The last outcome of the workflow's own
+coroutine is appended late: only when that coroutine continues. If the coroutine then ends, one
+append contains the outcome and the end. If it begins an operation or awaits, the outcome is
+appended first.
 """
 
 from __future__ import annotations
@@ -76,19 +76,17 @@ _DEFERRED_TOGETHER: Final = 500
 """Largest number of outcomes in one batch; all but one of them have short results."""
 _MESSAGE_CHARACTERS_MAX: Final = 2000
 UNDO: Final = ".undo"
-"""Suffix of a compensation's number. The number is that of the undone operation, with this
-suffix.
-"""
+"""Suffix that makes the number of a compensation from that of the undone operation."""
 CANCEL: Final = "cancel"
 """The kind of a decision by which a cancellation replaces an operation."""
 RETURN: Final = "return"
-"""Number, name and kind of one decision: the workflow returned too early."""
+"""Number, name and kind of the decision that the workflow returned too early."""
 PATCH: Final = "patch"
 """The kind of a decision that a run takes the changed path of its code."""
 
 
 class LeaseCheck(Protocol):
-    """Tells whether this executor is certainly the only one."""
+    """Tells whether this executor is certainly the only executor of the run."""
 
     def is_sure(self) -> bool:
         """Whether no other executor can have taken over the run yet. If not, the log must be
@@ -103,8 +101,8 @@ ExecutionRecord: TypeAlias = StepDecided | RunWaits | RunContinued | RunParked |
 
 
 class OperationOutcome(NamedTuple):
-    """The outcome of an operation: JSON text, or a failure. `is_cancelled`: it has no effect,
-    because the run was cancelled.
+    """The outcome of an operation: JSON text, or a failure. `is_cancelled`: the operation had no
+    effect, because the run was cancelled.
     """
 
     result: bytes
@@ -119,7 +117,7 @@ class Branch:
     Attributes:
         execution: the execution of the operations.
         parent: the branch that contains this one.
-        was_notified: whether the run's cancellation was raised in this branch, or in a part of it.
+        was_notified: whether the run's cancellation was raised in this branch, or inside it.
     """
 
     __slots__ = ("_next", "_prefix", "execution", "parent", "was_notified")
@@ -147,7 +145,7 @@ class Branch:
         return f"{self._prefix}{self._next}"
 
     def patch_number(self, name: str) -> str:
-        """Return the number of the decision about patch `name`; it is none of the operations."""
+        """Return the number of the decision about patch `name`, which no operation has."""
         return f"{self._prefix}{PATCH}:{name}"
 
 
@@ -174,7 +172,7 @@ def _too_large(error: TooLargeError) -> RecordedFailure:
 
 
 def _do_nothing() -> None:
-    """Stand for a call that was not requested."""
+    """Do nothing: the default of a callback that the caller did not give."""
 
 
 def raise_failure(decided: StepDecided, cause: BaseException | None = None) -> None:
@@ -202,13 +200,13 @@ class Execution:
         asked: the operations that the workflow requested.
         in_progress: the operations that this execution performs, by number.
         grace: ends bodies some time after the cancellation of the run.
-        ended_bodies: what became of bodies that were ended, by number of the operation.
+        ended_bodies: how each body that was ended has ended, by number of the operation.
         is_passive: whether this execution ends because the run only waits; no body may begin.
         waits: the waits in progress: the time of each end, its task, and whether it is in the main
             branch.
         pins: number of reasons to keep this execution although it only waits, such as a lock.
         lock_waits: number of its operations in progress that wait for a lock.
-        is_check: whether nothing must be written or begun (`bokiflow.replay_check`).
+        is_check: whether nothing may be written or begun (`bokiflow.replay_check`).
     """
 
     is_check: ClassVar[bool] = False
@@ -288,15 +286,15 @@ class Execution:
     def child_id(self, number: str) -> str:
         """Return the unique id of the run that operation `number` starts.
 
-        The id contains the seqnum of the root run's start, in case the root run's id is reused, and
-        that of a later round.
+        For a root run, and in later rounds, the id contains the seqnum at which the current round
+        began. So a root run whose id is reused starts children with other ids.
         """
         is_unique = self._parent is not None and self._is_first_round
         began = "" if is_unique else f"@{self._round_at}"
         return f"{self.id}{began}/{number}"
 
     def origin(self, number: str, *, is_awaited: bool) -> Origin:
-        """Return the origin of a run that operation `number` starts, and perhaps waits for."""
+        """Return the origin of the run that operation `number` starts and may wait for."""
         above = () if self._parent is None else self._parent.awaited_by
         return Origin(self.id, number, (self.id, *above) if is_awaited else ())
 
@@ -341,8 +339,8 @@ class Execution:
         All earlier outcomes are durable when `produce` begins. Until an outcome is decided,
         `produce` may run again in another execution. When this returns, the outcome is durable; for
         `may_wait`, see the module's docstring. If a cancellation is requested, the cancellation is
-        decided instead, once in each branch; unless `is_cancellable` is false. Then `produce` may
-        decide so (`OperationOutcome.is_cancelled`). `is_wait`: the operation waits for a record or
+        decided instead, once in each branch. If `is_cancellable` is false, only `produce` may
+        decide it (`OperationOutcome.is_cancelled`). `is_wait`: the operation waits for a record or
         a time.
 
         Raises:
@@ -385,8 +383,8 @@ class Execution:
         return RecordedFailure(Cancelled.__name__, " ".join(filter(None, words)))
 
     def call_when_durable(self, number: str, then: Callable[[], None]) -> None:
-        """Call `then` when the outcome of an operation is a durable record of the run: perhaps at
-        once.
+        """Call `then` when the outcome of an operation is a durable record of the run. If the
+        outcome is durable already, call it at once.
         """
         if self.is_durable(number):
             then()
@@ -426,9 +424,9 @@ class Execution:
     def decide_patch(self, name: str) -> bool:
         """Decide whether this run takes the changed path of its code, once in each branch.
 
-        It does, unless an execution of the code before the change has already decided an operation
-        at this place or after it. A decision to take the path is durable before the next operation
-        begins.
+        The run takes the path, unless an execution of the code before the change has already
+        decided an operation at this place or after it. A decision to take the path is durable
+        before the next operation begins.
         """
         branch = self.branch
         number = branch.patch_number(name)
@@ -443,11 +441,11 @@ class Execution:
     def check_finished(self) -> None:
         """Check that a returning workflow has finished all its operations.
 
-        If it has not, that is decided, because a later execution, which may find more operations
-        finished, must end in the same way.
+        If it has not, the log decides that. A later execution may find more operations finished,
+        and must still end in the same way.
 
         Raises:
-            UnfinishedOperationError: an operation has not finished, or had not in an earlier
+            UnfinishedOperationError: an operation has not finished, in this or an earlier
                 execution.
         """
         known = self.find_decided(RETURN, RETURN, RETURN)
@@ -473,7 +471,7 @@ class Execution:
 
     async def _append_unflushed(self, left_max: int) -> None:
         """Append decisions that are not durable, oldest first, until `left_max` are left. If an
-        append fails or is interrupted, its decisions remain to be appended.
+        append fails or is interrupted, its decisions stay in the list.
         """
         assert self._flushing.locked(), "one task appends at a time"
         while len(self._unflushed) > left_max:
@@ -504,7 +502,7 @@ class Execution:
         return self.is_cancel_asked_in(self.branch)
 
     def is_cancel_asked_in(self, branch: Branch) -> bool:
-        """Tell the same as `is_cancel_asked`, for a branch whose code need not be running."""
+        """Do the same as `is_cancel_asked`, for a branch whose code need not be running."""
         return self._cancel_asked and not (self._is_cancellation_suppressed or branch.was_notified)
 
     def mark_notified(self) -> None:
@@ -614,10 +612,10 @@ class Execution:
         raise continued
 
     def check_may_continue(self) -> None:
-        """Check that a round may end here: in the workflow's own code, outside of operations.
+        """Check that the round may end here: in the workflow's own code, outside of operations.
 
         Raises:
-            FlowSettingsError: it is a step, a branch or a task.
+            FlowSettingsError: the caller is a step, a branch or a task.
             Cancelled: a cancellation is requested.
         """
         if KEY.get() is not None or not (self._is_driving and self.is_in_main_branch):
@@ -665,7 +663,7 @@ class Execution:
             undone: numbers of the operations about to be compensated.
         """
         if self._changed is None:
-            with suppress(ChangedWorkflowError):  # the mismatch is stored
+            with suppress(ChangedWorkflowError):  # `find_decided` stores the mismatch
                 for (
                     operation
                 ) in self.asked.left():  # a task of the workflow has not finished it yet
@@ -681,15 +679,15 @@ class Execution:
         return self._changed is not None
 
     async def park(self, reason: str, *, is_cancelled: bool = False) -> RunFinished | None:
-        """Park the run until other code is deployed. End it instead if it was cancelled while it
-        was parked earlier, or if `is_cancelled`.
+        """Park the run until other code is deployed. End the run instead if `is_cancelled`, or if
+        it was cancelled while it was parked earlier.
 
-        Compensations are part of the code that does not match, so none of them runs. The failure
-        says so.
+        Compensations are part of the code that does not match, so no compensation runs. The failure
+        of the run says so.
         """
         started = self.run.started
         assert started is not None, "only a run that has begun is executed"
-        await self.catch_up()  # it may have been cancelled meanwhile
+        await self.catch_up()  # the run may have been cancelled meanwhile
         has_decided = any(record.epoch == self.epoch for record in self._decided.values())
         if is_cancelled or (self.run.is_cancelled_while_parked and not has_decided):
             words = (
@@ -702,7 +700,7 @@ class Execution:
         return None
 
     async def end_unbegun(self, failure: RecordedFailure) -> None:
-        """End a run whose code has not begun; `Cancelled` ends it as cancelled."""
+        """End a run whose code has not begun. The failure `Cancelled` ends it as cancelled."""
         was_cancelled = failure.kind == Cancelled.__name__
         await self._finish(RunFinished(self.epoch, b"", failure, was_cancelled=was_cancelled))
 
@@ -712,7 +710,7 @@ class Execution:
         """Check that a body may begin here.
 
         Raises:
-            Stopped: the lease has ended or nearly so, or the partition is being released.
+            Stopped: the lease has ended or ends soon, or the partition is being released.
         """
         if self.is_passive or self._lease.has_ended():
             raise Stopped(f"Run {self.id!r} may have another executor.")
@@ -722,8 +720,8 @@ class Execution:
         await self._append([RunWaits(self.epoch, until, what, end)])
 
     async def catch_up(self, own: SeqNum = -1) -> None:
-        """Apply new records of the run, at least up to and including `own`, which is a record that
-        the session of `log` has appended (`read_run`).
+        """Apply new records of the run. `own`: a record that the session of `log` has appended, up
+        to which (inclusive) all are applied (`read_run`).
 
         Raises:
             Stopped: another executor has taken over the run, or the run cannot be read.

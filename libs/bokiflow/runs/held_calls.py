@@ -1,11 +1,11 @@
 """The calls of a run whose outcomes the platform holds until the run has recorded them
 (docs/decisions/0061).
 
-An outcome is held from the call on, without a limit in time. So an execution that repeats the call
-gets it, however long the run was stopped. When the outcome is a durable record of the run, no
-execution asks for it any more, and it is released. Outcomes that a crash leaves held are released
-by the next execution, which replays the recorded calls, or after the end of the run
-(`bokiflow.collecting`).
+The platform holds an outcome from the call on, without a limit in time. So an execution that
+repeats the call gets the outcome, however long the run was stopped. When the outcome is a durable
+record of the run, no execution makes the call again, and this module releases the outcome. A crash
+may leave outcomes held. The next execution releases them when it replays the recorded calls; after
+the end of the run, `bokiflow.collecting` does.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from indilog import Context, IndilogError
 from indilog.sdk.runs import holder_of
 
 _TOGETHER: Final = 100
-"""Recorded outcomes that are released at once."""
+"""Number of recorded outcomes that are released together."""
 _RECORDED_MAX: Final = 1000
-"""Recorded outcomes that are noted while the platform is unavailable. The oldest are dropped, and
-released at the end of the run.
+"""Largest number of recorded outcomes that wait for their release while the platform is
+unavailable. Beyond it, the oldest are dropped; the end of the run releases them.
 """
 
 
@@ -33,11 +33,11 @@ class HeldCalls:
     Args:
         log_name: name of the log of the run.
         run: id of the run.
-        ctx: the context of the function that executes the run; None: it makes no calls.
+        ctx: the context of the function that executes the run; None: the run makes no calls.
         is_durable: tells whether the outcome of an operation is durable, by its number.
 
     Attributes:
-        holder: for whom the outcomes are held.
+        holder: the name under which the platform holds the outcomes; it names the run.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HeldCalls:
             del self._recorded[next(iter(self._recorded))]
 
     async def release_if_many(self) -> None:
-        """Release the recorded outcomes, if there are many."""
+        """Release the recorded outcomes, if at least `_TOGETHER` of them have come together."""
         if len(self._recorded) >= _TOGETHER:
             await self.release_recorded()
 

@@ -1,8 +1,8 @@
-"""Notes in a run's log about an operation that takes long, so that any process can show them.
+"""Notes in a run's log about an operation that takes long, so that any process can show it.
 
-An operation that ends within `NOTED_AFTER_S` costs no append. A longer one is noted once, and again
-when another of its attempts has failed. The pauses between its notes double, up to an hour. A note
-decides nothing, and replays ignore it.
+An operation that ends within `NOTED_AFTER_S` costs no append. A longer operation is noted once, and
+again when another of its attempts has failed. The pauses between its notes double, up to an hour. A
+note decides nothing, and replays ignore it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from indilog import IndilogError
 NOTED_AFTER_S: Final = 2.0
 """Seconds after which an operation is noted for the first time."""
 WAIT_NOTED_AFTER_S: Final = 30.0
-"""The same for an operation that only waits. Most runs that wait leave the memory before."""
+"""Seconds after which an operation that only waits is noted for the first time. Most waiting runs
+leave memory before.
+"""
 _PAUSE_S_MAX: Final = 3600.0
 _ERROR_CHARACTERS_MAX: Final = 500
 
@@ -96,20 +98,20 @@ class OperationInProgress:
         self.attempt, self._next_at = attempt, None
 
     def fail_attempt(self, error: str, pause_s: float) -> None:
-        """Note that the last attempt failed and that the next one begins after a pause."""
+        """Note that the last attempt failed, and that the next attempt begins after a pause."""
         now = waiting.monotonic_now()
         self.failed, self._next_at = self.attempt, now + pause_s
         self.error = " ".join(error.split())[:_ERROR_CHARACTERS_MAX]
         self._has_changed = True
         if self._noting is not None:
-            return  # the end of that append sets the timer
+            return  # the append in flight sets the timer when it ends
         if self._next_at >= self._due:
             self._note()
         elif self._timer is None:
             self._timer = waiting.call_later(self._due - now, self._note)
 
     def end(self) -> None:
-        """End the operation: nothing is noted any more."""
+        """Stop noting the operation, because it has ended."""
         self._stop_timer()
         if self._noting is not None:
             self._noting.cancel()
@@ -120,7 +122,7 @@ class OperationInProgress:
             self._timer = None
 
     def _note(self) -> None:
-        """Append a note in a task of its own, so that the operation does not wait for the log."""
+        """Append a note in a separate task, so that the operation does not wait for the log."""
         self._stop_timer()
         if self._noting is None and waiting.has_loop():
             self._has_changed = False
@@ -130,7 +132,7 @@ class OperationInProgress:
         try:
             await self._append(self.note)
         except IndilogError:
-            self._has_changed = True  # a later note has it
+            self._has_changed = True  # a later note has the content
         now = waiting.monotonic_now()
         self._due = now + min(max(self._noted_after_s, now - self.began), _PAUSE_S_MAX)
         self._noting = None

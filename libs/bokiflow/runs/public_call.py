@@ -66,10 +66,10 @@ CALL: Final[ContextVar[PublicCall | None]] = ContextVar("public_call", default=N
 
 @contextmanager
 def public_call() -> Iterator[None]:
-    """Enter a block that is a public call, also if a step makes the call.
+    """Enter a block that is one public call, even if a step makes the call.
 
     Raises:
-        OutcomeUnknownError: part of it may have been done.
+        OutcomeUnknownError: a part of the call may have been done.
         IndilogError: the log's error; never `Stopped`.
     """
     call = PublicCall()

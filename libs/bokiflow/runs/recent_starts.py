@@ -1,7 +1,7 @@
-"""Keeps the ids of the newest runs in memory, so that runs are found by the beginning of an id.
+"""Keeps the ids of the newest runs in memory, so that a run is found by the beginning of its id.
 
-The log has no index of beginnings of ids. So the first search in a process reads the list of starts
-backwards, as far as it needs. Later ones read only what is new.
+The log has no index of the beginnings of ids. So the first search in a process reads the list of
+starts backwards, as far as the search needs. Later searches read only new starts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RecentStarts:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all starts of the list are known."""
+        """Whether all starts in the list are known."""
         return not self._has_older
 
     @property
@@ -73,12 +73,12 @@ class RecentStarts:
 
     @property
     def oldest(self) -> SeqNum:
-        """The starts at this seqnum and later ones are known."""
+        """The seqnum from which on all starts are known."""
         return self._starts[-1].seqnum if self._starts else self._end or 0
 
     async def find(self, log: Log, prefix: str) -> list[RecentStart]:
-        """Return the known starts of runs whose id begins with `prefix`, newest first. Those that
-        the session of `log` sees are read before.
+        """Return the known starts of runs whose id begins with `prefix`, newest first. New starts
+        that the session of `log` sees are read first.
         """
         async with self._mutex:
             await self._read_new(log)
@@ -87,7 +87,8 @@ class RecentStarts:
 
     async def find_older(self, log: Log, prefix: str) -> list[RecentStart] | None:
         """Read further starts before the known ones, and return those whose id begins with
-        `prefix`. None: there are none, or so many are known that no further ones are kept.
+        `prefix`. None: there are no older starts, or `KEPT_MAX` starts are known, so that no
+        further ones are kept.
         """
         async with self._mutex:
             if not self._has_older or len(self._starts) >= KEPT_MAX:
@@ -136,4 +137,4 @@ class RecentStarts:
             while self._starts and self._starts[-1].seqnum < self.floor:
                 self._starts.pop()
         except DataLossError:
-            pass  # lookups of single runs find what is left
+            pass  # lookups of single runs still find the runs that remain

@@ -1,10 +1,11 @@
 """BokiFlow's records: events of runs, and of the executors that own partitions of runs.
 
-All records of a run have the tag `flow:<id>`, so this sub-stream is the whole history of the run. A
-run lies in a partition (`partition_of`). Records that begin, end or wake a run also have the tag of
-its partition, `flow-p:<n>`. So this sub-stream shows which runs of the partition are open. Records
-that an owner must handle at once also have the tag `flow-in`; a start that names its executor does
-not. `indilog.sdk.record_format` defines the frame of a record.
+All records of a run have the tag `flow:<id>`, so this sub-stream is the whole history of the run.
+Each run lies in a partition (`partition_of`). Records that begin, end or wake a run also have the
+tag of its partition, `flow-p:<n>`. So the sub-stream of that tag shows which runs of the partition
+are open. Records that an owner must handle at once also have the tag `flow-in`. A start that names
+its executor does not have it, because that executor handles the start itself.
+`indilog.sdk.record_format` defines the frame of a record.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ RUNS_TAG: Final = "flows"
 """Tag of the start of each run."""
 _ENDS_PREFIX: Final = "flows-"
 LATE_TAG: Final = f"{_ENDS_PREFIX}late"
-"""Tag of the ends of runs whose starts may be trimmed from the list of starts."""
+"""Tag of the ends of runs that are so old that their starts may be trimmed from the list of starts.
+"""
 EXECUTORS_TAG: Final = "flow-executors"
 INBOX_TAG: Final = "flow-in"
 """Tag of records that the owner of a partition handles at once."""
@@ -58,13 +60,13 @@ class RecordedFailure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """A step of another run.
+    """A step of another run, which starts this run.
 
     Attributes:
         run: id of the other run.
         step: number of the step.
-        awaited_by: ids of the runs that cannot end before the run that the step starts: the other
-            run, and those that wait for it; empty: the other run may end first.
+        awaited_by: ids of the runs that cannot end before the started run has ended: the other run,
+            and the runs that wait for it. Empty: the other run may end first.
     """
 
     run: str
@@ -85,11 +87,11 @@ class CodeVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LimitSettings(msgspec.Struct, frozen=True, array_like=True):
-    """How many runs of a limit may execute, and begin.
+    """How many runs of a limit may execute, and how many may begin.
 
     Attributes:
         concurrency: largest number of runs with one key that execute at a time; None: no limit.
-        total: the same for all keys together.
+        total: largest number of runs of all keys together that execute at a time; None: no limit.
         starts: largest number of runs with one key that begin in an interval; None: no limit.
         interval_s: length of that interval in seconds.
     """
@@ -105,7 +107,7 @@ class RunLimit(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: name of the limit, unique in the flow.
-        settings: its settings. Those of the newest record count for all runs of the limit.
+        settings: its settings. The settings in the newest record apply to all runs of the limit.
         key: the key of the run; empty: the limit has no keys.
         priority: of the runs with one key, those with a larger number begin first.
         skips: whether the run ends at once if it cannot begin at once.
@@ -121,10 +123,10 @@ class RunLimit(msgspec.Struct, frozen=True, array_like=True):
 class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """A run starts. Only the first such record of a run takes effect.
 
-    `executor` executes it in epoch 1; if empty, the owner of its partition takes it. `arguments` is
-    a JSON object; `version` is a digest of the code. `parent` is the step that started the run,
-    `forked` the step of another run from which it continues. A run with a `limit` executes only
-    when it has its turn. `code` is the deployment that started it.
+    `executor` executes the run in epoch 1; if empty, the owner of the run's partition takes it.
+    `arguments` is a JSON object; `version` is a digest of the code. `parent` is the step that
+    started the run, `forked` the step of another run from which it continues. A run with a `limit`
+    executes only when it has its turn. `code` is the deployment that started the run.
     """
 
     workflow: str
@@ -140,9 +142,9 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """`executor` executes the run in `epoch`. Takes effect if the current epoch is one less.
 
-    `crashes` counts how many executors in a row crashed right after they got the run
+    `crashes` counts the executors in a row that crashed right after they got the run
     (`bokiflow.ownership.crash_loops`). From here on, the run continues with the code of the
-    deployment `code`; None: with the same code.
+    deployment `code`; None: with the same code as before.
     """
 
     epoch: _Epoch
@@ -158,9 +160,10 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
 
     Attributes:
         attempts: number of attempts in this epoch; 0: not recorded.
-        duration_ms: milliseconds that it took in this epoch; None: not recorded.
-        nth: number of decisions of the round up to this one; 0: its author did not know.
-        status_at: seqnum of the decision before it that set the status last; -1: there is none.
+        duration_ms: milliseconds that the step took in this epoch; None: not recorded.
+        nth: number of decisions of the round up to this one; 0: the executor did not know it.
+        status_at: seqnum of the last decision before this one that set the status; -1: there is
+            none.
     """
 
     epoch: _Epoch
@@ -176,19 +179,20 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
 
 
 CODE: Final = "code"
-"""Number, name and kind of a note that the code of the run is not loaded where it should run."""
+"""Number, name and kind of a note that the worker which should run the run lacks its code."""
 
 
 class OperationNoted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
     """An operation has begun and takes long. Takes effect if `epoch` is the current one and the
-    operation is not decided. It decides nothing. With the number `CODE`, the run waits for its
-    code.
+    operation is not decided. The note decides nothing. With the number `CODE`, the run waits for
+    its code.
 
     Attributes:
         since: when the operation began. Times are seconds since 1970, by the time of the log.
         failed: number of failed attempts so far.
-        error: the error of the last one.
-        next_at: when the next attempt begins; None: an attempt is in progress, or there is none.
+        error: the error of the last failed attempt.
+        next_at: when the next attempt begins; None: an attempt is in progress, or no attempt
+            follows.
     """
 
     epoch: _Epoch
@@ -202,8 +206,8 @@ class OperationNoted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
 
 
 class Signalled(msgspec.Struct, frozen=True, array_like=True, tag="signalled"):
-    """A signal to the run; `value` is JSON text. Of several signals with one `key`, the first takes
-    effect.
+    """A signal to the run; `value` is JSON text. Of several signals with the same `key`, only the
+    first takes effect.
     """
 
     name: str
@@ -212,7 +216,9 @@ class Signalled(msgspec.Struct, frozen=True, array_like=True, tag="signalled"):
 
 
 class ChildEnded(msgspec.Struct, frozen=True, array_like=True, tag="child ended"):
-    """The run `child`, which this run started, may have ended. The record only wakes this run."""
+    """The run `child`, which this run started, may have ended. The record wakes this run, and has
+    no other effect.
+    """
 
     child: str
 
@@ -247,10 +253,10 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     """The run has ended: `result` as JSON text, or `failure`. Takes effect if `epoch` is the
     current one.
 
-    A list of ended runs reads this record only, so it also says which run it was: its `workflow`,
-    the place (`started_at`) and about the time (`began`) of its start, how many operations it has
-    decided (`steps`), the `version` of its code (0: not deployed), its last `executor`, and the
-    number of its `round`.
+    A list of ended runs reads only this record, so the record also describes the run: its
+    `workflow`, the seqnum (`started_at`) and about the time (`began`) of its start, the number of
+    operations that it has decided (`steps`), the `version` of its code (0: not deployed), its last
+    `executor`, and the number of its `round`.
     """
 
     epoch: _Epoch
@@ -270,9 +276,9 @@ class RunWaits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
     """The run only waits, and its executor has removed it from memory. Takes effect if `epoch` is
     the current one.
 
-    The owner of the partition takes the run when the log's time is `until` (None: no time), or at
-    a record for the run. Such a record may come before this one: `end` is the end of the history
-    that the execution knew when it only waited. `what` says for what the run waits.
+    The owner of the partition takes the run when the log's time is `until` (None: no time), or at a
+    record for the run. Such a record may precede this one: `end` is the end of the history that the
+    execution had read when it decided to leave memory. `what` says what the run waits for.
     """
 
     epoch: _Epoch
@@ -282,7 +288,7 @@ class RunWaits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
 
 
 class UnreadSignal(msgspec.Struct, frozen=True, array_like=True):
-    """A signal that no operation has consumed: its place in the history, and what it says."""
+    """A signal that no operation has consumed: its seqnum, name, value and key."""
 
     seqnum: _SeqNum
     name: str
@@ -293,13 +299,13 @@ class UnreadSignal(msgspec.Struct, frozen=True, array_like=True):
 class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="continued", kw_only=True):
     """The run's round has ended, and its next round begins with these arguments, in the next epoch.
 
-    Takes effect if `epoch` is the current one. It contains all that the next round needs, so the
-    records before it may be trimmed.
+    Takes effect if `epoch` is the current one. The record contains all that the next round needs,
+    so the records before it may be trimmed.
 
     Attributes:
         epoch: epoch of the round that ends.
         round: number of the round that begins; the first one is 1.
-        end: its author had read all records of the run below this seqnum.
+        end: the executor had read all records of the run below this seqnum.
         executor: executes the next round.
         version: a digest of the code.
         started_at: seqnum of the record with which the run began.
@@ -330,9 +336,10 @@ class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="continued"
 
 
 class RunForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):
-    """`run`, whose start is at seqnum `started_at`, is not open: this start was a repeated one.
+    """The start of `run` at seqnum `started_at` opened no run, because it repeated an earlier
+    start.
 
-    It is a record of the partition, and of the limit of the run.
+    The record has the tags of the partition and of the limit of the run.
     """
 
     run: str
@@ -340,18 +347,19 @@ class RunForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"
 
 
 class LimitReminded(msgspec.Struct, frozen=True, array_like=True, tag="reminded"):
-    """A record of a limit, at whose time further runs may begin. `settings` replace those of the
-    limit; None: they stay.
+    """A record of a limit, at whose time further runs may begin. `settings` replace the settings of
+    the limit; None: they stay as they are.
     """
 
     settings: LimitSettings | None = None
 
 
 class RunKept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
-    """The ended run `run` is kept longer than its retention, such as a child of an open run.
+    """The ended run `run` is kept longer than its retention, for example because it is a child of
+    an open run.
 
-    The record lists it again among the ended runs of its partition, so that the earlier entry does
-    not keep the entries after it from being trimmed. It has no other tag.
+    The record lists the run again among the ended runs of its partition. So the earlier entry may
+    be trimmed, together with the entries after it. The record has no other tag.
     """
 
     run: str
@@ -365,12 +373,13 @@ class ScheduleSet(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """`executor` is running. A process that reads this claims no partition of `executor` for
+    """`executor` is running. A process that reads this record claims no partition of `executor` for
     `lease_s` seconds.
 
     Attributes:
         takes: whether it has a driver, so that it claims its share of the partitions.
-        is_busy: whether it has open runs. Executors without stop when no executor has any.
+        is_busy: whether it has open runs. A driver without open runs writes heartbeats only while
+            another executor has open runs.
         count: number of partitions of the flow; the first record of the flow fixes it.
         owns: the partitions that it owns as of the records below `end`, one bit each.
     """
@@ -387,8 +396,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
     """`executor` claims partitions, having read the records below `end`.
 
-    Takes effect for a partition that has no owner, and for one whose owner has no record at `end`
-    or later before this one.
+    The claim takes effect for a partition without an owner. It also takes effect for a partition
+    whose owner has no record between `end` (inclusive) and the claim.
     """
 
     executor: str
@@ -397,7 +406,7 @@ class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
 
 
 class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
-    """The owner of these partitions executes none of their runs any more. They may have open
+    """The owner of these partitions no longer executes their runs. The partitions may have open
     runs.
     """
 
@@ -406,7 +415,7 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
 
 
 class ExecutorLeft(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """The executor has stopped and owns no partition. Those in `busy` may have open runs."""
+    """The executor has stopped and owns no partition. Partitions in `busy` may have open runs."""
 
     executor: str
     busy: _Partitions
@@ -475,12 +484,14 @@ def ended_tag(partition: int) -> str:
 
 
 def starts_tag(workflow: str | None) -> str:
-    """Return the tag of the starts of all runs, or of those of one workflow."""
+    """Return the tag of the starts of all runs; with a `workflow`, of its runs only."""
     return RUNS_TAG if workflow is None else f"{RUNS_TAG}:{workflow}"
 
 
 def ends_tag(state: str, workflow: str | None) -> str:
-    """Return the tag of the ends of all runs that ended in `state`, or of those of one workflow."""
+    """Return the tag of the ends of all runs that ended in `state`; with a `workflow`, of its runs
+    only.
+    """
     tag = f"{_ENDS_PREFIX}{state}"
     return tag if workflow is None else f"{tag}:{workflow}"
 
@@ -512,7 +523,9 @@ def limit_tag(limit: str) -> str:
 
 
 def limit_tags(limit: RunLimit | None) -> tuple[str, ...]:
-    """Return the tag that records of a run with this limit have in addition, if there is one."""
+    """Return the tag of a limit, which the records of its runs have in addition; none without a
+    limit.
+    """
     return () if limit is None else (limit_tag(limit.name),)
 
 

@@ -1,8 +1,8 @@
 """Rounds of a run: a workflow that never ends continues with new arguments and an empty history.
 
-One record ends a round and begins the next one, so a crash cannot lose or repeat a round. The
-record contains the unconsumed signals. So the records before it are not needed to execute the run,
-and all but those of the previous round are trimmed.
+One record ends a round and begins the next one, so a crash cannot lose or repeat a round. This
+record contains the unconsumed signals, so the run can be executed without the records before it.
+All records before the previous round are trimmed.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from indilog import IndilogError, Log
 from indilog.sdk import SeqNum
 
 SIGNAL: Final = "signal"
-"""The kind of a decision that consumes a signal, or none within its time."""
+"""The kind of a decision that consumes a signal. It may also say that no signal came in time."""
 NO_SIGNAL: Final = b"null"
 SIGNAL_KEYS_MAX: Final = 256
-"""Keys of signals that a round keeps of the rounds before it."""
+"""Number of signal keys that a round keeps from the rounds before it."""
 PAST_MAX: Final = 256
-"""Records of old rounds with which a history is trimmed."""
+"""Number of records of old rounds from which on a history is trimmed."""
 _decode_got = msgspec.json.Decoder(tuple[SeqNum, Any]).decode
 
 
 class ContinuedAsNew(BaseException):
     """Ends the workflow's code; the run continues with these arguments.
 
-    It is no `Exception`, so that the workflow's `except Exception` does not catch it.
+    It is not an `Exception`, so that an `except Exception` in the workflow does not catch it.
 
     Attributes:
         given: the positional arguments.
         named: the arguments by name.
-        arguments: all arguments as a JSON object, once they were checked.
-        version: a digest of the code that continues, once the arguments were checked.
+        arguments: all arguments as a JSON object; set when they were checked.
+        version: a digest of the code that continues; set when the arguments were checked.
         code: the deployment of that code.
     """
 
@@ -57,7 +57,7 @@ class ContinuedAsNew(BaseException):
 
 
 def consumed_signal(decided: StepDecided) -> tuple[SeqNum, Any] | None:
-    """Return place and value of the signal that an operation consumed; None: it consumed none."""
+    """Return seqnum and value of the signal that an operation consumed; None: it consumed none."""
     if decided.kind != SIGNAL or decided.failure is not None or decided.result == NO_SIGNAL:
         return None
     return _decode_got(decided.result)
@@ -105,12 +105,14 @@ def next_round(
 
 
 async def trim_past(log: Log, id: str, run: Run) -> None:  # noqa: A002
-    """Trim the history of a run up to its previous round, if enough has come together."""
+    """Trim the history of a run up to its previous round, if `PAST_MAX` older records have come
+    together.
+    """
     if run.past < PAST_MAX:
         return
     try:
         await log.trim(run.floor, tag=run_tag(id))
-    except IndilogError as error:  # a later round trims it
+    except IndilogError as error:  # a later round trims the history
         structlog.get_logger().warning("old rounds are not trimmed", run=id, reason=str(error))
     else:
         run.forget_past()

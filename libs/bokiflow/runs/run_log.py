@@ -1,6 +1,6 @@
 """Reads runs and appends to them, with retries while the platform is unavailable.
 
-A record may be appended twice; readers ignore the second copy.
+A retry may append a record twice; readers ignore the second copy.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ async def read_run(
 ) -> Run:
     """Apply the new records of a run; return the run.
 
-    With `own`, apply at least the records up to and including that seqnum; otherwise all that the
-    session of `log` sees. If old rounds of the run were trimmed meanwhile, the read continues with
-    the first round that is left.
+    With `own`, the records up to and including that seqnum are applied. Without it, all records
+    that the session of `log` sees are applied. If old rounds of the run were trimmed meanwhile, the
+    read continues with the first round that is left.
 
     Args:
         log: log of the run.
@@ -120,7 +120,7 @@ async def _read_later_rounds(
     error: TrimmedError,
     on_effect: Callable[[SeqNum, RunRecord], None] | None,
 ) -> None:
-    """Read the rounds that are left of a run, whose earlier rounds were trimmed.
+    """Read the remaining rounds of a run whose earlier rounds were trimmed.
 
     Raises:
         TrimmedError: all of the run was trimmed.
@@ -136,8 +136,8 @@ async def _read_later_rounds(
 async def append_with_retry(
     log: Log, entries: Sequence[Entry], on_again: Callable[[], None] | None = None
 ) -> SeqNum:
-    """Append idempotent entries, with retries. Return the seqnum of the last entry, as the last
-    attempt appended it. Errors are those of `append_all`.
+    """Append idempotent entries, with retries. Return the seqnum of the last entry from the last
+    attempt. Errors are those of `append_all`.
     """
     return (await append_all(log, entries, on_again))[-1]
 
@@ -145,8 +145,7 @@ async def append_with_retry(
 async def append_all(
     log: Log, entries: Sequence[Entry], on_again: Callable[[], None] | None = None
 ) -> Sequence[SeqNum]:
-    """Append idempotent entries, with retries. Return their seqnums, as the last attempt appended
-    them.
+    """Append idempotent entries, with retries. Return the seqnums from the last attempt.
 
     Raises:
         Stopped: the log was unavailable for too long.
@@ -167,15 +166,15 @@ async def append_all(
 async def retry_while_unavailable(
     ask: Callable[[], Awaitable[_ValueT]], on_again: Callable[[], None] | None = None
 ) -> _ValueT:
-    """Return the result of `ask`; retry it while the platform is unavailable.
+    """Return the result of `ask`; retry `ask` while the platform is unavailable.
 
     Args:
         ask: an idempotent operation.
         on_again: called before each attempt except the first.
 
     Raises:
-        Stopped: the platform was unavailable for too long; or the disk is full in a public call,
-            which is not retried.
+        Stopped: the platform was unavailable for too long. In a public call, also: the disk is
+            full; such a call is not retried.
         IndilogError: an error that is not transient.
     """
     pause_s = _PAUSE_S_MIN
@@ -232,7 +231,7 @@ async def read_dependency(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
 
 
 async def until_done(act: Callable[[], Awaitable[object]], who: str) -> None:
-    """Run `act`, in the background; after an error of the log, warn and run it again."""
+    """Run `act` in the background. After an error of the log, log a warning and run `act` again."""
     while True:
         try:
             await act()

@@ -1,9 +1,10 @@
 """Derives the state of a run from its records alone, in log order, so that it is the same in every
 process.
 
-The executor of a run has an epoch. Its records take effect only until a record begins a later
-epoch. So of two concurrent executors, one decides nothing. Of several decisions of one step, the
-first in the log takes effect. `bokiflow.runs.states` has the transitions.
+Each executor of a run has an epoch. The records of an executor take effect only until a record
+begins a later epoch. So of two concurrent executors, only one decides anything. Of several
+decisions of one step, the first in the log takes effect. `bokiflow.runs.states` has the
+transitions.
 
 A run may have rounds (`Workflow.continue_as_new`). The record that ends a round begins the next
 one. Of earlier rounds only unconsumed signals, and an unnoticed cancellation, remain.
@@ -45,11 +46,11 @@ class Run:
         started: the first record of the run; None: there is no such run.
         started_at: seqnum of that record. Valid once `started` is set.
         began: `ordered_at` of that record, seconds since 1970.
-        epoch: the current epoch; 0 before the first executor has it.
+        epoch: the current epoch; 0 before the run has its first executor.
         executor: name of the executor in this epoch; empty in epoch 0.
         taken_at: seqnum of the record that assigned the run to `executor`.
-        crashes: how many executors in a row crashed right after they got the run and decided
-            nothing.
+        crashes: how many executors in a row crashed right after they got the run, and before they
+            decided a step.
         steps: the decided outcomes, by step number, in log order.
         places: seqnums of these decisions.
         noted: the last note about each operation that takes long and is not decided, by number, as
@@ -58,10 +59,11 @@ class Run:
         cancel_asked: whether a cancellation was requested.
         parked: the record that parked the run; None unless it is parked.
         parked_at: `ordered_at` of that record, seconds since 1970.
-        was_parked: whether the run was parked, and nothing was decided since.
+        was_parked: whether the run was parked, and no step was decided since.
         is_cancelled_while_parked: whether a cancellation was requested after the run was parked,
-            and nothing was decided since. Such a run ends even if no code matches it.
-        waits: the record that says that the run only waits; None if an executor has taken it since.
+            and no step was decided since. Such a run ends even if no code matches it.
+        waits: the record that says that the run only waits; None if an executor has taken the run
+            since.
         finished: the record that ended the run, once it has ended.
         ended_at: seqnum of that record. Valid once `finished` is set.
         ended: `ordered_at` of that record, seconds since 1970.
@@ -72,8 +74,8 @@ class Run:
         past: how many of the applied records lie below `floor`.
         code: the deployment with whose code the run continues; None: it is not known.
         moved: when the run was moved to that code, seconds since 1970; None: its round began with
-            it.
-        move_asked: the deployment to whose code the run should move; None: to no other.
+            that code.
+        move_asked: the deployment to whose code the run should move; None: no move is requested.
     """
 
     __slots__ = (
@@ -188,9 +190,11 @@ class Run:
             self.signals.append((seqnum, signal))
 
     def _begin_round(self, seqnum: SeqNum, record: RunContinued) -> None:
-        """Begin the next round. Signals and cancellations that the author had not read remain."""
+        """Begin the next round. Signals and cancellations that the record's author had not read
+        remain.
+        """
         self.floor, self.past = self._whole
-        if self._others_end <= record.end:  # else a record that is not in `record` may be needed
+        if self._others_end <= record.end:  # else a record after `record.end` may be needed
             self._whole = seqnum, self._count
         left = [(at, signal) for at, signal in self.signals if at >= record.end]
         self.signals, self.signal_keys = [], dict.fromkeys(record.keys)

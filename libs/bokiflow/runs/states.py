@@ -1,6 +1,6 @@
 """The states of a run and its transitions, as a table.
 
-A run's state (`bokiflow.runs.run_state`) looks each record up in this table. The diagram in
+`bokiflow.runs.run_state` looks each record up in this table, and the diagram in
 docs/libs/bokiflow.md is generated from it. A record has no effect if the table has no entry for its
 event in the run's state. Examples are a second start, and any record after the end.
 """
@@ -129,7 +129,7 @@ _EVENTS: Final[Mapping[type[RunRecord], RunEvent]] = {
     RunContinued: RunEvent.CONTINUED,
     RunParked: RunEvent.PARKED,
 }
-"""The event of each kind of record but the end."""
+"""The event of each kind of record, except the record of the end."""
 
 
 def event_of(record: RunRecord) -> RunEvent:

@@ -1,7 +1,7 @@
 """Finds operations that a workflow began but did not await to their end.
 
 Such an operation runs in another task, or its coroutine was dropped. A workflow that returns before
-it ends has failed; otherwise the run would silently omit a part of its work.
+such an operation ends has failed. Otherwise the run would silently omit a part of its work.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ITERATIONS: Final = 16
 replayed. A `gather` takes about five.
 """
 GATHER: Final = "gather"
-"""The kind of an operation whose outcome is not decided itself, only those of its parts."""
+"""The kind of an operation that has no decided outcome of its own; only its parts have one."""
 
 
 def close_unbegun(coroutines: Sequence[Coroutine[Any, Any, object]]) -> bool:
-    """Close the coroutines that have not begun; return whether there was one."""
+    """Close the coroutines that have not begun; return whether there were any."""
     unbegun = [c for c in coroutines if inspect.getcoroutinestate(c) == inspect.CORO_CREATED]
     for coroutine in unbegun:
         coroutine.close()
@@ -34,7 +34,7 @@ def close_unbegun(coroutines: Sequence[Coroutine[Any, Any, object]]) -> bool:
 
 class AskedOperation(NamedTuple):
     """A requested operation: its number, name and kind, the coroutine to await, and the coroutines
-    that it runs.
+    of its parts.
     """
 
     number: str
@@ -79,7 +79,7 @@ class NamedOperation(Protocol):
 
 
 def what_is_done(operation: NamedOperation) -> str:
-    """Return what an operation does and its number, for people."""
+    """Return a text for people with the kind of an operation and its number."""
     kind, name = operation.kind, operation.name
     what = kind if name == kind else f"{kind} {name!r}"
     return f"{what} (operation {operation.number})"

@@ -78,7 +78,7 @@ async def wait_done(task: asyncio.Task[Any]) -> None:
 
 
 class _Threads:
-    """Counts the threads whose results are not wanted any more. A thread cannot be ended."""
+    """Counts the threads whose results are no longer needed. A thread cannot be ended."""
 
     left = 0
 
@@ -118,7 +118,7 @@ async def run_in_thread(body: Callable[[], object]) -> object:
 
 
 class _Ended(BaseException):
-    """Raised in a thread whose result is not wanted any more."""
+    """Raised in a thread whose result is no longer needed."""
 
 
 class _EndableCall(Generic[_ValueT]):
@@ -153,11 +153,11 @@ class _EndableCall(Generic[_ValueT]):
 
 
 def _be_interrupted() -> None:
-    """Do nothing; an error that is pending in this thread is raised at this call."""
+    """Do nothing. If an error is pending in this thread, Python raises it at this call."""
 
 
 class EndableThreads:
-    """Runs sync code that has no effects, in a few threads which nothing else uses.
+    """Runs sync code without effects, in a few threads of its own.
 
     Args:
         threads_max: largest number of threads; further calls wait.
@@ -168,8 +168,8 @@ class EndableThreads:
         self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix=name)
 
     async def run(self, body: Callable[[], _ValueT]) -> _ValueT:
-        """Return the result of `body`. If the caller is cancelled, an error ends the body. Code
-        that waits outside of Python, or that catches all errors, keeps its thread until it ends.
+        """Return the result of `body`. If the caller is cancelled, an error ends the body. A body
+        that waits outside of Python, or catches all errors, occupies its thread until it ends.
         """
         call = _EndableCall(body)
         running = asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -183,7 +183,7 @@ class EndableThreads:
 
 
 async def wait_within(ended: asyncio.Future[_ValueT], seconds: float, late: str) -> _ValueT:
-    """Return the result of a future; the future continues after a timeout.
+    """Return the result of a future. The future continues after a timeout.
 
     Raises:
         TimeoutError: no result within `seconds`; the message is `late`.
