@@ -1,5 +1,6 @@
-"""The storage tier (ARCHITECTURE 7 to 9, Scalog 3, thesis 4.1). Replicas of shards store records,
-report how far they have stored them, and send their tags and seqnums to the index.
+"""The storage tier (ARCHITECTURE 7 to 9, Scalog 3, thesis 4.1). Replicas of shards store records
+and report their stored prefixes to the primary. They send the tags and seqnums of records to the
+index.
 
 `StorageNode` is the role.
 """

@@ -1,12 +1,13 @@
 """The append side of a storage node: batches and writers of its shards (ARCHITECTURE 8, thesis
 5.5.1).
 
-A batch is accepted if the applied metalog entries name its writer, and if it continues the records
-that were accepted before. It counts as stored when the journal has it. Once per iteration of the
-loop the node reports the stored prefixes of its shards to the primary. It repeats the report while
-stored records are not ordered. If it refuses a batch, it sends the writer the stored prefix of the
-shard, once per iteration. The writer then resends the rest, or finds that a newer writer has the
-shard.
+A batch is accepted if two conditions hold. The applied metalog entries name its writer, and the
+batch continues the records accepted before. It counts as stored when it is durable in the journal.
+Once per iteration of the loop the node reports the stored prefixes of its shards to the primary. It
+repeats the report while stored records are not ordered.
+
+After a refused batch the node sends the writer the stored prefix of the shard, once per iteration.
+The writer then resends the rest, or learns that a newer writer has the shard.
 
 When an entry names a new writer, unordered records of earlier writers are dropped, and the new
 writer gets the stored prefix. The entry is journaled before batches of the new writer, so replay
@@ -66,15 +67,17 @@ class Appends:
         """When to repeat a report while stored records are not ordered."""
         self._unordered_bytes = 0
         self.room: int | None = None
-        """Bytes left on disk for batches in flight; None: enough."""
+        """Bytes left on disk for batches in flight; None: no limit applies."""
         self._last_token = 0
         self._batches: dict[int, tuple[Shard, RecordBatch]] = {}
         self.awaited: Epoch = NO_INCARNATION
-        """The newest writer that sent something and that no applied entry names; 0: none."""
+        """The newest incarnation of a writer that sent a message and that no applied entry names;
+        0: none.
+        """
         # Collected in an iteration, sent at its end.
         self._progressed: set[ShardId] = set()
         self._answered: set[tuple[NodeId, ShardId]] = set()
-        """Writers that must get the stored prefix of a shard."""
+        """Writers to which the stored prefix of a shard must be sent."""
 
     def _token(self) -> int:
         self._last_token += 1
@@ -83,7 +86,7 @@ class Appends:
     # --- batches
 
     def on_batch(self, event: Received, buffer: bytes) -> list[Effect]:
-        """Persist a batch, or note that its writer must be answered."""
+        """Persist a batch. If it is refused, note that its writer must get an answer."""
         if len(buffer) > self._batch_bytes_max:
             return [Ignore(event, "a batch larger than batch_bytes_max")]
         try:
@@ -102,8 +105,8 @@ class Appends:
     def _keeper(self, shard: Shard, header: BatchHeader) -> _Keeper | None:
         """Return the function that persists a batch; None: the batch is refused.
 
-        A batch of the shard's writer is persisted if it is the next one or fills a hole. If a view
-        took the shard from the writer, no batch is: it would never be ordered.
+        A batch of the shard's writer is persisted if it is the next batch or fills a hole. After a
+        view has taken the shard from the writer, no batch is persisted: it would never be ordered.
         """
         if not shard.writer or header.epoch != shard.writer:
             return None
@@ -116,7 +119,8 @@ class Appends:
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
         """Note that a writer must get the stored prefix of the shard here, and the shard's writer.
 
-        If no applied entry names the writer yet, the answer is sent once an entry does.
+        If the writer is newer than all writers that applied entries name, no answer is due yet:
+        `begin` notifies the writer.
         """
         if epoch > shard.writer:
             self.awaited = max(self.awaited, epoch)
@@ -124,14 +128,16 @@ class Appends:
             self._answered.add((writer, shard.id))
 
     def on_stored_wanted(self, event: Received, message: ShardStoredWanted) -> list[Effect]:
-        """Note that a writer must be answered how much is stored here."""
+        """Note that a writer must get the stored prefix of a shard."""
         if (shard := self._shards.get(message.shard)) is None:
             return [Ignore(event, "a question about a shard that is not kept here")]
         self._refuse(event.sender, shard, message.epoch)
         return []
 
     def _has_room(self, buffer: bytes) -> bool:
-        """Whether the disk has room; batches in flight may use the rest of it."""
+        """Whether the disk has room for another batch. A full disk still has room for some batches
+        in flight.
+        """
         if self.room is None:
             return True
         self.room -= len(buffer) + _FRAME_OVERHEAD_BYTES
@@ -142,7 +148,7 @@ class Appends:
         shard.unordered.append(batch)
         self._unordered_bytes += len(batch.buffer)
         while self._unordered_bytes > self._unordered_bytes_max and shard.unordered:
-            # Its tags are read back from the disk when index data needs them.
+            # When index data needs the tags of this batch, they are read back from the disk.
             self._unordered_bytes -= len(shard.unordered.popleft().buffer)
         token = self._token()
         self._batches[token] = (shard, batch)
@@ -190,8 +196,8 @@ class Appends:
             self.awaited = NO_INCARNATION
 
     def note_moved(self) -> None:
-        """Report all shards again and answer their writers: shards were added, dropped or got other
-        replicas.
+        """Report all shards again and answer their writers, because shards were added, were dropped
+        or got other replicas.
         """
         self._unordered_bytes = sum(map(_unordered_bytes_of, self._shards.values()))
         self._progressed &= self._shards.keys()
@@ -201,20 +207,22 @@ class Appends:
     # --- the end of an iteration
 
     def start(self) -> None:
-        """Report all shards at the end of this iteration, and answer their writers: batches in
-        flight to an earlier incarnation are lost.
+        """At the end of this iteration, report all shards and answer their writers. A writer then
+        resends the batches that were in flight to an earlier incarnation, and so are lost.
         """
         self.report()
         self._answered.update((self._placement.writer(shard), shard) for shard in self._shards)
 
     def report(self) -> None:
-        """Report all shards at the end of this iteration: a new primary has no reports yet."""
+        """Report all shards at the end of this iteration, because a new primary has no reports
+        yet.
+        """
         self._progressed.update(self._shards)
 
     def conclude(
         self, leadership: Leadership, position: MetalogPosition, now: Instant
     ) -> list[Effect]:
-        """Send writers and the primary how far shards are stored."""
+        """Send stored prefixes to the primary, and to the writers that must get them."""
         effects: list[Effect] = []
         if self._answered:
             for writer, shard_id in sorted(self._answered):
@@ -239,7 +247,7 @@ class Appends:
         return effects
 
     def _awaits_order(self, shard: Shard) -> bool:
-        """Whether stored records may still be ordered."""
+        """Whether the shard has stored records that may still be ordered."""
         return shard.stored > shard.ordered and not self._placement.has_ended(
             shard.id, shard.writer
         )

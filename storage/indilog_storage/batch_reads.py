@@ -1,8 +1,8 @@
 """Batches read from memory or disk: a cache, and shared, bounded reads (ARCHITECTURE 8 and 9).
 
 A task names the batches that it needs, in order, and receives them one by one. It keeps only the
-parts of them that it needs. Tasks are served in the order of their arrival. Bytes being read are
-bounded over all tasks, so neither many readers nor a long page can exhaust memory.
+parts of each batch that it needs. Tasks are served in the order of their arrival. The bytes being
+read are bounded over all tasks. So neither many readers nor a long page can exhaust memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from indilog.roles.role import AskCold, Effect, Ignore, Location, ReadFrame, Sen
 from indilog.wire.messages import Message
 
 FIRST_COLD_SEGMENT: Final = 1 << 31
-"""In the places of batches on cold storage, the segment is this plus the number of the object. The
-offset is the first localid of the batch.
+"""Base of the segment numbers of batches on cold storage: the segment is this base plus the number
+of the object, and the offset is the first localid of the batch.
 """
 
 
@@ -36,7 +36,7 @@ class DamagedBatch(NamedTuple):
     Attributes:
         location: where it was written.
         readable: whether any bytes could be read.
-        records: the damaged records, if only the data of some is damaged.
+        records: the damaged records, if only the data of some records is damaged.
     """
 
     location: Location
@@ -65,12 +65,12 @@ class BatchTask(abc.ABC):
     Attributes:
         to: the receiver of the message.
         todo: batches still to be requested.
-        awaited: how many batches are being read for the task.
+        awaited: number of batches that are being read for the task.
         queued: whether the task may request more.
         dropped: whether the task ends without a message; the receiver then asks again.
-        cold_left_bytes: bytes of batches on cold storage that it may still request, but at least
-            one batch; None: any number. Without this limit a page could take longer than its
-            receiver waits.
+        cold_left_bytes: bytes of batches on cold storage that the task may still request; None: any
+            number. One batch is always allowed. Without this limit a page could take longer than
+            its receiver waits.
     """
 
     cold_left_bytes: int | None = None
@@ -111,15 +111,15 @@ class BatchReads:
     reads are in progress. So other tasks do not wait for them.
 
     Args:
-        bytes_max: bytes in the cache.
-        reading_bytes_max: bytes being read from the journal.
-        tasks_max: tasks in both queues.
-        cold_max: reads of cold storage under way.
-        objects: on cold storage, by number.
+        bytes_max: largest number of bytes in the cache.
+        reading_bytes_max: largest number of bytes being read from the journal.
+        tasks_max: largest number of tasks in both queues together.
+        cold_max: largest number of reads of cold storage in progress.
+        objects: the objects on cold storage, by number.
 
     Attributes:
-        cold_reads, cold_misses: batches requested from cold storage in this incarnation, and those
-            that it did not give in time.
+        cold_reads: number of batches requested from cold storage in this incarnation.
+        cold_misses: number of these batches that cold storage did not return in time.
     """
 
     def __init__(
@@ -139,12 +139,12 @@ class BatchReads:
         self._tasks_max = tasks_max
         self._reading_bytes = 0
         self._reading: dict[Location, list[tuple[BatchTask, Location]]] = {}
-        """Places being read; for each, the tasks that wait and the place that each of them
-        named.
+        """Places being read. For each place, the waiting tasks, and the place by which each task
+        named the batch.
         """
         self._moved: dict[Location, Location] = {}
-        """The new place, by old place, of batches that moved before a queued task requested
-        them.
+        """The new place, by old place, of batches that moved while a queued task had not yet
+        requested them.
         """
         self._tokens: dict[int, Location] = {}
         self._next_token = 0
@@ -187,7 +187,7 @@ class BatchReads:
         return True
 
     def drop_tasks(self) -> None:
-        """Drop all tasks without an answer: the seqnums in them are outdated."""
+        """Drop all tasks without an answer, because the seqnums in them are outdated."""
         self._queue.clear()
         self._cold_queue.clear()
         self._moved.clear()
@@ -197,8 +197,8 @@ class BatchReads:
     def note_moved(self, places: Sequence[tuple[Location, Location]]) -> None:
         """Note that batches have moved, as pairs of old and new place.
 
-        A queued task may request one of them later, when the rewrite of its segment has removed it
-        from the old place.
+        A queued task may later request a batch by its old place, when a rewrite of the segment has
+        removed it from there.
         """
         if not places:
             return
@@ -262,7 +262,7 @@ class BatchReads:
         self, location: Location, number: int, task: BatchTask, named: Location
     ) -> list[Effect]:
         if (source := self._objects.get(number)) is None:
-            # It was deleted after the task began: all its records are trimmed.
+            # The object was deleted after the task began, because all its records are trimmed.
             task.awaited -= 1
             task.take(named, None)
             return []

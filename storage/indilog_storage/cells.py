@@ -1,7 +1,7 @@
 """Questions of compute nodes about the write-once cells of a storage node (decision 0085).
 
-The shell keeps the cells (`indilog.runtime.cell_store`). This module refuses what must not reach
-them.
+The shell keeps the cells (`indilog.runtime.cell_store`). This module checks each question before
+the shell gets it: its sender, its numbers and the room on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPACE_CHARACTERS_MAX: Final = 512
 def serve_cells(
     event: Received, question: CellQuestion, engines: Collection[NodeId], *, has_room: bool
 ) -> Effect:
-    """Return what to do about a question.
+    """Return the effect that answers, refuses or ignores a question.
 
     Args:
         event: the event with the question.

@@ -1,8 +1,8 @@
 """The state of a storage node in a checkpoint (decision 0028, docs/FORMATS.md).
 
-It equals the state after replay of all earlier frames: the applied metalog entries, the spans that
-each one ordered, and the floors of trims. For each shard it has the writers, the places of batches
-and the seqnums of records. Long parts are packed columns (`indilog.base.columns`).
+The state equals that after replay of all earlier frames: the applied metalog entries, the spans
+that each entry ordered, and the floors of trims. For each shard it has the writers, the places of
+batches and the seqnums of records. Long parts are packed columns (`indilog.base.columns`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class _ShardPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Covered:
-    """The metalog extents that the two newest checkpoints cover; a node can restart from either.
+    """The metalog extents that the two newest checkpoints cover. A node can restart from either
+    checkpoint.
 
     A start from the older checkpoint replays the frames after it, but damage or power loss may have
-    destroyed them. So the node may have to request again any entry that the older checkpoint does
-    not cover.
+    destroyed these frames. The node then has to request entries again, so the primary keeps all
+    entries that the older checkpoint does not cover.
 
     Attributes:
         older: the extent applied at the older checkpoint; without entries if there is none.
@@ -63,7 +64,9 @@ class Covered:
         self.is_unreported = False
 
     def take(self, applied: Extent) -> Extent:
-        """Note a checkpoint that is being written; return the extent of the newest durable one."""
+        """Note that a checkpoint is being written, at the extent `applied`. Return the extent of
+        the newest durable checkpoint.
+        """
         self._taken = applied
         return self.newest
 
@@ -88,7 +91,7 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=3):
     pending: bytes
     """Applied entries that no frame before the checkpoint holds; see `OrderingJournal`."""
     gap: bool
-    """See `OrderingJournal`."""
+    """See `OrderingJournal.gap`."""
     before: Extent
     """The extent that the checkpoint before this one covers."""
 
@@ -112,7 +115,7 @@ def checkpoint_of(
     before: Extent,
     objects: Mapping[int, ColdObject],
 ) -> Callable[[], bytes]:
-    """Copy the state of a node; the returned function encodes the copy and may run in any
+    """Copy the state of a node. The returned function encodes the copy, and may run in any
     thread.
     """
     pending, gap = tuple(journal.pending), journal.gap

@@ -71,13 +71,13 @@ from indilog_storage.shard_parts import LocalBatches
 
 FIRST_TOKEN: Final = -(1 << 61)
 """The tokens of this module's reads and frames count down from here. Other modules use other
-ranges, so a token names its module.
+ranges, so a token shows which module it belongs to.
 """
 _CHUNK_BYTES: Final = 256 * KIB
 _BATCHES_MAX: Final = 64
-"""Limits of one step of reading, in bytes and in batches."""
+"""Largest number of batches that one step reads. `_CHUNK_BYTES` limits its bytes."""
 _BATCH_REST_S: Final = 0.0002
-"""Least pause after a step of reading, in seconds for each batch that the step read."""
+"""Least pause after a step of reading, in seconds, for each batch that the step read."""
 _LOOK_S: Final = 1.0
 """Seconds between two searches for records to move."""
 _WITNESSES_MAX: Final = 256
@@ -90,7 +90,7 @@ class ColdObjectsKept:
     """The objects of a node according to its notes; recovery and checkpoints restore them.
 
     Attributes:
-        objects: by number.
+        objects: the objects, by number.
         released: former places of the batches whose notes recovery has replayed.
         may_lack_notes: whether a note may have been lost; an object without a note is then kept.
     """
@@ -101,8 +101,8 @@ class ColdObjectsKept:
         self.may_lack_notes = False
 
     def note(self, made: ColdObject, shard: Shard | None) -> list[tuple[Location, Location]]:
-        """Note that batches of a shard are in an object now; return the former and the new place
-        of each. None: this node does not keep the shard, and nothing is noted.
+        """Note that batches of a shard are now in an object. Return the former and the new place of
+        each batch. If `shard` is None, this node does not keep the shard, and nothing is noted.
         """
         if shard is None:
             return []
@@ -116,11 +116,11 @@ class ColdObjectsKept:
 
 
 class _Gathering:
-    """Consecutive batches of a shard that are read to be written as one object.
+    """Consecutive batches of a shard that are read, and then written as one object.
 
     Attributes:
-        asked: how many batches of the run were requested.
-        payloads: those that were read, in order.
+        asked: number of batches of the run that were requested.
+        payloads: the batches that were read, in order.
         awaited: tokens of the reads in progress.
         is_writing: whether the cold store was asked to write the object.
     """
@@ -158,8 +158,8 @@ class ColdTier:
         self._config = config.cold
         self._started = False
         self._released: list[Location] = []
-        """Former places of batches that recovery found on cold storage; the shell is still to be
-        notified.
+        """Former places of batches that recovery found on cold storage. The shell has not been
+        notified of them yet.
         """
         self._is_listed = False
         self._is_asking = False
@@ -169,10 +169,10 @@ class ColdTier:
         self._notes: dict[int, ColdObject] = {}
         """Objects to be noted, by the token of their note."""
         self._drops: dict[int, ColdObject] = {}
-        """Objects to be deleted, by the token of the note of their last discarded records."""
+        """Objects to be deleted, by the token of the note that their last records are discarded."""
         self._last_token = FIRST_TOKEN
         self._unfit: dict[ShardId, LocalId] = {}
-        """By shard, the end of the records that stay because they cannot be moved."""
+        """By shard, the end of the records that stay on this disk because they cannot be moved."""
         self._to_check: list[int] = []
         self._to_read: ColdObject | None = None
         self._move_at = self._check_at = Instant(0.0)
@@ -350,7 +350,7 @@ class ColdTier:
         first, place = gathering.run.batches[len(gathering.payloads)]
         batch, damage = parse_batch(place, payload)
         if batch is None or damage is not None or batch.header.first != first:
-            # It may have been trimmed meanwhile. Else it stays here until it is repaired.
+            # The batch may have been trimmed meanwhile. Else it stays here until it is repaired.
             if gathering.shard.location_of(first) == place:
                 self._unfit[gathering.shard.id] = first + 1
             self._gathering = None
@@ -455,15 +455,15 @@ class ColdTier:
             self._to_check.insert(0, answer.number)
             self._check_at = self._retry_at(now)
         else:
-            self._is_listed = False  # no note names it, so the next list finds it
+            self._is_listed = False  # no note names the object, so the next list finds it
             self._check_at = self._retry_at(now)
         return []
 
     # --- answers
 
     def on_persisted(self, token: int) -> list[Effect]:
-        """Continue with an object whose note, or the note of its last discarded records, is
-        durable.
+        """Continue with an object when its note, or the note that its last records are discarded,
+        is durable.
         """
         if (made := self._notes.pop(token, None)) is not None:
             moved = self._kept.note(made, self._shard(made.shard))
@@ -510,7 +510,9 @@ class ColdTier:
 
 
 def _newest_live(columns: ColdTags, ordering: Ordering) -> tuple[SeqNum, bytes] | None:
-    """Return seqnum and tags of the last record that is not trimmed; None: all are."""
+    """Return seqnum and tags of the last record that is not trimmed; None: all records are
+    trimmed.
+    """
     seqnums = np.frombuffer(columns.seqnums, np.uint64)
     counts = np.frombuffer(columns.tag_counts, np.uint8).astype(np.int64)
     tags = np.frombuffer(columns.tags, np.uint64)

@@ -1,4 +1,4 @@
-"""Answers to index nodes that ask which records a storage node has discarded (ARCHITECTURE 13)."""
+"""Answers index nodes that ask which records a storage node has discarded (ARCHITECTURE 13)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard
 
 _ROWS_MAX: Final = 1 << 16
-"""Batches examined for one answer."""
+"""Largest number of batches examined for one answer."""
 
 
 def answer_discarded(
     event: Received, message: DiscardedWanted, shard: Shard | None, ordering: Ordering
 ) -> Effect:
-    """Return which of the requested records of a shard are discarded, up to the size of
-    an answer.
+    """Return which of the requested records of a shard are discarded, up to the largest size of an
+    answer.
     """
     bounds = np.frombuffer(message.runs[: len(message.runs) // 16 * 16], np.uint64)
     if shard is None or not 0 < len(bounds) <= 2 * DISCARDED_RUNS_MAX:

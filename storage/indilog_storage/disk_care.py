@@ -47,7 +47,9 @@ class DiskCare:
         self.damaged = 0
 
     def start(self, now: Instant, *, unread: bool) -> None:
-        """Begin after recovery; `unread`: recovery has not read all batches."""
+        """Begin after recovery; `unread`: recovery has not read all batches, so a scrub pass is due
+        at once.
+        """
         self.scrub.start(now, unread=unread)
         self.reclaim.note_risen_floors()
         self.cold.start(now)
@@ -65,7 +67,7 @@ class DiskCare:
         return asked.on_read(token, payload)
 
     def on_persisted(self, token: int, location: Location) -> list[Effect]:
-        """Note that a repaired batch, or a note of discarded or freed batches, was written."""
+        """Continue when a repaired batch, or a note of discarded or freed batches, is durable."""
         if token < FIRST_MOVED_TOKEN:
             return self.moved.on_persisted(token)
         if token < FIRST_COLD_TOKEN:
@@ -78,8 +80,8 @@ class DiskCare:
     def conclude(self, now: Instant, met: list[DamagedBatch]) -> list[Effect]:
         """Continue reading, and fetch missing batches.
 
-        `met` is the damage that readers found; it is emptied here. Known damage is not counted
-        again.
+        `met` is the damage that readers found; this method empties the list. Damage that is already
+        known is not counted again.
         """
         effects = self.scrub.conclude(now) + self.reclaim.conclude(now) + self.cold.conclude(now)
         for found in (met, self.scrub.damaged):
@@ -89,7 +91,7 @@ class DiskCare:
         return effects + self.repair.conclude(now)
 
     def deadline(self) -> Instant | None:
-        """When to read on, or to ask a replica."""
+        """When to continue reading, or to ask a replica."""
         parts = (self.repair, self.scrub, self.reclaim, self.cold)
         times = (part.deadline() for part in parts)
         return min((time for time in times if time is not None), default=None)
@@ -98,9 +100,9 @@ class DiskCare:
         """Return figures for operators.
 
         `missing_by_shard` has the missing records of each shard that is being fetched from other
-        replicas.
-        `lost_records` are missing records that no replica has. They are counted also after a trim,
-        because their log is unknown. `first_lost_seqnum` is given if there are lost records.
+        replicas. `lost_records` are missing records that no replica has. They are counted even
+        after a trim, because their log is unknown. `first_lost_seqnum` is given if there are lost
+        records.
         """
         first_lost = [s.first_lost for s in self._shards.values() if s.first_lost is not None]
         return {

@@ -13,12 +13,13 @@ from indilog_storage.moved_shards import MovedShards
 from indilog_storage.ordering import Ordering
 
 HEARTBEATS: Final = 4
-"""Heartbeats in the time after which a storage node counts as lost."""
+"""Number of heartbeats in the time without heartbeats after which a storage node counts as lost."""
 
 
 class StorageHeartbeat:
-    """Sends heartbeats to the primary, where the view lets shards move (`View.moves_shards`). Sends
-    index nodes and aggregators the placement once it differs from the first one.
+    """Sends heartbeats to the primary, if the view lets shards move (`View.moves_shards`). It also
+    sends the placement to index nodes and aggregators, once the placement differs from the first
+    one.
     """
 
     def __init__(self, moved: MovedShards, ordering: Ordering, config: NodeConfig) -> None:
@@ -31,7 +32,7 @@ class StorageHeartbeat:
         """The newest incarnation of each index node and aggregator that sent a request."""
 
     def make_due(self) -> None:
-        """Send the next heartbeat at once."""
+        """Make the next heartbeat due at once."""
         self._due = Instant(0.0)
 
     def conclude(self, leadership: Leadership, now: Instant) -> list[Effect]:
@@ -51,8 +52,8 @@ class StorageHeartbeat:
         return self._moved.placement.view.moves_shards or self._moved.placement.is_changed
 
     def announce(self) -> list[Effect]:
-        """Return the placement as messages to all index nodes and aggregators, once it has
-        changed.
+        """Return messages with the placement to all index nodes and aggregators, once the placement
+        has changed.
         """
         placement = self._moved.placement
         if not placement.is_changed:
@@ -62,8 +63,9 @@ class StorageHeartbeat:
         return [Send(node, message) for node in receivers]
 
     def inform(self, event: Received) -> list[Effect]:
-        """Return the placement as a message to the sender, if it is a new incarnation of an index
-        node or aggregator: a node that starts knows only a view, not which shards were moved.
+        """Return a message with the placement to the sender, if the sender is a new incarnation of
+        an index node or aggregator. A node that starts knows only a view, but not which shards were
+        moved.
         """
         view = self._moved.placement.view
         receivers = (*view.index_nodes, *view.aggregators)

@@ -1,14 +1,16 @@
-"""How a storage node fetches metalog entries that the primary no longer keeps (decision 0030).
+"""Fetches metalog entries that the primary no longer keeps (decision 0030).
 
-A node whose disk lost old metalog entries receives the primary's base instead. The entries below
-the base are in the checkpoints of all other storage nodes. One of these nodes, the source, sends
-first the floors of all trims, then the entries page by page. The node does not journal these
-entries: the next checkpoint holds them, and in the schedule of checkpoints each counts as one
-frame. After a crash before that checkpoint the fetch starts again.
+A node whose disk lost old metalog entries receives the primary's base instead. The checkpoints of
+all other storage nodes contain the entries below the base. One of these nodes, the source, first
+sends the floors of all trims, then the entries page by page.
 
-Only a source that has the base's last entry answers with entries, because its entries below that
-one are then the primary's (`indilog.kernel.lineage`). A source that is itself below the base
-answers `lacking`. If all sources do, the order of these records is lost.
+The fetched entries are not journaled. The next checkpoint contains them, and each counts as one
+frame when the time of that checkpoint is decided. After a crash before that checkpoint the fetch
+starts again.
+
+A source answers with entries only if it has the base's last entry: then its entries below that one
+equal the primary's (`indilog.kernel.lineage`). A source that itself lacks entries below the base
+answers `lacking`. If all sources answer `lacking`, the order of these records is lost.
 """
 
 from __future__ import annotations
@@ -52,9 +54,10 @@ class HistoryFetch:
         self._cursor = NO_FLOORS
         """The last floor received so far; the next page begins after it."""
         self._promised: int | None = None
-        """How many trims the received floors cover."""
+        """How many trims the received floors cover; None: no floors were received yet."""
         self._is_short = False
-        """Whether the source knows fewer trims than the base: it lags, or is below the base itself.
+        """Whether the source knows fewer trims than the base. It then lags behind the base, or
+        lacks entries below the base itself.
         """
         self._has_floors = False
         self._lacking: set[NodeId] = set()
@@ -65,8 +68,8 @@ class HistoryFetch:
         return self._others_at(self.base)
 
     def _others_at(self, base: Base | None) -> tuple[NodeId, ...]:
-        """Return the other storage nodes: those of the newer one of two views, that of the base and
-        that of the applied entries.
+        """Return the other storage nodes of the newer one of two views: the view of the base and
+        the view of the applied entries.
         """
         view = self._placement.view
         if base is not None and base.view is not None and base.view.number > view.number:
@@ -75,12 +78,12 @@ class HistoryFetch:
 
     @property
     def _asked_node(self) -> NodeId:
-        """The node that is asked."""
+        """The node that is the source now."""
         others = self._others
         return others[self._source % len(others)]
 
     def start(self, epoch: Epoch) -> None:
-        """Begin an incarnation: answers to questions of earlier ones are ignored."""
+        """Begin an incarnation. Answers to questions of earlier incarnations are ignored."""
         self._request = epoch << 32
 
     def begin(self, base: Base) -> None:
@@ -99,7 +102,7 @@ class HistoryFetch:
         self._progressed()
 
     def end(self) -> None:
-        """Stop: the primary has sent the next entries."""
+        """Stop, because the primary has sent the next entries."""
         self.base = None
         self._progressed()
 
@@ -112,7 +115,9 @@ class HistoryFetch:
     # --- asking
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Ask the source for the next page; after a pause without answer, ask the next source."""
+        """Ask the source for the next page. If no answer came within the pause, ask the next source
+        instead.
+        """
         if self.base is None:
             return []
         assert self._others, "`begin` refuses a base that no node can fill"
@@ -146,7 +151,7 @@ class HistoryFetch:
     # --- taking
 
     def on_floors(self, event: Received, message: TagFloors) -> list[Effect]:
-        """Apply a page of floors; a floor above the applied entries does no harm."""
+        """Apply a page of floors. Floors of trims after the applied entries do no harm."""
         wanted = self.base is not None and self._asked and not self._has_floors
         from_source = wanted and event.sender == self._asked_node
         if not from_source or message.start is not None or message.after != self._cursor:
@@ -162,7 +167,7 @@ class HistoryFetch:
             self._progressed()
             self._has_floors = True
             self._lacking.clear()
-        else:  # ask whether it only lags, or is below the base itself
+        else:  # ask whether the source only lags, or lacks entries itself
             self._asked, self._is_short = False, True
         return []
 
@@ -219,7 +224,7 @@ class HistoryFetch:
 def history_for(message: HistoryWanted, ordering: Ordering, *, lacking: bool) -> History | None:
     """Return the next page of entries; None: this node does not know whether it has them.
 
-    `lacking`: this node is below a base itself.
+    `lacking`: this node itself lacks entries below a base.
     """
     if not ordering.has(message.end, message.end_epoch):
         return History(message.request, 0, NO_INCARNATION, (), lacking=True) if lacking else None

@@ -1,9 +1,9 @@
 """Type-S index data: the tags of ordered records, as columns (thesis 4.1, ARCHITECTURE 8.5).
 
-A storage node sends this data to index nodes and engines. Tags are not interpreted here. A cut
-falls between batches, so the tags of a span are the concatenated tag columns of its batches. No
-sequencer orders a span that begins or ends inside a batch. But a message may name such a span, so
-the columns of its first and last batch are sliced.
+A storage node sends this data to index nodes and engines. Tags are not interpreted here. Every cut
+lies between batches, so the tags of a span are the concatenated tag columns of its batches. A
+message from elsewhere may name a span that begins or ends inside a batch, although no sequencer
+orders one. So the columns of its first and last batch are sliced.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard
 
 _BLOCKS_MAX: Final = 1024
-"""Positions in one answer."""
+"""Largest number of positions in one answer."""
 _COLUMNS_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of columns in one answer; a single position may exceed it."""
+"""Largest number of bytes of columns in one answer; a single position may exceed it."""
 
 
 class Columns(NamedTuple):
-    """The tag columns of one batch: counts (u8 a record) and tags (u64 each). `lost`: whether the
-    records are lost.
+    """The tag columns of one batch: counts (u8 for each record) and tags (u64 for each tag).
+    `lost`: whether the records are lost.
     """
 
     shard: ShardId
@@ -50,7 +50,7 @@ def columns_of(batch: RecordBatch) -> Columns:
 
 
 def part_of(span: Span, batches: Iterable[Columns]) -> ShardTags | None:
-    """Return the tags of `span` from the columns of its batches; None: some are missing."""
+    """Return the tags of `span` from the columns of its batches; None: some batches are missing."""
     counts: list[bytes] = []
     tags: list[bytes] = []
     lost: list[LostRange] = []
@@ -103,10 +103,10 @@ def index_block(
 
 
 def announce_incarnation(view: View, ordering: Ordering) -> list[Effect]:
-    """Send each index shard the last applied position of that index shard, without tags.
+    """Send each index shard its last applied position again, without tags.
 
-    Called after an entry of a new incarnation of the primary. The index shard then confirms its
-    entries of earlier incarnations, or replaces them.
+    This is done after an entry of a new incarnation of the primary. The index shard then confirms
+    its entries of earlier incarnations, or replaces them.
     """
     effects: list[Effect] = []
     for index_shard, replicas in enumerate(view.index_shards):
@@ -119,7 +119,8 @@ def announce_incarnation(view: View, ordering: Ordering) -> list[Effect]:
 
 
 def distribute(view: View, blocks: Sequence[IndexBlock], last: Epoch) -> list[Effect]:
-    """Send blocks to their receivers unrequested: each to its index shard, and all to every engine.
+    """Return messages that send blocks to their receivers, which did not request them: each block
+    to its index shard, and all blocks to every engine.
 
     `last` is the incarnation of the last applied entry.
     """
@@ -175,7 +176,7 @@ class IndexPage(BatchTask):
         self._positions: list[tuple[MetalogPosition, list[Span]]] = []
         self._places: dict[tuple[MetalogPosition, ShardId], list[Location]] = {}
         self._nowhere: dict[tuple[MetalogPosition, ShardId], list[Columns]] = {}
-        """Columns of trimmed and lost records, which are in no batch."""
+        """Columns of records in no batch: trimmed and lost records."""
         self._taken: dict[Location, Columns | None] = {}
         self._bytes = 0
         wanted: dict[Location, None] = {}
@@ -217,8 +218,8 @@ class IndexPage(BatchTask):
         self._bytes += len(columns.counts) + len(columns.tags) if columns is not None else 0
 
     def answer(self) -> IndexData:
-        """Return the blocks of the first positions. They end where the answer is full, or before
-        the first position with a batch that was not read.
+        """Return the blocks of the first positions. The answer ends where it is full, or before the
+        first position of which a batch was not read.
         """
         blocks: list[IndexBlock] = []
         size = 0

@@ -1,9 +1,10 @@
 """The shards that a storage node keeps, as metalog entries move them (decision 0048).
 
 A node that gets a shard knows from the applied entries which records are ordered. It has none of
-them at first, and `Repair` fetches them. When an entry takes a shard away from the node, it drops
-its copy: the other replicas have reported to the primary that theirs are complete. The bytes are
-freed when both checkpoints have that entry, because a restart from an older one may need them.
+these records at first, and `Repair` fetches them. When an entry takes a shard away from the node,
+the node drops its copy: the other replicas have reported to the primary that their copies are
+complete. The bytes are freed when both checkpoints contain that entry, because a restart from a
+checkpoint without the entry would need them.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from indilog_storage.ordering import Ordering
 from indilog_storage.shard import GONE, Shard
 
 FIRST_TOKEN: Final = -(2**62)
-"""Tokens of notes about freed bytes begin below it."""
+"""Tokens of notes about freed bytes are below this number."""
 _NOTES_MAX: Final = 256
-"""Notes about freed batches that are not durable yet."""
+"""Largest number of notes about freed batches that are not durable yet."""
 
 
 class DroppedShard:
     """A shard that the node no longer keeps, and whose bytes are to be freed.
 
     Attributes:
-        position: of the entry that moved it away, or the position of the node when it found the
-            batches after a restart.
+        position: position of the entry that moved the shard away; or the position of the node when
+            it found the batches after a restart.
         at: the first localid whose bytes are not freed yet.
     """
 
@@ -45,8 +46,8 @@ class DroppedShard:
 class UnownedBatch(NamedTuple):
     """A batch that replay of the journal finds while the node does not keep its shard.
 
-    The entry that gives the node the shard may be applied later: entries from other storage nodes
-    are not journaled.
+    The entry that gives the shard to the node may be applied later, because entries from other
+    storage nodes are not journaled.
     """
 
     first: LocalId
@@ -72,7 +73,9 @@ class MovedShards:
         self.shards: dict[ShardId, Shard] = {}
         self.dropped: list[DroppedShard] = []
         self._unowned: dict[ShardId, Shard] = {}
-        """Shards that the node does not keep; if it gets one again, the batches are used."""
+        """Shards that the node does not keep. If the node gets such a shard again, their batches
+        are used.
+        """
         self._unowned_batches: dict[ShardId, list[UnownedBatch]] = {}
         """Further batches of these shards, in the order of the journal."""
         self.has_freed = False
@@ -85,8 +88,8 @@ class MovedShards:
         """Add and drop shards according to the placement.
 
         Args:
-            ordering: the applied entries, which say what is ordered of an added shard; None: the
-                caller restores the added shards.
+            ordering: the applied entries, which tell the order of an added shard; None: the caller
+                restores the added shards.
             drops: whether shards are dropped now. If not, the next call drops them.
         """
         placement, node = self.placement, self._node
@@ -110,7 +113,9 @@ class MovedShards:
         self.announces = node in placement.announcers
 
     def add_dropped(self, shard: Shard, position: MetalogPosition) -> None:
-        """Keep the batches of a shard that the entry at `position` moved away, until freed."""
+        """Keep the batches of a shard until they are freed. The entry at `position` moved the shard
+        away.
+        """
         self._unowned[shard.id] = shard
         self.dropped.append(DroppedShard(shard, position))
 
@@ -118,7 +123,7 @@ class MovedShards:
         if (restored := self._unowned.pop(shard, None)) is None:
             return Shard(shard)
         self.dropped = [one for one in self.dropped if one.shard is not restored]
-        restored.written = restored.stored  # batches in flight when it was dropped do not count
+        restored.written = restored.stored  # batches in flight at the drop do not count
         return restored
 
     def kept_or_dropped(self, shard: ShardId) -> Shard | None:
@@ -160,7 +165,9 @@ class MovedShards:
         self._unowned_batches.clear()
 
     def apply_placement(self, ordering: Ordering, *, drops: bool = True) -> None:
-        """Set the placement to that of the applied entries, then add and drop shards (`sync`)."""
+        """Set the placement to the placement of the applied entries, then add and drop shards
+        (`sync`).
+        """
         self.placement.restore(ordering.replicas, ordering.view)
         self.sync(ordering, drops=drops)
 
@@ -177,8 +184,9 @@ class MovedShards:
         """Write notes that batches of dropped shards are freed.
 
         The bytes of a batch are freed when its note is durable. Batches on cold storage are noted,
-        too; their objects are deleted once all batches of the shard are freed (`has_freed`).
-        `covered`: both checkpoints have the entries below this position.
+        too; their objects are deleted once all batches of the shard are freed (`has_freed`). Only
+        shards whose entry both checkpoints contain are freed: `covered` is the position below which
+        they contain all entries.
         """
         effects: list[Effect] = []
         while self.dropped and self.dropped[0].position < covered:

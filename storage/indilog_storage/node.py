@@ -1,13 +1,14 @@
 """The storage node: one role for all shards of which the node keeps a replica (ARCHITECTURE 8 and
 9).
 
-`Appends` stores the batches of writers. Metalog entries are applied in order, without gaps. Applied
-entries are journaled in batches and without a sync, because a node can fetch them again. An entry
-gives records their seqnums. For each position the first replica of a shard sends the tags of its
-records to the index (type-S data). A read by seqnum waits until the metalog is applied up to it.
+`Appends` stores the batches of writers. Metalog entries are applied in order, without gaps; an
+entry gives records their seqnums. The applied entries are journaled in batches and without a sync,
+because a node can fetch them again. For each position, the first replica of a shard sends the tags
+of its records to the index (type-S data). A read by seqnum waits until the metalog is applied up to
+this seqnum.
 
-If the disk lost or damaged records, the replica reports them as unknown, never as absent, and
-fetches them from another replica (`Repair`).
+If the disk lost or damaged records, the replica reports them as unknown, never as absent. `Repair`
+fetches them from another replica.
 """
 
 from __future__ import annotations
@@ -107,11 +108,13 @@ from indilog_storage.trims import (
 
 _NEVER: Final = Instant(math.inf)
 _COLD_READS: Final = 4
-"""Reads of cold storage that may be requested, for each that the process executes at once."""
+"""Reads of cold storage that may be requested, for each read that the process can execute at
+once.
+"""
 _PLACES_MAX: Final = 4096
-"""Spans in one answer."""
+"""Largest number of spans in one answer."""
 _AUX_OVERHEAD_BYTES: Final = 64
-"""About how much memory aux data takes besides its bytes."""
+"""About how many bytes of memory an entry of aux data takes besides its own bytes."""
 
 
 class StorageNode:
@@ -135,7 +138,7 @@ class StorageNode:
         self._unsaved = 0
         """Entries fetched from other storage nodes that no durable checkpoint holds yet."""
         self._saving = 0
-        """How many of the unsaved entries are in the checkpoint that is being written."""
+        """Number of unsaved entries in the checkpoint that is being written."""
         self._covered = Covered()
         self._waiting = WaitingReads(
             reads_max=config.node.reads.lookups_pending_max,
@@ -172,17 +175,17 @@ class StorageNode:
 
     @property
     def shards(self) -> Mapping[ShardId, Shard]:
-        """The shards of which it keeps a replica; not to be changed."""
+        """The shards of which the node keeps a replica. The caller must not change them."""
         return self._shards
 
     @property
     def ordering(self) -> Ordering:
-        """The applied entries; not to be changed."""
+        """The applied entries. The caller must not change them."""
         return self._ordering
 
     @property
     def cold_objects(self) -> Mapping[int, ColdObject]:
-        """Its objects on cold storage, by number; not to be changed."""
+        """The node's objects on cold storage, by number. The caller must not change them."""
         return self._cold.objects
 
     @property
@@ -194,12 +197,12 @@ class StorageNode:
 
     @property
     def records(self) -> int:
-        """How many records are stored here, over all shards."""
+        """Number of records stored here, over all shards."""
         return sum(shard.stored for shard in self._shards.values())
 
     @property
     def position(self) -> MetalogPosition:
-        """How many metalog entries are applied."""
+        """Number of applied metalog entries."""
         return self._ordering.position
 
     def status(self) -> dict[str, Any]:
@@ -252,19 +255,19 @@ class StorageNode:
 
     @property
     def unsaved(self) -> int:
-        """How many applied entries are neither journaled nor in a durable checkpoint."""
+        """Number of applied entries that are neither journaled nor in a durable checkpoint."""
         return self._unsaved
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether the bytes of a dropped shard wait for a checkpoint. A spare writes so little that
-        the size of its journal would not cause one for a long time.
+        """Whether the bytes of a dropped shard wait for a checkpoint. A node with few shards writes
+        so little that the size of its journal would not cause a checkpoint for a long time.
         """
         waits = self._moved.awaits_checkpoint(self._covered.older.length, self.position)
         return waits and not self._ordering.reader.behind
 
     def checkpoint(self) -> Callable[[], bytes]:
-        """Copy the state of the node; the returned function encodes the copy and may run in any
+        """Copy the state of the node. The returned function encodes the copy, and may run in any
         thread.
         """
         self._saving = self._unsaved
@@ -273,8 +276,8 @@ class StorageNode:
         return checkpoint_of(self._ordering, self._moved, self._journal, before, objects)
 
     def checkpointed(self) -> None:
-        """Note that the last checkpoint is durable; the primary is notified of what checkpoints
-        cover.
+        """Note that the last checkpoint is durable. The primary is then notified which entries the
+        checkpoints cover.
         """
         self._unsaved -= self._saving
         self._saving = 0
@@ -299,7 +302,7 @@ class StorageNode:
     # --- the role
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
-        """Apply a batch of events; report their result once."""
+        """Apply a batch of events; report the result of all of them once."""
         effects: list[Effect] = []
         for event in events:
             effects += self._on_event(event, now)
@@ -455,7 +458,7 @@ class StorageNode:
         return []
 
     def deadline(self) -> Instant | None:
-        """When to resend something, or when a read has waited too long."""
+        """When to resend a message, or to end a read that has waited too long."""
         own = self._appends.deadline()
         due = self._upkeep_at if own is None else min(own, self._upkeep_at)
         return due if due < _NEVER else None
@@ -517,7 +520,7 @@ class StorageNode:
         if taken.entries:
             self._history.end()
         if taken.restarted:
-            self._appends.report()  # the primary has forgotten what was reported
+            self._appends.report()  # the primary has forgotten earlier reports
         if taken.wrong_from is not None:
             effects += self._cut_off(taken.wrong_from)
         for entry in taken.entries:
@@ -596,15 +599,15 @@ class StorageNode:
     def _on_base(self, event: Received, message: MetalogBase) -> list[Effect]:
         reader = self._ordering.reader
         if reader.note_incarnation(event.incarnation):
-            self._appends.report()  # the primary has forgotten what was reported
+            self._appends.report()  # the primary has forgotten earlier reports
         if (reason := reader.refused_base(event, message)) is not None:
             return [Ignore(event, reason)]
         self._history.begin(message.base)
         return []
 
     def _adopt(self, event: Received, message: History) -> list[Effect]:
-        """Apply entries from another storage node; index nodes request the index data that they
-        lack.
+        """Apply entries from another storage node. Index nodes then request the index data that
+        they lack.
         """
         entries = self._history.on_history(event, message)
         if not entries:
@@ -637,10 +640,10 @@ class StorageNode:
         return effects
 
     def _cut_off(self, position: MetalogPosition) -> list[Effect]:
-        """Remove the entries from `position` on, which the primary has replaced, and their seqnums.
+        """Remove the entries from `position` on, and their seqnums, because the primary has
+        replaced these entries.
 
-        Index nodes see from the epochs of new index data that their own is outdated (decision
-        0031).
+        Index nodes detect their outdated entries by the epochs in new index data (decision 0031).
         """
         replaced = self.position - position
         self.replaced += replaced
@@ -656,8 +659,8 @@ class StorageNode:
         ]
 
     def _after_entries(self, effects: list[Effect]) -> list[Effect]:
-        """Journal the pending entries before repaired batches: their replay needs to know which
-        records were ordered.
+        """Journal the pending entries before repaired batches, because replay of such a batch must
+        know which records were ordered.
         """
         if self._journal.pending and any(isinstance(effect, Persist) for effect in effects):
             return [*self._journal.flush(), *effects]

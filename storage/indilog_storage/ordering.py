@@ -1,10 +1,10 @@
 """The metalog as a storage node has applied it, and the spans that each entry ordered (ARCHITECTURE
 2 and 8.5).
 
-Entries are applied in order, without gaps; the node requests missing ones. Entries that the primary
-has replaced are cut off (`indilog.roles.metalog_reader`). Flat arrays hold the facts that index
-data needs: 24 bytes per position, 18 bytes per span, and 18 per new writer of a shard. Of each
-trim, the floors and the position are kept; of each shard that was moved, its replicas.
+Entries are applied in order, without gaps; the node requests missing entries. Entries that the
+primary has replaced are cut off (`indilog.roles.metalog_reader`). Flat arrays hold the facts that
+index data needs: 24 bytes per position, 18 bytes per span, and 18 bytes per new writer of a shard.
+Of each trim, the floors and the position are kept. Of each moved shard, the replicas are kept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OrderedColumns(NamedTuple):
-    """Ordered records: a row for each entry, and one for each span.
+    """Ordered records: a row for each entry, and a row for each span.
 
     Attributes:
         tails, times: of each entry, the log's tail after it and its stamp (µs since 1970).
@@ -78,12 +78,12 @@ class OrderedColumns(NamedTuple):
 
 
 class ShardHistory(NamedTuple):
-    """What the applied entries say about one shard.
+    """The facts about one shard in the applied entries.
 
     Attributes:
         localids, seqnums: where its spans begin, ascending.
-        writers: for each writer of the shard, the first localid that it has, and its epoch.
-        ordered: how many of its records are ordered.
+        writers: the first localid of each writer of the shard, and its epoch.
+        ordered: number of its ordered records.
     """
 
     localids: NDArray[np.uint64]
@@ -99,7 +99,9 @@ class ShardHistory(NamedTuple):
 
 
 _VIEW: Final = ViewNumber(1)
-"""The view number in entries sent to other nodes: the original is not kept, and never read."""
+"""The view number in entries sent to other nodes. The original number is not kept, and no node
+reads it.
+"""
 _COLUMNS: Final = (
     ("_tails", "_times", "_span_ends"),
     ("_shards", "_localids", "_lengths"),
@@ -150,7 +152,7 @@ class Ordering:
 
     @property
     def position(self) -> MetalogPosition:
-        """How many entries are applied."""
+        """Number of applied entries."""
         return self._replay.position
 
     @property
@@ -165,7 +167,7 @@ class Ordering:
 
     @property
     def trims(self) -> int:
-        """How many trims are applied."""
+        """Number of applied trims."""
         return self._replay.trims
 
     @property
@@ -174,7 +176,9 @@ class Ordering:
         return TrimExtent(self.last, self.trims, self.trim_epoch(self.trims))
 
     def knows(self, trims: int, epoch: Epoch) -> bool:
-        """Whether `trims` trims are applied, and an entry of incarnation `epoch` or a later one."""
+        """Whether the first `trims` trims are applied, and an entry of incarnation `epoch` or a
+        later one.
+        """
         return epoch <= self.last and TrimExtent(self.last, self.trims).covers(trims, epoch)
 
     @property
@@ -183,20 +187,21 @@ class Ordering:
         return Extent(self.reader.lineage.last, self.position)
 
     def recover(self, entry: Entry) -> list[Span]:
-        """Apply the next entry, which comes from the journal or from another storage node."""
+        """Apply the next entry, from the journal or from another storage node."""
         self.reader.lineage.append(entry.epoch)
         return self.apply(entry)
 
     def epoch_at(self, position: MetalogPosition) -> Epoch:
-        """Return which incarnation proposed the entry at `position`, which is applied; 0 for -1."""
+        """Return the incarnation that proposed the applied entry at `position`; 0 for position
+        -1.
+        """
         epoch = self.reader.lineage.before(position + 1)
         assert epoch is not None, "it is applied"
         return epoch
 
     def trim_epoch(self, trims: int) -> Epoch:
-        """Return the incarnation that proposed the last of the first `trims` applied trims.
-
-        0: `trims` is 0.
+        """Return the incarnation that proposed the last of the first `trims` applied trims; 0 if
+        `trims` is 0.
         """
         return self.epoch_at(self._trim_positions[trims - 1] if trims else -1)
 
@@ -232,9 +237,9 @@ class Ordering:
         return spans
 
     def cut_off(self, position: MetalogPosition) -> None:
-        """Remove the entries from `position` on: the primary has replaced them.
+        """Remove the entries from `position` on, because the primary has replaced them.
 
-        Floors stay: a client may rely on a trim that was acknowledged.
+        Floors stay, because a client may rely on a trim that was acknowledged.
         """
         assert position <= self.position, "only applied entries can be cut off"
         spans = self._span_ends[position - 1] if position else 0
@@ -269,11 +274,11 @@ class Ordering:
 
     @property
     def view(self) -> View | None:
-        """The newest view that an applied entry installs; None: none does."""
+        """The newest view that an applied entry installs; None: no entry installs a view."""
         return self._views[-1][1] if self._views else None
 
     def history_of(self, shard: ShardId) -> ShardHistory:
-        """Return what the applied entries say about one shard."""
+        """Return the facts about one shard in the applied entries."""
         rows = np.flatnonzero(np.frombuffer(self._shards, np.uint16) == shard)
         lengths = np.frombuffer(self._lengths, np.uint64)
         seqnums = np.cumsum(lengths)[rows] - lengths[rows]
@@ -290,8 +295,8 @@ class Ordering:
     def writers_from(
         self, position: MetalogPosition, shard: ShardId
     ) -> list[tuple[LocalId, Epoch]]:
-        """Return the writers of a shard that the entries from `position` on name, and how many of
-        its records are ordered before each.
+        """Return the writers of a shard that the entries from `position` on name. Each comes with
+        the number of the shard's records that were ordered before it.
         """
         found: list[tuple[LocalId, Epoch]] = []
         for row in range(bisect_left(self._writer_positions, position), len(self._writer_shards)):
@@ -303,7 +308,7 @@ class Ordering:
         return found
 
     def cut_of(self, shard: ShardId) -> LocalId:
-        """Return how many records of a shard are ordered."""
+        """Return the number of ordered records of a shard."""
         return self._replay.cut.get(shard, 0)
 
     def tail_at(self, position: MetalogPosition) -> SeqNum:
@@ -341,7 +346,7 @@ class Ordering:
         """Return the position of the first entry proposed at `time_us` or later; None: there is
         none.
 
-        Time is in microseconds since 1970. The entry may have ordered no records.
+        `time_us` is in microseconds since 1970. The entry may have ordered no records.
         """
         position = bisect_left(self._times, time_us)
         return position if position < len(self._times) else None
@@ -389,8 +394,8 @@ class Ordering:
     # --- for other storage nodes
 
     def has(self, position: MetalogPosition, last: Epoch) -> bool:
-        """Whether the entries below `position` are applied and incarnation `last` proposed the last
-        of them.
+        """Whether the entries below `position` are applied, and incarnation `last` proposed the
+        last one of them.
         """
         return self.reader.lineage.before(position) == last
 

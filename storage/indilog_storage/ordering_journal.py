@@ -1,10 +1,10 @@
 """The write buffer of the ordering journal: applied metalog entries that are in no `ORDERING` frame
 yet.
 
-Entries are batched. This is safe, because a node fetches entries again that a crash lost. Entries
-from other storage nodes are not written: the next checkpoint has them (`indilog_storage.history`).
-An empty frame, a *gap*, replaces them. After a gap, recovery accepts an entry that does not follow
-the last one.
+Entries are written in batches. This is safe, because a node fetches entries again that a crash
+lost. Entries from other storage nodes are not written: the next checkpoint contains them
+(`indilog_storage.history`). An empty frame, a *gap*, takes their place. After a gap, recovery
+accepts an entry that does not follow the last recovered entry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from indilog.kernel.metalog import Entry, decode_entries, encode_entries
 from indilog.roles.role import FrameKind, Persist
 
 TOKEN = 0
-"""The token of all `ORDERING` frames: nothing waits for them."""
+"""The token of all `ORDERING` frames. No work waits for these frames."""
 
 
 class OrderingJournal:
@@ -34,7 +34,7 @@ class OrderingJournal:
         self.gap = False
 
     def add(self, entry: Entry) -> list[Persist]:
-        """Add the next applied entry; return the frames that must precede it."""
+        """Add the next applied entry. Return the frames that must be written before it."""
         frames = self.flush() if self.gap else []
         assert not self.pending or entry.position == self.pending[-1].position + 1, "consecutive"
         self.pending.append(entry)
@@ -53,19 +53,20 @@ class OrderingJournal:
         return frames
 
     def cut_off(self, position: MetalogPosition) -> None:
-        """Remove pending entries from `position` on: the primary has replaced them.
+        """Remove pending entries from `position` on, because the primary has replaced them.
 
-        Entries that are on disk already stay there: in a replay a later entry at the same position
-        wins.
+        Entries that are already on disk stay there. In a replay, the later of two entries at the
+        same position replaces the earlier one.
         """
         self.pending = [entry for entry in self.pending if entry.position < position]
 
     # --- checkpoints and recovery
 
     def restore(self, pending: Sequence[Entry], *, gap: bool) -> None:
-        """Restore from a checkpoint; its pending entries are still to be written.
+        """Restore the entries that were pending at a checkpoint; they are still to be written.
 
-        A start from the checkpoint before this one finds them only in the journal.
+        They must be in the journal, because a start from the checkpoint before this one finds them
+        only there.
         """
         self.pending, self.gap = [*pending], gap
 

@@ -1,13 +1,13 @@
-"""Freeing disk space: finding the batches whose records are all trimmed (ARCHITECTURE 13, decision
+"""Frees disk space: finds the batches whose records are all trimmed (ARCHITECTURE 13, decision
 0008).
 
 Whether a record is dead depends on its tags, which are in its batch. So when floors rise, a pass
 reads the batches below the highest floor, oldest first, at most `reclaim_bytes_per_s`. It discards
-batches whose records are all dead. It sums up the dead bytes of partly live batches by segment, to
+batches whose records are all dead. Of partly live batches it adds up the dead bytes by segment, to
 find the segments that are worth rewriting (decision 0016). A later pass reads these batches again.
 
-A pass uses a small share of the time. Small batches cost work rather than bytes, so pauses separate
-their reads: a burst of reads would delay every append.
+A pass uses a small share of the time. Reading a small batch costs work rather than bytes. So pauses
+separate the reads, because a burst of reads would delay every append.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from indilog_storage.rewritten import reclaimable_bytes
 from indilog_storage.shard import Shard
 
 FIRST_TOKEN: Final = -(1 << 60)
-"""The tokens of reclaim are this and below."""
+"""The tokens of reclaim are this number and smaller ones."""
 _CHUNK_BYTES: Final = 1024 * KIB
 _BATCHES_MAX: Final = 32
-"""Limits of one step, in bytes and in batches."""
+"""Largest number of batches in one step. `_CHUNK_BYTES` limits its bytes."""
 _BATCH_REST_S: Final = 0.0004
-"""Pause after a batch, in seconds: about four times the work for a small batch."""
+"""Pause after a batch, in seconds: about four times the time that a small batch takes."""
 _REST: Final = 10
-"""The pauses in and after a pass are at least this many times its working time."""
+"""Least ratio of the pauses in and after a pass to its working time."""
 
 
 class _Reading(NamedTuple):
@@ -56,7 +56,7 @@ class Reclaim:
 
     Attributes:
         bytes: bytes of the discarded batches.
-        batches: how many batches were discarded.
+        batches: number of discarded batches.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Reclaim:
         self._began: Instant | None = None
         self._due = Instant(0.0)
         self._rested_s = 0.0
-        """Rests within the current pass."""
+        """Seconds of pauses within the current pass."""
         self._todo: list[ShardId] = []
         """Shards of this pass; the current one is last."""
         self._at: LocalId = 0
@@ -80,7 +80,9 @@ class Reclaim:
         self._notes: list[tuple[GoneRecords, list[Location]]] = []
         """Batches that this iteration found to be dead."""
         self._noting: dict[int, list[Location]] = {}
-        """Batches to discard when their note is durable, by the token of the note."""
+        """Batches whose note is not durable yet, by the token of the note. They are discarded when
+        it is.
+        """
         self._reclaimable: Counter[int] = Counter()
         """Dead bytes in partly live batches, by segment, as far as this pass has read."""
         self.bytes = 0
@@ -143,7 +145,9 @@ class Reclaim:
         return _Reading(shard, first, shard.seqnum_of(first), location)
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
-        """Discard a batch whose records are all dead; damage is handled by scrub and repair."""
+        """Discard a batch whose records are all dead. Scrub and repair handle damage, so it is
+        ignored here.
+        """
         shard, first, seqnum, location = self._reading.pop(token)
         batch, _ = parse_batch(location, payload)
         if batch is None or (batch.header.shard, batch.header.first) != (shard.id, first):

@@ -1,5 +1,5 @@
-"""Reads by seqnum: those that wait until the metalog is applied far enough, and the page that
-answers a read (ARCHITECTURE 9).
+"""Reads by seqnum (ARCHITECTURE 9): reads that wait until enough metalog entries are applied, and
+the page that answers a read.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _Key: TypeAlias = tuple[NodeId, int, ShardId]
 
 
 class Condition(enum.IntEnum):
-    """What a read may wait for, in the order of evaluation."""
+    """The conditions of a read, in the order of evaluation."""
 
     TAIL = 0
-    """All its seqnums are ordered."""
+    """All seqnums of the read are ordered."""
     TRIMS = 1
-    """All trims that the reader knows are applied."""
+    """All trims that the reader knows are applied here."""
     EPOCH = 2
     """An entry of the primary's incarnation that the reader knows, or a later one, is applied."""
 
@@ -65,10 +65,10 @@ class _Waiting(NamedTuple):
 
 
 class WaitingReads:
-    """Reads that need metalog entries not applied yet; at most `reads_max`.
+    """Reads that need metalog entries which are not applied yet; at most `reads_max`.
 
-    A read waits for one condition at a time. When it is met, all conditions are evaluated again:
-    replaced entries may have reverted a condition that had been met.
+    A read waits for one condition at a time. When this condition is met, all conditions are
+    evaluated again, because the primary may have replaced entries that met an earlier condition.
     """
 
     def __init__(self, *, reads_max: int, timeout_s: float) -> None:
@@ -83,7 +83,9 @@ class WaitingReads:
         return len(self._by_age)
 
     def add(self, message: ReadRecords, awaited: Unmet, now: Instant) -> bool:
-        """Queue a read; False: `reads_max` reads wait already. A repeated read waits once."""
+        """Queue a read; False: `reads_max` reads are queued already. A repeated read is queued only
+        once.
+        """
         key = (message.origin, message.request, message.shard)
         if key in self._by_age:
             return True
@@ -111,7 +113,7 @@ class WaitingReads:
         return found
 
     def pop_expired(self, now: Instant) -> list[ReadRecords]:
-        """Remove and return the reads that have waited too long: their callers have given up."""
+        """Remove and return the reads that have waited so long that their callers have given up."""
         found: list[ReadRecords] = []
         while self._by_age:
             key, waiting = next(iter(self._by_age.items()))
@@ -141,7 +143,7 @@ class AppliedEntries(Protocol):
 
     @property
     def trims(self) -> int:
-        """How many trims are applied."""
+        """Number of applied trims."""
 
     @property
     def last(self) -> Epoch:
@@ -163,7 +165,7 @@ class RecordPage(BatchTask):
     """Collects the answer to one `ReadRecords`, up to `bytes_max`; further records are left out.
 
     The reader sees which records are left out, and asks again. The page has at least one record,
-    unless all are unknown here.
+    unless all requested records are unknown here.
     """
 
     def __init__(
@@ -208,7 +210,7 @@ class RecordPage(BatchTask):
         return self._bytes >= self._bytes_max
 
     def miss(self, location: Location) -> None:
-        """Answer that the requested records of a batch cannot be read now."""
+        """Mark the requested records of a batch as not readable now."""
         seqnums = [seqnum for seqnum, _ in self._wanted[location]]
         self._unknown += seqnums
         self._away += seqnums
@@ -247,8 +249,8 @@ class RecordPage(BatchTask):
             self._bytes += size + STORED_RECORD_OVERHEAD_BYTES
 
     def _dead(self, batch: RecordBatch, seqnum: SeqNum, localid: LocalId) -> Mask | None:
-        """Return which records of a batch are trimmed; None: none. One of its records is at
-        `seqnum`.
+        """Return which records of a batch are trimmed; None: no record is. `seqnum` and `localid`
+        belong to one of its records.
         """
         first_seqnum = seqnum - (localid - batch.header.first)
         floors = self._applied.floors

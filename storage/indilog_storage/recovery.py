@@ -27,21 +27,21 @@ from indilog_storage.ordering import Ordering
 from indilog_storage.shard import GONE, Shard
 
 BATCHES: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GONE})
-"""Frame kinds whose intact header still names the records of a damaged frame."""
+"""Frame kinds whose header, if intact, still names the records of a damaged frame."""
 
 
 def cut_off(position: MetalogPosition, ordering: Ordering, moved: MovedShards) -> None:
     """Remove the replaced entries from `position` on, and their effects on shards."""
     replaced = {shard: ordering.writers_from(position, shard) for shard in moved.shards}
     ordering.cut_off(position)
-    moved.apply_placement(ordering, drops=False)  # an entry that was cut off may come again
+    moved.apply_placement(ordering, drops=False)  # an entry that was cut off may be ordered again
     for shard in moved.shards.values():
         ordered, writer = ordering.cut_of(shard.id), ordering.writer_of(shard.id)
         shard.cut_off(ordering.tail, ordered, writer, replaced.get(shard.id, ()))
 
 
 class Recovery:
-    """Replays frames in the order of the journal, and notes the losses between them."""
+    """Replays frames in the order of the journal, and notes lost frames between them."""
 
     def __init__(self, moved: MovedShards, ordering: Ordering, cold: ColdObjectsKept) -> None:
         self._moved = moved
@@ -49,8 +49,8 @@ class Recovery:
         self._cold = cold
         self._ordering = ordering
         self._gap = False
-        """Whether entries are missing before the next `ORDERING` frame, or may have been replaced
-        there: because of damage, or because another storage node sent them.
+        """Whether the entries before the next `ORDERING` frame may be incomplete or replaced. The
+        cause is damage, or entries from another storage node, which are not journaled.
         """
         self._lossy = False
         """Whether a frame of another or unknown kind was lost."""
@@ -93,7 +93,7 @@ class Recovery:
             self._records(shard, header.first, header.end, header.epoch, location)
 
     def _kept(self, header: BatchHeader, location: Location) -> Shard | None:
-        """Return the shard of a batch; None: it is not kept here, and the batch is noted."""
+        """Return the shard of a batch; None: this node does not keep it, and the batch is noted."""
         if (shard := self._shards.get(header.shard)) is None:
             batch = UnownedBatch(header.first, header.end, location, header.epoch)
             self._moved.add_unowned(header.shard, batch)
@@ -104,10 +104,10 @@ class Recovery:
     ) -> None:
         """Replay a batch of records, which usually continues the records before it.
 
-        There are two exceptions. A gap within the records of one writer is possible (decision
-        0009): the newest batch was damaged and taken for a torn tail. The metalog then showed the
-        replica that records were missing. And the records may be stored already: the writer resent
-        the batch while it was being written.
+        There are two exceptions. First, a gap within the records of one writer is possible
+        (decision 0009). In an earlier start, the damaged newest batch was taken for a torn tail,
+        and the metalog later showed the replica that records were missing. Second, the records may
+        be stored already, because the writer resent the batch while it was being written.
         """
         if shard.replaces(first, epoch):
             shard.truncate(max(first, shard.ordered))
@@ -134,8 +134,9 @@ class Recovery:
     def _gone_records(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Replay a note of discarded batches.
 
-        They were here until their segment was rewritten, or (`DISCARDED`) until this frame; in the
-        second case they may precede the checkpoint.
+        A `DISCARDED` frame discards batches that were here until this frame; they may precede the
+        checkpoint. A frame of another kind takes the place of batches that a rewrite of their
+        segment left out.
         """
         gone = decode_gone(payload)
         if kind is FrameKind.DISCARDED:
@@ -169,7 +170,7 @@ class Recovery:
             self._cold.released.append(batch.location)
 
     def _repaired(self, payload: bytes, location: Location) -> None:
-        """Replay a batch that filled a hole, or replaced a batch that was intact at the
+        """Replay a batch that filled a hole, or that replaced a batch which was intact at the
         checkpoint.
         """
         header = batch_header(payload)
@@ -179,20 +180,20 @@ class Recovery:
 
     def _entries(self, payload: bytes, location: Location) -> None:
         entries = decode_entries(payload)
-        self._gap = self._gap or not entries  # in place of entries from another storage node
+        self._gap = self._gap or not entries  # an empty frame is a gap
         for entry in entries:
             self._entry(entry, location)
 
     def _entry(self, entry: Entry, location: Location) -> None:
         ordering = self._ordering
         if entry.position < ordering.position and entry.epoch == ordering.epoch_at(entry.position):
-            self._gap = False  # an equal entry means equal entries before it
+            self._gap = False  # entries before equal entries are equal
             return
         if self._gap and not self._follows_gap(entry):
             return
         self._gap = False
         if entry.position < ordering.position:
-            ordering.reader.lineage.cut_off(entry.position)  # replaces what was there
+            ordering.reader.lineage.cut_off(entry.position)  # replaces the entry recovered there
             cut_off(entry.position, ordering, self._moved)
         if entry.position != ordering.position:
             raise DataLossError(
@@ -220,9 +221,9 @@ class Recovery:
     def _follows_gap(self, entry: Entry) -> bool:
         """Whether an entry after a gap certainly follows the last recovered entry.
 
-        An entry in the gap may have replaced the last recovered one. If the same incarnation of the
-        primary proposed both, it was not replaced (`indilog.kernel.lineage`). Entries that do not
-        follow are dropped and fetched again.
+        An entry in the gap may have replaced the last recovered entry. If the same incarnation of
+        the primary proposed both, the last recovered entry was not replaced
+        (`indilog.kernel.lineage`). Entries that do not follow are dropped and fetched again.
         """
         follows = entry.position == self._ordering.position
         return follows and (not entry.position or entry.epoch == self._ordering.last)
@@ -245,7 +246,7 @@ class Recovery:
                 self._mark_lossy()
 
     def _lost_batch(self, frame: Lost) -> None:
-        """Note a lost batch; if its own header is intact, the header names the lost records."""
+        """Note a lost batch. If the batch's own header is intact, it names the lost records."""
         try:
             header = batch_header(frame.payload)
         except MalformedFrameError:
@@ -254,7 +255,7 @@ class Recovery:
         if (shard := self._shards.get(header.shard)) is None:
             return
         if frame.kind is FrameKind.REPAIRED:
-            # The batch that this one replaced may have left no trace: a torn tail is cut off.
+            # A damaged batch may have replaced one that left no trace: a torn tail is cut off.
             shard.fill(header.first, header.end, frame.location)
         else:
             self._batch(frame.payload, frame.location)

@@ -1,21 +1,21 @@
-"""Repair of a replica: it fetches the batches of its holes from other replicas (ARCHITECTURE 11,
+"""Repairs a replica: fetches the batches of its holes from other replicas (ARCHITECTURE 11,
 decision 0009, PITFALLS 14, 15 and 17).
 
 One request is in flight at a time, and `repair_bytes_per_s` limits the rate, so a wiped replica
-does not slow down the others. Only ordered records are requested and sent: all replicas have the
-same. A received batch is persisted as a `REPAIRED` frame and then fills its hole, so repair
-continues after a restart.
+does not slow down the others. Only ordered records are requested and sent, because these are the
+same on all replicas. A received batch is persisted as a `REPAIRED` frame and then fills its hole,
+so repair continues after a restart.
 
 Replicas are asked in rotation. Those that did not answer the last request are asked last. A moved
-shard is copied while one of its replicas is lost (decision 0048). If no replica has a batch, it is
-requested again after a pause that doubles up to `repair_retry_s_max`. Another replica may have
-repaired itself by then, and such requests are cheap.
+shard is copied even while one of its replicas is lost (decision 0048). If no replica has a batch,
+the batch is requested again after a pause that doubles up to `repair_retry_s_max`. Another replica
+may have repaired itself by then, and such requests are cheap.
 
 A replica that lost a requested batch reports this if its disk shows the loss
-(`Batches.lacking_to`). If all other replicas have reported it, or there are no others, the records
-are *given up*: they are lost (decision 0024). A stopped replica reports nothing, so records that it
-may have are not given up. Records that were given up are still requested, and are no longer lost if
-a replica sends them.
+(`Batches.lacking_to`). If all other replicas have reported the loss, or there are no others, the
+records are *given up*: they are lost (decision 0024). A stopped replica reports nothing, so records
+that it may have are not given up. Records that were given up are still requested. They are no
+longer lost if a replica sends them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from indilog_storage.shard import Shard
 
 _RETRY_S: Final = 1.0
 _RESENDS_MAX: Final = 8
-"""An answer is awaited for this many times `resend_s`, because the replica reads from its disk."""
+"""Number of `resend_s` for which an answer is awaited: long, because the replica reads from its
+disk.
+"""
 _GONE_MAX: Final = 4096
-"""Discarded ranges named by one answer."""
+"""Largest number of discarded ranges in one answer."""
 
 
 class Repair:
@@ -63,8 +65,8 @@ class Repair:
         self._next_at: Instant | None = None
         """When to send the next request or resend; None: nothing can be requested."""
         self._failures: dict[tuple[ShardId, LocalId], tuple[int, Instant]] = {}
-        """For each hole that no asked replica could fill, the failed requests in a row, and when to
-        ask again.
+        """For each hole that no asked replica could fill: the number of failed requests in a row,
+        and when to ask again.
         """
         self._lacking: dict[tuple[ShardId, LocalId], dict[NodeId, LocalId]] = {}
         """By hole and replica, the end of the range that the replica has lost."""
@@ -100,8 +102,8 @@ class Repair:
         return []
 
     def _next_replica(self, wanted: BatchesWanted, others: Sequence[NodeId]) -> NodeId:
-        """Return the replica to ask next; every one is asked before any is asked again for the same
-        hole.
+        """Return the replica to ask next. Every replica is asked before any replica is asked again
+        for the same hole.
         """
         times = self._failures.get((wanted.shard, wanted.first), (0, None))[0]
         if not times:
@@ -121,8 +123,8 @@ class Repair:
         return None
 
     def _unanswered(self, asked: BatchesWanted, now: Instant) -> None:
-        """Note that a replica did not answer. Its first silence does not count as a failure,
-        because it only changes the order in which replicas are asked.
+        """Note that a replica did not answer. Its first missing answer does not count as a failure;
+        it only changes the order in which replicas are asked.
         """
         node = self._asked_node
         assert node is not None, "a request was sent to it"
@@ -131,8 +133,8 @@ class Repair:
         self._silent.add(node)
 
     def _failed(self, asked: BatchesWanted, now: Instant) -> None:
-        """Note that a replica had nothing. The next replica is asked at once; after all were asked,
-        there is a pause.
+        """Note that a replica had no part of the requested range. The next replica is asked at
+        once. After all replicas were asked, there is a pause.
         """
         key = asked.shard, asked.first
         times = self._failures.get(key, (0, now))[0] + 1
@@ -155,8 +157,8 @@ class Repair:
             self._shards[asked.shard].give_up(asked.first, least)
 
     def note_moved(self) -> None:
-        """Forget what replicas lack: one may have got records from a node that is no longer a
-        replica.
+        """Forget which records the replicas lack, because a moved shard has other replicas. A
+        replica may also have got records from a node that is no longer a replica.
         """
         self._lacking.clear()
         self._silent.clear()
@@ -173,8 +175,8 @@ class Repair:
         """Persist received batches that are missing here.
 
         `rests_on_applied`: all trims that the sender has applied are applied here, too. Otherwise
-        batches that it has discarded stay missing, because this node does not know the trims that
-        discarded them.
+        batches that the sender has discarded stay missing, because this node does not know the
+        trims that caused it.
         """
         asked = self._asked
         self._silent.discard(event.sender)
@@ -216,7 +218,7 @@ class Repair:
         """Fill the hole of a repaired batch; tokens of repairs are negative."""
         shard, batch = self._persisting.pop(token)
         if self._shards.get(shard.id) is not shard:
-            return  # dropped meanwhile
+            return  # the shard was dropped meanwhile
         if shard.fill(batch.header.first, batch.header.end, location):
             self.repaired += batch.header.records
 
@@ -249,7 +251,9 @@ class BatchPage(BatchTask):
         super().__init__(to, self._places(shard))
 
     def _places(self, shard: Shard) -> list[Location]:
-        """Return the places of the batches that fit; a wiped replica requests a whole shard."""
+        """Return the places of the batches that fit into the page. A wiped replica requests a whole
+        shard.
+        """
         places: list[Location] = []
         at, size = self._message.first, 0
         while size < self._bytes_max and (batch := shard.batch_from(at)) is not None:

@@ -1,7 +1,7 @@
 """The part of a batch that remains when its segment is rewritten (ARCHITECTURE 13, decision 0016).
 
-A discarded batch is left out. In a partly live batch the dead records become tombstones: they keep
-their localids, so the other records keep their seqnums.
+A discarded batch is left out. In a partly live batch the dead records become tombstones. Tombstones
+keep the localids of the dead records, so the other records keep their seqnums.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def needed(
 ) -> bytes | None:
     """Return the part of an intact batch that must remain.
 
-    None: the batch was discarded, or all of its shard was freed here. `ELSEWHERE`: its records are
-    on cold storage. Records that a new writer dropped and replaced are removed when the replacing
-    records are removed.
+    None: the batch was discarded, or this node no longer keeps the shard. `ELSEWHERE`: the records
+    of the batch are on cold storage. A batch that a new writer dropped and replaced is kept until
+    the replacing records are removed.
     """
     assert kind in {FrameKind.RECORDS, FrameKind.REPAIRED}, "only these hold batches"
     header = batch_header(payload)
     if (shard := shard_of(header.shard)) is None:
-        return None  # another node keeps the shard now
+        return None  # another node keeps the shard
     if shard.is_gone(header.first) and shard.is_gone(header.end - 1):
         return None
     place = shard.location_of(header.first)
@@ -51,7 +51,7 @@ def needed(
 
 
 def reclaimable_bytes(batch: RecordBatch, dead: Mask) -> int:
-    """Return by how much a batch becomes smaller when its dead records become tombstones."""
+    """Return by how many bytes a batch shrinks when its dead records become tombstones."""
     sizes = 8 * np.frombuffer(batch.tag_counts, np.uint8).astype(np.int64)
     for ends in batch.ends:
         column = np.frombuffer(ends, np.uint32).astype(np.int64)

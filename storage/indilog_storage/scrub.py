@@ -1,10 +1,10 @@
-"""Periodic verification of all batches, so that damage is found while another replica can repair it
+"""Verifies all batches periodically, so that damage is found while another replica can repair it
 (ARCHITECTURE 11, decision 0009).
 
-Every `scrub_interval_s` a pass begins. It reads and verifies all batches of all shards, oldest
-first, at most `scrub_bytes_per_s`, with a rest after each batch. A damaged batch becomes a hole,
-which repair fills. The first pass begins one interval after a start that replayed the whole
-journal, and at once after a start from a checkpoint.
+A pass begins every `scrub_interval_s`. It reads and verifies all batches of all shards, oldest
+first, at most `scrub_bytes_per_s`, with a pause after each batch. A damaged batch becomes a hole,
+which repair fills. After a start that replayed the whole journal, the first pass begins one
+interval later. After a start from a checkpoint it begins at once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from indilog_storage.shard import Shard
 
 _CHUNK_BYTES: Final = 256 * KIB
 _BATCHES_MAX: Final = 256
-"""Limits of one step, in bytes and in batches."""
+"""Largest number of batches in one step. `_CHUNK_BYTES` limits its bytes."""
 _BATCH_REST_S: Final = 0.0002
-"""Pause after a batch, in seconds: many times the work for a small batch."""
+"""Pause after a batch, in seconds: many times the time that a small batch takes."""
 
 
 class _Reading(NamedTuple):
@@ -35,7 +35,7 @@ class Scrub:
     """Verifies batches in small steps; its tokens are negative.
 
     Attributes:
-        passes: how many passes are complete.
+        passes: number of complete passes.
         bytes: bytes read over all passes.
         damaged: damage found since `DiskCare` last emptied the list.
     """

@@ -7,8 +7,8 @@ The stored prefix may have *holes*: records that a damaged or wiped disk lost. R
 unknown here, never absent; `indilog_storage.repair` fetches them from another replica.
 
 A writer owns a shard from the metalog entry that names it (`NewWriters`). That entry drops the
-unordered records of earlier writers, so all unordered records are the newest writer's. Only in a
-replay after damage does a batch come before the entry that names its writer.
+unordered records of earlier writers, so all unordered records are the newest writer's. A batch
+precedes the entry that names its writer only in a replay after damage.
 
 Unordered records in a hole do not count as stored: the replica does not report them to the primary,
 and their writer resends them.
@@ -65,10 +65,10 @@ class Shard:
         bytes: bytes of all stored batches.
         unordered: batches that no entry has ordered yet, kept for their tags; the oldest may be
             missing.
-        holes: unknown ranges inside the stored prefix, end by first localid.
+        holes: unknown ranges inside the stored prefix: the end of each, by its first localid.
         given_up: first localids of holes that no replica can fill.
-        damaged: of the only replica, batches with damaged data: by first localid, the first damaged
-            record and how many are damaged.
+        damaged: batches of the only replica whose data is damaged: by first localid, the first
+            damaged record and the number of damaged ones.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class Shard:
         self.given_up: set[LocalId] = set()
         self.damaged: dict[LocalId, tuple[LocalId, int]] = {}
         self._unreadable: set[LocalId] = set()
-        """First localids of holes that the next incarnation may find readable."""
+        """First localids of holes whose batches the next incarnation may find readable."""
         self._runs: list[tuple[LocalId, Epoch]] = []
         """The writers of the stored, unordered records: first localid and epoch of each."""
         self._firsts = array("Q")
@@ -109,8 +109,8 @@ class Shard:
         """Give the shard to the writer that a metalog entry names, after the entries before it are
         applied.
 
-        Drops what earlier writers stored and no entry has ordered. If batches of this or a later
-        writer are stored already, what is missing before them becomes a hole.
+        Stored records of earlier writers that no entry has ordered are dropped. If batches of this
+        or a later writer are stored already, the missing records before them become a hole.
         """
         self.writer = writer
         runs = [run for run in self._runs if run[1] >= writer]
@@ -143,7 +143,7 @@ class Shard:
     def replaces(self, first: LocalId, writer: Epoch) -> bool:
         """Whether a batch at `first` is of a later writer, which dropped the records from there on.
 
-        This happens if the entry that names the writer was lost.
+        This happens only if the entry that names the writer was lost.
         """
         return first < self.stored and bool(self._runs) and writer > self._runs[-1][1]
 
@@ -174,7 +174,7 @@ class Shard:
     # --- moves
 
     def catch_up(self, history: ShardHistory) -> None:
-        """Apply what entries said about the shard while this node did not keep it.
+        """Apply entries that were applied while this node did not keep the shard.
 
         A batch that is here stays if its writer owns its localids. All other records are missing.
         """
@@ -185,7 +185,7 @@ class Shard:
         self._order_to(history.ordered, history)
 
     def free(self, first: LocalId, end: LocalId) -> None:
-        """Make holes of the batches within [first, end): their bytes are freed, because the shard
+        """Turn the batches within [first, end) into holes. Their bytes are freed, because the shard
         was moved to another node.
         """
         index = bisect_left(self._firsts, first)
@@ -211,7 +211,7 @@ class Shard:
 
     def skip_to(self, end: LocalId) -> None:
         """Make a hole of the missing records up to `end`, which other replicas have stored. A hole
-        that ends where they begin is extended, so that `Repair` requests all of them at once.
+        directly before them is extended instead, so that `Repair` requests all of them at once.
         """
         if end <= self.stored:
             return
@@ -228,8 +228,9 @@ class Shard:
     def lose(self, damage: DamagedBatch) -> bool:
         """Make a hole of the lost part of a damaged batch; False: the loss is already known.
 
-        The only replica of a shard keeps two kinds of damaged batches. In one, only the data of
-        some records is damaged; the other may be readable later.
+        The only replica of a shard keeps two kinds of damaged batches, because no other replica can
+        fill a hole: a batch with damaged data of some records, and a batch that may be readable
+        later.
         """
         if self.alone and not damage.readable:
             return False
@@ -306,7 +307,8 @@ class Shard:
         return end > known_to
 
     def lacking_to(self, first: LocalId) -> LocalId:
-        """Return the end of the range from `first` on that a restart would not find, either.
+        """Return the end of the range from `first` on whose records a restart would not find,
+        either.
 
         It is `first` if the record there is stored, was never known here, or is only unreadable
         now.
@@ -330,8 +332,7 @@ class Shard:
 
     def lost_within(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
         """Return the parts of [first, end) that are lost: in holes that no other replica can fill.
-
-        Their tags are lost, too.
+        The tags of these records are lost, too.
         """
         if not self.holes or not (self.alone or self.given_up):
             return []
@@ -368,7 +369,7 @@ class Shard:
     def sound(self) -> LocalId:
         """The length of the prefix that is stored here under the shard's writer.
 
-        It ends at the first hole that the writer must fill; other replicas fill holes in ordered
+        It ends at the first hole that the writer must fill. Other replicas fill holes in ordered
         records. Records of a writer that the metalog does not name yet do not count.
         """
         start, end = self.ordered, self._named_end
@@ -388,18 +389,18 @@ class Shard:
 
     @property
     def missing(self) -> int:
-        """How many localids are in holes."""
+        """Number of localids in holes."""
         return sum(end - first for first, end in self.holes.items())
 
     @property
     def lost(self) -> int:
-        """How many records no replica has with intact data."""
+        """Number of records that no replica has with intact data."""
         lost = sum(end - first for first, end in self.lost_within(0, self.stored))
         return lost + sum(count for _, count in self.damaged.values())
 
     @property
     def first_lost(self) -> SeqNum | None:
-        """The smallest seqnum of a lost record; None: there is none."""
+        """The smallest seqnum of a lost record; None: no record is lost."""
         firsts = [first for first, _ in self.damaged.values()]
         firsts += [first for first, _ in self.lost_within(0, self.ordered)]
         first = min(firsts, default=self.ordered)
@@ -431,8 +432,8 @@ class Shard:
     def batch_from(
         self, localid: LocalId, *, local: bool = False
     ) -> tuple[LocalId, LocalId, Location] | None:
-        """Return the first known batch that begins at `localid` or later (its range and place);
-        None: there is none. `local`: one in the journal.
+        """Return the range and place of the first known batch that begins at `localid` or later;
+        None: there is none. `local`: only batches in the journal count.
         """
         index = self._known_from(bisect_left(self._firsts, localid), local=local)
         if index is None:
@@ -586,7 +587,7 @@ class Shard:
             index += 1
 
     def replace(self, first: LocalId, end: LocalId, location: Location) -> bool:
-        """Note that the batch of exactly these records is elsewhere; False: there is none."""
+        """Note the new place of the batch with exactly these records; False: there is none."""
         index = bisect_left(self._firsts, first)
         there = index < len(self._firsts) and self._firsts[index] == first
         if not there or self._end_of(index) != end or self._segments[index] in _NOWHERE:
@@ -710,8 +711,8 @@ class Shard:
     # --- order
 
     def _drop_misplaced(self, end: LocalId) -> None:
-        """Drop records of a writer that no entry names, if they are stored in place of records up
-        to `end` that an entry orders. The entry that named that writer was replaced.
+        """Drop the records below `end` that a writer without an entry stored in place of ordered
+        records. The entry that named this writer was replaced.
         """
         if self._named_end < min(self.stored, end):
             self.truncate(self._named_end)
@@ -725,8 +726,8 @@ class Shard:
     def order(self, span: Span) -> list[RecordBatch]:
         """Apply a span; return its batches that are still in memory.
 
-        If a writer that no entry names has stored records at these localids, they are dropped, and
-        the records of the span are missing here.
+        If a writer that no entry names has stored records at these localids, they are dropped. The
+        records of the span are then missing here.
         """
         end = span.first_localid + span.length
         assert span.first_localid == self.ordered < end, "entries order without gaps"

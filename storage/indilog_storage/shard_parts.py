@@ -14,10 +14,10 @@ from indilog.roles.role import Location
 
 
 class LocalBatches(NamedTuple):
-    """Batches in the journal; only discarded batches lie between them.
+    """Consecutive batches in the journal, with at most discarded batches between them.
 
     Attributes:
-        first, end: their localids.
+        first, end: the range of their localids.
         batches: the first localid and the place of each.
         bounded: whether a hole or a batch on cold storage follows them.
     """

@@ -25,13 +25,17 @@ def announce_trim(trim: Trim, view: View, ordering: Ordering) -> list[Effect]:
 
 
 def announce_trims(view: View, ordering: Ordering) -> list[Effect]:
-    """Announce the number of trims to all index nodes, which then confirm or replace theirs."""
+    """Announce the number of applied trims to all index nodes, which then confirm or replace their
+    own trims.
+    """
     message = _no_floors(ordering)
     return [Send(node, message) for node in view.index_nodes]
 
 
 def floors_page(ordering: Ordering, message: TagFloorsWanted, to: NodeId) -> Send:
-    """Return the next page of all floors, or the answer that `to` has all of them."""
+    """Return the next page of all floors. If `to` already has all of them, return an answer that
+    says so.
+    """
     copy_of, trims, epoch = ordering.trim_extent
     if trims and (trims, epoch) == (message.trims, message.epoch):
         return Send(to, _no_floors(ordering))
