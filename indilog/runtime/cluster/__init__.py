@@ -1,1 +1,1 @@
-"""Processes that form a platform: assembly, supervisor, metadata and the data directory."""
+"""The processes that form a platform: assembly, supervisor, metadata and the data directory."""

@@ -1,7 +1,7 @@
 """Assembles a platform: chooses the class of each role, and runs all roles in one process
 (ARCHITECTURE 5).
 
-Only this module of `indilog.runtime` imports the tiers. All kinds of processes use `role_of`;
+Only this module of `indilog.runtime` imports the tiers. Every kind of process uses `role_of`;
 `embedded` runs all roles of the view in this process.
 """
 
@@ -84,9 +84,9 @@ _ROLES: Final[Mapping[str, Callable[[NodeId, Views, Config], Role]]] = {
 
 
 def role_of(node: NodeId, views: Views, config: Config) -> Role:
-    """Return a new role for `node`, whose name begins with its role.
+    """Return a new role for `node`, whose name begins with the kind of its role.
 
-    The view need not have it yet: nodes join while the cluster runs.
+    The view need not contain the node yet: nodes join while the cluster runs.
 
     Raises:
         ConfigError: the name names no role.
@@ -230,7 +230,7 @@ def _is_member(logs: LocalLogs) -> bool:
 
 
 async def wait_for_metalog(shell: NodeShell) -> None:
-    """If the primary is in this process, wait until it has all metalog entries that it once had.
+    """If the primary is in this process, wait until it has again all its earlier metalog entries.
 
     Raises:
         DataLossError: no sequencer can show whether the entries are complete.
@@ -260,8 +260,8 @@ def rank_of(logs: LocalLogs) -> int:
 
 
 def retention_of(logs: LocalLogs, config: Config) -> RetentionService:
-    """Return the service that enforces retention policies, not started yet. It does so while its
-    compute node is the first one of the newest view.
+    """Return the service that enforces retention policies, not started yet. After its start, it
+    enforces them while its compute node is the first one of the newest view.
     """
     logs.retention = RetentionService(
         logs, config.node, serves=lambda: rank_of(logs) == 0, routes=lambda: logs.routes
@@ -331,8 +331,8 @@ async def kinds_served(
 
 
 def load_gateway() -> None:
-    """Import what a gateway needs. It takes long, so a process that also has other nodes does it
-    before these run: a primary that sends nothing for so long is replaced.
+    """Import the modules that a gateway needs. This takes long, so a process with further nodes
+    does it before they run: a primary that sends nothing for that time is replaced.
     """
     import indilog_compute.gateway
     import indilog_compute.workers.host  # noqa: F401
@@ -354,9 +354,9 @@ async def calls_served(
     """Run the gateway and the workers of a compute node of a cluster while the block runs; yield
     the gateway's URL. The first compute node also enforces retention policies.
 
-    `config` is that of the process: the compute node has its own directory there, and `port`.
-    `one_machine` tells whether all compute nodes reach the process's directory. The others are
-    those of `gateway_running`.
+    `config` is the configuration of the process; the compute node has its own directory there, and
+    `port`. `one_machine` tells whether all compute nodes reach the process's directory. The other
+    arguments are those of `gateway_running`.
 
     Raises:
         NotReadyError, ConfigError: as `joined` and `gateway_running`.
@@ -529,13 +529,13 @@ def peers_of(logs: LocalLogs, platform_dir: Path) -> Peers:
 def peers_on_machines(
     logs: LocalLogs, config: Config, addresses: Callable[[], Mapping[NodeId, str]]
 ) -> tuple[Peers | None, PeerPort | None]:
-    """Return the other compute nodes, each on a machine of its own. Also return where this node
-    takes calls that they forward: the port after that of its messages. Without keys, calls are not
-    forwarded.
+    """Return the other compute nodes, each on a machine of its own, and where this node receives
+    the calls that they forward: the port after that of its messages. Without keys, calls are not
+    forwarded, and both are None.
 
     Args:
         logs: the logs of this compute node.
-        config: of this machine.
+        config: configuration of this machine.
         addresses: returns where each node receives messages.
 
     Raises:
@@ -703,7 +703,7 @@ def _layout(view: View) -> dict[str, Any]:
 
 
 def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many records are permanently lost, and a warning about reads of them."""
+    """Return the number of permanently lost records, and a warning about reads of them."""
     lost = sum(status.get("lost_records", 0) for status in nodes.values())
     if not lost:
         return {"lost_records": 0}

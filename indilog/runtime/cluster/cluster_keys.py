@@ -68,7 +68,7 @@ def make_node_keys(directory: Path, node: str) -> Path:
     """Make the keys of one node with the authority in `directory`; return their folder.
 
     Raises:
-        ConfigError: there is no authority, the node has keys already, or the name is not allowed.
+        ConfigError: there is no authority, the node already has keys, or the name is not allowed.
     """
     if not _NAME.fullmatch(node) or node == AUTHORITY_FOLDER:
         raise ConfigError(
@@ -137,7 +137,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         raise ConfigError(f"{folder} exists already; nothing was changed.")
     made = folder.with_name(f"{folder.name}.new")
     try:
-        shutil.rmtree(made, ignore_errors=True)  # of a crash
+        shutil.rmtree(made, ignore_errors=True)  # left by a crash
         made.mkdir(mode=0o700, parents=True)
         yield made
         synced_directory(made)

@@ -1,10 +1,10 @@
 """The wanted and the installed members of a cluster, in the metadata store (ARCHITECTURE 11,
 decision 0049).
 
-The key `members` holds the nodes that the cluster is to have. Gateways change it for operators; the
+The key `members` holds the nodes that the cluster is to have. Gateways change it for operators. The
 supervisor starts and stops processes accordingly (`indilog.runtime.cluster.scaling`). The key
 `view` holds the newest installed view. The process of the primary writes it after the metalog entry
-of the view was committed. So it may be late, but it is never ahead of the metalog.
+of the view was committed. So the key may be behind the metalog, but never ahead of it.
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ _LOOK_S: Final = 0.2
 """Seconds between two checks whether the primary has installed a view."""
 
 Change: TypeAlias = Callable[[Members, View, Processes], tuple[Members, Processes]]
-"""Returns members and processes after a change, from those before it and the newest view."""
+"""Returns the members and processes after a change, given those before the change and the newest
+view.
+"""
 
 _log = structlog.get_logger(__name__)
 
 
 class WantedMembers(NamedTuple):
-    """The nodes that a cluster is to have, and those that it has."""
+    """The nodes that a cluster is to have, and the nodes that it has."""
 
     members: Members
     members_version: int
@@ -117,8 +119,8 @@ async def publish_views(store: MetadataStore, installed: Callable[[], View | Non
 async def want_zones(
     store: MetadataStore, zones_of: Callable[[Iterable[NodeId]], Mapping[NodeId, str]]
 ) -> None:
-    """Declare the zones of the members, unless they have these already. The primary then installs
-    them.
+    """Declare the zones of the members, unless the members already have these zones. The primary
+    then installs them.
 
     A cluster with one sequencer keeps the zones of its first start.
     """
@@ -208,8 +210,8 @@ class ClusterMembers:
         return await self.change(ended)
 
     async def rebalance(self) -> dict[str, Any]:
-        """Let the replicas of shards be spread evenly over storage nodes and zones; return the
-        state of the cluster.
+        """Spread the replicas of shards evenly over storage nodes and zones; return the state of
+        the cluster.
 
         Raises:
             ConfigError: the cluster cannot change; nothing was changed.
@@ -221,8 +223,8 @@ class ClusterMembers:
         return await self.change(spread)
 
     async def replace(self, name: str) -> dict[str, Any]:
-        """Let other nodes take the place of those of a process that is gone permanently; return the
-        state of the cluster.
+        """Replace the nodes of a process that is gone permanently by other nodes; return the state
+        of the cluster.
 
         Raises:
             ConfigError: there is no such process, or it cannot be replaced; nothing was changed.
@@ -244,8 +246,8 @@ class ClusterMembers:
             if len(wanted.view.sequencers) > 1:
                 changed = in_zones(changed, wanted.view, self._zones(changed, spread))
             if spread != processes:
-                # First, so that the supervisor knows the process of the new nodes. If the members
-                # are not changed after it, no node uses it.
+                # The processes are stored first, so that the supervisor knows the process of the
+                # new nodes. If the members are then not changed, no node uses the new process.
                 version = 0 if before is None else before.version
                 outcome = await self.store.compare_and_set(
                     PROCESSES_KEY, msgspec.json.encode(spread), expected_version=version
@@ -253,7 +255,7 @@ class ClusterMembers:
                 if not isinstance(outcome, Written):
                     continue
             same_graces = changed.finalized == wanted.members.finalized
-            same_gone = spread.gone == processes.gone  # else the supervisor is to look again
+            same_gone = spread.gone == processes.gone  # else the supervisor must look again
             if same_gone and same_graces and same_members(changed, wanted.members):
                 return await self.state()
             outcome = await self.store.compare_and_set(

@@ -3,8 +3,9 @@
 
 The first process publishes the first view, and for each run the configuration and the addresses of
 the nodes. A starting node reads them, and takes an epoch greater than all earlier epochs. When
-nodes are added to a running cluster, the record of the run gets their addresses. When the processes
-of these nodes are ready, it gets the members, so that the primary installs the next view.
+nodes are added to a running cluster, their addresses are added to the record of the run. When the
+processes of these nodes are ready, the record also gets the new members, so that the primary
+installs the next view.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from indilog.runtime.metadata.stored_values import decode_stored
 VIEW_KEY = "view"
 """The newest installed view."""
 MEMBERS_KEY = "members"
-"""The nodes that people want the cluster to have, if they have asked for other ones (`Members`)."""
+"""The nodes that the cluster is to have (`Members`), if an operator has changed them."""
 CONFIGURED_KEY = "configured"
 """The nodes that the configuration named at the last start (`Members`)."""
 EPOCH_KEY = "epoch"
@@ -44,13 +45,12 @@ RUN_KEY = "run"
 
 Arrangement: TypeAlias = Literal["embedded", "processes", "machines"]
 """Whether all nodes share one process and one journal, or there are several processes
-(`Processes`). Several processes run on one machine with a supervisor, or each on a machine of its
-own.
+(`Processes`). These run on one machine with a supervisor, or each on a machine of its own.
 """
 
 
 Setting: TypeAlias = str | int | float | bool | None
-"""A value as `config_from` takes it; None is left out."""
+"""A value as `config_from` takes it; None: the setting is left out."""
 
 
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,10 +61,10 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         directory: directory with the sockets; removed at the end of the run.
         settings: the configuration, as `config_from` takes it.
         members: the nodes that the cluster is to have, set when the processes of all of them were
-            started; None: those of the view.
-        zones: the zones of nodes on several machines; each machine publishes its own.
-        first_zones: the zones by which the first view was laid out; None: the first machines have
-            not all started yet.
+            started; None: the nodes of the view.
+        zones: the zones of nodes on several machines; each machine publishes its own zone.
+        first_zones: the zones by which the first view was laid out; None: some of the first
+            machines have not started yet.
     """
 
     addresses: dict[NodeId, str]
@@ -109,7 +109,7 @@ class Layout(NamedTuple):
     """The nodes of a data directory, and where their journals are."""
 
     view: View
-    """The newest one."""
+    """The newest view."""
     arrangement: Arrangement
     processes: Processes
 
@@ -142,7 +142,7 @@ def layout_in(directory: Path) -> Layout:
 
 
 def has_copied_layout(directory: Path) -> bool:
-    """Return whether the layout in a data directory is a copy, and ZooKeeper has the original.
+    """Return whether the layout in a data directory is a copy of the original in ZooKeeper.
 
     Raises:
         DataDirectoryError: the metadata file cannot be read.
@@ -187,7 +187,7 @@ async def publish_run(
 async def change_run(
     store: MetadataStore, change: Callable[[RunSettings], RunSettings]
 ) -> RunSettings:
-    """Replace the record of this run by what `change` returns for it; return the new record."""
+    """Replace the record of this run by the result of `change`, and return the new record."""
     while True:
         before = await store.get(RUN_KEY)
         assert before is not None, "the run was published"
@@ -241,7 +241,7 @@ def _spelled(value: object) -> str:
 
 
 async def node_start(store: MetadataStore) -> NodeStart:
-    """Return what a node needs to start, with a new epoch.
+    """Return all that a node needs to start, with a new epoch.
 
     Raises:
         NotReadyError: the first process has not published the view or the run yet.

@@ -1,9 +1,9 @@
 """Checks the data directory as a whole, because its metadata file and its journals belong together
 (ARCHITECTURE 11).
 
-Both arrangements write the metadata file before the first journal, and never remove it. So journals
-without a metadata file mean that a part of the directory was lost, not that it is new. A start
-there would reuse epochs that the journals know, so it is refused.
+Every arrangement writes the metadata file before the first journal, and never removes it. So
+journals without a metadata file mean that a part of the directory was lost, not that the directory
+is new. A start there would reuse epochs that the journals contain, so it is refused.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def opened_metadata_file(config: NodeConfig) -> EmbeddedMetadataStore:
     directory = config.data_dir
     file = directory / "metadata"
     with directory_usable(directory):
-        # Journals are searched first, because a process that creates the directory meanwhile writes
-        # the file first.
+        # Journals are searched first. Another process that creates the directory meanwhile writes
+        # the metadata file before its journals.
         journals = _journals(directory)
         if journals and not file.exists():
             raise DataDirectoryError(
@@ -82,7 +82,7 @@ async def journal_lost(store: MetadataStore, name: str, journal: Journal) -> boo
     """Return whether the journal `name` existed at an earlier start and is empty now.
 
     The store records each journal at its first start. A lost journal counts as lost until it has
-    frames. They come from a restored copy, or from a node that can continue without its old frames.
+    frames again, from a restored copy or from a node that can continue without its old frames.
     """
     key = f"journal/{name}"
     known = await store.get(key)

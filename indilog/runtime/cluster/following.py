@@ -22,8 +22,9 @@ _log = structlog.get_logger(__name__)
 async def followed(
     store: MetadataStore, key: str, handle: Callable[[Versioned], None]
 ) -> AsyncIterator[None]:
-    """Call `handle` with the value of a key, and with later ones, while the block runs. Values that
-    are soon replaced may be skipped. A value that `handle` refuses is given to it again later.
+    """Call `handle` with the value of a key, and with each later value, while the block runs.
+    Values that are soon replaced may be skipped. If `handle` refuses a value, it is called with it
+    again later.
     """
     async with running(_follow(store, key, handle)):
         yield

@@ -1,18 +1,18 @@
-"""The fork server: one process that has imported what a node needs, and forks the nodes of this
+"""The fork server: one process that has imported the modules of a node, and forks the nodes of this
 machine (docs/decisions/0034).
 
-Starting an interpreter and importing a node's modules takes half a second of CPU time; a fork takes
+To start an interpreter and import a node's modules takes half a second of CPU time; a fork takes
 milliseconds. `NodeStarter` runs the fork server. A Unix socket that preserves message boundaries
-connects them:
+connects the two:
 
 - `ready`: the fork server has imported everything.
 - A request is the command of a node, its arguments separated by zero bytes, with the descriptors
-  that the node gets (`SCM_RIGHTS`). The first is the node's socket to its supervisor.
+  that the node gets (`SCM_RIGHTS`). The first descriptor is the node's socket to its supervisor.
 - The answer is `started PID` with a pidfd of the child, or `refused REASON`.
 - `ended PID STATUS` follows when the child has ended; status -N means signal N.
 
 The fork server has one thread and no event loop. A fork copies only the calling thread, so a lock
-held by another thread would stay locked in the child. The fork server ends when the other end of
+that another thread holds would stay locked in the child. The fork server ends when the other end of
 its socket is closed; its children continue.
 """
 

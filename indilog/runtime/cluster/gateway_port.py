@@ -1,8 +1,8 @@
 """Chooses the port of each gateway, if the engines of a machine are separate processes.
 
-`engine-0` gets the configured port, and `engine-N` the N-th port after it. With port 0, the system
-chooses a port at the first start of the engine's process in a run. A restart of the process uses
-the same port, so its URL stays valid.
+`engine-0` gets the configured port, and `engine-N` the N-th port after it. If the configured port
+is 0, the system chooses a port at the first start of the engine's process in a run. A restart of
+the process uses the same port, so its URL stays valid.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class GatewayPort(NamedTuple):
     Attributes:
         port: the port; 0: the system chooses one.
         words: the rule that chose the port, for people; empty: it is the configured one.
-        added: number that is added to each further configured port of the gateway.
+        added: number to add to each other port that is configured for the gateway.
     """
 
     port: int

@@ -98,7 +98,7 @@ class HeldProcess:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL; raises what `terminate` does."""
+        """Send SIGKILL. Errors are those of `terminate`."""
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:
@@ -113,7 +113,7 @@ class HeldProcess:
         finally:
             loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
-            # Also if `wait` is cancelled, because the descriptor may be reused.
+            # Also done if `wait` is cancelled, because the descriptor may be reused.
             self._is_gone = True
         return STATUS_UNKNOWN
 

@@ -1,14 +1,14 @@
 """Creates the layout of a cluster at the first start; later starts may add storage nodes and change
 its index tier (ARCHITECTURE 11).
 
-The first layout of shards and replicas is fixed, because they hold the records. Metalog entries
-move shards (decision 0048), also to storage nodes that were added. The index tier can be derived
-from the records. So a start with another configuration may add and retire index shards. This needs
-a new view and a new era of the index schedule (thesis 5.6.3).
+A start does not change which replicas hold a shard, because they hold its records. Only metalog
+entries move shards (decision 0048), also to storage nodes that were added. The index tier can be
+derived from the records. So a start with another configuration may add and retire index shards.
+This needs a new view and a new era of the index schedule (thesis 5.6.3).
 
 Nodes also join and leave while the cluster runs (decision 0049). So the stored view may differ from
 the configuration. A start therefore compares the configuration with that of the last start (the key
-`configured`). Only what changed since then is applied to the view.
+`configured`), and applies only the differences to the view.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ log = structlog.get_logger(__name__)
 async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement) -> View:
     """Return the newest view of the cluster; the first start lays it out and stores it.
 
-    Called before any node runs. If the configuration says the same as at the last start, the stored
-    view holds: nodes may have been added and drained since. If the configuration was changed to
+    Called before any node runs. If the configuration equals that of the last start, the stored view
+    is returned: nodes may have been added and drained since. If the configuration was changed to
     more storage nodes or another index tier, a view with them is stored as the newest. New index
     shards get the positions after the last entry in the journals of the sequencers.
 
@@ -78,14 +78,14 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
     stored, configured = await store.get(VIEW_KEY), await store.get(CONFIGURED_KEY)
     assert stored is not None, "this start or an earlier one has set it"
     view = decode_view(stored.value)
-    # A release before this one did not store what was configured, and its views did not change
-    # while the cluster ran.
+    # An earlier release did not store the configured members, and its views did not change while
+    # the cluster ran.
     before = view.members if configured is None else decode_members(configured.value)
     _check_same_data(view, before, wanted)
     if configured is not None and same_members(before, wanted.members):
         return view
     following = await _reconfigure(store, config, arrangement, stored, before)
-    # Last, so that a start after a crash in between does the same again.
+    # This is last, so that a start after a crash in between does all steps again.
     version = 0 if configured is None else configured.version
     value = msgspec.json.encode(wanted.members)
     await _set(store, CONFIGURED_KEY, value, version)
@@ -98,8 +98,8 @@ def make_metadata(
     """Write the metadata file of a new data directory, whose journals another program writes
     (decision 0045); return the view of its platform.
 
-    Those of `shards` that none of its compute nodes writes are finalized. Every epoch that the
-    platform takes is greater than `epoch`.
+    Shards in `shards` that no compute node of the platform writes are finalized. Every epoch that
+    the platform takes is greater than `epoch`.
 
     Raises:
         DataDirectoryError: the directory cannot be used.
@@ -124,8 +124,8 @@ async def _reconfigure(
     stored: Versioned,
     before: Members,
 ) -> View:
-    """Store and return the view after a change of the configuration; `before`: what it said at the
-    last start.
+    """Store and return the view after a change of the configuration. `before`: the members that the
+    configuration named at the last start.
     """
     wanted, view = wanted_view(config), decode_view(stored.value)
     tier_changed = (before.index_shards, before.aggregators) != (

@@ -1,10 +1,10 @@
 """Computes the `Members` (wanted nodes) of a cluster after a change by an operator (decision 0049).
 
-The functions here change nothing themselves: `cluster_members` stores the result, the supervisor
-starts and stops processes, and the primary installs the view.
+The functions here only compute: `cluster_members` stores the result, the supervisor starts and
+stops processes, and the primary installs the view.
 
 The name of a node has its kind and its number: `engine-2`, `storage-0`, `index-1-0` (index shard 1,
-replica 0), `aggregator-0`. A node that is added gets the smallest number that is free.
+replica 0), `aggregator-0`. A node that is added gets the smallest free number.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def same_members(one: Members, other: Members) -> bool:
     They must also have the same finalized shards, and the same number of the last rebalancing.
 
     Versions and the cuts of finalized shards are not compared. Sequencers are not compared if one
-    of the two has none, which means that the cluster keeps its sequencers.
+    of the two `Members` has no sequencers, which means that the cluster keeps its own.
     """
     differs = set(one.sequencers) != set(other.sequencers)
     if differs and one.sequencers and other.sequencers:
@@ -83,7 +83,9 @@ def same_members(one: Members, other: Members) -> bool:
 
 
 def next_version(members: Members, view: View) -> int:
-    """Return the version for changed members: above that of `members` and that of `view`."""
+    """Return the version for changed members, which is above the versions of `members` and of
+    `view`.
+    """
     return max(members.version, view.members_version) + 1
 
 
@@ -127,7 +129,8 @@ def scaled(members: Members, view: View, counts: NodeCounts, config: Config) -> 
 
 
 def without(members: Members, view: View, node: NodeId) -> Members:
-    """Return `members` without one compute node or storage node; the same if it leaves already.
+    """Return `members` without one compute node or storage node; `members` itself if the node
+    already leaves.
 
     Raises:
         ConfigError: there is no such node, it cannot leave, or the cluster cannot change while it
@@ -162,7 +165,9 @@ def without(members: Members, view: View, node: NodeId) -> Members:
 
 
 def with_nodes(members: Members, nodes: Iterable[NodeId]) -> Members:
-    """Return `members` with further nodes, of any kind but sequencers; the version is the same."""
+    """Return `members` with further nodes, of any kind except sequencers. The version stays the
+    same.
+    """
     for node in nodes:
         if node in members.nodes:
             continue
@@ -185,7 +190,7 @@ def with_nodes(members: Members, nodes: Iterable[NodeId]) -> Members:
 
 
 def without_nodes(members: Members, nodes: Collection[NodeId]) -> Members:
-    """Return `members` without these nodes; the version is the same."""
+    """Return `members` without these nodes. The version stays the same."""
 
     def rest(of: Iterable[NodeId]) -> tuple[NodeId, ...]:
         return tuple(node for node in of if node not in nodes)
@@ -250,7 +255,7 @@ def with_rebalancing(members: Members, view: View) -> Members:
 
 
 def missing(members: Members, view: View, started: Members | None) -> list[str]:
-    """Return what the installed view lacks to have `members`, in sentences.
+    """Return sentences about the difference between the installed view and `members`.
 
     Args:
         members: the nodes that the cluster is to have.

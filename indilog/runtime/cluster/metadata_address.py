@@ -1,7 +1,7 @@
 """The address at which the nodes of a run find the metadata store (ARCHITECTURE 11).
 
-It is the address at which the first process serves the embedded store, or a file that says how to
-connect to ZooKeeper.
+With the embedded store, it is the address at which the first process serves the store. With
+ZooKeeper, it is a file with the settings to connect to ZooKeeper.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _ZOOKEEPER_SETTINGS: Final = (
 
 
 def published_address(config: NodeConfig, run: Path) -> str:
-    """Write into the directory of a run how nodes connect to ZooKeeper; return their address."""
+    """Write the settings to connect to ZooKeeper into the directory of a run; return the address
+    for nodes.
+    """
     settings = {name: getattr(config.metadata, name) for name in _ZOOKEEPER_SETTINGS}
     plain = {
         name: str(value.absolute()) if isinstance(value, Path) else value

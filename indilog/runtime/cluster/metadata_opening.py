@@ -27,7 +27,7 @@ class OpenedMetadata(NamedTuple):
 
     store: MetadataStore
     file: EmbeddedMetadataStore
-    """The same as `store` if that is embedded."""
+    """The metadata file. With the embedded store it is the same object as `store`."""
 
     async def copy_layout(self) -> None:
         """Copy the layout, which `layout_in` reads, into the file."""
@@ -72,8 +72,8 @@ async def opened_metadata(
 
 
 async def _adopt_platform(store: MetadataStore, file: EmbeddedMetadataStore) -> None:
-    """Give a new data directory the id of the platform on several machines that the store has; the
-    first machine chooses it.
+    """Give a new data directory the id of the platform in the store, whose nodes run on several
+    machines. The first machine chooses the id.
     """
     if await file.get(PLATFORM_KEY) is not None or await file.get(VIEW_KEY) is not None:
         return
@@ -90,8 +90,8 @@ async def _adopt_platform(store: MetadataStore, file: EmbeddedMetadataStore) -> 
 async def _check_belongs(
     store: MetadataStore, file: EmbeddedMetadataStore, config: NodeConfig
 ) -> None:
-    """Raise if the store has the metadata of a platform other than the data directory's, or has
-    lost it.
+    """Raise an error if the store has the metadata of another platform than the data directory, or
+    has lost the metadata.
     """
     place = f"{config.metadata.zookeeper_root} in ZooKeeper"
     known, was_started = await file.get(PLATFORM_KEY), await file.get(VIEW_KEY) is not None
@@ -111,7 +111,7 @@ async def _check_belongs(
             "choose another directory."
         )
     chosen = known.value if known is not None else os.urandom(8).hex().encode()
-    if known is None:  # the file first: after a crash in between, the next start accepts this state
+    if known is None:  # the file first: a start after a crash in between accepts this state
         await file.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
     await store.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
     there = await store.get(PLATFORM_KEY)

@@ -1,13 +1,14 @@
-"""Runs a process of a cluster (ARCHITECTURE 5, "Cluster"). It finds the cluster through the
-metadata store, and runs the nodes of the process until it must stop.
+"""Runs a process of a cluster (ARCHITECTURE 5, "Cluster"). The process finds the cluster through
+the metadata store, and runs its nodes until it must stop.
 
 The supervisor starts `python -m indilog.node --name storage-0 --metadata
-unix:///tmp/indilog-x/metadata`. The name is that of the process: of its one node, or of a process
-that several nodes share (`indilog.runtime.cluster.processes`). `node_running` runs a process inside
-another program, such as a benchmark that is itself the compute node.
+unix:///tmp/indilog-x/metadata`. The name is that of the process. A process with a single node has
+the name of this node; several nodes may also share a process (`indilog.runtime.cluster.processes`).
+`node_running` runs a process inside another program, such as a benchmark that is itself the compute
+node.
 
-A process of several nodes stops in two steps, so that the other processes can finish their calls
-with its help. The first SIGTERM ends its gateway and workers, the second one the process.
+A process of several nodes stops in two steps, because the other processes need its nodes to finish
+their calls. The first SIGTERM ends its gateway and workers, the second one the process.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ from indilog.runtime.transport.transport import REFUSED_PEER, GrowingTransport
 from indilog.runtime.transport.zmq_transport import ZmqTransport
 
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
-"""Size of a journal's segments if the node's role persists nothing, because segment files are
-written in advance.
+"""Size of the segments of a journal to which no role of the process writes. It is small, because
+segment files are filled with zeros in advance.
 """
 
 _TRANSPORTS: Final[Mapping[str, type[StreamTransport | ZmqTransport]]] = {
@@ -190,8 +191,8 @@ async def _stand_for_primary(
 
 
 async def _nodes_of(process: str, start: NodeStart, store: MetadataStore) -> tuple[NodeId, ...]:
-    """Return the nodes of a process: those of the newest view, those that are to join, and a
-    sequencer that may join later.
+    """Return the nodes of a process: its nodes in the newest view, its nodes that are to join, and
+    a sequencer that may join later.
     """
     members = (await wanted_in(store)).members
     of = start.processes.nodes_of(process, needed(start.view, members))
@@ -201,8 +202,8 @@ async def _nodes_of(process: str, start: NodeStart, store: MetadataStore) -> tup
 class _RunFollower:
     """Notifies the nodes of a process of changes that the supervisor makes while they run.
 
-    Addresses of new nodes come before the members, so that nodes have the addresses when they send
-    to new nodes.
+    Addresses of new nodes are passed on before the members, because nodes send to new members at
+    once.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class _RunFollower:
     def on_changed(self, found: Versioned) -> None:
         """Handle the record of the run."""
         if (run := decode_run(found.value)) is None:
-            return  # of another release, whose supervisor replaces this process
+            return  # another release wrote it; its supervisor replaces this process
         self.addresses = run.addresses
         self._transport.add_peers(run.addresses)
         if run.members is not None and run.members != self._members:
@@ -293,7 +294,7 @@ async def _run(given: argparse.Namespace) -> int:
 
 
 class _Stop:
-    """When a process is to stop.
+    """The requests to stop a process.
 
     Attributes:
         serving: set when gateways and workers are to end.
@@ -350,8 +351,8 @@ async def _serve(
 async def _gateway_of(
     name: NodeId, node: RunningNode, board: StatusBoard, stack: AsyncExitStack
 ) -> str:
-    """Run the gateway and the workers of a compute node; return its URL. Of another node: return
-    an empty text.
+    """Run the gateway and the workers of a compute node; return its URL. For another kind of node,
+    return an empty text.
     """
     start = node.start
     if (logs := logs_of(node.shell, name, start.config)) is None:

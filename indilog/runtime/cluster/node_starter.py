@@ -29,7 +29,9 @@ class _Forked(HeldProcess):
         self._status = status
 
     async def wait(self) -> int:
-        """Wait for its end; return its exit status, unknown if the fork server has ended, too."""
+        """Wait for the end of the child; return its exit status, or `STATUS_UNKNOWN` if the fork
+        server has ended, too.
+        """
         await super().wait()
         await asyncio.wait({self._status}, timeout=_ANSWER_S_MAX)
         return self._status.result() if self._status.done() else STATUS_UNKNOWN
@@ -82,7 +84,7 @@ class _ForkServer:
         try:
             socket.send_fds(self._channel, [text], descriptors)
         except OSError:
-            self._lose()  # it was killed, and the event loop has not noticed yet
+            self._lose()  # the fork server was killed, and the event loop has not noticed yet
             raise
         self._answer = self._loop.create_future()
         child = await self._answered(_ANSWER_S_MAX)
@@ -100,7 +102,7 @@ class _ForkServer:
             raise
 
     def _lose(self) -> None:
-        """Close the connection, so that it ends."""
+        """Close the connection, so that the fork server ends."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -113,7 +115,7 @@ class _ForkServer:
             self._answer.set_exception(ConnectionResetError("the fork server is gone"))
 
     async def close(self) -> None:
-        """Let it end, and wait until it is gone; its children continue."""
+        """Let the fork server end, and wait until it has ended; its children continue."""
         self._lose()
         try:
             async with asyncio.timeout(_ANSWER_S_MAX):
@@ -150,8 +152,8 @@ class _ForkServer:
 
 
 class NodeStarter:
-    """Forks the processes of nodes. If the fork server fails, it starts them by executing their
-    commands.
+    """Forks the processes of nodes. If the fork server fails, it starts the processes by executing
+    their commands.
 
     A lost fork server is replaced at the next start of a node. A fork server that does not answer
     in time is killed. A child that it had already forked ends when its connection to the supervisor
@@ -169,7 +171,7 @@ class NodeStarter:
     ) -> tuple[socket.socket, Process]:
         """Start the process of a node; see `Start`."""
         try:
-            # Lost since the last start; a new one replaces it.
+            # The fork server was lost since the last start; a new one replaces it.
             with contextlib.suppress(ConnectionError):
                 return await self._fork(command, inherited)
             return await self._fork(command, inherited)

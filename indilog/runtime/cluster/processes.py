@@ -3,9 +3,10 @@
 A process has one journal, in the folder of the data directory that has the name of the process. By
 default each node has a process of its own, with the node's name. With `shared_processes`, the nodes
 of the first start are spread over that many processes, `node-0` and so on: each gets a node of each
-kind. So a machine needs one process, and the loss of one process costs one copy of everything. A
-node never moves to another process, because its frames are in that process's journal. So the nodes
-of a shared process leave together, and the number of a process is not used again.
+kind. So a machine needs one process, and the loss of one process costs one copy of everything.
+
+A node never moves to another process, because its frames are in that process's journal. So the
+nodes of a shared process leave together, and the number of a process is not used again.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.nodes_of(process, self.shared)
 
     def standbys(self, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
-        """Return the sequencers that share a process with one of `nodes` and are none of them. They
-        run, and may take the place of a sequencer that leaves.
+        """Return the sequencers that share a process with one of `nodes`, but are not in `nodes`.
+        They run, and may take the place of a sequencer that leaves.
         """
         known = set(nodes)
         there = {self.shared[node] for node in known if node in self.shared}
@@ -75,7 +76,7 @@ class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def running(self, nodes: Iterable[NodeId]) -> dict[str, tuple[NodeId, ...]]:
-        """Return the processes of `nodes`, in the order of their first node, with these nodes."""
+        """Return the processes of `nodes` in the order of their first node, each with its nodes."""
         by_process: dict[str, list[NodeId]] = {}
         for node in nodes:
             by_process.setdefault(self.of(node), []).append(node)
@@ -83,10 +84,11 @@ class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def spread(nodes: Iterable[NodeId], count: int, before: Mapping[NodeId, str]) -> Processes:
-    """Spread nodes over `count` processes, besides those that have a process `before`.
+    """Spread nodes over `count` processes, in addition to those that have a process `before`.
 
-    A node goes to the process with the fewest nodes of its kind, but index nodes of one index shard
-    to different ones where possible. Among equals, to the process that has its number.
+    Index nodes of one index shard go to different processes where possible. Otherwise a node goes
+    to the process with the fewest nodes of its kind; among equals, to the process that has its
+    number.
     """
     shared = dict(before)
     for node in nodes:
@@ -117,9 +119,9 @@ def _replicas_at(process: str, node: NodeId, shared: Mapping[NodeId, str]) -> in
 def with_processes(
     members: Members, view: View, processes: Processes, count: int
 ) -> tuple[Members, Processes]:
-    """Return `members` in `count` shared processes. A new one gets a storage node, a compute node,
-    and a sequencer that may take the place of another one. The processes with the greatest numbers
-    leave.
+    """Return `members` in `count` shared processes. A new process gets a storage node, a compute
+    node, and a sequencer that may take the place of another one. The processes with the greatest
+    numbers leave.
 
     Args:
         members: the nodes that the cluster is to have so far.
@@ -184,7 +186,7 @@ def with_new_process(
 
 
 def _unused(kind: Kind, number: int, processes: Processes, view: View, members: Members) -> NodeId:
-    """Return a name that no node has, with this number or the next one that is free."""
+    """Return a name that no node has, with this number or the next free one."""
     used = {*processes.shared, *needed(view, members)}
     names = (NodeId(f"{kind}-{n}") for n in itertools.count(number))
     return next(name for name in names if name not in used)
@@ -200,8 +202,8 @@ def _unused_replica(shard: int, processes: Processes, view: View, members: Membe
 def with_replacement(
     members: Members, view: View, processes: Processes, name: str
 ) -> tuple[Members, Processes]:
-    """Return `members` with further nodes in place of those of a process that is gone permanently;
-    the same nodes if they leave already.
+    """Return `members` with further nodes in place of the nodes of a process that is gone
+    permanently. If these nodes already leave, the result has the same nodes.
 
     Args:
         members: the nodes that the cluster is to have so far.
@@ -240,7 +242,7 @@ def with_replacement(
 
 
 def without_wanted(processes: Processes, members: Members) -> Processes:
-    """Return the processes; those that run a wanted node are not gone."""
+    """Return the processes, where no process with a wanted node counts as gone."""
     gone = tuple(name for name in processes.gone if not processes.nodes_of(name, members.nodes))
     return msgspec.structs.replace(processes, gone=gone)
 
@@ -251,7 +253,8 @@ def _wanted(members: Members, view: View) -> tuple[NodeId, ...]:
 
 
 def without_process(members: Members, view: View, processes: Processes, name: str) -> Members:
-    """Return `members` without the nodes of a shared process; the same if they leave already.
+    """Return `members` without the nodes of a shared process; `members` itself if they already
+    leave.
 
     An index node or aggregator is replaced by one with a process of its own.
 
@@ -279,7 +282,8 @@ def without_process(members: Members, view: View, processes: Processes, name: st
 def with_other_sequencer(
     members: Members, view: View, processes: Processes, node: NodeId
 ) -> Members:
-    """Return `members` with another sequencer in place of `node`; the same if it leaves already.
+    """Return `members` with another sequencer in place of `node`; `members` itself if it already
+    leaves.
 
     Raises:
         ConfigError: no process that stays has a sequencer that may take its place.
@@ -322,8 +326,8 @@ def _with_other_replica(
 
 
 def check_leave_together(before: Members, after: Members, processes: Processes) -> None:
-    """Refuse a change by which only some nodes of a shared process leave: it runs until all have
-    left.
+    """Refuse a change by which only some nodes of a shared process leave, because the process runs
+    until all of them have left.
 
     Raises:
         ConfigError: some would stay.

@@ -6,15 +6,15 @@ so that no node sends to a peer that it cannot reach:
 
 1. The address of the node is added to the record of the run, which all processes follow.
 2. Its process starts. The roles of a storage node, an index node or an aggregator run at once.
-3. When those of all new nodes of these three kinds run, the record of the run gets the members. All
-   processes learn them, and the primary installs the view. A new compute node can only then become
-   ready.
+3. When the roles of all new nodes of these three kinds run, the members are added to the record of
+   the run. All processes learn them, and the primary installs the view. A new compute node can
+   become ready only after that.
 
-The process of a compute node that leaves is stopped first: without its shard, its running calls
-could not append. If it shares the process with other nodes, that process ends its gateway and
-continues. The other processes are stopped when neither the wanted members nor the installed view
-has a node of theirs. Each step can be repeated, so the supervisor may be killed between any
-two of them.
+If a compute node leaves, its process is stopped before the view is installed: without its shard,
+its running calls could not append. If it shares the process with other nodes, the process ends only
+its gateway and continues. A process without a compute node is stopped when neither the wanted
+members nor the installed view contain one of its nodes. Each step can be repeated, so the
+supervisor may be killed between any two of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Decision(NamedTuple):
-    """What the supervisor does next."""
+    """The next actions of the supervisor."""
 
     start: tuple[NodeId, ...]
     """Nodes whose processes start."""
@@ -68,9 +68,9 @@ def decided(
     Args:
         members: the wanted members.
         installed: the newest installed view.
-        before: the view that was installed when this was decided last.
+        before: the view that was installed at the last decision.
         processes: the running processes, with their nodes.
-        drained: those whose gateways have ended.
+        drained: the processes whose gateways have ended.
         gone: nodes whose processes are gone permanently.
     """
     leaving = leaving_engines(installed, members)
@@ -81,16 +81,16 @@ def decided(
         for node in of
         if node in leaving
     )
-    # A new compute node may get the shard of one that leaves. So it starts after that one has
-    # ended: a writer needs a greater epoch than the one before.
+    # A new compute node may get the shard of one that leaves. So it starts after the old one has
+    # ended, because a writer needs a greater epoch than the writer before it.
     waiting = set(members.engines) - set(installed.engines) if ending else set()
     nodes = [
         node
         for node in needed(installed, members)
         if node not in leaving and node not in waiting and node not in gone
     ]
-    # A compute node that left and is wanted again needs a new incarnation to get a shard. Other
-    # nodes of its process are not disturbed unless it is wanted.
+    # A compute node that left and is wanted again needs a new incarnation to get a shard. A shared
+    # process is restarted only for a compute node that is wanted again.
     left = set(before.engines) - set(installed.engines)
     here = set(installed.nodes)
     there = {node for of in processes.values() for node in of}
@@ -224,7 +224,7 @@ class Scaling:
             self._on_left(node)
 
     async def _wait_for_change(self, wanted: WantedMembers, awaited: Collection[NodeId]) -> None:
-        """Wait until there are other members or a new view, an awaited process is ready, or a
+        """Wait until the members or the view have changed, an awaited process is ready, or a
         process has ended.
         """
         watches: list[asyncio.Task[Any]] = [

@@ -1,8 +1,8 @@
 """Publishes the status of a cluster's processes for its gateways (ARCHITECTURE 11).
 
-Each process writes the status of its roles every few seconds, and gateways read it. The status is
-in files of the run's directory (`StatusFiles`). If the processes are on several machines, it is in
-the metadata store (`indilog.runtime.cluster.machines.status_keys`). So a status request costs no
+Each process writes the status of its roles every few seconds, and gateways read it. On one machine,
+the status is in files of the run's directory (`StatusFiles`). On several machines, it is in the
+metadata store (`indilog.runtime.cluster.machines.status_keys`). So a status request costs no
 message, and an old status reveals a process that hangs. The status is only for operators.
 """
 
@@ -52,7 +52,7 @@ class StatusBoard(Protocol):
         """
 
     async def remove(self, nodes: Sequence[NodeId]) -> None:
-        """Remove the status of these nodes, which end in order."""
+        """Remove the status of these nodes, because they end regularly."""
 
     def read(self, names: Iterable[NodeId]) -> PublishedStatus:
         """Return the recent status of the nodes `names`."""

@@ -2,10 +2,11 @@
 (ARCHITECTURE 11).
 
 A socket connects supervisor and process; the process sends lines of text over it
-(`supervisor_link`). A process hangs if it was ready and sends no heartbeat for `hang_s`. A process
-that hangs, or is not ready within `start_timeout_s`, is killed and restarted. If a process outlives
-its supervisor, the next supervisor adopts it. It holds the process by a descriptor (pidfd), so that
-it never signals a reused process id.
+(`supervisor_link`). A process hangs if it was ready and then sends no heartbeat for `hang_s`. A
+process that hangs, or is not ready within `start_timeout_s`, is killed and restarted.
+
+A process may outlive its supervisor. Then the next supervisor adopts the process, and holds it by a
+descriptor (pidfd), so that it never signals a reused process id.
 """
 
 from __future__ import annotations
@@ -109,10 +110,10 @@ class SupervisedProcess:
         """Wait until the process is ready, and return its `detail`.
 
         Args:
-            restarts: wait until the process was also restarted that often.
+            restarts: wait until the process has also been restarted this many times.
 
         Raises:
-            NotReadyError: it failed to start too often, or was stopped; the message has the
+            NotReadyError: it failed to start too often, or was stopped; the message contains the
                 process's own sentence.
         """
         async with self._changed:
@@ -124,8 +125,8 @@ class SupervisedProcess:
         return self.detail
 
     async def wait_for_data_loss(self) -> NotReadyError:
-        """Wait until the process has ended because data is lost, and was not ready since; return an
-        error with its sentence.
+        """Wait until the process has ended because data is lost, and has not become ready again.
+        Return an error with its sentence.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._data_lost is not None)
@@ -144,13 +145,13 @@ class SupervisedProcess:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the process has ended its gateway, and was not restarted since."""
+        """Whether the process has ended its gateway, and has not been restarted since."""
         return self._drained
 
     async def drain(self) -> None:
-        """Let the process end its gateway by SIGTERM; wait until its running calls have ended, at
-        most `stop_timeout_s`. A process of several nodes then runs its other nodes until `stop`;
-        one of a single node ends.
+        """Let the process end its gateway by SIGTERM; wait at most `stop_timeout_s` until its
+        running calls have ended. A process of several nodes then runs its other nodes until `stop`;
+        a process of a single node ends.
         """
         if (process := self._process) is None or self._drained:
             return
@@ -161,7 +162,7 @@ class SupervisedProcess:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the process is not restarted any more."""
+        """Whether the process has failed so often that it is not restarted."""
         return self._final is not None
 
     async def stop(self) -> None:
@@ -218,7 +219,7 @@ class SupervisedProcess:
         return NotReadyError(f"{self.name} does not start: {reason}")
 
     async def _run_once(self) -> int:
-        """Adopt or start the process, and return its exit status when it is gone."""
+        """Adopt or start the process, and return its exit status when it has ended."""
         found = connected(self._control) if self._control is not None else None
         self.adopted = found is not None
         self._last_heartbeat_at = asyncio.get_running_loop().time()
@@ -261,7 +262,7 @@ class SupervisedProcess:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Handle the lines that the process sends."""
-        # Errors: a line over the limit, or the process died.
+        # Errors mean that a line is over the limit, or that the process died.
         with contextlib.suppress(ValueError, ConnectionError):
             while line := await reader.readline():
                 word, _, text = line.decode(errors="replace").strip().partition(" ")
@@ -291,7 +292,8 @@ class SupervisedProcess:
             await asyncio.sleep(pause_s)
             before, looked_at = looked_at, loop.time()
             if looked_at - before > 2 * pause_s:
-                # The supervisor itself was paused, so it may not have read all received heartbeats.
+                # The supervisor itself was paused, so heartbeats may be received that it has not
+                # read.
                 self._last_heartbeat_at = looked_at
             elif looked_at - self._last_heartbeat_at > (silent_s := self._silent_s_max):
                 if not self._was_ready:
@@ -306,7 +308,7 @@ class SupervisedProcess:
         timeout_s = self._config.processes.stop_timeout_s
         with contextlib.suppress(ProcessLookupError):
             await self.drain()
-            process.terminate()  # the second time, if it has drained
+            process.terminate()  # the second SIGTERM, if the process has drained
             await asyncio.sleep(timeout_s)
             _log.warning("process killed", name=self.name, after_s=timeout_s)
             process.kill()

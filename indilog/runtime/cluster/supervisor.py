@@ -1,12 +1,13 @@
 """The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
 
-The first process is the supervisor. It serves the metadata store to the others, unless that is
-ZooKeeper. It starts the processes of the nodes of the view, and of each node that joins
+The first process is the supervisor. It serves the metadata store to the others, unless ZooKeeper is
+the metadata store. It starts the processes of the nodes of the view, and of each node that joins
 (`indilog.runtime.cluster.scaling`). Each node has a process, or nodes share fewer processes
-(`indilog.runtime.cluster.processes`). A process that dies, or hangs for `hang_s`, is restarted. No
-records pass through the supervisor. If it is killed, the other processes continue to serve as far
-as they can without it. The next supervisor adopts them if its settings are the same; otherwise it
-stops them and starts new ones.
+(`indilog.runtime.cluster.processes`). A process that dies, or hangs for `hang_s`, is restarted.
+
+No records pass through the supervisor. If it is killed, the other processes continue to serve
+calls, without restarts and without the embedded metadata store. The next supervisor adopts them if
+its settings are the same; otherwise it stops them and starts new ones.
 
 Sockets are Unix sockets in a directory of this run, readable by this user only. In measurements
 they are a third faster than TCP (docs/decisions/0002), and they need no free port. With
@@ -126,7 +127,8 @@ class Supervisor:
             or test) runs them.
 
     Attributes:
-        processes: by name, which is that of the node unless several share it; valid after `start`.
+        processes: the processes by name, which is the name of the node unless several nodes share
+            the process; valid after `start`.
         metadata_address: address of the metadata store; valid after `start`.
     """
 
@@ -212,8 +214,8 @@ class Supervisor:
     async def _take_over_run(
         self, store: MetadataStore, run: RunSettings | None
     ) -> RunSettings | None:
-        """If processes of the last run are alive, continue that run, and return it; if they have
-        other settings, stop them.
+        """If processes of the last run are alive, continue that run and return it. If they have
+        other settings, stop them instead.
 
         The directory of a run exists only if one of its processes is alive, because
         `remove_stale_directories` ran before.
@@ -242,8 +244,8 @@ class Supervisor:
     async def ready(self) -> None:
         """Wait until the processes of all nodes of the view are ready (again).
 
-        A sequencer that became ready may still find, when it takes over, that too many others lost
-        data. Then no process can become ready, so this ends with its error.
+        A new primary may find that too many other sequencers lost data, even after its process
+        became ready. Then no process can become ready, so this ends with the error of that process.
 
         Raises:
             NotReadyError: a process does not start, or ended because data is lost; the message has
@@ -274,8 +276,8 @@ class Supervisor:
                 raise
 
     async def stop(self) -> None:
-        """End all processes. Calls end first, so that they can still reach all nodes while they
-        finish.
+        """End all processes. Processes with calls end first, so that their calls can still reach
+        all other nodes.
 
         A process that does not end within `stop_timeout_s` is killed. May be called again.
         """
@@ -303,8 +305,8 @@ class Supervisor:
         return self._directory.path
 
     def _start_process(self, name: str, *, is_member: bool = False) -> None:
-        """Start a process. That of a node which joins is restarted without limit: it may be killed,
-        or wait for others, before it is ready.
+        """Start a process. The process of a node that joins is restarted without limit, because it
+        may be killed, or wait for other nodes, before it is ready.
         """
         assert self._directory is not None, "it was made"
         command = [*NODE_PROGRAM, "--name", name, "--metadata", self.metadata_address]
@@ -334,8 +336,8 @@ class Supervisor:
     def _addresses(
         self, nodes: Collection[NodeId], known: Mapping[NodeId, str]
     ) -> dict[NodeId, str]:
-        """Return where each node receives, and the `known` addresses; ports follow that of the
-        metadata store.
+        """Return the address at which each node receives, together with the `known` addresses. New
+        ports follow the port of the metadata store.
         """
         messages = self._config.node.messages
         new = self._layout.running(node for node in nodes if node not in known)
@@ -343,7 +345,8 @@ class Supervisor:
         if not messages.node_host:
             added = {name: self._address(socket, name) for name in new}
         else:
-            # A known address keeps its port, and is never taken away in a run: ports have no gaps.
+            # A known address keeps its port, and stays in use during the run, so ports have no
+            # gaps.
             old = len(set(known.values()))
             first = messages.node_port + 1 + old
             last = first + len(new) - 1
@@ -377,7 +380,7 @@ def _at_port(scheme: str, host: str, port: int) -> str:
 async def supervised(
     config: Config, *, left_out: Collection[str] = ()
 ) -> AsyncIterator[Supervisor]:
-    """Run a cluster of processes while the block runs; raises what `Supervisor.start` does."""
+    """Run a cluster of processes while the block runs. Errors are those of `Supervisor.start`."""
     supervisor = Supervisor(config, left_out=left_out)
     try:
         await supervisor.start()
@@ -401,8 +404,8 @@ async def stop_in_order(processes: Mapping[str, SupervisedProcess], layout: Proc
 async def _stop_processes(run: RunSettings, names: Iterable[str], config: NodeConfig) -> int:
     """Stop processes of a run that have no supervisor; return the number of stopped processes.
 
-    Compute nodes come first, so that they still reach the others while they finish. A shared
-    process ends at once: its running calls may fail.
+    Compute nodes are stopped first, so that their calls still reach the other nodes. A shared
+    process is stopped at once, so its running calls may fail.
     """
     stopped = 0
     for wave in (True, False):
@@ -465,7 +468,7 @@ async def _run(
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
-            continue  # as nohup does with SIGHUP
+            continue  # such as SIGHUP under nohup
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     link = SupervisorLink(supervisor_fd, None, asked.set)
     supervisor = Supervisor(config)

@@ -7,8 +7,8 @@ sends `heartbeat`. A supervisor that gets no heartbeat for `hang_s` seconds kill
 
 A ready node outlives its supervisor and continues to serve. It listens at a Unix socket in the
 run's directory. The next supervisor connects there and adopts the node: it gets `ready DETAIL` and
-then the heartbeats. A node that is not ready needs the supervisor's metadata store to start, so it
-ends with its supervisor, as does one that is drained.
+then the heartbeats. A node that is not ready ends with its supervisor, because it needs the
+supervisor's metadata store to start. A drained node also ends with its supervisor.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class SupervisorLink:
         self._send_line("up")
 
     def drained(self) -> bool:
-        """Report that no call runs here any more; return whether a supervisor gets the report."""
+        """Report that no call runs here any more; return whether a supervisor receives the
+        report.
+        """
         self._is_drained = True
         self._send_line("drained")
         return self._supervisor is not None
@@ -97,7 +99,7 @@ class SupervisorLink:
             self._listener = None
 
     def _listen(self, address: Path) -> None:
-        address.unlink(missing_ok=True)  # of the process before this one
+        address.unlink(missing_ok=True)  # left by an earlier process of this node
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(address))
         self._listener.listen(_BACKLOG)

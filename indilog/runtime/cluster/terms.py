@@ -3,16 +3,18 @@
 The key `term` holds the newest term and its primary. It changes by compare-and-set only, and takes
 its numbers from the sequence of epochs. So terms grow, and each has one primary.
 
-- A starting sequencer takes a new term if the key names this sequencer. The first sequencer of the
-  view also takes one if there is no key.
+- A starting sequencer takes a new term if the key names this sequencer. If there is no key, the
+  first sequencer of the view takes one.
 - Each sequencer that may take over keeps an ephemeral key in `sequencers/`. When the primary's key
   has vanished, the next sequencer of the view that has a key takes a term.
-- A sequencer that has left the view has no key. So if the primary leaves, another one takes a term.
+- A sequencer that has left the view has no key. So if the primary leaves, another sequencer takes a
+  term.
 - Each process watches `term` and notifies its roles.
 
-Only the choice of the primary is decided here. The sequencers decide which entries the new primary
-adopts (`indilog_ordering.consensus`). So a primary that has lost its session, or cannot reach the
-store, continues until a newer term begins. Hence the log works while the store is unavailable.
+This module decides only which sequencer is the primary. The sequencers decide which entries the new
+primary adopts (`indilog_ordering.consensus`). So a primary that has lost its session, or cannot
+reach the store, continues until a newer term begins. Hence the log works while the store is
+unavailable.
 """
 
 from __future__ import annotations
@@ -120,10 +122,11 @@ async def standing_for_primary(
     Args:
         store: the metadata store.
         node: the sequencer, which is a node of this process.
-        sequencers: returns those of the newest view; if there is only one, nothing is done.
+        sequencers: returns the sequencers of the newest view; if there is only one, nothing is
+            done.
         epoch: incarnation of this process.
         lost_s: seconds without a heartbeat after which a sequencer is lost.
-        is_outside: whether the sequencer has left, or has not joined yet.
+        is_outside: tells whether the sequencer has left, or has not joined yet.
     """
     if len(sequencers()) == 1:
         yield
@@ -133,7 +136,9 @@ async def standing_for_primary(
 
 
 class _Candidate:
-    """A sequencer that takes over when the primary is lost and it is the next in the view."""
+    """A sequencer that takes over if the primary is lost and the sequencer is the next one in the
+    view.
+    """
 
     def __init__(
         self,
@@ -172,8 +177,8 @@ class _Candidate:
                         await session.close()
 
     async def _watch(self, session: MetadataSession) -> None:
-        """Take over when the primary is lost, which means that its key vanished, or was absent for
-        `lost_s`. Return when this sequencer has left.
+        """Take over when the primary is lost: its key vanished, or was absent for `lost_s`. Return
+        when this sequencer has left.
         """
         clock = asyncio.get_running_loop().time
         live, absent_since = frozenset[NodeId](), None
@@ -210,5 +215,5 @@ class _Candidate:
 
 
 def _live_in(keys: Iterable[str]) -> frozenset[NodeId]:
-    """Return the sequencers whose keys these are."""
+    """Return the sequencers to which these keys belong."""
     return frozenset(NodeId(key.removeprefix(_LIVE).rpartition(".")[0]) for key in keys)

@@ -1,9 +1,9 @@
-"""How nodes join and leave a cluster on several machines (decision 0057).
+"""Lets nodes join and leave a cluster on several machines (decision 0057).
 
-No supervisor starts and stops processes, so each process changes its own part of the members that
+No supervisor starts and stops processes. So each process changes its own part of the members that
 the primary is to install (`RunSettings.members`). A process that joins adds its nodes when they
-run. A process that leaves removes its nodes when its gateway has ended. For a process that is gone,
-the gateway that was asked to drain it does so.
+run. A process that leaves removes its nodes when its gateway has ended. If a process is gone, the
+gateways of the other processes remove its nodes after an operator has asked to drain it.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class MachineMembers(ClusterMembers):
 
     Args:
         store: the metadata store.
-        config: of this machine.
-        node: the compute node whose gateway uses this.
+        config: configuration of this machine.
+        node: the compute node whose gateway uses this object.
     """
 
     def _zones(self, members: Members, processes: Processes) -> dict[NodeId, str]:  # noqa: ARG002
-        """No zones: each machine declares its own."""
+        """Return no zones, because each machine declares its own."""
         return {}
 
     async def scale(self, counts: object) -> dict[str, Any]:  # noqa: ARG002 - whatever they are
-        """Refuse: the processes of other machines are started there.
+        """Refuse, because the processes of other machines are started there.
 
         Raises:
             ConfigError: always.
@@ -79,13 +79,15 @@ class MachineMembers(ClusterMembers):
         return await self._installing()
 
     async def _installing(self) -> dict[str, Any]:
-        """Let the primary install what is wanted without other nodes; return the state."""
+        """Let the primary install the wanted settings that need no other nodes; return the
+        state.
+        """
         wanted = await wanted_in(self.store)
         await change_run(self.store, lambda run: _installing(run, wanted))
         return await self.state()
 
     async def replace(self, name: str) -> dict[str, Any]:
-        """Refuse: processes of other machines are started there.
+        """Refuse, because processes of other machines are started there.
 
         Raises:
             ConfigError: always.
@@ -130,7 +132,7 @@ def _without(
     """Return `members` without some nodes.
 
     Raises:
-        ConfigError: they have something that no other node has.
+        ConfigError: these nodes have something that no other node has.
     """
     check_can_change(view)
     for node in leaving:
@@ -150,8 +152,8 @@ def _without(
 
 
 async def want_joined(store: MetadataStore, nodes: Collection[NodeId], zone: str = "") -> None:
-    """Declare that the cluster is to have these nodes, whose roles run in this process, in a zone;
-    the primary then installs the next view.
+    """Declare that the cluster is to have these nodes, in this zone. Their roles run in this
+    process. The primary then installs the next view.
 
     Raises:
         ConfigError: the cluster cannot change.
@@ -195,8 +197,8 @@ async def install_without(store: MetadataStore, nodes: Collection[NodeId]) -> No
 async def remove_gone(store: MetadataStore, board: StatusKeys) -> NoReturn:
     """Let the primary install views without nodes that are to leave and are silent.
 
-    Their process cannot say that their calls have ended. It may become silent before or after
-    people want it to leave.
+    The process of a silent node cannot report that its calls have ended. It may become silent
+    before or after an operator wants it to leave.
     """
     while True:
         try:
@@ -232,7 +234,7 @@ def _installing(
     """Return the record of the run with other members for the primary to install."""
     base = wanted.view.members if run.members is None else run.members
     changed = with_nodes(without_nodes(base, left), joined)
-    # A standby runs since its process joined, so it may take the place of another one at once.
+    # A standby has run since its process joined, so it may replace another sequencer at once.
     changed = msgspec.structs.replace(
         changed,
         sequencers=wanted.members.sequencers,

@@ -1,8 +1,8 @@
 """Runs the process of one machine of a cluster: `indilog node` (decision 0057).
 
-The process has a gateway and the nodes of its roles. The first SIGTERM ends the gateway, when its
-running calls have ended, and then the process. systemd, or whatever starts it, restarts it if it
-fails.
+The process has a gateway and the nodes of its roles. The first SIGTERM ends the gateway after its
+running calls have ended, and then the process. systemd, or another program that starts the process,
+restarts it if it fails.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ ROLES: Final[dict[str, Kind]] = {
     "aggregator": "aggregator",
     "compute": "engine",
 }
-"""The roles that a machine which joins may have. Its sequencer is a standby: it may take the place
-of one that leaves.
+"""The roles that a machine may have when it joins. Its sequencer is a standby, which may take the
+place of a sequencer that leaves.
 """
 _MACHINES_MIN: Final = 3
-"""With fewer, the loss of one machine stops the cluster."""
+"""Smallest number of machines. With fewer, the loss of one machine stops the cluster."""
 
 _log = structlog.get_logger(__name__)
 
 
 def roles_named(text: str) -> tuple[Kind, ...]:
-    """Return the kinds of nodes of roles that are separated by commas.
+    """Return the kinds of nodes for roles that are separated by commas.
 
     Raises:
         ConfigError: there is no such role.
@@ -99,8 +99,8 @@ def run_machine(
     cluster.
 
     Args:
-        config: of this machine; `[cluster]` is the same on all of them.
-        roles: the nodes of the process if it joins a cluster that has its first processes.
+        config: configuration of this machine; `[cluster]` is the same on all machines.
+        roles: the nodes of the process, if it joins a cluster that already has its first processes.
         on_ready: called with the name of the process, and the URL of its gateway (empty: it has
             none).
 
@@ -160,8 +160,8 @@ class _Machine:
             raise self._faults[0]
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work`, which looks at `_stop` once it serves; cancel it if it does not yet. After
-        the stop, the process ends within `stop_timeout_s`, also if something hangs.
+        """Await `work`. After the stop, `work` ends by itself once it serves; before that, it is
+        cancelled. The process ends within `stop_timeout_s` of the stop, even if something hangs.
         """
         task = asyncio.create_task(work)
         stopping = asyncio.create_task(self._stop.wait())
@@ -228,7 +228,7 @@ class _Machine:
 
     async def _was_member(self, metadata: OpenedMetadata, membership: Membership) -> bool:
         """Whether the nodes of this process were members of the cluster at an earlier start, or are
-        those of the first view.
+        nodes of the first view.
         """
         await membership.look()
         if not membership.left.is_set():
@@ -270,11 +270,13 @@ class _Machine:
 
 
 _JOINED_KEY: Final = "joined"
-"""In the metadata file of a data directory: its nodes were members of the cluster."""
+"""Key in the metadata file of a data directory: its nodes were members of the cluster."""
 
 
 def _take_token(config: Config) -> None:
-    """Take the token that was made with the node's keys, so that all machines have the same one."""
+    """Copy the token that was made with the node's keys, so that all machines have the same
+    token.
+    """
     keys = config.node.messages.node_keys
     there = config.node.data_dir / TOKEN_FILE
     if keys is None or there.exists() or not (keys / TOKEN_FILE).is_file():

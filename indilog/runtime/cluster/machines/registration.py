@@ -1,9 +1,10 @@
-"""Which process of the cluster a machine runs, and the addresses of all of them (decision 0057).
+"""Decides which process of the cluster a machine runs, and publishes the addresses of all processes
+(decision 0057).
 
-The first machines share the processes `node-0`, `node-1` and so on of the first layout, in the
-order of their start. A machine that starts later gets a new process. The key `claims/PROCESS` holds
-the id of the data directory that has the process, so a restart finds its process again, even after
-a kill between two steps. An empty data directory has a new id: a machine that lost its disk joins
+The first machines get the processes `node-0`, `node-1` and so on of the first layout, in the order
+of their start. A machine that starts later gets a new process. The key `claims/PROCESS` holds the
+id of the data directory that has the process. So a restart finds its process again, even after a
+kill between two steps. An empty data directory has a new id, so a machine that lost its disk joins
 as a new one.
 """
 
@@ -51,7 +52,7 @@ from indilog.runtime.metadata.store import MetadataStore
 
 CLAIMS: Final = "claims/"
 MACHINE_KEY: Final = "machine"
-"""In the metadata file of a data directory: the id of the directory."""
+"""Key in the metadata file of a data directory: the id of the directory."""
 _WAIT_LOGGED_S: Final = 10.0
 _SCHEMES: Final[Mapping[str, str]] = {"stream": "stream", "zmq": "tcp"}
 """The schemes of TCP ports, by the setting `transport`."""
@@ -73,7 +74,7 @@ async def registered(
 
     Args:
         metadata: the metadata store, and the file of this machine's data directory.
-        config: of this machine.
+        config: configuration of this machine.
         roles: the nodes of the process, if it is a new one.
 
     Raises:
@@ -144,7 +145,7 @@ async def _machine_id(metadata: OpenedMetadata) -> bytes:
 
 
 async def _check_address(store: MetadataStore, machine: bytes, address: str) -> None:
-    """Refuse the address of another process, before this machine has a process."""
+    """Refuse an address that another process has. Called before this machine has a process."""
     run, processes = await run_of(store), await processes_in(store)
     assert run is not None, "the cluster is laid out"
     name = await _claimed_before(store, machine)
@@ -164,8 +165,8 @@ async def _claimed_before(store: MetadataStore, machine: bytes) -> str | None:
 
 
 async def _claimed(store: MetadataStore, machine: bytes) -> str:
-    """Return the process of this machine: the one that it has, a free one of the first layout, or a
-    new one.
+    """Return the process of this machine: the process that it already has, a free process of the
+    first layout, or a new process.
     """
     while (name := await _claimed_before(store, machine)) is None:
         claims, _ = await store.list_keys(CLAIMS)
@@ -210,10 +211,10 @@ def _with_address(
 
 
 async def _place_by_zones(store: MetadataStore, config: Config) -> None:
-    """Lay out the first view by the zones of the first machines, which have all started. No role
-    has run yet.
+    """Lay out the first view by the zones of the first machines, after all of them have started,
+    and before any role has run.
 
-    Each of them does it, with the zones that the first one of them has fixed.
+    Each of these machines does it, with the zones that the first one of them has fixed.
     """
     run = await change_run(store, _with_first_zones)
     while run.first_zones:

@@ -1,7 +1,7 @@
-"""Tells systemd that this process is ready, and that its event loop runs (sd_notify(3)).
+"""Notifies systemd that this process is ready, and that its event loop runs (sd_notify(3)).
 
 The protocol is one datagram per message to the socket that `NOTIFY_SOCKET` names. With
-`WatchdogSec=`, systemd ends and restarts a process from which no `WATCHDOG=1` comes in that time.
+`WatchdogSec=`, systemd ends and restarts a process that sends no `WATCHDOG=1` in that time.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def notify(message: str, environment: Mapping[str, str] | None = None) -> bool:
 
 
 def watchdog_s(environment: Mapping[str, str] | None = None) -> float | None:
-    """Return the seconds between two `WATCHDOG=1`, half of what the manager allows; None: it has no
-    watchdog for this process.
+    """Return the seconds between two `WATCHDOG=1`, half of the time that the manager allows; None:
+    it has no watchdog for this process.
     """
     given = os.environ if environment is None else environment
     if given.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):

@@ -1,8 +1,8 @@
 """The status of processes on several machines, in the metadata store.
 
 Each process has a key in `status/`, which it writes every few seconds. The clocks of machines may
-differ, so the age of a status is not compared with a wall clock. A status is recent if its key
-changed in the last 10 s of the reader's monotonic clock.
+differ, so no wall clock tells the age of a status. A status is recent if its key changed in the
+last 10 s of the reader's monotonic clock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class _Seen(NamedTuple):
 
 
 class StatusKeys:
-    """A `StatusBoard` in the metadata store; `process` is the one that writes here."""
+    """A `StatusBoard` in the metadata store. `process` is the process that writes its status
+    here.
+    """
 
     def __init__(self, store: MetadataStore, process: str) -> None:
         self._store = store
