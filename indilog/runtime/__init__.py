@@ -1,4 +1,5 @@
-"""The shells: they drive roles on an event loop, a disk and sockets, and processes on a machine.
+"""The shells, which drive roles on an event loop, a disk and sockets; and the processes of a
+machine.
 
 Only this package and the user interfaces use time, threads and I/O (ARCHITECTURE 5).
 """

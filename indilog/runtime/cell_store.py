@@ -1,10 +1,10 @@
 """Keeps the write-once cells of storage nodes, in one SQLite file for each node (decision 0085).
 
-All questions that arrive during a transaction share the next one. Its answers are delivered after
-the commit, which syncs the write-ahead log of SQLite. Questions that change nothing do not wait for
-it: they are answered at once, from what is committed. If the disk is full, the transaction is
-rolled back. After any other failure of the disk the node refuses all questions until its process
-starts again, because a later sync could hide the failure.
+All questions that arrive during a transaction share the next transaction. Their answers are
+delivered after its commit, which syncs the write-ahead log of SQLite. Questions that change nothing
+do not wait for a commit: they are answered at once, from the committed contents. If the disk is
+full, the transaction is rolled back. After any other failure of the disk the node refuses all
+questions until its process starts again, because a later sync could hide the failure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DIRECTORY: Final = "cells"
 _LOG_BYTES: Final = 1200 * (4096 + 24)
 """Bytes of a write-ahead log: SQLite begins to overwrite it after 1,000 pages and a transaction."""
 _FREED_PAGES: Final = 256
-"""Pages that a trim returns to the file system, at most; the others are reused."""
+"""Largest number of pages that a trim returns to the file system; further free pages are reused."""
 _SCHEMA: Final = """
 CREATE TABLE spaces (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL,
@@ -98,7 +98,7 @@ class CellStore:
         self._file.close()
 
     def look_up(self, question: CellQuestion) -> CellAnswer | None:
-        """Answer a question that changes nothing; None: it may change something.
+        """Answer a question that changes nothing; None: the question may change something.
 
         Raises:
             sqlite3.Error: the file cannot be read.
@@ -269,11 +269,11 @@ class CellStore:
 
 
 def _allocate(log: Path) -> None:
-    """Append zeros to a write-ahead log up to the size at which SQLite begins to overwrite it.
+    """Append zeros to a write-ahead log, up to the size at which SQLite begins to overwrite it.
 
-    A sync of a file that grows takes several times as long as one of a file that does not. SQLite
-    reads a log up to the first frame without a valid checksum, so it never reads the zeros. If the
-    disk is full, the log stays as it is.
+    A sync takes several times as long while the file grows. SQLite reads a log up to the first
+    frame without a valid checksum, so it never reads the zeros. If the disk is full, the log stays
+    as it is.
     """
     if not log.exists():
         return
@@ -329,13 +329,15 @@ class _Served:
         return [CellAnswer(q.request, CellOutcome.REFUSED) for q in questions]
 
     def look_up(self, question: CellQuestion) -> CellAnswer | None:
-        """Answer a question at once, on the loop; None: it must wait for its turn."""
+        """Answer a question at once, on the loop; None: the question must wait for a
+        transaction.
+        """
         if self._failed or self._store is None:
             return None
         try:
             return self._store.look_up(question)
         except sqlite3.Error:
-            return None  # `serve` finds out what is wrong
+            return None  # `serve` reports the failure
 
     def close(self) -> None:
         """Close the file."""
@@ -348,7 +350,7 @@ def _opens(question: CellQuestion) -> bool:
 
 
 def size_of(question: CellQuestion) -> int:
-    """Return about how many bytes a waiting question takes."""
+    """Return the approximate number of bytes that a waiting question takes."""
     return 256 + (len(question.content) if isinstance(question, CellWrite) else 0)
 
 
@@ -377,7 +379,9 @@ class CellStores:
         self._closed = False
 
     def ask(self, node: NodeId, sender: NodeId, question: CellQuestion) -> None:
-        """Answer a question of a node, later; at once if too many questions wait."""
+        """Answer a question of a node: at once if it changes nothing, or if too many questions
+        wait; otherwise after a transaction.
+        """
         if (served := self._served.get(node)) is None:
             path = self._directory / f"{node}.sqlite3"
             served = self._served[node] = _Served(path, syncs=self._syncs)
@@ -417,7 +421,7 @@ class CellStores:
         running.add_done_callback(done)
 
     async def close(self) -> None:
-        """Stop, when the transactions in progress have ended."""
+        """Stop after the transactions in progress have ended."""
         self._closed = True
         if self._running:
             await asyncio.wait(self._running)

@@ -5,8 +5,9 @@ A place is a path (`/mnt/cold`) or `s3://bucket/prefix`, with `endpoint_override
 `region` as parameters (`s3://bucket/logs?endpoint_override=minio.example:9000`). Credentials come
 from the environment or the usual AWS files; a place never contains them.
 
-The file `COLD` of a journal names the place and the folders of its nodes' objects. So programs that
-read a data directory find the objects, and no two journals use the same folder.
+The file `COLD` of a journal names the place, and the folders in it that hold the objects of the
+journal's nodes. So programs that read a data directory find the objects, and no two journals use
+the same folder.
 """
 
 from __future__ import annotations
@@ -95,11 +96,12 @@ def _crc_of(suffix: str, place: str) -> str:
 
 
 class ColdNote:
-    """Says in a journal which folders of a place its nodes use, before the first object of any.
+    """Writes into a journal which folders of a place its nodes use, before a node writes its first
+    object.
 
     Args:
         journal: directory of the journal.
-        folders: what its file `COLD` says, or is to say.
+        folders: the content of its file `COLD`.
         is_written: whether the file exists.
     """
 
@@ -109,10 +111,11 @@ class ColdNote:
         self._journal = journal
 
     def write(self, folder: ColdFolder) -> None:
-        """Write the marker and the file, if they are not there.
+        """Write the marker and the file `COLD`, unless they exist.
 
-        They are written once for all nodes of the journal. A second marker could be in the empty
-        directory of a mount that is missing by then, and let all nodes write there.
+        They are written once for all nodes of the journal. If the mount of the place is missing
+        later, its directory is empty. A second marker could then be written there, and all nodes
+        would write into it.
 
         Raises:
             ColdStoreError: the store cannot be reached.
@@ -127,8 +130,8 @@ class ColdNote:
 class ColdFolder:
     """The objects of one node. Every method blocks.
 
-    A *marker* object shows that the place is the right one, and reachable: the empty directory of a
-    missing mount has no marker.
+    A *marker* object shows that the right place is reached. Without it, the empty directory of a
+    missing mount would look like an empty place.
 
     Args:
         place: see the module.
@@ -275,7 +278,9 @@ class ColdFolder:
 
 
 class OpenObject:
-    """An object of which parts can be read, by several threads: a read states its offset."""
+    """An object of which parts can be read. Several threads may read, because each read states its
+    offset.
+    """
 
     def __init__(self, file: object) -> None:
         self._file = file

@@ -6,8 +6,8 @@ takes longer than `cold_timeout_s` is answered as *away*; its thread may still w
 of each batch that was read stays in a cache, because the next read often needs a neighbour of that
 batch.
 
-Modules that import pyarrow are imported in functions: its import takes long, and most nodes have no
-cold storage.
+pyarrow is imported only inside functions, because the import takes long and most nodes have no cold
+storage.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ColdObjects:
         """Return all objects of the node; None: the store does not answer."""
         del request
         if not self._note.is_written:
-            return ObjectsListed(())  # nothing was ever written
+            return ObjectsListed(())  # no object was ever written
         try:
             found = self._folder.list()
         except ColdStoreError as error:
@@ -98,7 +98,9 @@ class ColdObjects:
         return ObjectsListed([one for one in named if one is not None])
 
     def write(self, request: WriteObject) -> ObjectWritten:
-        """Write an object; the answer says whether that failed, and whether it always would."""
+        """Write an object. The answer says whether the write failed, and whether each retry would
+        fail, too.
+        """
         from indilog.kernel.cold_objects import encode_object
         from indilog.kernel.records import batch_header
 
@@ -299,11 +301,12 @@ class ColdStore:
         return self._nodes[node]
 
     async def close(self) -> None:
-        """Stop, and wait for what the threads are doing, for `cold_timeout_s` at most.
+        """Stop, and wait at most `cold_timeout_s` for the work of the threads.
 
-        An object whose write is in progress may be finished or not. Both are correct, because no
-        frame of the journal names it. But it must not appear after the next incarnation has listed
-        the objects, because that incarnation would keep it until a further start.
+        A write in progress may leave its object complete or missing. Both are correct, because no
+        frame of the journal names the object. But the object must not appear after the next
+        incarnation has listed the objects. That incarnation would not delete it; only a later start
+        would.
         """
         for task in self._tasks:
             task.cancel()

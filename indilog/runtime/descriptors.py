@@ -1,4 +1,4 @@
-"""File descriptors of this process: their limit, and how many are left for connections.
+"""File descriptors of this process: their limit, and the number left for connections.
 
 The journal needs a descriptor for each new segment, so connections must leave a reserve.
 """
@@ -25,8 +25,8 @@ def raise_limit() -> None:
 
 
 def given_limit() -> int:
-    """Return the soft limit of open files that this process was started with. Child processes for
-    other purposes, such as functions, get this limit.
+    """Return the soft limit of open files with which this process was started. Child processes that
+    are no nodes, such as functions, get this limit.
     """
     return _given[0] if _given else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 

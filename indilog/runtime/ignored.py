@@ -18,7 +18,9 @@ def count_ignored(metrics: Metrics, reason: str, **details: object) -> None:
 
 
 def count_effect(metrics: Metrics, node: NodeId, effect: Ignore) -> None:
-    """Count an event that a role ignored; if it names a place on the disk, count damage."""
+    """Count an event that a role ignored. If the event is a place on the disk, also count damage,
+    and log an error.
+    """
     if isinstance(effect.event, Location):
         metrics.damaged += 1
         metrics.ignored[effect.reason] += 1

@@ -1,23 +1,23 @@
 """The shell: it drives the roles of a process on an event loop (ARCHITECTURE 5).
 
 One iteration of the loop takes all events that arrived. It calls each role once with its batch of
-events, performs the effects, and repeats this until no role has events left. Then it syncs
-everything that was written, at most once. After the sync the output of the iteration is sent:
-answers to callers and messages to other processes. So a process is the unit of failure: its roles
-may be ahead of its disk, but no other process notices (ARCHITECTURE 2). Only messages that promise
-nothing (`Message.promises`) are sent before or during a sync. If a sync or a role fails, the shell
-ends; neither is retried.
+events, performs the effects, and repeats this until no role has events left. Then one sync makes
+all written frames durable. After the sync the output of the iteration is sent: answers to callers
+and messages to other processes. So a process is the unit of failure: its roles may be ahead of its
+disk, but no other process notices (ARCHITECTURE 2). Only messages that promise nothing
+(`Message.promises`) are sent before or during a sync. If a sync or a role fails, the shell ends;
+neither is retried.
 
 If other processes run the rest of the cluster, roles of this process may not rely on its unsynced
-data (decision 0050). Otherwise an entry on another disk could rest on a batch that this disk loses.
-So what a role that persists promises to another role of the process is also delivered after the
-sync. The roles that do not persist then know nothing that is not synced, so their answers and
-messages leave at once.
+data (decision 0050). Otherwise an entry on another disk could depend on a batch that this disk
+loses. So promises of a role that persists are also delivered within the process only after the
+sync. The roles that do not persist then know only synced facts, so their answers and messages leave
+at once.
 
 Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), otherwise in a
 thread. During a sync in the thread the loop continues; each output is sent after the sync that
-covers it. One slow sync does not predict the next one, so in the average no sync counts for more
-than twice that limit.
+covers it. One slow sync does not predict the next one. So in the average, each sync counts for at
+most twice that limit.
 
 Messages for which no caller waits (not `Send.urgent`) are delivered after callers are answered, or
 after `_LATER_S` at the latest. So index roles handle many appends together. A caller that needs
@@ -95,7 +95,7 @@ from indilog.runtime.waiters import resolve, resolve_all, resolve_each, resolve_
 from indilog.wire.cell_messages import CellAnswer
 
 _ROUNDS_MAX: Final = 10_000
-"""Most calls of roles in one iteration; after that the event loop runs other tasks."""
+"""Largest number of calls of roles in one iteration; after that the event loop runs other tasks."""
 _AVERAGE_WEIGHT: Final = 0.05
 _LATER_S: Final = 0.003
 """Longest delay, in seconds, of messages that are not urgent while callers are served."""
@@ -169,7 +169,9 @@ class NodeShell:
         """Messages that are not urgent, until no other work is left or `_LATER_S` have passed."""
         self._later_since: Instant | None = None
         self._hastened = False
-        """Whether they are delivered without delay: a caller waits, or delivery has begun."""
+        """Whether the messages in `_later` are delivered without delay: a caller waits, or delivery
+        has begun.
+        """
         self._waiting, self._promising = self._roles_that_wait()
         self._promised: list[tuple[NodeId, Send]] = []
         """Promises to roles of this process, with their senders, that wait for a sync."""
@@ -177,7 +179,7 @@ class NodeShell:
         self._held: list[AnswerAppends | Answer] = []
         """Answers that wait for a sync."""
         self._answers: list[AnswerAppends | Answer] = []
-        """Answers that wait for the end of the iteration only."""
+        """Answers that wait only for the end of the iteration."""
         self._deadlines: dict[NodeId, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = self._closed = False
@@ -203,8 +205,8 @@ class NodeShell:
         return {self._streams[node]: role for node, role in self.roles.items()}
 
     def _roles_that_wait(self) -> tuple[frozenset[NodeId], frozenset[NodeId]]:
-        """Return the roles whose answers and messages wait for a sync, and those whose promises
-        also wait for it within this process.
+        """Return two sets of roles: those whose answers and messages wait for a sync, and those
+        whose promises also wait for it within this process.
         """
         if set(self.view.nodes) <= self.roles.keys():
             return frozenset(self.roles), frozenset()
@@ -213,7 +215,7 @@ class NodeShell:
 
     def _outbox_to(self, transport: Transport | None) -> Outbox:
         """Return the outbox. A message that promises nothing may leave before a sync, unless it can
-        rest on what another role of this process has not synced yet.
+        depend on unsynced data of another role of this process.
         """
         early = self._waiting == self._promising or len(self._waiting) < 2
         return Outbox(
@@ -226,8 +228,8 @@ class NodeShell:
         """Recover the roles from the journal, or report to them that it is lost, and start them.
 
         Args:
-            journal_lost: whether the journal was there before, and is not now.
-            term: the newest one; None: none has begun.
+            journal_lost: whether the process had a journal at an earlier start, and now has none.
+            term: the newest term; None: no term has begun.
         """
         frames = recover(self._journal, self._by_stream(), lost=journal_lost)
         self.metrics.damaged += self._journal.damaged
@@ -275,7 +277,7 @@ class NodeShell:
     # --- entry points
 
     def wake(self, node: NodeId) -> None:
-        """Call a role soon, because a direct call gave the role work.
+        """Call a role soon, because a direct call gave work to the role.
 
         Raises:
             NotReadyError: the shell has failed or is closed, so the role will not be called.
@@ -298,7 +300,9 @@ class NodeShell:
         self.wake(node)
 
     def begin_term(self, term: TermBegun) -> None:
-        """Notify all roles of a term; a term older than what they know changes nothing."""
+        """Notify all roles of a term. A term older than the newest one that they know changes
+        nothing.
+        """
         if not self.ended:
             for node in self.roles:
                 self._inbox.setdefault(node, []).append(term)
@@ -328,7 +332,7 @@ class NodeShell:
 
     @property
     def ended(self) -> bool:
-        """Whether the shell has failed or is closed; it calls no role any more."""
+        """Whether the shell has failed or is closed; then it calls no role."""
         return self._closed or self.failed is not None
 
     async def wait_until_synced(self) -> None:
@@ -339,7 +343,7 @@ class NodeShell:
             await waiter
 
     async def _wait_until_synced(self) -> bool:
-        """Wait like `wait_until_synced`; return whether the shell still runs."""
+        """Do the same as `wait_until_synced`; return whether the shell still runs."""
         await self.wait_until_synced()
         return not self.ended
 
@@ -533,8 +537,8 @@ class NodeShell:
             box.append(Persisted(effect.token, location))
 
     def _finish(self) -> None:
-        """Send the messages that promise nothing, sync what this iteration wrote, then send the
-        others.
+        """Send the messages that promise nothing, sync the frames that this iteration wrote, then
+        send the other messages.
         """
         if self._answers:
             answers, self._answers = self._answers, []
@@ -667,7 +671,7 @@ class NodeShell:
         self._schedule()
 
     def _fail(self, error: BaseException) -> None:
-        """End permanently; output that depends on unsynced frames is not sent."""
+        """End permanently. Output that depends on unsynced frames is not sent."""
         if first := self.failed is None:
             self.failed = error
             # The message of an error of the platform suffices; it needs no traceback.
@@ -689,8 +693,8 @@ class NodeShell:
         self._abandon_callers()
 
     def _abandon_held(self, reason: str) -> None:
-        """Answer the callers whose outcomes will not be sent. Their records may be on the disk;
-        only recovery finds out.
+        """Answer the callers whose outcomes will not be sent. Whether their records are on disk is
+        unknown until the next recovery.
         """
         stopped = NotReadyError(f"The platform stopped: {reason}")
         unknown = AppendOutcomeUnknownError(

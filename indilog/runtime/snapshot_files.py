@@ -1,10 +1,10 @@
-"""The index snapshots of the index nodes of a process: files, and the threads that read and write
-them (ARCHITECTURE 9.6; format in `indilog.kernel.index_snapshot`).
+"""Keeps the index snapshots of the index nodes of a process: files, and the threads that read and
+write them (ARCHITECTURE 9.6; format in `indilog.kernel.index_snapshot`).
 
 Each index node has a directory. A snapshot is written under a temporary name, synced and renamed;
 the two newest are kept. A start skips a damaged snapshot with a warning. A snapshot that is found
-damaged while it is in use is renamed. Snapshots are derived data: losing one costs time, but no
-answer changes.
+damaged while it is in use is renamed. Snapshots are derived data: the loss of one costs time, but
+changes no answer.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 
 class Place(NamedTuple):
-    """A place in a journal: all frames before byte `offset` of segment `segment`."""
+    """A place in a journal. It stands for all frames before byte `offset` of segment `segment`."""
 
     segment: int
     offset: int
@@ -103,8 +103,9 @@ def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
     """Return the first segment whose frames must all be kept, and the segments with the places of
     kept checkpoints.
 
-    A start may need all frames from that first segment on, whichever checkpoint it uses. With only
-    one checkpoint it is segment 0, because a start needs all frames if that checkpoint is damaged.
+    A start may need all frames from that first segment on, with any of the kept checkpoints. With
+    only one checkpoint it is segment 0, because a start needs all frames if that checkpoint is
+    damaged.
     """
     kept = [place for place in checkpoint_places(directory) if place <= newest][-KEPT:]
     floor = kept[0].segment if len(kept) == KEPT else 0
@@ -139,7 +140,9 @@ def write_checkpoint(directory: Path, place: Place, checkpoint: JournalCheckpoin
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a new file in chunks, and sync each of them, so that other syncs stay short."""
+    """Write a new file in chunks, and sync each chunk separately, so that other syncs stay
+    short.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         for offset in range(0, len(content), _CHUNK_BYTES):

@@ -75,8 +75,8 @@ class Checkpointing:
         self._frames_at = 0
         self._bytes_at = 0
         self._segment_at = 0
-        """These three attributes are the frames, bytes and segment of the journal when the last
-        checkpoint was taken.
+        """The segment of the journal when the last checkpoint was taken. The two attributes above
+        are its frames and bytes at that time.
         """
         self._unsaved_at = 0
         """The sum of the roles' `Checkpoints.unsaved` directly after the last copy. It is 0 again
@@ -98,8 +98,8 @@ class Checkpointing:
         return self._taken is not None or self._due()
 
     def start(self) -> None:
-        """Start after recovery. The frames that recovery replayed count as frames written since the
-        last checkpoint.
+        """Start after recovery. The frames that recovery replayed count as written since the last
+        checkpoint.
         """
         self._segment_at = self._journal.files.active
 

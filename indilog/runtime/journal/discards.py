@@ -1,6 +1,7 @@
 """Frees the space of frames that are no longer needed (docs/decisions/0008).
 
-A frame is first marked durably as gone. Then its pages are freed by punching holes into the file.
+Each frame is first marked durably as gone. Then a hole is punched into the file, which frees its
+pages.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Discards:
         self._parked.clear()
 
     def due(self, synced: int) -> bool:
-        """Tell whether the first waiting frame is due; its segment may be held."""
+        """Tell whether the first waiting frame may be freed. Its segment may still be held."""
         return bool(self._waiting) and self._waiting[0][0] <= synced
 
     def free_discarded(self, synced: int) -> None:
@@ -77,7 +78,7 @@ class Discards:
             if (place := self._place(discard.location)) is None:
                 continue
             if discard.elsewhere:
-                # The frame counts like one without a batch: reclaimable when checkpoints cover it.
+                # The frame counts as one without a batch: reclaimable when checkpoints cover it.
                 self._old.add_other(place.segment, frame_bytes(place.length))
                 self._old.changed = True
                 continue
@@ -90,7 +91,7 @@ class Discards:
                 self.punch(marked)
 
     def _place(self, name: Location) -> Location | None:
-        """Return the location and length of a frame, which a rewrite may have changed."""
+        """Return the current location and length of a frame. A rewrite may have changed both."""
         if not self._moved.has_moved(name.segment):
             return name
         if (place := self._moved.place(name)) is None:

@@ -2,12 +2,13 @@
 docs/decisions/0009, PITFALLS 18).
 
 If there is no room for another segment, the journal can still use the rest of its last segment. A
-part of that rest is reserved for frames in flight and for the frames that a restart writes. When
-only the reserve is left, the roles are notified to accept no more records (`SpaceChanged`). Half of
-the reserve is for batches; the roles that store batches share it equally. Frames that exceed their
-part wait here in order, as on a slow disk, and no message that acknowledges them leaves the
-process. Frames of sequencers do not wait for batches of other roles, because trims are metalog
-entries and free disk space.
+part of that rest is reserved, for frames in flight and for the frames that a restart writes. When
+only the reserve is left, the roles are notified to accept no more records (`SpaceChanged`).
+
+Half of the reserve is for batches; the roles that store batches share it equally. Frames that
+exceed their part wait here in order, as on a slow disk. No message that acknowledges a waiting
+frame leaves the process. Frames of sequencers do not wait for batches of other roles, because trims
+are metalog entries and free disk space.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class DiskSpace:
 
     @property
     def short(self) -> bool:
-        """Whether the disk is full, or was at the last check. If not, `pop_change` returns None."""
+        """Whether the disk is full, or was full at the last check. If not, `pop_change` returns
+        None.
+        """
         return self.full or bool(self._waiting) or self._journal.starved
 
     def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:

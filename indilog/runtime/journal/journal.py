@@ -78,8 +78,8 @@ from indilog.runtime.journal.spare_segment import SpareSegment
 _BUFFERS_MAX: Final = 1024
 """Number of buffers that are collected before a flush, if no sync is requested."""
 _SPARE_FROM: Final = 16
-"""The next segment is prepared when 1/16 of the active one is full. Preparing earlier would waste a
-segment if the process writes little. Preparing later would be too late at full load, because
+"""The next segment is prepared when this fraction (1/16) of the active segment is full. Earlier, a
+segment would be wasted if the process writes little. Later would be too late at full load, because
 writing the zeros takes longer than filling half a segment.
 """
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
@@ -173,7 +173,7 @@ class Journal:
 
     @property
     def dirty(self) -> bool:
-        """Whether a written frame must become durable before anything leaves the process.
+        """Whether a written frame must become durable before any message leaves the process.
 
         Frames that can be fetched again (`ORDERING`) do not count; the next sync covers them.
         """
@@ -195,8 +195,8 @@ class Journal:
         return self._capacity - self._end - FRAME_HEADER_BYTES
 
     def prepare_next(self) -> None:
-        """Prepare the next segment, or find that there is no room. It blocks, so call it only at a
-        start.
+        """Prepare the next segment, or detect that there is no room. The call blocks, so use it
+        only at a start.
         """
         self.spare.prepare(self._number + 1)
         with contextlib.suppress(OSError):
@@ -214,12 +214,11 @@ class Journal:
     # --- recovery
 
     def load_checkpoint(self) -> JournalCheckpoint | None:
-        """Read and return the newest intact checkpoint; `recover` then begins after it.
-
-        None: there is none, and `recover` yields all frames.
+        """Read and return the newest intact checkpoint; `recover` then begins after it. None: there
+        is none, and `recover` yields all frames.
 
         Raises:
-            DataDirectoryError: a newer release wrote it.
+            DataDirectoryError: a newer release wrote the checkpoint.
         """
         remove_leftover(self.directory)
         checkpoint = self._reader.load_checkpoint()
@@ -387,8 +386,8 @@ class Journal:
     def record_synced_end(self) -> None:
         """Make all flushed frames durable, and record in `NEWEST` how far the segment is synced.
 
-        With it a start can distinguish damage of the last frames from a torn tail. Blocks; may run
-        in another thread.
+        By this record a start can distinguish damage of the last frames from a torn tail. Blocks;
+        may run in another thread.
 
         Raises:
             OSError: the journal has failed permanently.

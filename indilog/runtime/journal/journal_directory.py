@@ -1,9 +1,9 @@
 """Creates the directory of a journal, and checks its format version (ARCHITECTURE 7).
 
 The file `FORMAT` has one line: a name, a version, and the CRC32C of both in hexadecimal. If the CRC
-does not match, the line is damaged. A damaged line is rewritten in two cases. Either it differs in
-one bit from the line of this release, or the segments hold frames of this release. Each frame has
-its own version.
+does not match, the line is damaged. A damaged line is rewritten if it differs in one bit from the
+line of this release, or if the segments hold frames of this release. Each frame has its own
+version, so this is safe.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Reads a journal: its newest checkpoint, and the frames after it, in order (decisions 0009, 0028).
 
-The reader changes no byte and takes no lock. After it, `Journal.recover` corrects damage and cuts
-torn tails, because its process continues to write. Programs that only read a data directory,
-perhaps while its process is running, use the reader alone (`running`, docs/decisions/0035).
+The reader changes no byte and takes no lock. `Journal.recover` uses it, and then corrects damage
+and cuts torn tails, because its process continues to write. Programs that only read a data
+directory, perhaps while its process is running (`running`, docs/decisions/0035), use the reader
+alone.
 """
 
 from __future__ import annotations
@@ -103,12 +104,11 @@ class JournalReader:
         self._unread: frozenset[Place] = frozenset()
 
     def load_checkpoint(self) -> JournalCheckpoint | None:
-        """Read and return the newest intact checkpoint; `frames` then begins after it.
-
-        None: there is none, and `frames` yields all frames.
+        """Read and return the newest intact checkpoint; `frames` then begins after it. None: there
+        is none, and `frames` yields all frames.
 
         Raises:
-            DataDirectoryError: a newer release wrote it.
+            DataDirectoryError: a newer release wrote the checkpoint.
         """
         there = frozenset(checkpoint_places(self.directory))
         loaded = read_newest(self.directory)
@@ -127,7 +127,7 @@ class JournalReader:
         """Find the files and the names of moved batches; call it before `frames`."""
         self._noted = newest_noted(self.directory) or NewestSegment(0, 0)
         self._newest = max(newest_used(self.directory), self._noted.number, self.start.segment)
-        # A later segment was only prepared, and is not in use yet.
+        # A later segment was only prepared, and has no frames yet.
         found = [file for file in segment_files(self.directory) if file.first <= self._newest]
         self._seen = [(file, file.path.stat().st_ino) for file in found]
         self.files = {file.first: file for file in found}
@@ -141,7 +141,7 @@ class JournalReader:
         """Tell whether files were replaced since `open_files`, or the loaded checkpoint was
         removed.
 
-        If none was loaded, because all were damaged, a further one counts as a change.
+        If no checkpoint was loaded, because all were damaged, a new checkpoint counts as a change.
         """
         places = checkpoint_places(self.directory)
         if self.start not in places if self.start.segment else not self._unread.issuperset(places):
@@ -230,9 +230,9 @@ class JournalReader:
 def _made_durable(scan: SegmentScan, path: Path) -> list[Scanned | Damage]:
     """Return all frames and damage of a scan, after syncing the file.
 
-    A start syncs the frames that it finds, too (docs/decisions/0022). Otherwise a crash of the
-    machine might lose frames that were already returned. On a file system that is mounted
-    read-only, no frame can be lost or written.
+    A start also syncs the frames that it finds (docs/decisions/0022). Otherwise a crash of the
+    machine might lose frames that were already returned. On a file system that is mounted read-only
+    the failed sync is ignored, because no frame can be lost or written.
 
     Raises:
         OSError: an error of the system.

@@ -1,10 +1,12 @@
 """Finds record batches after their segments were rewritten (docs/decisions/0016 and 0028).
 
 A role knows a batch by the location where it was first written. That location stays the batch's
-*name*, also after a restart. `MovedFrames` finds the current location of a moved batch, so roles
-need not track rewrites. It needs 16 bytes of memory for each moved batch. A rewritten file ends
-with `MOVED` frames, which hold the names of its batches. Their payload is: version u8, three zero
-bytes, count n u32, n names u64 (segment << 32 | offset), ascending, n offsets in this file u64.
+*name*, also after a restart. `MovedFrames` maps the name to the current location, so roles need not
+track rewrites. It needs 16 bytes of memory for each moved batch.
+
+A rewritten file ends with `MOVED` frames, which hold the names of its batches. Their payload is:
+version u8, three zero bytes, count n u32, n names u64 (segment << 32 | offset), ascending, n
+offsets in this file u64.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from indilog.roles.role import Location
 _VERSION: Final = 1
 _LAYOUT: Final = Struct("<B3xI")
 _BATCHES_MAX: Final = 448
-"""Largest number of batches in a `MOVED` frame. It keeps the payload small enough to correct a
+"""Largest number of batches in a `MOVED` frame, so that its payload is small enough to correct a
 flipped bit.
 """
 

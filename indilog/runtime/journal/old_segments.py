@@ -2,9 +2,9 @@
 (docs/decisions/0016).
 
 A file is rewritten when the dead share of its bytes reaches a limit. Neighbouring files are joined
-when their live bytes fit into one segment and the largest file has at most half of these bytes. So
-whenever a byte is copied, its file at least doubles in size. Hence each byte is copied only a few
-times, and the number of files stays proportional to the live bytes.
+under two conditions: their live bytes fit into one segment, and the largest file has at most half
+of these bytes. So each copy of a byte is into a file at least twice as large. Hence each byte is
+copied only a few times, and the number of files stays proportional to the live bytes.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class OldSegments:
         still needs.
 
         `began` is when the owner began to count. Counts for a file that was rewritten since then
-        may be outdated, so they are ignored until the next report.
+        may be outdated. They are ignored until the next report.
         """
         self._reclaimable[owner] = {
             segment: size

@@ -29,7 +29,7 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
     frames. `roles` is keyed by stream.
 
     All roles are notified of damage whose stream is unknown. They are also notified if `lost` is
-    set: the process had a journal at an earlier start, and now the journal is empty.
+    set. It means that the process had a journal at an earlier start, and now the journal is empty.
 
     Raises:
         IndilogError: the journal belongs to other roles.
@@ -93,7 +93,7 @@ def restore(
 
 
 def replay(found: Iterable[Frame | Damage], roles: Mapping[int, Role], damage: DamageLog) -> int:
-    """Replay frames and damage in the order of the journal; return how many frames there were.
+    """Replay frames and damage in the order of the journal; return the number of frames.
 
     Raises:
         IndilogError: a frame belongs to another role.

@@ -3,9 +3,9 @@
 
 One rewrite runs at a time, in small steps between the process's other work. A step reads a part of
 the old files and asks the roles which frames they still need. A thread writes these frames durably.
-A credit (token bucket) limits the bytes written. The credit grows by a share of the appended bytes,
-and at a fixed rate over time. So rewrites continue when there are few appends. Pauses between
-steps, proportional to the estimated cost of a step, bound the load on the event loop.
+A credit (token bucket) limits the bytes written. It grows by a share of the appended bytes, and at
+a fixed rate over time, so that rewrites continue when there are few appends. Pauses between steps,
+proportional to the estimated cost of a step, bound the load on the event loop.
 
 The roles decide from their state in memory, which may be ahead of the disk. So a copy replaces the
 old files only when all frames written before the roles' last decision are synced.

@@ -7,11 +7,11 @@ frames from its start. A frame never spans two segments. The layout of a frame, 
              stream u64, segment u32, synced u32, payload CRC32C u32, header CRC32C u32
     payload  `length` bytes, then zeros up to the next multiple of 8
 
-`segment` is the number of the segment for which the frame was written; in a reused file, it
-distinguishes old frames, whose CRC is valid. `synced` is the number of bytes of this segment that
-were known to be on disk when the frame was written. An unreadable frame *below* the `synced` of a
-later frame is damage; any other is a torn tail (`segment_scan`). For record batches, the payload
-CRC is the CRC of the batch's header, so that no CRC is computed twice.
+`segment` is the number of the segment for which the frame was written. It identifies old frames in
+a reused file, whose CRC is valid. `synced` is the number of bytes of this segment that were known
+to be on disk when the frame was written. An unreadable frame *below* the `synced` of a later frame
+is damage; any other is a torn tail (`segment_scan`). The payload CRC of a record batch is the CRC
+of the batch's header, so that no CRC is computed twice.
 
 A full segment ends with a frame of kind 0, which is synced before the next segment gets its first
 frame. So only the newest segment in use can have a torn tail.
@@ -224,9 +224,9 @@ def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
     """Durably mark `RECORDS` frames as gone; return the marked frames.
 
     The mark changes one byte of each frame, so a crash leaves either the old byte or the new one.
-    The header's CRC is not changed, because `unpack_header` computes it for the old byte. Frames
-    of other kinds are not marked, because recovery does not expect discarded records in place of a
-    repaired batch.
+    The header's CRC is not changed, because `unpack_header` computes it for the old byte. Frames of
+    other kinds are not marked: in place of a repaired batch, recovery does not expect discarded
+    records.
 
     Raises:
         OSError: an error of the system.

@@ -2,8 +2,8 @@
 
 A segment has its own file until it is rewritten together with its neighbours. Then
 `segment-00000003-00000007.log` holds the remaining frames of the segments 3 to 7, in their order.
-The file is valid when it has that name. The files that it replaces are removed afterwards, or,
-after a crash, by the next start.
+The file is valid as soon as it has that name. The files that it replaces are removed after that; if
+a crash prevents this, the next start removes them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 The copy becomes valid when it is durable and is renamed to the name that covers the old files. So a
 crash leaves either the old files or the new one valid. In place of a discarded batch, the copy has
-a note that its records are gone; recovery treats both in the same way. Consecutive discarded
+a note that its records are gone; recovery treats the note like the batch. Consecutive discarded
 batches share one note, in place of the first of them.
 """
 
@@ -41,7 +41,7 @@ from indilog.runtime.journal.segment_scan import Damage, SegmentScan, header_at
 _TEMPORARY: Final = "rewritten.new"
 _SLICE_BYTES: Final = 512 * 1024
 _SLICE_FRAMES: Final = 128
-"""Largest number of frames read in one step; the limit above is in bytes."""
+"""Largest number of frames that one step reads; `_SLICE_BYTES` limits its bytes."""
 _WRITE_BYTES: Final = 256 * 1024
 """Smallest number of bytes that are written and synced together."""
 
@@ -49,8 +49,8 @@ log = structlog.get_logger(__name__)
 
 Needed: TypeAlias = Callable[[int, FrameKind, bytes, Location], bytes | None]
 """Returns the part of a batch that must remain, given its stream, kind, payload and name: the
-payload or a smaller one. None: only a note that names the batch's records. `ELSEWHERE`: nothing
-(see `Shrinks`).
+payload or a smaller one. None: only a note with the batch's records remains. `ELSEWHERE`: nothing
+remains (see `Shrinks`).
 """
 
 
@@ -63,8 +63,8 @@ class DamagedSegmentError(Exception):
 
 
 class Slice(NamedTuple):
-    """The next part of the copy, at `offset`; empty if too few bytes have accumulated. `read_bytes`
-    and `frames` count the input that was read for it.
+    """The next part of the copy, at `offset`; empty while too few bytes have accumulated.
+    `read_bytes` and `frames` count the input that was read for it.
     """
 
     offset: int

@@ -3,8 +3,8 @@
 
 Unreadable bytes are *damage* if they were once on disk; reading continues at the next header after
 them. In every segment except the newest one in use, all bytes were on disk. In the newest segment,
-a later frame or the file `NEWEST` (`segment_use`) may show that the bytes were synced. Otherwise
-they are a *torn tail*, where the journal ends.
+a later frame or the file `NEWEST` (`segment_use`) may show that the bytes were synced. If neither
+does, the bytes are a *torn tail*, where the journal ends.
 
 A single flipped bit in a header, or in a small payload, is corrected by trying all bits. At these
 lengths, two byte strings with valid CRC32Cs differ in at least four bits, so only one correction
@@ -274,9 +274,8 @@ def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHea
 
 
 def synced_end(path: Path, number: int, start: int) -> int:
-    """Return how many bytes of a segment were synced, according to its frames from `start` on.
-
-    0 if no frame tells.
+    """Return how many bytes of a segment were synced, according to its frames from `start` on; 0 if
+    there are no such frames.
     """
     with path.open("rb") as file:
         headers = headers_in(file.fileno(), number, start)
@@ -284,7 +283,7 @@ def synced_end(path: Path, number: int, start: int) -> int:
 
 
 def holds_frames(path: Path, number: int) -> bool:
-    """Tell whether a segment has any frame written for it, also after damage."""
+    """Tell whether a segment has any frame that was written for it, even after damage."""
     with path.open("rb") as file:
         return any(headers_in(file.fileno(), number, 0)) or (
             correct_header(_read(file, FRAME_HEADER_BYTES)) is not None

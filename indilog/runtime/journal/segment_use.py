@@ -4,9 +4,10 @@ docs/decisions/0009 and 0022).
 The segments alone do not show whether the newest segment is missing, because the rest looks like a
 shorter journal. Nor do they distinguish damage of the last frames from a torn tail. So `NEWEST`
 describes the newest segment that may hold frames. It has one line: a name, the segment's number,
-its size and its synced size in bytes, and the CRC32C of the line in hexadecimal. The line is
-written before the first frame of a segment, after a time without writes, and at a clean stop. It is
-overwritten in place, because a full disk has no room for a second file.
+its size and its synced size in bytes, and the CRC32C of the line in hexadecimal.
+
+The line is written before the first frame of a segment, after a time without writes, and at a clean
+stop. It is overwritten in place, because a full disk has no room for a second file.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 (ARCHITECTURE 11).
 
 Every start of a process takes an epoch greater than all earlier ones, and every frame carries the
-epoch. So after a frame of a new incarnation, a receiver accepts no frame of an older incarnation
-that was paused. This fence is in memory only. The writer of a shard, and the primary, must also be
-fenced after a restart of the receiver; roles do this durably, with separate epochs.
+epoch. After a frame of a new incarnation, a receiver refuses frames of older incarnations, which
+may only have been paused. This fence is in memory only. The writer of a shard, and the primary,
+must also be fenced after a restart of the receiver; roles do this durably, with separate epochs.
 """
 
 from __future__ import annotations

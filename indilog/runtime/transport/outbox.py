@@ -1,8 +1,8 @@
-"""Messages from roles to other processes, kept until they may be sent (ARCHITECTURE 5).
+"""Keeps messages from roles to other processes until they may be sent (ARCHITECTURE 5).
 
-A message waits for the sync of all earlier writes if it promises something (`Message.promises`) and
-its sender may rest on what is not synced. All messages of an iteration from one node to another are
-sent in one `Envelope`, or in a few if they are many or large.
+A message waits for the sync of all earlier writes under two conditions: it promises something
+(`Message.promises`), and its sender may depend on unsynced data. All messages of an iteration from
+one node to another are sent in one `Envelope`, or in a few if they are many or large.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Outbox:
         config: settings of this process.
         metrics: counts sent messages.
         waiting: the nodes of this process whose messages wait for the sync.
-        early: whether those of their messages that promise nothing are sent before it. They may not
-            if roles pass each other what is not synced yet. Otherwise a metalog entry could be sent
-            that is based on the report of a storage node in this process. The records of that
-            report may still be lost.
+        early: whether messages of these nodes that promise nothing are sent before the sync. That
+            is wrong if roles of this process pass each other unsynced data. A metalog entry could
+            then be sent that depends on the report of a storage node in this process, and the
+            records of that report could still be lost.
     """
 
     def __init__(

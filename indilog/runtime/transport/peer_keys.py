@@ -1,13 +1,13 @@
 """Keys with which the processes of a platform authenticate each other (decision 0044).
 
-A directory has three files. `cluster.pem` is the certificate of the cluster's authority, and
-`node.pem` the one that it gave to this node. `node.key` is the node's private key.
-`indilog cluster init` makes them. With these keys, a connection uses TLS 1.3 with mutual
-authentication: *both* sides show a certificate of the authority. A peer without one is refused in
-the handshake, before any of its messages is read.
+A directory has three files, which `indilog cluster init` makes. `cluster.pem` is the certificate of
+the cluster's authority. `node.pem` is the certificate that the authority gave to this node.
+`node.key` is the node's private key. With these keys, a connection uses TLS 1.3 with mutual
+authentication: *both* sides show a certificate of the authority. A peer without such a certificate
+is refused in the handshake, before any of its messages is read.
 
 All certificates of the authority are equivalent, because a node does not check a peer's name.
-`cluster.pem` may have several authorities, so that nodes can get new keys one after the other.
+`cluster.pem` may contain several authorities, so that nodes can get new keys one after the other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class PeerKeys(NamedTuple):
 
 
 def keys_for(address: StreamAddress, config: NodeConfig) -> PeerKeys | None:
-    """Return the keys for connections to or from `address`; None: they are not encrypted.
+    """Return the keys for connections to or from `address`; None: the connections are not
+    encrypted.
 
     Unix sockets are in a directory of this user, so their peers are processes of this user.
 

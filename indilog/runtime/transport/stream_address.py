@@ -29,7 +29,7 @@ class StreamAddress(NamedTuple):
 
     Attributes:
         name: the address as configured.
-        path: of a Unix socket; empty: the address is a TCP port.
+        path: path of the Unix socket; empty: the address is a TCP port.
     """
 
     name: str

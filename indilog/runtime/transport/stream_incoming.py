@@ -32,9 +32,9 @@ class Incoming(asyncio.Protocol):
     """One connection that a peer has made.
 
     Usually one read brings complete frames, which are delivered at once. The beginning of an
-    incomplete frame is kept, and is not examined until the rest has arrived. So each byte is copied
-    only a few times, however small the pieces are. Memory grows with the bytes that the peer has
-    sent, not with the length that a frame claims.
+    incomplete frame is kept, and is examined again only when the rest has arrived. So each byte is
+    copied only a few times, even if it arrives in small pieces. Memory grows with the bytes that
+    the peer has sent, not with the length that a frame claims.
 
     Args:
         all_connections: the open connections; this one adds and removes itself.

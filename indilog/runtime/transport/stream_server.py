@@ -23,8 +23,8 @@ from indilog.runtime.transport.transport import (
 HANDSHAKE_S_MAX: Final = 2.0
 """Seconds in which a peer must complete the handshake."""
 HANDSHAKES_MAX: Final = 64
-"""Largest number of concurrent handshakes; one more ends the oldest. A node needs some milliseconds
-for a handshake, so connections that send no bytes cannot keep nodes out.
+"""Largest number of concurrent handshakes; a further handshake ends the oldest one. A node needs
+some milliseconds for a handshake, so connections that send no bytes cannot keep nodes out.
 """
 _AGAIN_S: Final = 0.1
 """Seconds until the next attempt after a connection could not be accepted, for example because no

@@ -1,16 +1,17 @@
 """The transport over raw streams: Unix sockets and TCP (ARCHITECTURE 6; docs/decisions/0005).
 
-A process has one listening socket, and one outgoing connection to each peer *process*, which is
-opened for the first frame to the peer. Data flows in one direction on each connection. The end of
-an outgoing connection shows that the peer died. On the wire, a frame follows its length, a
-little-endian u32. All frames of an iteration leave in one write, at `flush`.
+A process has one listening socket, and one outgoing connection to each peer *process*. The
+connection is opened for the first frame to the peer. Data flows in one direction on each
+connection. The end of an outgoing connection shows that the peer died. On the wire, a frame follows
+its length, a little-endian u32. All frames of an iteration leave in one write, at `flush`.
 
 The limit of the event loop's write buffer is zero. So if the kernel does not take all bytes of a
 write at once, the connection pauses until the kernel has taken the rest. Meanwhile frames wait in a
-queue of this module, which is bounded in bytes and in time, and can still be dropped.
+queue of this module, which is bounded in bytes and in time, and from which frames can still be
+dropped.
 
-`indilog.link.frames` has a different framing, which decodes link messages while it splits the
-stream. Here frames stay bytes, and a large frame is received in place.
+`indilog.link.frames` has a different framing: it decodes link messages while it splits the stream.
+Here frames stay bytes, and a large frame is received in place.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ CONNECT_S_MAX: Final = 2.0
 RECONNECT_S: Final = 0.05
 """Seconds until the first retry to connect; doubled with each retry."""
 RECONNECT_S_MAX: Final = 0.5
-"""The longest pause between retries, in seconds. A connection that lasted longer resets it."""
+"""The longest pause between retries, in seconds. After a connection that lasted longer, the pause
+is `RECONNECT_S` again.
+"""
 
 _packed: Final = LENGTH.pack
 _log = structlog.get_logger(__name__)
@@ -72,8 +75,8 @@ class StreamTransport:
         loop: the running event loop; all methods are called on it.
 
     Raises:
-        ConfigError: an address has another form, or ours cannot be bound; or an address is not on
-            loopback, and there are no keys.
+        ConfigError: an address has another form; the address of this process cannot be bound; or an
+            address is not on loopback, and there are no keys.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class _Peer(asyncio.Protocol):
     """The sending side towards one process: its connection, and the frames that wait for it.
 
     Attributes:
-        address: where it receives.
+        address: where the process receives.
         queue: frames that wait, in order.
         writable: whether the connection takes more frames.
     """

@@ -1,10 +1,10 @@
 """The interface and guarantees of a transport, which carries frames between processes (ARCHITECTURE
 5, 6).
 
-A transport carries opaque frames (encoded `Envelope`s) to nodes. It may lose, delay and repeat
-frames, as a network may, and does not report that to the sender. The roles resend messages that
-must arrive. It never changes a frame, never blocks, and holds a bounded number of bytes for each
-peer.
+A transport carries opaque frames (encoded `Envelope`s) to nodes. Like a network, it may lose, delay
+and repeat frames, and does not report that to the sender. The roles resend messages that must
+arrive. A transport never changes a frame, never blocks, and holds a bounded number of bytes for
+each peer.
 
 Two classes implement this: `StreamTransport` (raw streams, decision 0005) and `ZmqTransport`
 (pyzmq, decision 0002). Nodes of one process share its address.
@@ -61,7 +61,7 @@ class TransportCounts:
     def refuse(self, receiver: NodeId, frame: bytes, *, known: bool, limit: int) -> None:
         """Count a frame that can never arrive: its receiver is not `known`, or it exceeds `limit`.
 
-        The frame is not resent, because a resend would fail, too.
+        Such a frame is dropped without a resend, which would fail, too.
         """
         if not known:
             self.dropped[UNKNOWN_PEER] += 1
@@ -100,12 +100,12 @@ class GrowingTransport(Transport, Protocol):
     """A transport of a cluster whose nodes change while it runs."""
 
     def add_peers(self, addresses: Mapping[NodeId, str]) -> None:
-        """Send also to these nodes from now on. A known node may have moved to another address;
+        """From now on, send to these nodes as well. A known node may have moved to another address;
         frames that wait for it are lost.
 
         Raises:
-            ConfigError: an address is not one that this transport can use, or there would be more
-                than `PEERS_MAX` nodes; then none is added.
+            ConfigError: this transport cannot use an address, or there would be more than
+                `PEERS_MAX` nodes; then none is added.
         """
 
 
@@ -113,7 +113,7 @@ def check_peers(count: int) -> None:
     """Refuse more than `PEERS_MAX` nodes.
 
     Raises:
-        ConfigError: there would be more.
+        ConfigError: `count` is greater.
     """
     if count > PEERS_MAX:
         raise ConfigError(f"A process sends to at most {PEERS_MAX:,} nodes, not {count:,}.")

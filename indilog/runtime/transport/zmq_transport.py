@@ -2,9 +2,10 @@
 
 A process has one PULL socket for all incoming frames, and one PUSH socket for each peer *process*.
 The event loop watches the file descriptors of the sockets. A zmq descriptor is *edge-triggered*: it
-becomes readable when the socket's state changes, not as long as the socket has frames. Any send or
-receive may consume that signal. So the transport receives until the socket has no more frames.
-After a send that would block, it reads the socket's state again before it waits for the descriptor.
+becomes readable when the socket's state changes, but does not stay readable while the socket has
+frames. Any send or receive may consume that signal. So the transport receives until the socket has
+no more frames. After a send that would block, it reads the socket's state again before it waits for
+the descriptor.
 """
 
 from __future__ import annotations
