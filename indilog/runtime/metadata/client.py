@@ -4,8 +4,8 @@ The server is in `service`. A request may be lost with its connection, so each n
 (`links`) carries all unanswered requests again. A repeated request is harmless:
 
 - Reads change nothing, and a sequence skips a number.
-- A compare-and-set has a unique id of its write. If the key still has the value of that write, the
-  repeated request gets the result of the first one.
+- A compare-and-set has a unique id of its write. The server remembers the id, so the repeated
+  request gets the result of the first one, also if another client has deleted the key since.
 - A key that was deleted stays deleted.
 - Opening a session again is a heartbeat, and closing it again does nothing.
 

@@ -2,7 +2,10 @@
 
 The module `service` lets other processes use the store. The store has one revision, which each
 change of keys increments. The version of a key is the revision of its last write. So a key that was
-deleted and created again has a greater version. Sessions and their keys are in the file too.
+deleted and created again has a greater version. Sessions and their keys are in the file too, and so
+are the ids of the last writes whose values were replaced or deleted: a resent write is not applied
+again (docs/decisions/0092).
+
 Opening the store renews every session for its full `ttl_s`, because no heartbeat could reach the
 closed store.
 
@@ -56,13 +59,19 @@ from indilog.runtime.metadata.store import (
 from indilog.runtime.metadata.stored_session import SessionKeeper
 
 MAGIC: Final = b"ILMD"
-VERSION: Final = 3
-_VERSIONS_READ: Final = (2, VERSION)
-"""File versions that can be read. Version 2 had no revision, sessions or ephemeral keys."""
+VERSION: Final = 4
+_VERSIONS_READ: Final = (2, 3, VERSION)
+"""File versions that can be read. Version 2 had no revision, sessions or ephemeral keys. Versions 2
+and 3 had no superseded writes.
+"""
 _HEADER: Final = Struct("<4sBI")
 _CORRECTED_BYTES_MAX: Final = 8 * KIB
 _RESERVE_BYTES: Final = 256 * KIB
 """Size of the file that reserves room. A start on a full disk deletes it to write its epoch."""
+_SUPERSEDED_MAX: Final = 64
+"""Superseded writes that are remembered. A client resends a write for at most `metadata_timeout_s`,
+and all processes of a platform write a few keys in that time.
+"""
 _EXPIRE_AGAIN_S: Final = 1.0
 """Seconds until the end of a session is written again, after it failed on a full disk."""
 _REMEDY: Final = "put it back from a copy of the whole directory, or choose another directory."
@@ -89,6 +98,8 @@ class _Contents(msgspec.Struct, array_like=True):
     """Number of changes of keys so far; also the version of the key that was written last."""
     sessions: dict[str, float] = msgspec.field(default_factory=dict)
     """`ttl_s` of each session that has not ended."""
+    superseded: dict[str, int] = msgspec.field(default_factory=dict)
+    """The last writes whose values were replaced or deleted, oldest first: `writer` and version."""
 
 
 class EmbeddedMetadataStore(SessionKeeper):
@@ -156,8 +167,8 @@ class EmbeddedMetadataStore(SessionKeeper):
         Args:
             write: what to write.
             session: the session that must not have ended; empty: none.
-            writer: a unique name of this write. A repetition of the write that set the present
-                value answers `Written` again.
+            writer: a unique name of this write. A repetition answers `Written` again, also after
+                the value was replaced or deleted, unless 64 further values were since.
         """
         key = write.key
         self._check(key, write.value)
@@ -166,6 +177,8 @@ class EmbeddedMetadataStore(SessionKeeper):
         version = item.version if item else 0
         if item and writer and item.writer == writer:
             return Written(version)
+        if writer in self._contents.superseded:
+            return Written(self._contents.superseded[writer])
         if version != write.expected_version:
             return Conflict(version)
         owner = item.session if item else session if write.is_ephemeral else ""
@@ -327,7 +340,8 @@ class EmbeddedMetadataStore(SessionKeeper):
         before = self._contents
         revision = before.revision + 1
         kept = before.sessions if sessions is None else sessions
-        self._write(_Contents(items, before.sequences, revision, kept))
+        superseded = _superseded_by(before, changed)
+        self._write(_Contents(items, before.sequences, revision, kept, superseded))
         for key in changed:
             self._changed_at[directory_of(key)] = revision
             self._wake(key)
@@ -407,6 +421,13 @@ class EmbeddedMetadataStore(SessionKeeper):
 
 def _version_of(found: Versioned | None) -> int:
     return found.version if found else 0
+
+
+def _superseded_by(before: _Contents, changed: Sequence[str]) -> dict[str, int]:
+    """Return the superseded writes after a change of the keys `changed`."""
+    replaced = [item for key in changed if (item := before.items.get(key)) and item.writer]
+    writes = [*before.superseded.items(), *((item.writer, item.version) for item in replaced)]
+    return dict(writes[-_SUPERSEDED_MAX:])
 
 
 def values_in(file: Path) -> dict[str, bytes]:

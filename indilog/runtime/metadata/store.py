@@ -129,8 +129,8 @@ class MetadataStore(Protocol):
     """Versioned keys, lists, watches, sequences and sessions. All answered state is durable.
 
     Raises:
-        QuorumUnavailableError: the store cannot be reached within `metadata_timeout_s`. The outcome
-            of a write in flight is then unknown.
+        QuorumUnavailableError: the store cannot be reached within `metadata_timeout_s`, or a lost
+            connection hid the outcome of a creation. The outcome of the write is then unknown.
         TooLargeError, OverloadedError: a limit is exceeded; nothing was changed.
         ConfigError: the key has an empty name, or the store refuses this client.
     """

@@ -3,7 +3,8 @@
 Below `zookeeper_root`, with names percent-encoded:
 
     keys/D/K       a key K of the directory D: the name of its last write, and its value (msgpack)
-    keys/D         its data version counts the keys that were ever created in D
+    keys/D         its data version counts the keys that were ever created in D; its data is the
+                   name of the write that created the last one
     changes/D      its data version counts the changes in D by clients
     sequences/K    its data version is the last number of the sequence, at most 2^31 - 1
     sessions/S     exists until the session S ends
@@ -12,6 +13,11 @@ The version of a key is the `mzxid` of its znode: the number of the transaction 
 only grows. But ZooKeeper's own conditional writes compare data versions, which restart with each
 creation. So each write that expects a version also checks that no key was created in the directory
 since the znode was read.
+
+A lost connection leaves open whether a transaction was committed. If the key does not exist
+afterwards, another client may have deleted it. The count of created keys and the name of the last
+creation tell whether that was the own one; if not, the outcome is reported as unknown
+(docs/decisions/0092).
 """
 
 from __future__ import annotations
@@ -35,7 +41,12 @@ from kazoo.exceptions import (
 )
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from indilog.base.errors import DataDirectoryError, OverloadedError, TooLargeError
+from indilog.base.errors import (
+    DataDirectoryError,
+    OverloadedError,
+    QuorumUnavailableError,
+    TooLargeError,
+)
 from indilog.config import NodeConfig
 from indilog.runtime.metadata.follower import Followers
 from indilog.runtime.metadata.session import HeartbeatSession, boot_time_s
@@ -86,6 +97,8 @@ class _State(NamedTuple):
 
     created: int
     """Keys that were ever created in the directory; -1: the directory does not exist."""
+    creation: Written | None
+    """The last creation in the directory, if the write that looks did it."""
     keys: int
     """Keys in the directory, and sequences."""
     node: _Node | None
@@ -218,22 +231,32 @@ class ZooKeeperMetadataStore:
             raise TooLargeError("A metadata value", size=len(value), limit=_REQUEST_BYTES_MAX)
         writer = f"{self._name}-{next(self._numbers)}"
         data = msgspec.msgpack.encode(_Envelope(writer, value))
+        unanswered: _State | None = None
+        """The state before a transaction whose answer was lost with the connection."""
 
         async def attempt() -> Written | Conflict:
+            nonlocal unanswered
             while True:
-                state = await self._state(connection, key)
+                state = await self._state(connection, key, writer)
                 if state.node is not None and state.node.writer == writer:
                     return Written(state.node.found.version)
+                if state.creation is not None:
+                    return state.creation
+                if unanswered is not None:
+                    _check_outcome(unanswered, state)
                 if (version := _version_of(state)) != write.expected_version:
                     return Conflict(version)
                 change = _Change(connection.client, self._root, key, session)
                 if state.node is None:
                     self._check_room(state)
-                    change.create(data, state.created < 0, is_ephemeral=write.is_ephemeral)
+                    is_first = state.created < 0
+                    change.create(data, writer, is_first, is_ephemeral=write.is_ephemeral)
                 else:
                     change.set(data, state.created, state.node.data_version)
-                if (written := await change.commit(connection)) is not None:
-                    return Written(written)
+                unanswered = state
+                if (committed := await change.commit(connection)) is not None:
+                    return Written(committed)
+                unanswered = None
 
         return await connection.decide(attempt)
 
@@ -357,20 +380,22 @@ class ZooKeeperMetadataStore:
             self._check_room(state)
             await self._connection.request(partial(self._client.create_async, path, b""))
 
-    async def _state(self, connection: ZooKeeperConnection, key: str) -> _State:
-        """Read the directory of a key, and then the key."""
+    async def _state(self, connection: ZooKeeperConnection, key: str, writer: str = "") -> _State:
+        """Read the directory of a key, and then the key, for the write `writer`."""
         client, path = connection.client, self._path_of(key)
         _, directory, sequences, answer = await connection.request(
             partial(client.sync_async, path),
-            partial(client.exists_async, path.rpartition("/")[0]),
+            partial(client.get_async, path.rpartition("/")[0]),
             partial(client.exists_async, f"{self._root}/sequences"),
             partial(client.get_async, path),
         )
         node = None if isinstance(answer, NoNodeError) else _node_of(path, answer)
         others = sequences.numChildren if sequences is not None else 0
-        if directory is None:
-            return _State(-1, others, node)
-        return _State(directory.version, directory.numChildren + others, node)
+        if isinstance(directory, NoNodeError):
+            return _State(-1, None, others, node)
+        creator, there = directory
+        creation = Written(there.mzxid) if writer and creator == writer.encode() else None
+        return _State(there.version, creation, there.numChildren + others, node)
 
     def _path_of(self, key: str) -> str:
         return _path_below(self._root, key)
@@ -388,13 +413,20 @@ class _Change:
         if session:
             self._request.check(f"{root}/sessions/{session}", -1)
 
-    def create(self, data: bytes, is_first: bool, *, is_ephemeral: bool) -> None:  # noqa: FBT001
+    def create(
+        self,
+        data: bytes,
+        writer: str,
+        is_first: bool,  # noqa: FBT001
+        *,
+        is_ephemeral: bool,
+    ) -> None:
         """Create the key, and its directory if this is the first key there."""
         if is_first:
             self._request.create(self._keys, b"")
             self._request.create(self._changes, b"")
         self._request.create(self._path, data, ephemeral=is_ephemeral)
-        self._request.set_data(self._keys, b"")
+        self._request.set_data(self._keys, writer.encode())
 
     def set(self, data: bytes, created: int, data_version: int) -> None:
         """Set the key, unless it changed, or was created again, since it was read."""
@@ -491,6 +523,24 @@ class ZooKeeperSession(HeartbeatSession):
 
 def _version_of(state: _State) -> int:
     return state.node.found.version if state.node is not None else 0
+
+
+def _check_outcome(unanswered: _State, state: _State) -> None:
+    """Check that a transaction whose answer was lost did not create the key.
+
+    Args:
+        unanswered: the state before that transaction.
+        state: the state now; the last creation in the directory is that of another write.
+
+    Raises:
+        QuorumUnavailableError: several keys were created meanwhile, so that the outcome is unknown.
+    """
+    was_possible = unanswered.node is None and state.node is None
+    if was_possible and state.created - max(0, unanswered.created) > 1:
+        raise QuorumUnavailableError(
+            "The connection to ZooKeeper was lost while a key was created, and other clients have "
+            "created keys since; the outcome is unknown."
+        )
 
 
 def _node_of(path: str, answer: Any) -> _Node:  # noqa: ANN401 of kazoo

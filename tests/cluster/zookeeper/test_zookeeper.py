@@ -282,6 +282,65 @@ async def test_a_write_whose_answer_was_lost_recognises_itself(
         await session.close()
 
 
+@pytest.mark.parametrize("other_keys", [0, 1, 2])
+async def test_a_creation_whose_answer_was_lost_is_not_repeated_after_a_deletion(
+    zookeeper: ZooKeeperServer, root: str, monkeypatch: pytest.MonkeyPatch, other_keys: int
+) -> None:
+    """The key was deleted, and other keys were created, before the client was connected again."""
+    from indilog.runtime.metadata.zookeeper import _Change
+
+    async with (
+        opened(config_at(zookeeper, zookeeper_root=root)) as store,
+        opened(config_at(zookeeper, zookeeper_root=root)) as other,
+    ):
+        real, versions = _Change.commit, list[int]()
+
+        async def commit(self: _Change, connection: ZooKeeperConnection) -> int | None:
+            outcome = await real(self, connection)
+            if not versions and outcome is not None:
+                versions.append(outcome)
+                await other.delete("leader", expected_version=outcome)
+                for i in range(other_keys):
+                    await write(other, f"key-{i}", b"")
+                raise ConnectionLoss
+            return outcome
+
+        monkeypatch.setattr(_Change, "commit", commit)
+        creating = store.compare_and_set("leader", b"mine", expected_version=0)
+        if other_keys:
+            with pytest.raises(QuorumUnavailableError, match="outcome is unknown"):
+                await creating
+        else:
+            assert await creating == Written(versions[0])
+        assert await store.get("leader") is None
+
+
+@pytest.mark.parametrize("other_keys", [0, 1])
+async def test_a_creation_that_was_lost_with_its_connection_is_repeated(
+    zookeeper: ZooKeeperServer, root: str, monkeypatch: pytest.MonkeyPatch, other_keys: int
+) -> None:
+    from indilog.runtime.metadata.zookeeper import _Change
+
+    async with (
+        opened(config_at(zookeeper, zookeeper_root=root)) as store,
+        opened(config_at(zookeeper, zookeeper_root=root)) as other,
+    ):
+        real, lost = _Change.commit, list[_Change]()
+
+        async def commit(self: _Change, connection: ZooKeeperConnection) -> int | None:
+            if not lost:
+                lost.append(self)
+                for i in range(other_keys):
+                    await write(other, f"key-{i}", b"")
+                raise ConnectionLoss
+            return await real(self, connection)
+
+        monkeypatch.setattr(_Change, "commit", commit)
+        written = await store.compare_and_set("leader", b"mine", expected_version=0)
+        assert isinstance(written, Written)
+        assert await store.get("leader") == Versioned(b"mine", written.version)
+
+
 async def test_a_key_that_was_created_anew_between_look_and_write_is_not_overwritten(
     zookeeper: ZooKeeperServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,8 +352,8 @@ async def test_a_key_that_was_created_anew_between_look_and_write_is_not_overwri
         version = await write(store, "leader", b"mine")
         real, looked = store._state, asyncio.Event()
 
-        async def state(connection: ZooKeeperConnection, key: str) -> object:
-            found = await real(connection, key)
+        async def state(connection: ZooKeeperConnection, key: str, writer: str) -> object:
+            found = await real(connection, key, writer)
             if not looked.is_set():
                 looked.set()
                 await other.delete("leader", expected_version=version)

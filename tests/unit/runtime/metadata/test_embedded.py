@@ -17,7 +17,13 @@ from crc32c import crc32c
 from indilog.base.errors import DataDirectoryError, DiskFullError, OverloadedError
 from indilog.config import NodeConfig, node_config
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
-from indilog.runtime.metadata.store import SessionExpiredError, Versioned, Write, Written
+from indilog.runtime.metadata.store import (
+    Conflict,
+    SessionExpiredError,
+    Versioned,
+    Write,
+    Written,
+)
 
 CONFIG = NodeConfig()
 
@@ -92,6 +98,23 @@ def test_a_file_of_version_2_is_read_and_continues_with_greater_versions(tmp_pat
     asyncio.run(story())
     with opened(tmp_path) as store:
         assert asyncio.run(store.get("run")) == Versioned(b"s", 8)
+
+
+def test_a_file_of_version_3_is_read_and_written_as_version_4(tmp_path: Path) -> None:
+    """Version 3 had no superseded writes."""
+    body = msgspec.msgpack.encode([{"view": [b"one", 7, "w", ""]}, {"epoch": 4}, 9, {"s": 5.0}])
+    crc = crc32c(body, crc32c(b"ILMD\x03"))
+    file = tmp_path / "metadata"
+    file.write_bytes(struct.pack("<4sBI", b"ILMD", 3, crc) + body)
+
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            assert await store.get("view") == Versioned(b"one", 7)
+            assert await store.compare_and_set("view", b"two", expected_version=7) == Written(10)
+            assert await store.write(Write("view", b"one", 6), writer="w") == Written(7)
+
+    asyncio.run(story())
+    assert file.read_bytes()[4] == 4
 
 
 def test_a_store_that_is_opened_again_gives_each_session_its_whole_time_again(
@@ -244,6 +267,49 @@ def test_a_resent_conditional_write_succeeds_again(tmp_path: Path) -> None:
         with opened(tmp_path) as store:
             repeated = store.write(Write("view", b"one", 0), writer="w1")
             assert await repeated == Written(1)
+
+    asyncio.run(story())
+
+
+def test_a_resent_write_is_not_applied_again_after_its_key_was_deleted(tmp_path: Path) -> None:
+    """Also if another write replaced the value before, and after a restart of the store."""
+
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            first = await store.write(Write("leader", b"one", 0), writer="w1")
+            assert first == Written(1)
+            second = await store.write(Write("leader", b"two", 1), writer="w2")
+            await store.delete("leader", expected_version=second.version)
+            assert await store.write(Write("leader", b"one", 0), writer="w1") == Written(1)
+            assert await store.get("leader") is None
+        with opened(tmp_path) as store:
+            assert await store.write(Write("leader", b"one", 0), writer="w1") == Written(1)
+            assert await store.write(Write("leader", b"two", 1), writer="w2") == Written(2)
+            assert await store.get("leader") is None
+
+    asyncio.run(story())
+
+
+def test_a_resent_write_is_not_applied_again_after_its_session_has_ended(tmp_path: Path) -> None:
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            await store.open_session("s", 60.0)
+            write = Write("leader", b"", 0, is_ephemeral=True)
+            written = await store.write(write, session="s", writer="w1")
+            await store.close_session("s")
+            assert await store.write(Write("leader", b"", 0), writer="w1") == written
+            assert await store.get("leader") is None
+
+    asyncio.run(story())
+
+
+def test_only_the_newest_superseded_writes_are_remembered(tmp_path: Path) -> None:
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            for i in range(66):  # the first 65 of them are superseded
+                await store.write(Write("view", b"", i), writer=f"w{i}")
+            assert await store.write(Write("view", b"", 1), writer="w1") == Written(2)
+            assert await store.write(Write("view", b"", 0), writer="w0") == Conflict(66)
 
     asyncio.run(story())
 
