@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -15,18 +15,34 @@ from indilog.runtime.cluster.held_process import STATUS_UNKNOWN, HeldProcess, Pr
 
 _READY_S_MAX: Final = 180.0
 """Seconds that a fork server may take to import the modules of nodes."""
-_ANSWER_S_MAX: Final = 5.0
-"""Seconds that a fork server may take to fork, and to report that a child has ended."""
+_ANSWER_S_MAX: Final = 60.0
+"""Seconds that a fork server may take to fork, and to report that a child has ended. A fork takes
+milliseconds, but a busy machine may let it wait; after this time it hangs, and is killed.
+"""
+_END_S_MAX: Final = 5.0
+"""Seconds that a fork server may take to end when it is asked to; then it is killed."""
 _MESSAGE_BYTES_MAX: Final = 4096
 _log = structlog.get_logger(__name__)
 
 
 class _Forked(HeldProcess):
-    """A child of a fork server, which reports its exit status."""
+    """A child of a fork server, which reports its exit status.
 
-    def __init__(self, pid: int, descriptor: int, status: asyncio.Future[int]) -> None:
+    Args:
+        status: the exit status, set when the fork server has reported it or has ended.
+        on_silence: called if the fork server does not report the exit status in time.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        descriptor: int,
+        status: asyncio.Future[int],
+        on_silence: Callable[[], None],
+    ) -> None:
         super().__init__(pid, descriptor)
         self._status = status
+        self._on_silence = on_silence
 
     async def wait(self) -> int:
         """Wait for the end of the child; return its exit status, or `STATUS_UNKNOWN` if the fork
@@ -34,7 +50,9 @@ class _Forked(HeldProcess):
         """
         await super().wait()
         await asyncio.wait({self._status}, timeout=_ANSWER_S_MAX)
-        return self._status.result() if self._status.done() else STATUS_UNKNOWN
+        if not self._status.done():
+            self._on_silence()
+        return await self._status
 
 
 class _ForkServer:
@@ -96,10 +114,14 @@ class _ForkServer:
             async with asyncio.timeout(within_s):
                 return await self._answer
         except BaseException:
-            self._lose()
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()  # the fork server may hang
+            self._give_up()
             raise
+
+    def _give_up(self) -> None:
+        """Kill it, because it hangs; a new one replaces it."""
+        self._lose()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     def _lose(self) -> None:
         """Close the connection, so that the fork server ends."""
@@ -118,7 +140,7 @@ class _ForkServer:
         """Let the fork server end, and wait until it has ended; its children continue."""
         self._lose()
         try:
-            async with asyncio.timeout(_ANSWER_S_MAX):
+            async with asyncio.timeout(_END_S_MAX):
                 await self._process.wait()
         except TimeoutError:
             self._process.kill()
@@ -148,7 +170,7 @@ class _ForkServer:
 
     def _on_started(self, pid: int, descriptor: int) -> None:
         status = self._statuses[pid] = self._loop.create_future()
-        self._answer.set_result(_Forked(pid, descriptor, status))
+        self._answer.set_result(_Forked(pid, descriptor, status, self._give_up))
 
 
 class NodeStarter:

@@ -250,7 +250,10 @@ class SupervisedProcess:
         ]
         try:
             status = await process.wait()
-            await asyncio.wait([listener], timeout=1.0)
+            # The socket ends after what the process has sent, also if a child of it has a copy.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+            await asyncio.wait([listener])
         finally:
             self.pid = self._process = None
             for task in (listener, *others):
@@ -261,25 +264,27 @@ class SupervisedProcess:
         return status
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Handle the lines that the process sends."""
-        # Errors mean that a line is over the limit, or that the process died.
-        with contextlib.suppress(ValueError, ConnectionError):
-            while line := await reader.readline():
-                word, _, text = line.decode(errors="replace").strip().partition(" ")
-                if word in {"ready", "heartbeat"}:
-                    self._last_heartbeat_at = asyncio.get_running_loop().time()
-                    self._silent_s_max = self._config.processes.hang_s
-                if word == "ready":
-                    self.detail, self._was_ready = text, True
-                    self._data_lost = None
-                    await self._set_state(up=True, ready=True)
-                elif word == "up":
-                    await self._set_state(up=True)
-                elif word == "drained":
-                    await self._set_state(up=True, drained=True)
-                elif word == "failed":
-                    self._sentence = text
-                    _log.error("process cannot start", name=self.name, reason=text)
+        """Handle the lines that the process sends, until the socket ends."""
+        with contextlib.suppress(ConnectionError):  # the process died
+            while line := await _next_line(reader):
+                await self._on_line(line)
+
+    async def _on_line(self, line: bytes) -> None:
+        word, _, text = line.decode(errors="replace").strip().partition(" ")
+        if word in {"ready", "heartbeat"}:
+            self._last_heartbeat_at = asyncio.get_running_loop().time()
+            self._silent_s_max = self._config.processes.hang_s
+        if word == "ready":
+            self.detail, self._was_ready = text, True
+            self._data_lost = None
+            await self._set_state(up=True, ready=True)
+        elif word == "up":
+            await self._set_state(up=True)
+        elif word == "drained":
+            await self._set_state(up=True, drained=True)
+        elif word == "failed":
+            self._sentence = text
+            _log.error("process cannot start", name=self.name, reason=text)
 
     async def _kill_when_hung(self, process: Process) -> None:
         """Kill the process when it was ready and has sent no heartbeat for `hang_s`, or is not
@@ -325,3 +330,10 @@ class SupervisedProcess:
             self._up, self._ready, self._drained = up, ready, drained
             self._final = final or self._final
             self._changed.notify_all()
+
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    """Return the next line of at most `_LINE_BYTES_MAX`; empty at the end of the stream."""
+    while True:
+        with contextlib.suppress(ValueError):  # over the limit: its parts are skipped
+            return await reader.readline()

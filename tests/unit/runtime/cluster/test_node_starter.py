@@ -26,12 +26,6 @@ NODE = [*NODE_PROGRAM, "--name", "storage-0", "--metadata", "unix:///no/such/pla
 """A node that waits for a metadata store that does not exist, until it is asked to stop."""
 
 
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine runs the fork server late."""
-    monkeypatch.setattr(node_starter, "_ANSWER_S_MAX", 50.0)
-
-
 @asynccontextmanager
 async def starter() -> AsyncIterator[NodeStarter]:
     made = NodeStarter()
@@ -226,6 +220,35 @@ def test_a_fork_server_that_hangs_is_killed_and_the_node_executed(
                 assert parent(second.pid) == os.getpid()
                 await until(lambda: not exists(server))
                 assert exists(first.pid)
+
+    run(story)
+
+
+def test_a_fork_server_that_stalls_for_6_s_still_reports_the_exit_status() -> None:
+    """A busy machine may let it wait that long."""
+
+    async def story() -> None:
+        async with starter() as made, node(made) as process:
+            server = parent(process.pid)
+            os.kill(server, signal.SIGSTOP)
+            process.kill()
+            asyncio.get_running_loop().call_later(6.0, os.kill, server, signal.SIGCONT)
+            assert await process.wait() == -signal.SIGKILL
+
+    run(story)
+
+
+def test_a_fork_server_that_never_reports_an_exit_status_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        async with starter() as made, node(made) as process:
+            server = parent(process.pid)
+            os.kill(server, signal.SIGSTOP)
+            monkeypatch.setattr(node_starter, "_ANSWER_S_MAX", 0.1)
+            process.kill()
+            assert await process.wait() == STATUS_UNKNOWN
+            await until(lambda: not exists(server))
 
     run(story)
 

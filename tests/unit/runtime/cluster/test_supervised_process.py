@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -200,18 +201,56 @@ def test_stopping_a_stopped_or_never_started_process_is_harmless() -> None:
     uvloop.run(story())
 
 
-def test_a_line_over_the_limit_is_ignored() -> None:
-    code = CHILD + "line.sendall(b'ready ' + b'x' * 100_000); line.recv(1)"
+def test_a_line_over_the_limit_is_ignored_and_later_lines_are_read() -> None:
+    code = CHILD + "line.sendall(b'ready ' + b'x' * 100_000 + b'\\n')\n"
 
     async def story() -> None:
-        async with kept(process(code)) as child:
-            await until(lambda: child.pid is not None)
-            pid = str(child.pid)
-            await child.stop()
-            assert gone(pid)
-            assert child.detail == ""
+        async with kept(process(code + LIVES.removeprefix(CHILD))) as child:
+            assert await child.ready() == str(child.pid)
 
     uvloop.run(story())
+
+
+STALL_S = 1.5
+SAYS_WHY = CHILD + "line.send(b'failed The port 80 is in use.\\n'); sys.exit(2)"
+
+
+def test_the_last_line_of_a_process_is_read_although_the_supervisor_stalls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = SupervisedProcess._listen
+
+    async def late(self: SupervisedProcess, reader: asyncio.StreamReader) -> None:
+        await asyncio.sleep(STALL_S)
+        await real(self, reader)
+
+    monkeypatch.setattr(SupervisedProcess, "_listen", late)
+
+    async def story() -> None:
+        async with kept(process(SAYS_WHY, failures_max=1)) as child:
+            with pytest.raises(NotReadyError, match="The port 80 is in use"):
+                await child.ready()
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_a_dead_process_is_gone_although_its_child_keeps_the_socket(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    code = CHILD + (
+        "if os.fork() == 0:\n"
+        "    line.recv(1); os._exit(0)\n"  # until the supervisor closes the socket
+        "line.send(b'failed %d\\n' % os.getpid())\n"
+        "os._exit(2)\n"
+    )
+
+    async def story() -> None:
+        async with kept(process(code, failures_max=1)) as child:
+            with pytest.raises(NotReadyError, match=r"does not start: \d+$"):
+                await child.ready()
+
+    run(story())
 
 
 BEATS = (
