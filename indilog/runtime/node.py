@@ -169,9 +169,7 @@ class NodeShell:
         """Messages that are not urgent, until no other work is left or `_LATER_S` have passed."""
         self._later_since: Instant | None = None
         self._hastened = False
-        """Whether the messages in `_later` are delivered without delay: a caller waits, or delivery
-        has begun.
-        """
+        """Whether `_later` is delivered without delay: a caller waits, or delivery has begun."""
         self._waiting, self._promising = self._roles_that_wait()
         self._promised: list[tuple[NodeId, Send]] = []
         """Promises to roles of this process, with their senders, that wait for a sync."""
