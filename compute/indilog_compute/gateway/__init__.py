@@ -6,7 +6,7 @@ It is a FastAPI application on uvicorn, in the process of a compute node.
 `invoke` is the hot path, a plain ASGI callable; `forwarding` runs calls on other compute nodes.
 `apps`, `records` and `operation` are the other routes. `client_link` is the WebSocket of
 `indilog.connect`. `problems` turns errors into answers. `openapi` and `page` describe the
-interface. `server` runs it on a port and on a `unix_socket`.
+interface. `server` runs the gateway on a port and on a `unix_socket`.
 """
 
 from indilog_compute.gateway.app import create_gateway, guard_port, guard_unix_socket

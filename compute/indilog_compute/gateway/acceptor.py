@@ -28,7 +28,7 @@ class Acceptor:
         listening: a non-blocking socket.
         protocol: creates the protocol object of a connection.
         has_room: tells whether one more connection may be open, given the number of handshakes in
-            progress; otherwise a new connection is closed at once.
+            progress. If not, a new connection is closed at once.
         tls: TLS context for the connections; None: no TLS.
         handshake_timeout_s: seconds that a TLS handshake may take.
     """

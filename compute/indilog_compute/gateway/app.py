@@ -126,8 +126,8 @@ class GatewayApp(FastAPI):
             share.free()
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer by a FastAPI route. A request that is cancelled before its answer began gets a
-        503; a begun stream is ended properly.
+        """Answer by a FastAPI route. A request that is cancelled before its answer begins gets a
+        503. A stream that has begun is ended properly.
         """
         begun = False
         task = asyncio.current_task()
@@ -150,8 +150,8 @@ class GatewayApp(FastAPI):
         except Exception:
             if not begun:
                 raise
-            # The handler of `Exception` has answered and logged the error; Starlette then raises it
-            # again.
+            # The handler of `Exception` has answered and logged the error. Starlette then raises
+            # the error again.
         finally:
             self._streams.discard(task)
 

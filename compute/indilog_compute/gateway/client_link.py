@@ -42,8 +42,8 @@ class ClientLink(Link):
     """The link of one client. The bytes of its unanswered questions count in the gateway's byte
     budget.
 
-    Every question is answered, also a cancelled one, so all counted bytes are returned. If a client
-    reuses the call number of an unanswered question, the link closes, because the bytes of the two
+    Every question is answered, even a cancelled one, so all counted bytes are returned. If a client
+    reuses the call number of an unanswered question, the link closes: the bytes of the two
     questions could not be distinguished.
 
     Args:
@@ -137,8 +137,8 @@ def answer_bytes(answer: Answer) -> int:
 
 
 class WebSocketWriter:
-    """Sends the bytes that a link writes. Bytes written during a send are sent together by the next
-    one.
+    """Sends the bytes that a link writes. Bytes written during a send leave together in the next
+    send.
 
     Args:
         socket: the client's WebSocket.

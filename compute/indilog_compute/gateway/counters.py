@@ -34,14 +34,14 @@ class GatewayCounters:
     Attributes:
         clients_left: requests whose client disconnected before the answer, or before the body was
             complete.
-        clients_too_slow: connections closed because a request took too long to arrive, or its
+        clients_too_slow: connections closed because a request took too long to arrive, or the
             client took too long to read the answer.
         connections_refused: connections refused beyond `connections_max`.
         requests_malformed: requests that are not valid HTTP.
         requests_refused: requests that `guard` refused before routing: unknown host name, foreign
             origin, no token, or a wrong type of body.
         calls_forwarded: calls that another compute node took.
-        calls_forwarded_refused: times that another compute node had no room for a call.
+        calls_forwarded_refused: number of times that another compute node had no room for a call.
         calls_forwarded_lost: forwarded calls whose compute node was lost before it answered.
         calls_taken: calls taken from other compute nodes.
     """

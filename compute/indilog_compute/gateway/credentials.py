@@ -1,7 +1,7 @@
-"""How callers authenticate: with the platform's token, or with the session of a browser.
+"""Authenticates callers: by the platform's token, or by the session of a browser.
 
 A browser cannot store a token safely, so it gets a session. `indilog open` authenticates with the
-token and gets a code. The page `/login` exchanges that code, which works once, for a cookie. This
+token and gets a code, which works once. The page `/login` exchanges the code for a cookie. This
 process keeps digests of codes and sessions in memory only, so they end with the process.
 """
 

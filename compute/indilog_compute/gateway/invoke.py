@@ -1,9 +1,9 @@
 """`POST /functions/{app}/{function}` and `POST /operations/{app}/{operation}`: the hot path, a
 plain ASGI callable inside the gateway.
 
-It has no routing and no request object, because a FastAPI route takes three times as long as a bare
-ASGI answer. It decodes nothing: the worker gets the body's bytes, and the caller gets the worker's
-bytes. A call that would wait here is offered to other compute nodes (`forwarding`).
+This module uses no routing and no request object, because a FastAPI route takes three times as long
+as a bare ASGI answer. It decodes nothing: the worker gets the body's bytes, and the caller gets the
+worker's bytes. A call that would wait here is offered to other compute nodes (`forwarding`).
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class InvokeEndpoint:
             except OverloadedError as error:
                 await _send_problem(send, problem_of(error))
                 return
-            with self._offers.reserved():  # this reads the body, so the other node sends it
+            with self._offers.reserved():  # the body is read here, so the other node then sends it
                 arguments = await read_body(scope, receive, self._body_bytes_max, what=what)
             self._resources.counters.calls_taken += 1
         was_forwarded = forwarded is not None
@@ -205,7 +205,7 @@ class InvokeEndpoint:
             if answer is not None:
                 await self._relay(request, answer)
                 return
-            if elsewhere.is_taken:  # the other node did not begin it
+            if elsewhere.is_taken:  # the other node took the call and did not begin it
                 call = request.start(request.name, request.arguments, position=request.position)
         await self._finish(request.scope, request.receive, request.send, call)
 
@@ -304,7 +304,7 @@ class InvokeEndpoint:
     # --- calls that another compute node runs
 
     def _elsewhere(self, request: _Request) -> ForwardedCall | None:
-        """Return the call as it may be forwarded; None: it may not."""
+        """Return the call in the form that may be forwarded; None: it may not be forwarded."""
         if self._forwarder is None or request.was_forwarded:
             return None
         deployed_at = self._host.deployed_at(request.name)
@@ -330,8 +330,8 @@ class InvokeEndpoint:
         )
 
     def _recorded_elsewhere(self, request: _Request) -> ForwardedCall | None:
-        """Return a recorded call as it may be forwarded; None: it begins here, because a slot is
-        free or its key is known.
+        """Return a recorded call in the form that may be forwarded; None: it begins here, because a
+        slot is free or its key is known.
         """
         name, key = request.name, request.key
         if key and self._host.has_key(name, request.arguments, key):
@@ -341,7 +341,7 @@ class InvokeEndpoint:
         return self._elsewhere(request)
 
     async def _ran_elsewhere(self, request: _Request) -> bool:
-        """Offer a call that is refused here to other nodes; True: one ran it, and the caller has
+        """Offer a call that is refused here to other nodes. True: a node ran it, and the caller has
         the answer.
         """
         elsewhere = self._elsewhere(request)

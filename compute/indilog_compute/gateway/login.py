@@ -1,5 +1,5 @@
-"""How a browser signs in. `indilog open` authenticates with the token, gets a code, and prints the
-link `/login#CODE`. That page posts the code and gets a session's cookie.
+"""Signs a browser in. `indilog open` authenticates with the token, gets a code, and prints the link
+`/login#CODE`. That page posts the code and gets a session's cookie.
 
 Browsers send the part after `#` neither to a server nor in `Referer`, so the code does not leak. A
 GET does not consume the code; only the POST does.

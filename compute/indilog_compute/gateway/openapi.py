@@ -69,7 +69,7 @@ def _operation(
 def _described(
     app: AppInfo, function: FunctionSpec, arguments: dict[str, Any], result: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what the descriptions of functions and operations have in common."""
+    """Return the parts that the descriptions of functions and operations have in common."""
     return {
         "tags": [f"app {app.name}"],
         "operationId": f"{app.name}.{function.name}",

@@ -145,7 +145,7 @@ class MembershipService(Protocol):
 
     Each method returns the state of the cluster. `wanted` and `installed` are its nodes; `view` is
     the number of the installed view. `reached` says whether the wanted nodes are installed.
-    `missing` has a sentence for each step that is not done yet.
+    `missing` has a sentence for each step that is still to be done.
 
     Raises:
         ConfigError: the cluster does not allow this change; nothing was changed.
@@ -165,10 +165,10 @@ class MembershipService(Protocol):
         """Let a shard get no further records after `cuts` more committed cuts."""
 
     async def rebalance(self) -> dict[str, Any]:
-        """Let the replicas of shards be spread evenly over storage nodes and zones."""
+        """Spread the replicas of shards evenly over storage nodes and zones."""
 
     async def replace(self, name: str) -> dict[str, Any]:
-        """Let other nodes take the place of all nodes of a process that is gone permanently."""
+        """Replace all nodes of a process that is gone permanently by other nodes."""
 
 
 class ScaleIn(pydantic.BaseModel):

@@ -89,7 +89,8 @@ class PageText:
             size += len(record.data) + len(record.names) + len(record.aux or b"")
             if self.is_full:
                 return
-        # The log's page may have ended early, because one more record could have made it too large.
+        # The log's page may have ended early, because a further record could have made it too
+        # large.
         self.may_have_more = size + self._limits.record_bytes_max > self._limits.page_bytes_max
 
     def text(self, next_bound: int | None) -> bytes:

@@ -98,8 +98,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._resources.counters.connections_refused += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request being answered that the client left; with pipelining it may not be the
-        newest request.
+        """Notify the request that is being answered that the client left. With pipelining it need
+        not be the newest request.
         """
         self._resources.connections -= 1
         assert self._resources.connections >= 0, "a connection is counted once"
@@ -144,7 +144,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._close()
 
     def on_headers_complete(self) -> None:
-        """Begin to answer the request, unless it is refused."""
+        """Begin to answer the request, unless the request is refused."""
         if self._head_bytes > self._headers_bytes_max:
             self._check_head()
         if len(self.pipeline) >= PIPELINED_MAX:
@@ -158,7 +158,7 @@ class GatewayProtocol(HttpToolsProtocol):
         HttpToolsProtocol.on_headers_complete(self)
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body. Trailers may follow it; they count as part of the head."""
+        """Handle a part of the body. Trailers may follow it; they count as part of the head."""
         self._head_bytes = 0
         HttpToolsProtocol.on_body(self, body)
 
@@ -328,8 +328,8 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
         self._unfinished_since = None
 
     def check_time(self, now: float) -> None:
-        """Close the connection if a message takes too long to arrive, or the client too long to
-        read one.
+        """Close the connection if a message takes too long to arrive, or if the client takes too
+        long to read one.
         """
         node = self._resources.node
         unread, unfinished = self._unread_since, self._unfinished_since

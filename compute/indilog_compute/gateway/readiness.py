@@ -1,8 +1,8 @@
 """Tests for `GET /readyz` whether appends are acknowledged now, by appending a record.
 
-Metrics cannot show a process that hangs, because it reports none. So the gateway appends an empty
-record to the platform's log `$probe`, on the same path as every append. Without requests to
-`/readyz` nothing is written.
+Metrics cannot show that a process hangs, because a hanging process reports none. So the gateway
+appends an empty record to the platform's log `$probe`, on the same path as every append. Without
+requests to `/readyz` nothing is written.
 """
 
 from __future__ import annotations

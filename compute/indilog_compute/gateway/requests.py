@@ -101,7 +101,8 @@ def decode_json(
     """Decode a JSON body of any size, in a time proportional to its size.
 
     Decoding stops at the first fault. A small body is then parsed again with `model`, which must be
-    equivalent to `shape`, to describe all faults. For a large body that would take seconds.
+    equivalent to `shape`, to describe all faults. A large body is not parsed again, because that
+    would take seconds.
 
     Raises:
         InvalidArgumentsError: the body is not JSON, or not of this shape; the message names the

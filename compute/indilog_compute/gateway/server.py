@@ -134,7 +134,8 @@ class _Serving:
         self._server.should_exit = True
         self._server.stopping.set()
         await self._serving
-        # Requests that still ran were cancelled; wait until their callers have the answers.
+        # Requests that were still running are now cancelled. Wait until their callers have the
+        # answers.
         if cancelled := set(self._server.server_state.tasks):
             await asyncio.wait(cancelled, timeout=_ANSWER_S)
 
@@ -145,13 +146,13 @@ class GatewayServer:
     Args:
         app: the ASGI application.
         host: address to listen on.
-        port: 0 takes a free one.
+        port: port to listen on; 0 takes a free one.
         resources: limits and counters of its connections; None: default limits.
         port_is: text after the port in error messages, such as the setting that chose the port.
         tls: context with which to serve HTTPS; None: plain HTTP.
         local: ASGI application to serve on a Unix socket, and the path of that socket; None: no
             Unix socket.
-        peers: where to serve that application to other machines of the cluster; None: nowhere.
+        peers: port at which to serve that application to other machines of the cluster; None: none.
 
     Attributes:
         port: the port it listens on; valid after `bind` or `start` has returned.

@@ -7,7 +7,7 @@
 - `forwarder`: offers a call to other nodes, and returns the answer
 - `offers`: decides whether this node takes a call that another node offers
 
-A gateway offers a call by a request with `Expect: 100-continue`, whose body it does not send yet. A
+A gateway offers a call by a request with `Expect: 100-continue`, and does not send the body yet. A
 node with room answers `100 Continue`, and then gets the body. Any other answer refuses the call; it
 contains the number of calls that the node has. A node never executes a request without its body, so
 a refused call certainly did not run.

@@ -1,7 +1,7 @@
 """One HTTP connection to the gateway of another compute node: offers a call, then sends its body.
 
-A parser in C (`httptools`) reads the answers: for a short call, a client library would take several
-times as long as the other node.
+A parser in C (`httptools`) reads the answers. For a short call, a client library would take several
+times as long as the other node takes for the call.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PeerConnection(asyncio.Protocol):
         return await self._ask(chunk)
 
     def close(self) -> None:
-        """Close the connection; the peer still finishes a call that it has taken."""
+        """Close the connection. The peer still finishes a call that it has taken."""
         self._is_kept = False
         if self._transport is not None:
             self._transport.abort()

@@ -1,4 +1,6 @@
-"""Offers calls that find no room here to other compute nodes, and returns their answers."""
+"""Offers calls for which this node has no room to other compute nodes, and returns their
+answers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ OFFERS_MAX: Final = 2
 OFFER_S: Final = 1.0
 """Seconds within which a node must take or refuse an offered call."""
 AGAIN_S: Final = 0.1
-"""Seconds until a waiting call is offered again, unless an answer of a node shows room earlier."""
+"""Seconds until a waiting call is offered again. An answer that shows room on a node ends the pause
+earlier.
+"""
 
 
 class ForwardedCall:
@@ -50,7 +54,7 @@ class ForwardedCall:
 
     Attributes:
         is_taken: whether another node has taken the call, so that it no longer waits here.
-        may_have_run: whether it may have run there.
+        may_have_run: whether the call may have run on another node.
     """
 
     __slots__ = (
@@ -102,11 +106,15 @@ class Forwarder:
         self._nodes: tuple[NodeId, ...] = ()
         self._in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        """Calls that wait here and are offered again, oldest first."""
+        """Calls that wait here for their next offer, oldest first."""
         self._is_offering = False
-        """Whether one of the calls that wait here is being offered; the others wait for its end."""
+        """Whether one of the waiting calls is being offered; the others wait for the end of that
+        offer.
+        """
         self._is_offered_again = False
-        """Whether that call is offered once more if it is refused: a node may have room since."""
+        """Whether that call is offered once more after a refusal, because a node may have room
+        meanwhile.
+        """
         self._timer: asyncio.TimerHandle | None = None
 
     async def forward(
@@ -121,7 +129,7 @@ class Forwarder:
 
         Returns:
             The answer of the node that took the call. None: the call may run on this node. Either
-            no other node took or began it, or it has a key and its node was lost or stops.
+                no other node took or began it, or it has a key and its node was lost or stops.
 
         Raises:
             CallOutcomeUnknownError: a node took the call and was lost, or did not answer in time.
@@ -261,7 +269,7 @@ class Forwarder:
                 return None
             call.is_taken = call.may_have_run = True
             self._counters.calls_forwarded += 1
-            self._wake_one()  # the node may have room for another one
+            self._wake_one()  # the node may have room for another call
             async with asyncio.timeout(call.answer_s):
                 answer = await connection.run(call.body)
             is_whole = True
@@ -303,7 +311,7 @@ class Forwarder:
         load = _load_of(answer)
         self._table.refused(node, call.application, load, _now())
         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and load is None:
-            self._table.unreachable(node, _now())  # it stops, or has too many connections
+            self._table.unreachable(node, _now())  # the node stops, or has too many connections
 
     async def _wait(self, *, is_first: bool) -> None:
         """Wait until a node may have room."""
@@ -328,12 +336,14 @@ class Forwarder:
 
     def _on_time(self) -> None:
         self._timer = None
-        self._wake_next()  # also while another one is offered, whose node may be silent
+        self._wake_next()  # even during an offer, because that node may be silent
         if self._waiting:
             self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._on_time)
 
     def _wake_one(self) -> None:
-        """Let the first waiting call be offered, or the one that is offered now once more."""
+        """Let the first waiting call be offered. If a call is being offered now, let that call be
+        offered once more.
+        """
         if self._is_offering:
             self._is_offered_again = True
         else:

@@ -1,4 +1,4 @@
-"""The headers of a forwarded call and of its answer, and what they carry."""
+"""The headers of a forwarded call and of its answer, and the values in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides whether this compute node takes a call that another one offers."""
+"""Decides whether this compute node takes a call that another node offers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Offers:
-    """Takes an offered call only if it can start at once here. The deployment of this node must be
-    that of the offering node or a newer one.
+    """Takes an offered call only if it can start here at once, and if the deployment on this node
+    is not older than that on the offering node.
     """
 
     def __init__(self, host: FunctionHost) -> None:
         self._host = host
         self._reserved = 0
-        """Calls that were taken, and whose bodies have not arrived yet."""
+        """Number of taken calls whose bodies have not arrived yet."""
 
     def check(self, name: str, forwarded: bytes, *, is_recorded: bool) -> None:
         """Check that this node takes a call.

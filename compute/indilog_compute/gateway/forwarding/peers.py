@@ -1,8 +1,9 @@
 """Decides, without I/O, to which compute node a call is offered.
 
-It is the node with the fewest calls, as far as this node knows. A node's answer contains its load,
-which this node uses for `LOAD_KEPT_S`. After that time, only the calls that this node itself has
-forwarded to the other node count. So nodes exchange no messages while no call is forwarded.
+The call is offered to the node with the fewest calls, as far as this node knows. A node's answer
+contains its load, which this node uses for `LOAD_KEPT_S`. After that time, only the calls that this
+node itself has forwarded to the other node count. So nodes exchange no messages while no call is
+forwarded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ UNREACHABLE_S: Final = 1.0
 
 
 class PeerPort(NamedTuple):
-    """Where the gateway of a compute node on another machine takes forwarded calls; both sides
+    """Where the gateway of a compute node on another machine receives forwarded calls. Both sides
     authenticate themselves (docs/decisions/0044).
     """
 
@@ -47,7 +48,7 @@ class Peers(NamedTuple):
 
 
 class _Peer:
-    """What is known about one compute node.
+    """The known facts about one compute node.
 
     Attributes:
         load: the load in its last answer; None: it has not answered yet.
@@ -57,7 +58,7 @@ class _Peer:
         asked: number of the last choice that chose it; decides between nodes with equally many
             calls.
         unreachable_until: when calls may be offered to it again.
-        refused: when it refused a call of each application; older than `LOAD_KEPT_S` is dropped.
+        refused: for each application, when it last refused a call; dropped after `LOAD_KEPT_S`.
     """
 
     __slots__ = ("asked", "learned_at", "load", "refused", "sent", "since", "unreachable_until")
@@ -141,7 +142,7 @@ class PeerTable:
     # --- internal
 
     def _calls(self, peer: _Peer, now: float) -> int:
-        """Return the calls that a node has, as far as this node knows."""
+        """Return the number of calls that a node has, as far as this node knows."""
         if peer.load is None or now - peer.learned_at >= LOAD_KEPT_S:
             return peer.sent
         return peer.load.calls + peer.since

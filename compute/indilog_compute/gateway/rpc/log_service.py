@@ -265,10 +265,10 @@ def _tag(request: Any) -> UserTag | None:  # noqa: ANN401 - each has this field
 
 
 def _wait(seconds: float) -> float | None:
-    """Return how long a read waits; None: not at all.
+    """Return how long a read waits; None: it does not wait.
 
     Raises:
-        ValueError: it is not 0 to 300 seconds.
+        ValueError: the time is not 0 to 300 seconds.
     """
     if not 0 <= seconds <= WAIT_S_MAX:
         raise ValueError(f"wait must be 0 to {WAIT_S_MAX:.0f} seconds, not {seconds!r:.40}.")

@@ -1,8 +1,9 @@
 """Runs the gRPC server of a compute node.
 
-gRPC itself listens on a Unix socket in a folder that only our user can enter. This module accepts
+gRPC itself listens on a Unix socket in a folder that only this user can enter. This module accepts
 the connections of clients, within the limits of the gateway, decrypts them, and passes their bytes
-on. So idle clients cannot use up the open files that the journal needs: gRPC has no such limit.
+on. gRPC itself has no limit on connections, so idle clients could otherwise use up the open files
+that the journal needs.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _CHUNK: Final = 64 * 1024
 _IDLE_MS: Final = 300_000
 """Milliseconds without a request after which a connection is closed."""
 _DESCRIPTORS: Final = 3
-"""Open files of one connection: the client's, and both ends of the one to gRPC's socket. Each
-counts as a connection of the gateway.
+"""Open files of one connection: that of the client, and both ends of the connection to gRPC's
+socket. Each counts as a connection of the gateway.
 """
 _SHARE: Final = 2
-"""gRPC may use one of so many parts of the gateway's connections; the others are for HTTP."""
+"""gRPC may use one part in this many of the gateway's connections; the others are for HTTP."""
 _OPEN: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 """Services that need no token: they reveal nothing about what is stored or deployed."""
 

@@ -1,4 +1,4 @@
-"""Workflow runs, and the operations of applications that show and steer them."""
+"""Routes that show and change workflow runs through the operations of their applications."""
 
 from indilog_compute.gateway.runs.operations import Operations
 from indilog_compute.gateway.runs.routes import runs_router

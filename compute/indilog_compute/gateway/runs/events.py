@@ -1,8 +1,8 @@
 """`GET /runs/{app}/{id}/events`: the events of a run as server-sent events.
 
-The application reads the events (operation `runs.events`) and names the sub-stream that has them.
-The gateway waits for the next record of this sub-stream itself, so a client that watches an idle
-run occupies no slot of the application.
+The application reads the events (operation `runs.events`), and names the sub-stream that contains
+them. The gateway itself waits for the next record of this sub-stream, so a client that watches an
+idle run occupies no slot of the application.
 """
 
 from __future__ import annotations
@@ -100,5 +100,5 @@ class EventStream:
                 if await log.read_next(found.tag, found.next, wait=_ALIVE_S) is not None:
                     return
             except IndilogError:
-                return  # the application says what is wrong, for example that the run was trimmed
+                return  # the application reports the problem, for example that the run was trimmed
             yield b": alive\n\n"

@@ -1,4 +1,6 @@
-"""Runs operations of applications for routes of the gateway, as a request of a person does."""
+"""Runs operations of applications for the gateway's routes, in the same way as a client's
+request.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class OperationAnswer(NamedTuple):
 
     @property
     def position(self) -> int:
-        """The position of the session afterwards; 0: not said."""
+        """The position of the session afterwards; 0: the answer names none."""
         return int(self.headers.get(POSITION_HEADER.decode(), "0"))
 
     @property
@@ -45,13 +47,14 @@ class OperationAnswer(NamedTuple):
         return str(msgspec.json.decode(self.body)["detail"])
 
     def response(self) -> Response:
-        """Return it as the answer to a request."""
+        """Return this answer as the answer to a request."""
         headers = {name: value for name, value in self.headers.items() if name != "content-length"}
         return Response(self.body, status_code=self.status, headers=headers)
 
 
 class Operations:
-    """Runs operations through the endpoint of calls, so on this node or on another one.
+    """Runs operations through the endpoint of calls. So an operation may run on this node or on
+    another node.
 
     Args:
         invoke: the endpoint.

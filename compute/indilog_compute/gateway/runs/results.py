@@ -1,6 +1,6 @@
-"""`GET /runs/{app}/{id}/result`: how a run ended, after a wait for its end.
+"""`GET /runs/{app}/{id}/result`: the end of a run, after a wait for it.
 
-The application says how the run ended (operation `runs.result`). The gateway waits itself for
+The application reports how the run ended (operation `runs.result`). The gateway itself waits for
 further records of the run, so a client that waits occupies no slot of the application.
 """
 
@@ -47,7 +47,7 @@ async def wait_for_result(
         if found.has_ended or clock() >= ends:
             return _response(answer, found)
         await asyncio.sleep(min(_PAUSE_S, max(ends - clock(), 0)))
-        with suppress(IndilogError):  # the application then says what is wrong
+        with suppress(IndilogError):  # the application then reports the problem
             log = logs.log(found.log, session)
             await log.read_next(found.tag, found.next, wait=max(ends - clock(), 0))
 

@@ -1,7 +1,7 @@
-"""The routes below `/runs`: see and steer the workflow runs of all applications.
+"""The routes below `/runs`, which show and change the workflow runs of all applications.
 
-An application has runs if it has the operations `runs.*` (`indilog.sdk.runs`), which a library for
-workflows adds. The platform knows these operations, and no library.
+An application has runs if it has the operations `runs.*` (`indilog.sdk.runs`), which a workflow
+library adds. The platform knows these operations, but no library.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class RunRoutes:
         """Return the fields of the body.
 
         Raises:
-            InvalidArgumentsError: it is no JSON object.
+            InvalidArgumentsError: the body is no JSON object.
         """
         body = await body_of(request, self._body_bytes_max)
         try:
@@ -383,8 +383,8 @@ class RunRoutes:
         """Check that an application is deployed and has workflows.
 
         Raises:
-            UnknownFunctionError: it is not deployed.
-            NotFoundError: it has no workflows.
+            UnknownFunctionError: the application is not deployed.
+            NotFoundError: the application has no workflows.
         """
         info = self._host.app(app)
         if not any(operation.name == LIST_RUNS for operation in info.operations):
