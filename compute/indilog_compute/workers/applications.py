@@ -4,9 +4,11 @@ the workers.
 The log of deployments decides which version of an application runs: every compute node runs the
 newest record of a name. A deployment made here is imported in a trial process, loaded into all
 workers and recorded before it gets calls. A deployment of another node is imported and loaded when
-its record is read. After the record of an undeployment is read, the application gets no new calls.
-Earlier deployments stay loaded while open runs need their code; at most `versions_kept_max` of each
-application do. An application that does not load is imported again in a trial process, at growing
+its record is read. When the record of an undeployment is read, the application gets no further
+calls.
+
+At most `versions_kept_max` earlier deployments of each application stay loaded while open runs need
+their code. An application that does not load is imported again in a trial process, at growing
 intervals, until it loads.
 """
 
@@ -57,8 +59,8 @@ from indilog_compute.workers.refusals import (
 from indilog_compute.workers.retries import Retries
 
 _WORKERS_LOST_MAX: Final = 2
-"""Number of workers that crash during the import of an application, after which no worker imports
-it until a trial process has imported it.
+"""Number of workers that may crash during the import of an application. Then no worker imports it
+until a trial process has imported it.
 """
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
@@ -349,7 +351,7 @@ class Applications:
 
     def _replace(self, deployed: DeployedApp, placed: Placed | None = None) -> list[DeployedApp]:
         """Send new calls to `deployed`. Unload each earlier version that `placed` does not keep,
-        after its last call. Return the kept versions that are to be loaded.
+        after the last call of that version. Return the kept versions that must still be loaded.
         """
         before = self._apps.get(deployed.record.name)
         self._apps[deployed.record.name] = deployed
@@ -438,10 +440,9 @@ class Applications:
         return frozenset()
 
     def _to_keep(self, name: str, code: str, in_use: frozenset[str] | None) -> tuple[SeqNum, ...]:
-        """Return the earlier deployments that a new deployment with this code keeps.
-
-        They are the kept ones whose code open runs need, and the present one. Runs may begin with
-        the present one until the new deployment is recorded.
+        """Return the earlier deployments that a new deployment with this code keeps: the kept ones
+        whose code open runs need, and the present one. Runs may begin with the present one until
+        the new deployment is recorded.
         """
         newest = self._apps.get(name)
         has_runs = newest is not None and RUN_CODES in newest.functions
@@ -591,8 +592,8 @@ class Applications:
     async def _load_again(self, worker: Worker, deployed: DeployedApp) -> None:
         """Load a version into a worker, and note the outcome.
 
-        If a signal from outside ended the worker, the code need not be the cause. So the version
-        then gets no problem, but the lost worker counts.
+        If a signal from outside ended the worker, the code need not be the cause. Then no problem
+        is noted for the version, but the lost worker counts.
         """
         record = deployed.record
         try:

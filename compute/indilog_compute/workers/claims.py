@@ -1,7 +1,7 @@
 """Shows which calls a worker has begun, in memory shared by a compute node and one worker.
 
 A worker with a blocked event loop answers no message, so the node cannot ask which calls it has
-begun. Two bytes for each call show it. The worker writes `begun`, then reads `revoked`. The node
+begun. Instead, each call has two bytes. The worker writes `begun`, then reads `revoked`. The node
 writes `revoked`, and reads `begun` after `VISIBLE_S`. The process that writes second sees the
 other's byte. So either the worker does not run the call, or the node knows that the call may have
 begun. A store becomes visible to all processors in far less than `VISIBLE_S`.
@@ -53,8 +53,8 @@ class NodeClaims:
             assert len(self._free) < SLOTS, "a slot is freed once"
 
     def is_begun(self, slot: int) -> bool:
-        """Tell whether the call may have begun. If this is False `VISIBLE_S` seconds after
-        `revoke`, the call never begins.
+        """Tell whether the call may have begun. If the answer is False at least `VISIBLE_S` seconds
+        after `revoke`, the call never begins.
         """
         return slot == NO_SLOT or self._memory[slot] != 0
 

@@ -1,8 +1,8 @@
 """The line of deployed code at which a worker process crashed.
 
-In the worker, a fatal signal writes the stack to a file; during an import, `os._exit` does too.
-From that file the compute node reads the line of deployed code. Other exits write nothing, so no
-line is reported.
+In the worker, a fatal signal writes the stack to a file; during an import, a call of `os._exit`
+does, too. The compute node reads the line of deployed code from that file. After any other exit the
+file is empty, so no line is reported.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Decides which worker runs which call, without I/O.
 
 A call goes to the worker with the fewest running calls. If no slot is free, the call waits. Waiting
-applications are served round robin; the calls of one application start in their order. A call made
-by a running call (a nested call) never waits. Its caller holds a slot until the nested call has
-ended, so waiting could deadlock. Nested calls need no slot and have a separate limit. A suspended
+applications are served round robin; the calls of one application start in their order. A suspended
 worker gets no new calls.
+
+A call made by a running call (a nested call) never waits. Its caller holds a slot until the nested
+call has ended, so waiting could deadlock. Nested calls need no slot and have a separate limit.
 
 One application cannot starve another (docs/decisions/0033). While several are deployed, each may
 use only a fraction of the slots, and of the pending calls, that the others do not use. So an
@@ -176,9 +177,9 @@ class Dispatcher(Generic[WorkerT, CallT]):
         """Queue admitted calls again that never began. Return the calls that start now, which may
         be other calls.
 
-        No limit applies to the given calls. The given calls are queued in their order, before all
-        waiting calls of their applications. They are removed from `worker` before any call starts,
-        so no later call of an application overtakes them. Pass None as `worker` if the worker was
+        No limit applies to the given calls. They are queued in their order, before all waiting
+        calls of their applications. They are removed from `worker` before any call starts, so no
+        later call of an application overtakes them. Pass None as `worker` if the worker was
         removed, or if `finished` has already counted the calls.
 
         Raises:
@@ -369,8 +370,8 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return own < self._slots_of_one(own)
 
     def _slots_of_one(self, own: int) -> int:
-        """Return the slots that an application may use which holds `own` of them now, while several
-        are deployed.
+        """Return the number of slots that an application may use while several are deployed. It
+        holds `own` of them now.
         """
         slots = len(self._workers) * self._worker_calls_max
         return limit_of_one(self._shares.slots, slots, self._slots_used - own, is_shared=True)

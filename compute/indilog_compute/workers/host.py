@@ -294,8 +294,8 @@ class FunctionHost:
 
     @property
     def recorded_not_started(self) -> int:
-        """Recorded calls that this node owns or is about to record, and whose function does not run
-        or wait for a slot yet.
+        """Number of recorded calls that this node owns or is about to record, and whose function
+        does not yet run or wait for a slot.
         """
         return self._accepting + self._invocations.not_started
 
@@ -401,11 +401,11 @@ class FunctionHost:
         return await self._invocations.holders(prefix, after)
 
     async def held(self, prefix: str, after: str = "") -> list[HeldFor]:
-        """Return what is held for holders; see `InvocationService.held`."""
+        """Return the number and size of held outcomes, by holder; see `InvocationService.held`."""
         return await self._invocations.held(prefix, after)
 
     async def release_held(self, prefix: str) -> int:
-        """Release what is held for holders; see `InvocationService.release_held`."""
+        """Release all outcomes of some holders; see `InvocationService.release_held`."""
         return await self._invocations.release_held(prefix)
 
     async def outcome(self, invocation: str) -> Returned | Failed:
@@ -531,8 +531,8 @@ class FunctionHost:
     ) -> str:
         """Record a call unless its key is known.
 
-        A known key is accepted even if the function is not deployed now. So the node reads all
-        records of other nodes before it refuses a call.
+        A call with a known key is accepted even if the function is not deployed now. So the node
+        reads all records of other nodes before it refuses a call.
         """
         if (known := self._invocations.known(name, arguments, key)) is not None:
             return known

@@ -1,9 +1,9 @@
 """Runs workers inside this process, for tests (docs/guides/testing.md). Functions run on the test's
-event loop, so breakpoints work and a test can replace what functions use.
+event loop, so breakpoints work, and a test can replace objects that functions use.
 
 A worker here is the same `WorkerRunner` as in a worker process. Its link is a pair of links in
-memory, which carries the same bytes as a socket. To end the worker, its calls are cancelled, so a
-call that blocks the event loop blocks the whole platform.
+memory, which carries the same bytes as a socket. The end of such a worker only cancels its calls.
+So a call that blocks the event loop blocks the whole platform.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from indilog_compute.workers.process import STOP_S, OutputLimits, Serve, Worker,
 from indilog_compute.workers.runner import WorkerRunner
 
 _LOADED: Final = itertools.count(1)
-"""Numbers imported deployments in this process, in which several platforms may run."""
+"""Numbers the deployments imported in this process, in which several platforms may run."""
 _GIVEN: Final = "app.py"
-"""The one source of an application that a test gives as an object; its text is a key."""
+"""The only source of an application that a test gives as an object. Its text is a key."""
 
 
 class GivenApps:

@@ -12,8 +12,8 @@ from indilog.link.worker_messages import Ping
 from indilog_compute.workers.process import Worker
 
 _BEATS_MISSED: Final = 2
-"""Probe intervals without an answer after which a worker counts as blocked. More than one, because
-this node's own event loop may be late.
+"""Number of probe intervals without an answer after which a worker counts as blocked. It is more
+than one, because this node's own event loop may be late.
 """
 
 

@@ -3,8 +3,8 @@ versions can be loaded.
 
 The sources are written to a private directory and imported under a package name that no other
 deployment has. Deployed code may still import its own modules absolutely, as on its author's
-machine (`import graph`, `from social import objects`). To make this work, the deployment's modules
-get their own `__import__`, which looks up names in the deployment first.
+machine (`import graph`, `from social import objects`). For this, the deployment's modules get their
+own `__import__`, which looks up names in the deployment first.
 """
 
 from __future__ import annotations
@@ -262,7 +262,9 @@ def _check_no_other(app: App, package: str, sources: Mapping[str, str]) -> None:
 
 
 def _makes_app(text: str) -> int | None:
-    """Return the first line of a module that creates an `App` at its top level; None: none does."""
+    """Return the line at which a module first creates an `App` at its top level; None: it creates
+    none.
+    """
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError):

@@ -32,7 +32,7 @@ LINE_BYTES_MAX: Final = 64 * 1024
 """Longest line in bytes; a longer one is logged in pieces."""
 _UNAWAITED: Final = re.compile("coroutine '([^']+)' was never awaited")
 _UNAWAITED_MAX: Final = 16
-"""Coroutines of one context that are collected; further ones are logged only."""
+"""Largest number of coroutines of one context that are collected; further ones are only logged."""
 _OUTPUT: Final = "worker output"
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -113,8 +113,8 @@ class output_of:  # noqa: N801 - used like a function
 def note_unawaited() -> None:
     """Let `output_of` collect, and log, coroutines that are dropped without being awaited.
 
-    Python warns when it frees such a coroutine. A coroutine that the garbage collector frees may be
-    that of another context, so it is logged only. Other warnings are shown as before.
+    Python warns when it frees such a coroutine. A coroutine that the garbage collector frees may
+    belong to another context, so it is only logged. Other warnings are shown as before.
     """
     is_collecting = False
 

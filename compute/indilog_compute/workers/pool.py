@@ -23,8 +23,8 @@ from indilog_compute.workers.process import STOP_S, Serve, StartWorker, Worker, 
 
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
-"""Seconds after which a blocked worker is killed when the platform stops, counted from the end of
-the time that running calls get.
+"""Seconds after which a blocked worker is killed when the platform stops. They begin when the time
+that running calls get is over.
 """
 
 
@@ -74,7 +74,9 @@ class WorkerPool:
         self._started = itertools.count(1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._wanted: set[int] = set()
-        """Indexes of the workers that are kept running; those of removed workers are not in it."""
+        """Indexes of the workers that are kept running. Indexes of removed workers are not in
+        it.
+        """
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
         self._all_up = asyncio.Event()
@@ -93,7 +95,8 @@ class WorkerPool:
 
     def resize(self, size: int) -> None:
         """Keep `size` workers running. A removed worker gets no further calls, and ends after its
-        last running call. Only workers that take calls are removed, so `size` may be reached later.
+        last running call. Only workers that take calls are removed, so the pool may reach `size`
+        later.
         """
         while len(self._wanted) < size and not self._stopping:
             self._add()

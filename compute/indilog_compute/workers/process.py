@@ -66,15 +66,15 @@ class Worker(Protocol):
     """A running worker.
 
     Attributes:
-        index: number of the worker on its node; its replacement has the same.
+        index: number of the worker on its node; its replacement has the same index.
         link: the link to it.
         claims: which of its calls it has begun.
         deployments: the deployments loaded there, by number.
         threads_left: number of its threads that still run although their calls have ended.
         services: the state of the services there.
         last_place: after its end, the line of deployed code at which it crashed, if known.
-        was_ended_by_others: after its end, whether it was ended by a signal that neither its code
-            nor this node caused.
+        was_ended_by_others: after its end, whether a signal ended it that neither its code nor this
+            node caused.
     """
 
     index: int
@@ -109,7 +109,7 @@ class Worker(Protocol):
         """End the worker at once."""
 
     def abort(self) -> None:
-        """End the worker, and let it say where it was; kill it if it does not end."""
+        """End the worker so that it reports its location; kill it if it does not end."""
 
     async def stopped(self, *, within_s: float = STOP_S) -> int:
         """Close the link, and wait for the worker to end; kill it after `within_s` seconds. Return
@@ -129,7 +129,7 @@ def handle_message(
     serve: Serve,
     on_threads_left: Callable[[Worker], None],
 ) -> None:
-    """Note what a worker reports of itself; `serve` answers its other messages."""
+    """Note the facts that a worker reports about itself; `serve` answers its other messages."""
     match message:
         case ServicesChanged():
             worker.services = message.services
@@ -250,7 +250,7 @@ class WorkerProcess:
             asyncio.get_running_loop().call_later(STOP_S, self.kill)
 
     def close_stdin(self) -> None:
-        """Close its standard input, which tells the worker that its parent has died."""
+        """Close its standard input. This shows the worker that its parent has died."""
         assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.close()
 
@@ -278,8 +278,8 @@ class WorkerProcess:
     async def _watch_end(self) -> None:
         """Wait for the process to exit; then kill its children and close the link.
 
-        A child process started by a function may hold the link and the output open, so neither of
-        them shows the exit.
+        A child process that a function started may hold the link and the output open, so neither
+        shows that the worker has exited.
         """
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()

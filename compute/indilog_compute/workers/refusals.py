@@ -42,8 +42,8 @@ def no_function(name: str) -> UnknownFunctionError:
 def unknown_app(
     name: str, apps: Mapping[str, DeployedApp], log: DeploymentLog
 ) -> UnknownFunctionError:
-    """Return the error for an unknown application. `apps`: the deployed ones. `log`: all recorded
-    ones.
+    """Return the error for an unknown application. `apps`: the deployed applications. `log`: all
+    recorded deployments.
     """
     gone = log.newest.get(name)
     if gone is not None and gone.deployment.is_undeployed:

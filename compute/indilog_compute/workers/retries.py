@@ -32,7 +32,7 @@ class Retries:
             self._times[deployed] = now + pause_s
 
     def withdraw(self, deployed: DeployedApp) -> None:
-        """Remove an application that loads again, or is not deployed any more."""
+        """Remove an application that loads again, or is no longer deployed."""
         self._pauses.pop(deployed, None)
         self._times.pop(deployed, None)
 

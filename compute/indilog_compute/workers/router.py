@@ -4,9 +4,9 @@
 call has exactly one outcome. Its slot becomes free when the worker answers or is lost. A call that
 timed out is cancelled in its worker, and holds its slot until the worker has answered.
 
-A call that its worker has not begun is moved to another worker (`claims`). This happens if the
-worker crashes, or if its event loop is blocked (`liveness_probe`). A call that was begun may have
-had effects, so it is never run again automatically.
+If a worker crashes, or its event loop is blocked (`liveness_probe`), the calls that it has not
+begun are moved to another worker (`claims`). A call that was begun may have had effects, so it is
+never run again automatically.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class CallRouter:
     async def check_arguments(self, call: str, question: CheckArguments) -> None:
         """Let a worker check the arguments of `call` without running it.
 
-        If the worker crashes or blocks before its answer, another one is asked. If no worker takes
-        calls, wait up to `worker_stop_s` for one.
+        If the worker crashes or blocks before its answer, another worker is asked. If no worker
+        takes calls, wait up to `worker_stop_s` for one.
 
         Raises:
             InvalidArgumentsError: the arguments do not fit the function.
@@ -321,8 +321,8 @@ class CallRouter:
     def _put_back(self, calls: list[Call], worker: Worker | None = None) -> None:
         """Queue calls again that were sent to a worker and certainly never began there.
 
-        `worker` is the worker for which the dispatcher still counts them; None if it has removed
-        that worker.
+        `worker` is the worker to which the dispatcher still counts the calls; None if it has
+        removed that worker.
         """
         wanted: list[Call] = []
         unwanted: list[Call] = []
@@ -377,7 +377,7 @@ class CallRouter:
             self._run_all(self._dispatcher.finished(worker, call))
 
     def _leave(self, call: Call, worker: Worker) -> None:
-        """Remove a call from its worker; the dispatcher still counts it there."""
+        """Remove a call from its worker. The dispatcher still counts the call there."""
         call.worker, call.slot = None, NO_SLOT
         if (kept := self._workers.get(worker)) is not None:
             kept.calls.discard(call)

@@ -1,8 +1,8 @@
 """Runs functions in a worker process: answers the questions that arrive over the link.
 
-Several calls run concurrently on one event loop; sync functions run in threads. A call reads and
-appends to the log and calls other functions over the link, in its caller's session. The answer
-carries the position of the session.
+Several calls run concurrently on one event loop; sync functions run in threads. A call uses the
+link to read the log, to append, and to call other functions, all in its caller's session. The
+answer carries the position of the session.
 """
 
 from __future__ import annotations
@@ -212,7 +212,9 @@ class WorkerRunner:
     def _set_versions(
         self, versions: Iterable[LoadedVersion], missing: Iterable[MissingVersion]
     ) -> None:
-        """Let each loaded application know its deployment, and the others of the application."""
+        """Give each loaded application its deployment, and the other deployments of the same
+        application.
+        """
         there = self._deployments
         known = [one for one in versions if one.number in there and one.newest in there]
         known.sort(key=lambda one: one.number == one.newest)  # of equal code, the newest one counts
@@ -325,8 +327,8 @@ async def _answer(link: Link, call: int, answering: Answering) -> None:
 def _not_awaited(
     loaded: LoadedDeployment, function: Function, dropped: Unawaited
 ) -> FunctionFailedError:
-    """Return the error of a function that forgot an await; otherwise it would lose an append, and
-    report success.
+    """Return the error of a function that forgot an await. Without the error, the function could
+    lose an append and still report success.
     """
     seen_at = f"{dropped.file}, line {dropped.line}"
     place = loaded.with_author_names(seen_at)
@@ -339,8 +341,8 @@ def _not_awaited(
 
 
 def _is_being_cancelled(error: BaseException) -> bool:
-    """Tell whether `error` comes from our cancellation of the call, not from the function
-    itself.
+    """Tell whether `error` comes from the cancellation of the call by this worker, not from the
+    function itself.
     """
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
@@ -349,7 +351,7 @@ def _is_being_cancelled(error: BaseException) -> bool:
 def _error_for_caller(
     loaded: LoadedDeployment, function: Function, error: BaseException
 ) -> FunctionFailedError:
-    """Return the error for the caller of a function whose body raised one.
+    """Return the error for the caller of a function whose body raised an error.
 
     The error names the function that failed. The error of a nested call already does, so it is
     passed on unchanged. The traceback goes to the log.

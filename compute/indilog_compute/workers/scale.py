@@ -3,8 +3,8 @@
 The average number of calls in flight is the rate of calls times their duration (Little's law).
 Nightcore sizes its workers by a moving average of that number (thesis 2.1.2). Here a waiting call
 adds workers, because it shows at once that the slots do not suffice. The average decides when a
-worker is removed: it must fit into half of the slots that remain, for `workers_idle_s`. So the
-number of workers does not alternate at a constant load.
+worker is removed: for `workers_idle_s`, it must fit into half of the slots that would remain. So
+the number of workers does not alternate at a constant load.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ AVERAGE_S: Final = 2.0
 """Time constant of the moving average of calls in flight, in seconds."""
 
 _TOLERANCE: Final = 0.1
-"""The average of a constant number of calls only approaches that number."""
+"""Tolerance of the average, which only approaches a constant number of calls."""
 
 
 class Demand(NamedTuple):
-    """What a compute node observes.
+    """The observed load of a compute node.
 
     Attributes:
         calls: calls in flight: those that hold a slot or wait for one.
@@ -63,9 +63,8 @@ class WorkerScale:
         self.average = 0.0
 
     def wanted(self, demand: Demand, now: float) -> int:
-        """Return how many workers there should be, given what is observed at `now` (seconds).
-
-        The result is at most one less than `demand.workers`.
+        """Return how many workers there should be, given the load at `now` (seconds). The result is
+        at most one less than `demand.workers`.
         """
         self._take_average(demand.calls, now)
         if (added := self._added(demand, now)) > 0:

@@ -94,9 +94,9 @@ class _Keyed:
 
 
 class Functions(Protocol):
-    """What workers and clients can ask about deployed functions.
+    """The questions of workers and clients about deployed functions.
 
-    `FunctionHost` implements it and documents arguments and errors.
+    `FunctionHost` implements them, and documents arguments and errors.
     """
 
     positions: Positions

@@ -1,1 +1,1 @@
-"""Starts worker processes: their environment, and what a worker process runs."""
+"""Starts worker processes: the selection of their environment, and the program that they run."""

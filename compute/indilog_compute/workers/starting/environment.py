@@ -1,5 +1,5 @@
-"""Selects the environment variables of deployed code: those that a process needs, and those named
-in the setting `worker_environment`. Other variables may contain secrets of the user that started
+"""Selects the environment variables of deployed code: those that a process needs, and those that
+the setting `worker_environment` names. Other variables may contain secrets of the user that started
 the platform.
 """
 

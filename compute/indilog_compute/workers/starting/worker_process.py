@@ -1,9 +1,9 @@
 """A worker process: `python -m indilog_compute.workers --fd N --directory DIR --threads N`.
 
-Only `FunctionHost` starts it. The process lowers its limit of open files to the one that the
-platform was started with. Functions must not use the node's raised limit. The process ends when its
-link closes or its parent dies. The end of its standard input shows the parent's death, even while a
-function blocks the event loop.
+Only `FunctionHost` starts it. The process lowers its limit of open files to the limit with which
+the platform was started, because functions must not use the node's raised limit. The process ends
+when its link closes or its parent dies. The end of its standard input shows the parent's death,
+even while a function blocks the event loop.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ async def _serve(given: argparse.Namespace) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    """Serve until the link closes, even if a function's task raises SystemExit or the like in the
-    event loop.
+    """Serve until the link closes, even if a function's task raises SystemExit or a similar error
+    in the event loop.
     """
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
