@@ -1,6 +1,6 @@
-"""The conditional appends of one compute node (docs/decisions/0043). As the home of tags, it
-executes appends of any node's callers. Other homes execute the remaining appends of its own
-callers.
+"""The conditional appends of one compute node (docs/decisions/0043). The node executes appends of
+all callers for the tags whose home it is. For other tags, it sends the appends of its own callers
+to their homes.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ConditionalAppends:
             now: the time.
             reads: reads of this node.
             writer: writer of this node's shard; None: it has no shard.
-            ordered: records of the shard that are ordered; None: this node has not joined.
+            ordered: number of ordered records of the shard; None: this node has not joined.
         """
         outcomes = self._home.take(effects, reads, writer)
         refusal: IndilogError | None = None
@@ -166,7 +166,7 @@ class ConditionalAppends:
         return [*self._answered(outcomes), *self._requests.begin(now)]
 
     def _answered(self, outcomes: Sequence[Outcome]) -> list[Effect]:
-        """Return the effects, with results for other nodes as messages to them."""
+        """Return the effects; results for other nodes become messages to these nodes."""
         return [self._answer(o) if isinstance(o, Result) else o for o in outcomes]
 
     def _answer(self, result: Result) -> Send:
@@ -181,7 +181,9 @@ class ConditionalAppends:
         return min((time for time in times if time is not None), default=None)
 
     def abandon(self, effects: Sequence[Effect], error: IndilogError, reads: Reads) -> list[Effect]:
-        """Return the answers in `effects`, for callers only, and fail all other appends."""
+        """Return the answers in `effects` for callers, and drop the others. Fail all other
+        appends.
+        """
         outcomes = self._home.take(effects, reads, None) + self._home.abandon(error)
         return [
             *(o for o in outcomes if isinstance(o, Answer)), *self._requests.abandon(error)

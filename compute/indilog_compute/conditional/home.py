@@ -4,12 +4,16 @@ The home appends to its own shard. Conditional appends with one tag are executed
 the next condition is checked when the outcome of the append before it is final. A check reads the
 last record with the tag, linearizably.
 
-Records whose append timed out may still be ordered later. Their localids lie below the barrier of
-the shard's writer, so no condition is checked until the shard is ordered up to this barrier.
-Records that an earlier incarnation stored are ordered before this incarnation gets the shard, or
-never (`NewWriters`). Records of the previous home, which has left, are ordered before the entry
-that makes this node the home, or never (`NewView`). So a condition is checked only after that entry
-is applied here, because the read of the last record reflects at least all applied entries.
+A check must see every record that may still be ordered before its own record. There are three
+sources of such records:
+
+- Appends of this incarnation that timed out. Their localids lie below the barrier of the shard's
+  writer, so no condition is checked until the shard is ordered up to this barrier.
+- Records that an earlier incarnation stored. They are ordered before this incarnation gets the
+  shard, or never (`NewWriters`).
+- Records of the previous home, which has left. They are ordered before the entry that makes this
+  node the home, or never (`NewView`). So a condition is checked only after that entry is applied
+  here: the read of the last record reflects at least all applied entries.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ from indilog_compute.shard_writer import ShardWriter
 
 
 class Conditional(NamedTuple):
-    """Records to append to `log` together, each with its tags, and their condition."""
+    """Records to append together to `log`, the tags of each, and the condition."""
 
     log: str
     after: After
@@ -91,7 +95,7 @@ class AppendStage(enum.Enum):
     APPENDING = enum.auto()
     """Waits until its records are ordered."""
     ENDED = enum.auto()
-    """Waits for nothing: it was answered."""
+    """The append was answered."""
 
 
 class Check:
@@ -99,7 +103,7 @@ class Check:
 
     Attributes:
         origin: a caller's waiter, or a `Requested`.
-        expires: when it fails, unless its records were appended by then.
+        expires: when the append fails, unless its records were appended by then.
     """
 
     __slots__ = ("append", "expires", "origin", "stage")
@@ -172,8 +176,8 @@ class Home:
         Args:
             now: the time.
             reads: read the last records.
-            is_home: whether this node is the home of a tag according to its applied entries. The
-                sender of an append may have applied more entries.
+            is_home: tells whether this node is the home of a tag according to its applied entries.
+                The sender of an append may have applied more entries.
             barrier_reached: whether the shard is ordered up to its barrier.
             refusal: the error for all appends, because this node no longer appends; None: it may
                 append.
@@ -221,7 +225,7 @@ class Home:
     def take(
         self, effects: Sequence[Effect], reads: Reads, writer: ShardWriter | None
     ) -> list[Outcome]:
-        """Handle the answers to checks in `effects`; return the other effects, with those that
+        """Handle the answers to checks in `effects`. Return the other effects, and the effects that
         follow from the answers.
         """
         outcomes: list[Outcome] = []
@@ -241,7 +245,7 @@ class Home:
             self._reading -= 1
         if check.stage is AppendStage.ENDED:
             return []
-        if isinstance(outcome, Exception):  # of the read, or of the append
+        if isinstance(outcome, Exception):  # the read or the append failed
             return [self._end(check, outcome)]
         assert check.stage is AppendStage.CHECKING, (
             "an append is answered by `AnswerAppends`, or an error"
@@ -281,7 +285,7 @@ class Home:
         return []
 
     def _on_appended(self, effect: AnswerAppends) -> list[Outcome]:
-        """Return the acknowledgement for callers of this node, and the results for other nodes."""
+        """Return the acknowledgements for callers of this node, and the results for other nodes."""
         waiters, results = list(effect.waiters), list[Outcome]()
         for place, waiter in enumerate(waiters):
             if type(waiter) is not Check:
@@ -322,7 +326,9 @@ class Home:
         return None
 
     def abandon(self, error: IndilogError) -> list[Outcome]:
-        """Fail the appends that were not handed to the shard's writer, which fails the others."""
+        """Fail the appends that were not handed to the shard's writer. The writer fails the
+        others.
+        """
         return [self._end(check, error) for check in list(self._waiting)]
 
     def check_invariants(self) -> None:

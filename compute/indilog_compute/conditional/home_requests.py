@@ -6,7 +6,8 @@ request that arrives after a restart of the home is not executed. The home remem
 requests of each sender, so a repeated copy is not executed either.
 
 A home may leave the cluster. Appends that were not sent to it, or that it refused, are then sent to
-the next home of their tags. The outcome of other appends is unknown unless the old home answers.
+the next home of their tags. For all other appends, only the old home can answer; without its answer
+their outcome is unknown.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _REQUESTS_KEPT: Final = 4096
 
 
 def home_of(homes: Sequence[NodeId], tag: TagHash) -> NodeId:
-    """Return the home of a tag: the compute node of its slot (`View.conditional_homes`). Its slot
-    is the one with the greatest hash of slot and tag (rendezvous).
+    """Return the home of a tag: the compute node of the tag's slot (`View.conditional_homes`). That
+    is the slot with the greatest hash of slot and tag (rendezvous hashing).
     """
     slots = range(len(homes))
     return homes[max(slots, key=lambda slot: xxh3_64_intdigest(b"engine-%d" % slot, tag))]
@@ -60,9 +61,10 @@ class _Request:
     """One append at another node.
 
     Attributes:
-        asked_until: until when to ask for a home that executes it; later, a refusal is final.
-        incarnation: the home's incarnation that may execute it; None: the home has not answered
-            yet.
+        asked_until: time until which another home is asked after a refusal; later, a refusal is
+            final.
+        incarnation: the home's incarnation that may execute the append; None: the home has not
+            answered yet.
     """
 
     __slots__ = (
@@ -121,7 +123,7 @@ class HomeRequests:
         self._starting.append(_Request(append, home, waiter, Resend(*self._resend_s)))
 
     def begin(self, now: Instant) -> list[Effect]:
-        """Ask the homes of new appends, resend, and fail what waits too long."""
+        """Ask the homes of new appends, resend requests, and fail appends that wait too long."""
         effects: list[Effect] = []
         for request in self._starting:
             self._number(request)
@@ -172,10 +174,11 @@ class HomeRequests:
         return [self._send(request, now)]
 
     def follow(self, homes: Sequence[NodeId], now: Instant) -> list[Moved]:
-        """Remove and return the appends that another node of `homes`, the compute nodes of the
-        slots, may execute.
+        """Remove and return the appends that another node of `homes` may execute. `homes` are the
+        compute nodes of the slots.
 
-        Appends that were sent wait a little longer: an answer may be on its way.
+        Appends that were sent to their home wait a little longer, because an answer may be in
+        flight.
         """
         moved = [r for r in self._starting if r.home != home_of(homes, r.append.tag)]
         self._starting = [request for request in self._starting if request not in moved]
@@ -192,8 +195,8 @@ class HomeRequests:
         return [Moved(request.append, request.waiter) for request in moved]
 
     def on_answer(self, sender: NodeId, message: ConditionalAnswer, now: Instant) -> list[Effect]:
-        """Answer the caller. If the home has refused the append because it has lost its shard, ask
-        for a home again instead, which `follow` may change.
+        """Answer the caller. If the home has refused the append because it lost its shard, ask for
+        a home again instead; `follow` may choose another home.
         """
         request = self._requests.get(message.request)
         if request is None:
@@ -221,7 +224,9 @@ class HomeRequests:
         return min(times, default=None)
 
     def abandon(self, error: IndilogError) -> list[Effect]:
-        """Fail every append: with `error` those that were not sent."""
+        """Fail all appends: those that were not sent with `error`, the others with an unknown
+        outcome.
+        """
         unknown = AppendOutcomeUnknownError(
             "The platform was closed before the append was acknowledged; the records may or may "
             "not be in the log."
@@ -263,5 +268,5 @@ class ServedRequests:
             self._answers[answer.request] = answer
 
     def answer(self, request: int) -> ConditionalAnswer | None:
-        """Return the answer to a request; None: it is not done, or not known."""
+        """Return the answer to a request; None: the request is not finished, or not known."""
         return self._answers.get(request)

@@ -16,10 +16,11 @@ from indilog_compute.shares import limit_of_one
 
 
 class OpenLimits(NamedTuple):
-    """Limits on open invocations: those that wait or run.
+    """Limits on open invocations, which wait or run.
 
-    An application gets only a fraction of what the others leave, even while it is the only one. An
-    invocation may wait for a year, and other applications may be deployed meanwhile.
+    An application gets only a fraction of the places that the others leave, even while it is the
+    only application. An invocation may wait for a year, and other applications may be deployed
+    meanwhile.
 
     Attributes:
         total: open invocations of all applications.
@@ -38,7 +39,7 @@ class OpenLimits(NamedTuple):
         )
 
     def of_one(self, open_: Mapping[str, int], application: str) -> int:
-        """Return how many open invocations an application may have. `open_` counts the open
+        """Return how many open invocations an application may have. `open_` has the number of open
         invocations of each application.
         """
         others = sum(open_.values()) - open_.get(application, 0)
@@ -53,8 +54,8 @@ class OpenLimits(NamedTuple):
 class Admission:
     """Refuses invocations beyond the limits.
 
-    An admitted invocation is counted here until the invocation table has applied its record and
-    counts it.
+    An admitted invocation is counted here until the invocation table has applied its record. From
+    then on the table counts it.
     """
 
     def __init__(self, limits: OpenLimits) -> None:

@@ -1,6 +1,6 @@
 """Encodes a checkpoint of `$invocations`: the invocation table, as records of the same log. A node
-that starts from a checkpoint gets the same state as a node that has read all records, so older
-records can be trimmed.
+that starts from a checkpoint gets the same state as a node that has read all records. So records
+that the checkpoint covers can be trimmed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RecordedInvocation(msgspec.Struct, array_like=True, eq=False):
         tries: how often executors have begun to run it.
         ended: seqnum of its outcome; None until it has ended.
         ended_at: the log's time of its outcome, seconds since 1970; valid after it has ended.
-        holder: for whom its outcome is held; empty if it is not held.
+        holder: the run for which its outcome is held; empty if it is not held.
         released_at: the log's time at which it was released, seconds since 1970; 0 if it was not.
     """
 
@@ -113,7 +113,7 @@ def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> NewestC
     - It follows the newest valid checkpoint before it.
     - It is the oldest in the log, because a valid checkpoint trims everything before its first
       part.
-    - It follows a checkpoint newer than all earlier ones in `records`: that checkpoint was
+    - It follows a checkpoint that is newer than all earlier ones in `records`. That checkpoint was
       lost.
     """
     newest: SeqNum | None = None

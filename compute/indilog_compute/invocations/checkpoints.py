@@ -48,11 +48,12 @@ class CheckpointLog:
         self._part_bytes = max(1, min(PART_BYTES, record_bytes_max - _PART_OVERHEAD_BYTES))
 
     async def write(self) -> None:
-        """Record the state of the table, and trim the records that a node starting from it does not
-        need.
+        """Record the state of the table. Then trim the records that a node does not need if it
+        starts from this checkpoint.
 
-        A checkpoint is invalid if it is incomplete, or if this node finds meanwhile that it missed
-        records. After an invalid checkpoint nothing is trimmed; the next valid one trims.
+        A checkpoint is invalid if it is incomplete, or if this node detects meanwhile that it
+        missed records. After an invalid checkpoint nothing is trimmed; the next valid checkpoint
+        trims.
         """
         table = self._current()
         checkpoint = table.checkpoint()

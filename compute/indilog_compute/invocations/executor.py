@@ -1,13 +1,15 @@
-"""Decides what one compute node does next: which invocations it begins and claims, which executors
-it declares dead, and when it writes a checkpoint. `Now` in, actions out.
+"""Decides the next actions of one compute node: which invocations it begins and claims, which
+executors it declares dead, and when it writes a checkpoint. `Now` in, actions out.
 
-The node that accepted or freed an invocation may claim it first; other nodes may claim it one lease
-later. An executor with running invocations appends three heartbeats per lease. If an executor has
-appended no record for a lease, another node appends a record that declares it dead. All nodes then
-treat the executor as dead, and its invocations are due again. An executor may also be silent
-because the log takes no appends. So a node first appends a heartbeat of its own. If that succeeds,
-the node waits for a third of a lease before it declares the other executor dead. A restarted node
-declares its own earlier executors dead at once.
+**Claims.** The node that accepted or freed an invocation may claim it first; other nodes may claim
+it one lease later.
+
+**Dead executors.** An executor with running invocations appends three heartbeats per lease. If an
+executor has appended no record for a lease, another node appends a record that declares it dead.
+All nodes then treat the executor as dead, and its invocations are due again. An executor may also
+be silent because the log takes no appends. So a node first appends a heartbeat of its own. If that
+succeeds, the node waits for a third of a lease before it declares the other executor dead. A
+restarted node declares its own earlier executors dead at once.
 """
 
 from __future__ import annotations
@@ -85,10 +87,10 @@ Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
 
 
 class _LastRecord(NamedTuple):
-    """The last record of an executor, and when this process read that record (monotonic clock).
+    """The last record of an executor, and when this process read it (monotonic clock).
 
-    `proven_at` is when this node appended a record while the executor was silent: a proof that the
-    log takes appends.
+    `proven_at` is when this node appended a record while the executor was silent. That record
+    proves that the log takes appends.
     """
 
     last: SeqNum
@@ -156,8 +158,8 @@ class Executor:
         return bool(was_empty and self._releasing) or len(self._releasing) >= RELEASES_MAX
 
     def actions(self, now: Now) -> list[Action]:
-        """Return the actions to perform now. Call it again after the records of these actions were
-        read.
+        """Return the actions to perform now. Call this again after the records of these actions
+        were read.
         """
         return [
             *self._begin_and_abandon(),
@@ -170,7 +172,9 @@ class Executor:
         ]
 
     def rest_s(self, now: Now) -> float | None:
-        """Return the seconds until `actions` must be called again if no record is read before."""
+        """Return the seconds after which `actions` must be called again, even if no record is
+        read.
+        """
         looks = [
             self._next_look(record) for name, record in self._lasts.items() if name != self.name
         ]
@@ -190,8 +194,8 @@ class Executor:
         return max(0.0, min(rests)) if rests else None
 
     def note_recorded(self, now: float) -> None:
-        """Note that records of this node were appended, and read at `now` (monotonic clock). They
-        show that the log takes appends, so a silent executor could have appended a heartbeat.
+        """Note that this node appended records, and read them at `now` (monotonic clock). They
+        prove that the log takes appends, so a silent executor could have appended a heartbeat.
         """
         for name, record in self._lasts.items():
             if record.proven_at is None and now >= self._next_look(record):
@@ -229,7 +233,7 @@ class Executor:
                 yield Append(ExecutorHeartbeat(self.name), (EXECUTORS_TAG,))
 
     def _is_full(self, application: str) -> bool:
-        """Tell whether this executor claims no more invocations of an application."""
+        """Tell whether an application has as many invocations here as this executor may run."""
         return self._table.running_by_application(self.name)[application] >= self._running_max
 
     def _claim(self, now: float) -> Iterable[Action]:
@@ -260,8 +264,8 @@ class Executor:
             yield Append(ExecutorHeartbeat(self.name), (EXECUTORS_TAG,))
 
     def _release_held(self, now: float) -> Iterable[Action]:
-        """Release gathered invocations. Those that are still held after the record was read were
-        in a record that was lost; they are released again.
+        """Release gathered invocations. An invocation that is still held after its release should
+        have been read is released again, because that record was lost.
         """
         self._releasing = {
             id_: None

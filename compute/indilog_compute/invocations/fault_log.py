@@ -24,7 +24,7 @@ class FaultLog:
         self._due = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Tell whether to log the fault at `now`. The caller logs it if the answer is True."""
+        """Tell whether to log the fault at `now`. If the answer is True, the caller must log it."""
         if now < self._due:
             return False
         self._due = now + self._pause_s

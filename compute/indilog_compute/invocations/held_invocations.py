@@ -1,10 +1,9 @@
-"""Invocations whose outcomes are held until their holder releases them
-(docs/decisions/0061).
+"""Invocations whose outcomes are held until their holder releases them (docs/decisions/0061).
 
 A holder is a run of a workflow. It calls a function with an idempotency key, and records the
-outcome in its own history. Until then a repetition of the call must get the outcome, however long
-that takes. So held outcomes have no retention, and nothing displaces them. Limits refuse new calls
-instead.
+outcome in its own history. Until the outcome is recorded, a repetition of the call must get it,
+even after a long time. So held outcomes have no retention, and nothing displaces them. Limits
+refuse new calls instead.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class HeldLimits(NamedTuple):
 
 
 class HeldFor(NamedTuple):
-    """What is held for one holder.
+    """The invocations that are held for one holder.
 
     Attributes:
         holder: its name.
@@ -114,8 +113,8 @@ class HeldInvocations:
             del self._count_of[application], self._size_of[application]
 
     def of(self, holder: str, keys: Iterable[str]) -> Iterator[RecordedInvocation]:
-        """Yield the invocations of a holder that have one of these keys; all of them, if there is
-        no key.
+        """Yield the invocations of a holder that have one of these keys. Without keys, yield all of
+        its invocations.
         """
         wanted = frozenset(keys)
         for held in self._by_holder.get(holder, {}).values():
@@ -132,7 +131,9 @@ class HeldInvocations:
         return list(islice(found, HOLDERS_PAGE))
 
     def summary(self, prefix: str, after: str) -> list[HeldFor]:
-        """Return what is held for each of the `holders`."""
+        """Return the holders as `holders` does, each with the number and the size of its held
+        invocations.
+        """
         return [
             HeldFor(holder, len(held), sum(one.size for one in held.values()))
             for holder in self.holders(prefix, after)
@@ -143,7 +144,7 @@ class HeldInvocations:
         """Check that a further call of an application may be held.
 
         Calls that are being recorded do not count, and a call may return a result after the limit
-        on bytes is reached. So both limits may be exceeded by the open invocations.
+        on bytes is reached. So the open invocations may exceed both limits.
 
         Raises:
             OverloadedError: a limit is reached.

@@ -17,15 +17,15 @@ from indilog_compute.invocations.states import InvocationState, state_of
 LISTED_MAX: Final = 1_000
 """Largest number of invocations in one page."""
 _AT_ONCE: Final = 5_000
-"""Invocations that are looked at before other work of the event loop continues."""
+"""Number of invocations that are examined before other work of the event loop continues."""
 
 
 class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One invocation in a list.
 
-    `due`: time before which it does not begin; `ended`: when it ended, if it has; both are seconds
-    since 1970 by the log's time. `tries`: how often executors have begun to run it. `executor`: the
-    one that runs it now. `seqnum`: the place of its record, for the next page.
+    `due`: time before which the invocation does not begin; `ended`: when it ended, if it has. Both
+    are seconds since 1970 by the log's time. `tries`: how often executors have begun to run it.
+    `executor`: the executor that runs it now. `seqnum`: the place of its record, for the next page.
     """
 
     id: str
@@ -39,7 +39,7 @@ class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvocationFilter(NamedTuple):
-    """Which invocations are listed; None: all. `before`: only those with a smaller seqnum."""
+    """The invocations to list; None: all. `before`: only invocations with a smaller seqnum."""
 
     app: str | None = None
     function: str | None = None

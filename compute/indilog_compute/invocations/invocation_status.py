@@ -26,8 +26,8 @@ class InvocationStatus(NamedTuple):
 
 
 async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus | None:
-    """Return the status of an invocation from the log; None if other nodes no longer keep it and
-    have trimmed its records.
+    """Return the status of an invocation from the log; None if other nodes have dropped the
+    invocation and trimmed its records.
     """
     state = state_of(found)
     assert state is not None, "an invocation in the table has a state"

@@ -1,8 +1,8 @@
 """The table of all invocations (open or ended, executor, outcome), derived from the records of
 `$invocations` alone. Every compute node derives the same table.
 
-Conflicts are decided by the order of the log: the first record takes effect. That holds for records
-with the same key, for claims of an invocation, and for outcomes. Time is the log's time
+The order of the log decides conflicts: the first record takes effect. That holds for records with
+the same key, for claims of an invocation, and for outcomes. Time is the log's time
 (`Record.ordered_at`), never the clock of a writer or reader.
 """
 
@@ -56,7 +56,7 @@ class TableLimits(NamedTuple):
     retry_s_min: float
     retry_s_max: float
     app_kept_share_max: float = 1.0
-    """Largest share of one application in the ended invocations that are kept (0 to 1)."""
+    """Largest share of one application in the kept ended invocations (0 to 1)."""
 
 
 _Place: TypeAlias = tuple[float, SeqNum, str]
@@ -204,7 +204,7 @@ class InvocationTable:
         if event.schedule:
             last = self.last_due.get(event.schedule)
             if event.after != (last.at if last is not None else 0.0):
-                return  # another node recorded this due time first
+                return  # another node has recorded this due time before
             self.last_due[event.schedule] = LastDue(event.at, self.clock)
         is_free = bool(event.delay_s) or event.executor in self._declared_dead
         change = Change.DELAYED if is_free else Change.ACCEPTED
@@ -327,9 +327,7 @@ class InvocationTable:
         self, invocation: RecordedInvocation, node: str, change: Change, *, is_lost: bool
     ) -> None:
         """Remove an invocation from its executor. The invocation is due again after a pause that
-        doubles with each try.
-
-        The executors of `node` may claim it first.
+        doubles with each try. The executors of `node` may claim it first.
         """
         target = next_state(invocation, change)
         assert target is InvocationState.SCHEDULED, "an invocation with an executor is running"
@@ -364,8 +362,8 @@ class InvocationTable:
             running.last = seqnum
 
     def _keep(self, invocation: RecordedInvocation) -> None:
-        """Keep an ended invocation. An application above its share drops its oldest one that is
-        not held.
+        """Keep an ended invocation. If its application exceeds its share, the application's oldest
+        invocation that is not held is dropped.
         """
         assert invocation.ended is not None, "only ended invocations are kept here"
         assert invocation.executor is None, "no executor runs an ended invocation"
@@ -469,8 +467,8 @@ class InvocationTable:
     def next_free(
         self, node: str, later_s: float, is_full: Callable[[str], bool] = lambda _: False
     ) -> float | None:
-        """Return the earliest time of the log at which `node` may claim an invocation that it may
-        not claim yet. None: no such invocation waits. Applications at their limit do not count.
+        """Return the earliest time of the log at which `node` may claim a further invocation. None:
+        no such invocation waits. Applications at their limit do not count.
         """
         times = [
             self._next_of(queue, node, later_s)
@@ -513,8 +511,8 @@ class InvocationTable:
     def agrees(self, checkpoint: Checkpointed) -> bool:
         """Tell whether a checkpoint covers exactly the records that this table has applied.
 
-        Also True for an invalid checkpoint, and for one so old that this table can no longer
-        compare it.
+        The answer is also True for an invalid checkpoint, and for a checkpoint so old that this
+        table can no longer compare it.
         """
         if checkpoint.follows > self.checkpoint_place:
             return False  # this node missed a record
@@ -610,7 +608,7 @@ def node_of(executor: str) -> str:
 
 
 def _kept_since(invocation: RecordedInvocation) -> float:
-    """Return the log's time from which the retention of an ended invocation counts."""
+    """Return the log's time at which the retention of an ended invocation begins."""
     return max(invocation.ended_at, invocation.released_at)
 
 

@@ -1,5 +1,5 @@
-"""Idempotency keys: a function has at most one invocation per key, and it always has the same
-arguments (docs/decisions/0018).
+"""Idempotency keys: a function has at most one invocation per key, and the arguments of this
+invocation never change (docs/decisions/0018).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEPT: Final = (
 
 
 def check_key(function: str, key: str) -> None:
-    """Check a key; an empty one means no key.
+    """Check a key; an empty key means that the call has none.
 
     Raises:
         InvalidArgumentsError: the key is too long, or not printable.
@@ -33,7 +33,7 @@ def check_key(function: str, key: str) -> None:
 
 
 def check_holder(function: str, key: str, holder: str) -> None:
-    """Check the holder of a call; an empty one means that the outcome is not held.
+    """Check the holder of a call; an empty holder means that the outcome is not held.
 
     Raises:
         InvalidArgumentsError: the holder is too long, or the call has no key.
@@ -48,7 +48,7 @@ def check_holder(function: str, key: str, holder: str) -> None:
 
 def known_with(table: InvocationTable, function: str, arguments: bytes, key: str) -> str | None:
     """Return the id of the open or ended invocation of `function` with this key; None if there is
-    none, or if `key` is empty.
+    no such invocation, or if `key` is empty.
 
     Raises:
         InvalidArgumentsError: that invocation has other arguments.
@@ -65,7 +65,7 @@ def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
     """Return an outcome for a caller that used an idempotency key.
 
     A function may fail with a transient error, such as a conflict, whose text advises to repeat the
-    call. A repetition with the same key would return the same outcome. So the returned error
+    call. But a repetition with the same key would return the same outcome. So the returned error
     advises to use another key.
     """
     if isinstance(outcome, Returned) or not outcome.attributes.get("temporary"):

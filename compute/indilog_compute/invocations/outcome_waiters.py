@@ -22,8 +22,9 @@ class OutcomeWaiters:
 
     Args:
         callers_max: largest number of callers that wait for outcomes; as many may wait for records.
-        share_max: share of the remaining waits that one application may use (0 to 1).
-        is_shared: tells whether several applications are deployed; if not, there is no share.
+        share_max: share of the free places that one application may use (0 to 1).
+        is_shared: tells whether several applications are deployed; if not, the share is not
+            limited.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class OutcomeWaiters:
         self._numbers = itertools.count()
 
     async def wait_for_record(self, seqnum: SeqNum, end: SeqNum) -> None:
-        """Wait until this node has read the record at `seqnum`. It has already read the records
-        below `end`.
+        """Wait until this node has read the record at `seqnum`. The records below `end` are already
+        read.
         """
         if seqnum < end:
             return
@@ -53,7 +54,7 @@ class OutcomeWaiters:
         await waiting
 
     async def wait_for_record_bounded(self, seqnum: SeqNum, end: SeqNum) -> None:
-        """Wait like `wait_for_record`, but limit the number of callers that wait.
+        """Do the same as `wait_for_record`, with a limit on the number of waiting callers.
 
         Raises:
             OverloadedError: `callers_max` callers wait already, or have waited since the last
@@ -114,8 +115,8 @@ class OutcomeWaiters:
     async def wait_for_outcome(self, id: str) -> Ended | None:  # noqa: A002 - the field's name
         """Wait until the outcome of an open invocation is read, and return it.
 
-        None: the caller must look into the invocation table, because the outcome may already have
-        been read (`notify_all`). The caller must have reserved room (`reserve_outcome_wait`).
+        None: any outcome may have been read (`notify_all`), so the caller must look into the
+        invocation table. The caller must have reserved room (`reserve_outcome_wait`).
         """
         waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
         self._outcomes.setdefault(id, []).append(waiting)

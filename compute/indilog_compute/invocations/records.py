@@ -1,9 +1,9 @@
 """The records of `$invocations` (docs/FORMATS.md).
 
 Each invocation belongs to a *stream*, which is a tag; a record has the tags of its invocations.
-Invocations with about the same lifetime share a stream. Each stream is trimmed up to its oldest
-invocation that is still needed. So an invocation that is due in a year does not prevent the trim of
-other invocations. `indilog.sdk.record_format` defines the frame of a record.
+Each stream is trimmed up to its oldest invocation that is still needed, and invocations with about
+the same lifetime share a stream. So an invocation that is due in a year does not prevent the trim
+of other invocations. `indilog.sdk.record_format` defines the frame of a record.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from indilog.sdk.record_format import RecordFormat
 INVOCATIONS_LOG: Final = "$invocations"
 VERSION: Final = 3
 _VERSIONS_READ: Final = (2,)
-"""Earlier versions, whose records lack the last fields, which have defaults."""
+"""Earlier versions that are read. Their records lack the last fields, which have defaults."""
 EXECUTORS_TAG: Final = "executors"
 CHECKPOINTS_TAG: Final = "checkpoints"
 _STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
 _HELD_STREAMS: Final = 64
-"""Number of streams of held invocations, so that one that is held long pins few others."""
+"""Number of streams of held invocations. With many streams, an invocation that is held for long
+prevents the trim of few others.
+"""
 STREAMS: Final = tuple(f"delay:{n}" for n in range(len(_STREAM_DELAYS_S) + 1))
 KEY_CHARACTERS_MAX: Final = 255
 HOLDER_CHARACTERS_MAX: Final = 512
@@ -59,7 +61,7 @@ class InvocationAccepted(
     takes effect only if `after` is the schedule's last accepted due time (0: none was accepted). So
     each due time takes effect once, even if the wall clock is set back. `depth` is the number of
     calls above the invocation in the chain of calls. The outcome is held for `holder`, until a
-    `CallsReleased` record releases it; if empty, it is not held.
+    `CallsReleased` record releases it. If `holder` is empty, the outcome is not held.
     """
 
     id: str
@@ -78,7 +80,7 @@ class InvocationAccepted(
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
-    """`executor` takes those of these invocations that have no executor, and runs them."""
+    """`executor` claims those of these invocations that have no executor, and runs them."""
 
     executor: str
     ids: tuple[str, ...]
@@ -87,7 +89,7 @@ class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
 class Freed(msgspec.Struct, frozen=True, array_like=True, tag="freed"):
     """`executor` no longer runs this invocation, which has no outcome.
 
-    `is_lost`: the invocation had begun, so it may have had effects and this counts as a try.
+    `is_lost`: the invocation had begun. It may have had effects, so it counts as a try.
     """
 
     executor: str
@@ -137,8 +139,8 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
 
     All parts of a checkpoint have the same `id`. `follows` is the seqnum after the last part of the
     previous checkpoint that the author had read; 0: none. The checkpoint is valid only if no other
-    checkpoint was completed between these two. Otherwise the author had not read some records that
-    the other checkpoint covers and that may be trimmed.
+    checkpoint was completed between these two. Another checkpoint may cover records that the author
+    had not read, and these may be trimmed.
     """
 
     id: str
@@ -213,8 +215,8 @@ def schedule_tag(schedule: str) -> str:
 
 
 def digest_of(arguments: bytes) -> bytes:
-    """Return a digest that is equal for equal JSON values, regardless of spacing and the order of
-    keys.
+    """Return a digest that is equal for equal JSON values, even if their spacing or the order of
+    keys differs.
     """
     with contextlib.suppress(*_NO_JSON):  # invalid JSON is refused elsewhere
         arguments = msgspec.json.encode(msgspec.json.decode(arguments or b"{}"), order="sorted")

@@ -75,7 +75,7 @@ class Runs(Generic[CallT]):
         executor: returns the current name of this node's executor.
 
     Attributes:
-        rerun: number of invocations begun here that an executor had begun before.
+        rerun: number of invocations begun here that any executor had begun before.
         calling: number of calls that wait or run for invocations.
     """
 
@@ -106,8 +106,8 @@ class Runs(Generic[CallT]):
             task.cancel()
 
     async def stop(self, open_: Iterable[RecordedInvocation]) -> None:
-        """Stop all invocations, and record that this executor no longer runs those that are
-        open.
+        """Stop all invocations. Record for those that are open that this executor no longer runs
+        them.
         """
         tasks = list(self._running.values())
         for task in tasks:
@@ -176,7 +176,7 @@ class Runs(Generic[CallT]):
             except UnknownFunctionError as error:
                 if pause_s == _PAUSE_S_MAX:
                     return failed(error)
-                outcome = None  # no outcome, because this node may not have read the deployment yet
+                outcome = None  # this node may not have read the deployment yet
             except IndilogError as error:
                 outcome = failed(error)
             if outcome is not None and not _could_not_begin(outcome):
@@ -202,8 +202,8 @@ class Runs(Generic[CallT]):
             self.calling -= 1
 
     async def _record(self, event: Event, invocation: RecordedInvocation) -> None:
-        """Append an event; retry until it is acknowledged. A second copy of the record has no
-        effect.
+        """Append an event; retry until the append is acknowledged. A second copy of the record has
+        no effect.
         """
         pause_s = _PAUSE_S_MIN
         while True:

@@ -1,15 +1,15 @@
 """Decides which due times of schedules become invocations. `now` in, records out.
 
-Due times follow the calendar, so `now` is the wall clock, in this module only.
+Due times follow the calendar. So in this module, and only here, `now` is the wall clock.
 
 Every compute node with workers watches all schedules. Node 0 appends a record for a due time at
 once. Node 1 does so one lease later, and so on, unless the log has a record of that due time by
-then. The log decides which record takes effect: each record names the previous due time, and takes
+then. The log decides which record takes effect. Each record names the previous due time, and takes
 effect only if that was the last accepted one.
 
 If the wall clock is set back by less than `SET_BACK_S`, no due time runs a second time (as in
-Debian's cron). If the wall clock is set back further, the schedule continues with the next due time
-of the new clock.
+Debian's cron). If it is set back further, the schedule continues with the next due time of the new
+clock.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class DeployedSchedule(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The schedule's name in the log; a changed expression or time zone gives a new name, so a
-        new schedule.
+        """The schedule's name in the log. A changed expression or time zone gives a new name, and
+        so a new schedule.
         """
         return f"{self.function} {self.spec.expression} {self.spec.timezone}"
 
@@ -73,7 +73,7 @@ class _Watched:
         """`DeployedSchedule.since`, converted to the wall clock."""
         self._set_back_to: float | None = None
         """The wall clock's time when this node first saw an accepted due time more than
-        `SET_BACK_S` ahead; None: it sees none.
+        `SET_BACK_S` ahead; None: no due time is so far ahead.
         """
         self._next_after: tuple[float, float | None] = -1.0, None
 
@@ -120,8 +120,8 @@ class _Watched:
 
 
 class Schedules:
-    """Watches schedules for one compute node; `rank` returns its index among all, from 0, which
-    changes when others join and leave.
+    """Watches schedules for one compute node. `rank` returns the node's index among all compute
+    nodes, from 0. It changes when nodes join and leave.
     """
 
     def __init__(self, rank: Callable[[], int], config: NodeConfig) -> None:

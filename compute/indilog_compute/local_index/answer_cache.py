@@ -1,14 +1,18 @@
 """The Answer Cache: answers of the index tier that can never change (thesis 10).
 
-Appends never change the records before them. Suppose the index tier answers that the first record
-with a tag from bound b on is at s. Then the tag will never have a record in [b, s). Or suppose that
-the last record up to b is at s, and b is below the log's tail. Then the tag will never have a
-record in (s, b]. Such an answer is kept as a *zone* around the record at s: no other record of the
-tag lies in [below, above]. Two zones around the same record are merged. The answers "no record from
-b on" and "the last record of all" are not kept, because the next append may change them.
+Appends never change the records before them, so two kinds of answers are final:
 
-So a lookup that the Tag Cache cannot serve, mostly for the first record of a tag, goes to the index
-tier only once. Only a trim can change an answer; then all zones of the tag are dropped.
+- The first record with a tag from bound b on is at s. Then the tag will never have a record in [b,
+  s).
+- The last record with a tag up to b is at s, and b is below the log's tail. Then the tag will never
+  have a record in (s, b].
+
+Such an answer is kept as a *zone* around the record at s: no other record of the tag lies in
+[below, above]. Two zones around the same record are merged. The answers "no record from b on" and
+"the last record of all" are not kept, because the next append may change them.
+
+So a lookup that the Tag Cache cannot answer, mostly for the first record of a tag, goes to the
+index tier only once. Only a trim can change an answer; then all zones of the tag are dropped.
 """
 
 from __future__ import annotations
@@ -49,13 +53,13 @@ class AnswerCache:
     def __init__(self, entries_max: int, *, bytes_max: int = 1 << 40) -> None:
         self._entries_max = min(entries_max, bytes_max // ZONE_BYTES)
         self._zones: OrderedDict[tuple[TagHash, SeqNum], _Zone] = OrderedDict()
-        """By tag and record, the least recently used first."""
+        """The zones by tag and record, the least recently used first."""
         self._seqnums: dict[TagHash, array[int]] = {}
         """The records of each tag that have a zone, ascending."""
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
-        """How many zones are cached."""
+        """Number of cached zones."""
         return len(self._zones)
 
     @property
@@ -73,7 +77,7 @@ class AnswerCache:
     ) -> None:
         """Cache that the last record of `tag` up to `bound`, and below `tail`, is at `seqnum`.
 
-        `tail` is the log's tail in the question; the answer may change from there on.
+        `tail` is the log's tail in the question. From there on, the answer may change.
         """
         assert seqnum <= bound, "the last up to a bound is not after it"
         assert seqnum < tail, "only ordered records are found"

@@ -3,18 +3,20 @@
 
 A question is about the records of a tag below a *limit*: the tail that is applied here when the
 question is sent. More index data arrives before the answer. The answer still fits if the Tag Cache
-has evicted no record of that tag since. So a tag is *expected* when a question about it is sent.
-Any eviction of its records ends the expectation. An answer without an expectation, or with another
-limit, is dropped. The timestamps of thesis 5.7 exclude answers about records beyond the applied
-tail. Expectations also keep a tag that was evicted between question and answer from counting as
-complete.
+has evicted no record of that tag since the question. So a tag becomes *expected* when a question
+about it is sent, and any eviction of its records ends the expectation. An answer without an
+expectation, or with another limit, is dropped.
+
+The timestamps of thesis 5.7 have one purpose: they exclude answers about records at or above the
+applied tail. Expectations do more. A tag that was evicted between question and answer must not
+count as complete, and they prevent that.
 
 The first record of a tag without a row stays valid until its next record, which begins a row. Until
 then it answers lookups. A tag without any record is proven to have none.
 
 A lookup that misses because its tag has no row makes the tag *wanted*: its next record, by any
 writer, begins a row. The next record of an expected tag, or of a tag with a known first record,
-also begins one. Otherwise the row would later lack that record.
+also begins a row. Otherwise a later row would lack that record.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _SHARE: Final = 32
 class Expectations:
     """Expectations, first records and wanted tags: each at most a 32nd of the Tag Cache's tags.
 
-    The oldest are dropped first. This costs only hits: a tag is then not known to be complete, or
+    The oldest are dropped first. A drop costs only hits: a tag is then not known to be complete, or
     has no row until it is looked up again.
 
     Attributes:
@@ -85,11 +87,11 @@ class Expectations:
         return True
 
     def lose(self, tag: TagHash) -> None:
-        """End any expectation: records of `tag` were evicted."""
+        """End any expectation of `tag`, because records of it were evicted."""
         self.limits.pop(tag, None)
 
     def lose_all(self, tags: Sequence[TagHash]) -> None:
-        """End any expectation of `tags`: all their records were evicted."""
+        """End any expectation of `tags`, because all their records were evicted."""
         if self.limits:
             for tag in tags:
                 self.limits.pop(tag, None)

@@ -18,7 +18,7 @@ from indilog_compute.local_index.tag_rows import SHARD_MASK
 
 
 def malformed(parts: Sequence[ShardTags], tail: SeqNum) -> str | None:
-    """Return why `parts` cannot be the index data that follows `tail`; None: they can."""
+    """Return why `parts` cannot be the index data that follows `tail`; None if they can be."""
     for part in parts:
         if not part.count == len(part.tag_counts) > 0:
             return "a part is empty, or does not have one tag count per record"
@@ -41,7 +41,7 @@ class PartColumns(NamedTuple):
         runs: tags that every record has exactly once.
         seqnums_of_run: the seqnums of all records.
         tags: the other tags, in the order of their records.
-        seqnums: the seqnum of each of them.
+        seqnums: for each of these tags, the seqnum of its record.
     """
 
     runs: list[TagHash]

@@ -2,13 +2,13 @@
 
 The empty tag covers the whole log. It is looked up in the Suffix, and below the head of the Suffix
 in the Popularity Cache. Every other tag is looked up in the Tag Cache (algorithm 6), then in the
-Answer Cache. The Suffix follows the metalog itself (type-O), the Tag Cache the index data (type-S),
-which arrives later. So Suffix and Tag Cache have a position each. Before a lookup, the caller
-compares that position with the position of its session.
+Answer Cache. The Suffix follows the metalog itself (type-O); the Tag Cache follows the index data
+(type-S), which arrives later. So each of the two has its own position, which the caller compares
+with the position of its session before a lookup.
 
 Only reads need the Tag Cache. So index data waits until the next read, or until `WAITING_MAX` tags
-wait. Then it is sorted by tag together (`indilog.roles.tags_sorted`), so that each tag takes one
-step for all of its records.
+wait. The waiting data is then sorted by tag (`indilog.roles.tags_sorted`), so that each tag takes
+one step for all of its records.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class LocalIndex:
 
     Args:
         config: the limits.
-        position: how many metalog positions are applied already.
-        tail: the tail of the log there.
+        position: number of metalog positions that are already applied.
+        tail: the tail of the log at that position.
         own: the shards that this node writes. Tags of other shards are kept if reads asked for
             them.
 
     Attributes:
-        tag_position: how many metalog positions the Tag Cache has applied.
-        trims: how often trimmed records were dropped. The answer to a question from before the last
-            drop must not be kept.
+        tag_position: number of metalog positions that the Tag Cache has applied.
+        trims: number of times that trimmed records were dropped. The answer to a question from
+            before the last drop must not be kept.
     """
 
     __slots__ = (
@@ -94,7 +94,9 @@ class LocalIndex:
             "answer_cache": config.caches.answer_cache_bytes_max,
         }
         self._lost = LostRanges(ranges_max=config.index_tier.lost_ranges_max)
-        """Records whose tags are lost; no answer of the index tier is valid across one."""
+        """Records whose tags are lost. An answer of the index tier is not valid if such a record
+        lies in its range.
+        """
         self._tag_tail = tail
         """All seqnums of later index data are at or above this one."""
         self.tag_position = position
@@ -109,8 +111,8 @@ class LocalIndex:
         ascending.
 
         Returns:
-            None when it is applied. Otherwise why it is malformed, for an `Ignore`; then nothing
-            has changed, and the position must be asked for again.
+            None if it is applied. Otherwise the reason why it is malformed, for an `Ignore`; then
+            nothing has changed, and the position must be requested again.
         """
         assert position == self.tag_position, "index data is applied in order, without gaps"
         if (reason := malformed(parts, self._tag_tail)) is not None:
@@ -232,7 +234,7 @@ class LocalIndex:
             self._answers.learn_prev(tag, bound, *found, tail)
 
     def forget_below(self, tag: TagHash, until: SeqNum) -> None:
-        """Drop the records of `tag` below `until`: they were trimmed.
+        """Drop the records of `tag` below `until`, because they were trimmed.
 
         From now on, lookups from a bound below the first kept record miss, so that the index tier
         answers which records were trimmed. For a tag with a floor, the index tier does not answer
@@ -253,11 +255,11 @@ class LocalIndex:
         return self._tags.enabled
 
     def knows_tag(self, tag: TagHash) -> bool:
-        """Whether it is known here if `tag` is new, so that the index tier is not asked."""
+        """Whether this node knows if `tag` is new, so that the index tier need not be asked."""
         return self._tags.knows(tag)
 
     def has_recent(self, tag: TagHash, seqnums: int) -> bool:
-        """Whether the newest `seqnums` records of `tag`, or all that there are, are cached."""
+        """Whether the newest `seqnums` records of `tag`, or all its records, are cached."""
         return self._tags.has_recent(tag, seqnums)
 
     def expect(self, tag: TagHash) -> None:
@@ -308,7 +310,7 @@ class LocalIndex:
 
     @property
     def lost_ranges(self) -> int:
-        """How many ranges of lost records are known here."""
+        """Number of known ranges of lost records."""
         return len(self._lost)
 
     def check_invariants(self) -> None:

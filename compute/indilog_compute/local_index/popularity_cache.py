@@ -35,7 +35,7 @@ class PopularityCache:
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
-        """How many seqnums are cached."""
+        """Number of cached seqnums."""
         return len(self._shards)
 
     @property

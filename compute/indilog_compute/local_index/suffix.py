@@ -1,8 +1,8 @@
 """The Suffix: which shard holds each of the newest records of the whole log (thesis 5.1.1).
 
 The Suffix is a chain with one member per cut. A member's key is the highest seqnum of the cut. For
-each productive shard of the cut, the member keeps two numbers of 2 bytes. They are the distance of
-the shard's upper bound to the key, and the shard id. All members lie one after the other in flat
+each productive shard of the cut, the member keeps two numbers of 2 bytes: the distance of the
+shard's upper bound to the key, and the shard id. All members lie one after the other in flat
 arrays:
 
     keys       [  6,        9,           ... ]    highest seqnum of each member
@@ -10,14 +10,14 @@ arrays:
     distances  [  0, 3,     0, 1, 2,     ... ]    key - upper bound, ascending
     shards     [  1, 0,     2, 1, 0,     ... ]    the shard of each distance: the last one first
 
-If the upper bounds of a cut differ by more than fits into 2 bytes, the cut becomes several members.
-A member is any run of consecutive upper bounds. A shard may have any number of records in a cut,
-because only upper bounds are stored.
+If the upper bounds of a cut differ by more than fits into 2 bytes, the cut becomes several members,
+each with consecutive upper bounds. A shard may have any number of records in a cut, because only
+upper bounds are stored.
 
 The Suffix is bounded by the number of members and in bytes. The oldest member is evicted by moving
-`_start`. The arrays are moved down once an eighth of the limit is evicted, which costs one short
-memmove every few thousand cuts. When the bytes are exceeded (cuts with very many shards), an eighth
-is evicted at once.
+`_start`. Once an eighth of the limit is evicted, the arrays are moved down, which costs one short
+memmove every few thousand cuts. When the limit in bytes is exceeded (by cuts with very many
+shards), an eighth is evicted at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DEAD_MIN: Final = 64
 _MEMBER_BYTES: Final = 16
 _BOUND_BYTES: Final = 4
 _ARRAYS_BYTES: Final = 1024
-"""Fixed bytes of the four arrays, beside their elements and the sixteenth that they reserve."""
+"""Fixed bytes of the four arrays, besides their elements and the sixteenth that they reserve."""
 
 
 class Suffix:
@@ -66,14 +66,14 @@ class Suffix:
         self._start = 0
         """Members before this one are evicted, and still in the arrays."""
         self._base = 0
-        """The number of elements removed from the front; `_ends` count from the first one ever
-        added.
+        """Number of elements that were removed from the front. `_ends` count from the first element
+        ever added.
         """
         self.head = self.tail = tail
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
-        """How many members the chain has."""
+        """Number of members in the chain."""
         return len(self._keys) - self._start
 
     @property
@@ -125,7 +125,9 @@ class Suffix:
         return contents > (self._bytes_max - _ARRAYS_BYTES) // 17 * 16
 
     def _move_down(self) -> None:
-        """Free evicted members: amortised over `_dead_max` cuts, and without a Python loop."""
+        """Free evicted members. The cost is amortised over `_dead_max` cuts, and no Python loop is
+        needed.
+        """
         base = self._ends[self._start - 1]
         dead = base - self._base
         del self._keys[: self._start], self._ends[: self._start]
@@ -134,7 +136,7 @@ class Suffix:
         self._start = 0
 
     def find_next(self, bound: SeqNum) -> Answer:
-        """Return the record at `bound`, which is the first from there on (algorithm 1)."""
+        """Return the record at `bound`, which is the first record from there on (algorithm 1)."""
         if bound < self.head or not self._cuts_max:
             self.misses += 1
             return MISS
@@ -144,7 +146,7 @@ class Suffix:
         return Found(bound, self._shard_at(bound))
 
     def find_prev(self, bound: SeqNum) -> Answer:
-        """Return the record at `bound`, or the last of the log if `bound` lies beyond it."""
+        """Return the record at `bound`, or the last record of the log if `bound` lies beyond it."""
         holds_last = self.tail == 0 or self.head < self.tail
         if bound < self.head or not holds_last or not self._cuts_max:
             self.misses += 1

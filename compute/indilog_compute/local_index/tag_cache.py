@@ -1,34 +1,34 @@
 """The Tag Cache: the places of the newest records of the tags in use (thesis 5.1.3, 5.7).
 
 It maps a tag to a row (`tag_rows`): the tag's highest seqnums and their shards. It applies the
-type-S index data of every metalog position in order. So from the head of a row on, no record with
-its tag is missing. Records below the head are unknown, unless the row is complete or has the tag's
+type-S index data of every metalog position in order. So a row has every record of its tag from the
+row's head on. Records below the head are unknown, unless the row is complete or has the tag's
 minimum.
 
 **Interest** (decision 0038). Index data comes from all writers, but most tags of other compute
-nodes are never read here. A record that was written here begins a row for each of its tags. A
-record of another writer begins one only for a tag that is *wanted* (`expectations`). Every record
-extends existing rows. So a tag that this node neither wrote nor asked for costs one failed search,
-and no memory.
+nodes are never read here. A record that this node wrote begins a row for each of its tags. A record
+of another writer begins a row only for a tag that is *wanted* (`expectations`). Every record
+extends existing rows. So a tag that this node neither wrote nor read costs one failed search, and
+no memory.
 
 **Last access.** Each tag has the metalog position of its last event: insert, update or read hit
-(proven absence included). When a limit is exceeded, the tags with the lowest last access are
-evicted whole.
+(including a proven absence). When a limit is exceeded, the tags with the lowest last access are
+evicted with all their seqnums.
 
 **Answers of the index tier.** They add completeness, the minimum, and older records of a tag that
 is read often. `expectations` decides which of these answers still fit.
 
-**No long pauses.** A rebuild of a dictionary of 10^6 tags stops the event loop for 0.06 s, of an
-ordered one for 0.3 s (measured). So the map is split by the low bits of the tag, which are
-practically random. Each partition has some ten thousand tags and is a plain dictionary in the order
-of events. Eviction visits one partition after the other and evicts the tags at the front whose last
-access is at or below a *horizon*. After the last partition the horizon moves to the oldest access
-left plus a 64th of its age. So the order of evictions may deviate from the order of last accesses
-by that much. With one partition (a small cache) the order is exact.
+**No long pauses.** A rebuild of a dictionary of 10^6 tags stops the event loop for 0.06 s, a
+rebuild of an ordered dictionary for 0.3 s (measured). So the map is split by the low bits of the
+tag, which are practically random. Each partition has some ten thousand tags and is a plain
+dictionary in the order of events. Eviction visits one partition after the other. It evicts the tags
+at the front whose last access is at or below a *horizon*. After the last partition the horizon
+moves to the oldest access left plus a 64th of its age. So the order of evictions may deviate from
+the order of last accesses by that much. With one partition (a small cache) the order is exact.
 
-**Memory.** Bounded in seqnums and in bytes, by costs measured in CPython. A tag may exceed its
-limit by an eighth before its oldest seqnums are evicted, so that eviction is amortised. The total
-counts the cached seqnums, these included.
+**Memory** is bounded in seqnums and in bytes, by costs measured in CPython. A tag may exceed its
+limit by an eighth before its oldest seqnums are evicted, so that eviction is amortised. These
+excess seqnums count in the total.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from indilog_compute.local_index.tag_rows import (
 
 SEQNUM_BYTES: Final = 12
 TAG_BYTES: Final = 164
-"""Bytes that a tag costs in CPython beside its seqnum: two ints and a slot of a dictionary.
+"""Bytes that a tag costs in CPython besides its seqnum: two ints and a slot of a dictionary.
 
 The dictionary is between a third and two thirds full.
 """
 ROW_BYTES: Final = 288
-"""Bytes that a tag's arrays cost beside their contents."""
+"""Bytes that a tag's arrays cost besides their contents."""
 _TAGS_PER_PARTITION: Final = 16_384
 _PARTITIONS_MAX: Final = 1024
 _HORIZON_STEPS: Final = 64
@@ -93,9 +93,9 @@ class TagCache:
     seqnums plus an eighth for one tag. With a limit of 0 it is empty and every lookup misses.
 
     Attributes:
-        seqnums_cached: how many seqnums are cached.
-        hits: lookups answered, proven absence included.
-        misses: lookups of an unknown tag, or below the head of one that is not complete.
+        seqnums_cached: number of cached seqnums.
+        hits: lookups answered, including proven absences.
+        misses: lookups of an unknown tag, or below the head of a row that is not complete.
     """
 
     __slots__ = (
@@ -126,7 +126,7 @@ class TagCache:
         self._partitions: list[_Partition] = [{} for _ in range(min(partitions, _PARTITIONS_MAX))]
         self._mask = len(self._partitions) - 1
         self._position = position
-        """How many metalog positions are applied; read hits count as events at this position."""
+        """Number of applied metalog positions. Read hits count as events at this position."""
         self._horizon = 0
         """Eviction removes tags whose last access is at or below this position."""
         self._cursor = 0
@@ -134,12 +134,12 @@ class TagCache:
         self._expectations = Expectations(tags_max if self._seqnums_max else 0)
         self._tags = 0
         self._rows = 0
-        """How many tags have arrays."""
+        """Number of tags that have arrays."""
         self.seqnums_cached = 0
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
-        """How many tags are cached."""
+        """Number of cached tags."""
         return self._tags
 
     @property
@@ -165,7 +165,9 @@ class TagCache:
         self._position += 1
 
     def apply_sorted(self, rows: RowsByTag, position: MetalogPosition) -> None:
-        """Add the index data of several positions at once, as events of the last, `position`."""
+        """Add the index data of several positions at once, as events of the last position,
+        `position`.
+        """
         self._position = position
         if self._seqnums_max:
             self._add_sorted(rows)
@@ -207,9 +209,8 @@ class TagCache:
                 self._cut(tag, row)
 
     def _first_of_interest(self, tag: TagHash, shards: memoryview[int], start: int) -> int:
-        """Return the index of the new record, from `start` on, that begins the tag's row.
-
-        It is the number of records if none begins a row.
+        """Return the index of the first new record, from `start` on, that begins the tag's row; the
+        number of records if no record does.
         """
         if self._expectations.begins_row(tag):
             return start
@@ -244,8 +245,8 @@ class TagCache:
             self._cut(tag, row)
 
     def _add(self, tags: Iterable[TagHash], seqnums: Iterable[SeqNum], shard: ShardId) -> None:
-        """Add records one by one: the hot loop of the index. `tags` and `seqnums` are equally
-        long.
+        """Add records one by one. `tags` and `seqnums` are equally long. This is the hot loop of
+        the index.
         """
         partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
         position, firsts = self._position, self._expectations.firsts
@@ -369,11 +370,11 @@ class TagCache:
     # --- answers of the index tier
 
     def knows(self, tag: TagHash) -> bool:
-        """Whether it is known here if `tag` is new, so that the index tier is not asked."""
+        """Whether this node knows if `tag` is new, so that the index tier need not be asked."""
         return tag in self._partitions[tag & self._mask] or tag in self._expectations
 
     def has_recent(self, tag: TagHash, seqnums: int) -> bool:
-        """Whether the newest `seqnums` records of `tag`, or all that there are, are cached."""
+        """Whether the newest `seqnums` records of `tag`, or all its records, are cached."""
         cached = self._partitions[tag & self._mask].get(tag)
         if cached is None:
             return self._expectations.is_new(tag)
@@ -394,7 +395,8 @@ class TagCache:
         self._expectations.fulfil(tag, limit)
 
     def learn_first(self, tag: TagHash, limit: SeqNum, first: First | None) -> None:
-        """Take in the first record of `tag` below `limit`, as the index tier answered; None: none.
+        """Handle the index tier's answer about the first record of `tag` below `limit`; None: there
+        is none.
 
         Ignored if records of the tag were evicted since the question.
         """
@@ -419,14 +421,14 @@ class TagCache:
         *,
         complete: bool,
     ) -> None:
-        """Take in the newest records of `tag` below `limit`, ascending, as the index tier answered.
+        """Handle the index tier's answer with the newest records of `tag` below `limit`, ascending.
 
         Ignored if records of the tag were evicted since the question.
 
         Args:
             tag: a tag that was expected.
             limit: the limit of its expectation.
-            seqnums: the newest ones below `limit`.
+            seqnums: the newest seqnums below `limit`.
             shards: the shard of each.
             complete: whether these are all records of the tag below `limit`.
         """
@@ -532,7 +534,7 @@ class TagCache:
         return matches
 
     def _hit(self, tag: TagHash, cached: Row) -> None:
-        """Count a read hit: an event of the tag."""
+        """Count a read hit, which is an event of the tag."""
         self.hits += 1
         if accessed_of(cached) != self._position:
             partition = self._partitions[tag & self._mask]

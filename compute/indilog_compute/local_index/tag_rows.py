@@ -1,15 +1,15 @@
 """The row of one tag in the Tag Cache (thesis 5.1.3, figure 5.2).
 
 A row has the highest seqnums of the tag, ascending, with their shards, and the metalog position of
-the tag's last event. From the *head*, the oldest seqnum kept, on no record of the tag is missing.
-Below the head a row may state one of two facts, the fields of the extended Tag Cache:
+the tag's last event. Its oldest seqnum is the *head*; from there on, no record of the tag is
+missing. Below the head a row may state one of two facts, the fields of the extended Tag Cache:
 
 - *complete*: the tag has no records below the head;
 - *minimum*: the first record that ever had the tag; records between it and the head are unknown.
 
-Most tags of some workloads have one record and never a second one. Such a row is one integer,
-`seqnum << 64 | complete << 63 | last access << 16 | shard`; a `TagRow` is made of it when a second
-record or a minimum comes.
+In some workloads most tags have one record and never get a second one. Such a row is one integer,
+`seqnum << 64 | complete << 63 | last access << 16 | shard`. It becomes a `TagRow` when a second
+record or a minimum is added.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class TagRow:
         return self.seqnums[0]
 
     def cut(self, excess: int) -> None:
-        """Evict the `excess` oldest: the head moves up, a complete row keeps its minimum."""
+        """Evict the `excess` oldest seqnums, so the head moves up. A complete row keeps its
+        minimum.
+        """
         assert 0 < excess < len(self.seqnums), "a row keeps its newest seqnum"
         if self.complete:
             self.minimum = First(self.head, ShardId(self.shards[0]))
@@ -89,9 +91,9 @@ class TagRow:
     def prev(self, bound: SeqNum) -> Answer:
         """Return the last record up to `bound`.
 
-        At or above the head there is one: the head itself is kept. A bound below the head, even by
-        one, is a miss, because the record at the bound may have been evicted (PITFALLS 9). The
-        exceptions are a complete row, and a bound that the minimum answers.
+        At or above the head there is always one: the head itself is kept. A bound below the head is
+        a miss, because the record at the bound may have been evicted (PITFALLS 9). The exceptions
+        are a complete row, and a bound that the minimum answers.
         """
         if bound < self.head:
             if self.complete or (self.minimum is not None and bound < self.minimum.seqnum):

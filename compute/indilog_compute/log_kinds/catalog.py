@@ -1,18 +1,18 @@
 """The catalog of created logs: records of the reserved log `$logs` (docs/FORMATS.md).
 
 A creation is one record, tagged with the name of the log. Its condition lets only one creation of a
-name succeed. So does the condition of a layout, for the layout after the one before it: each
-segment on storage nodes has a chain of layouts, known by the segment's folder. Each compute node
-replays the catalog, and records up to where it has: the creator waits for that, so
-that no node appends to a created log as if it were `shared`.
+name succeed. In the same way, the condition of a layout lets only one layout follow the layout
+before it. Each segment on storage nodes has a chain of layouts, known by the segment's folder. Each
+compute node replays the catalog, and records up to which seqnum it has done so. The creator waits
+for these records, so that no node appends to a created log as if it were `shared`.
 
-A switch to another kind is a chain of records. The condition of each one names the record before
-it, so a chain has one outcome, whichever nodes continue it:
+A switch to another kind is a chain of records. The condition of each record names the record before
+it. So a chain has one outcome, even if several nodes continue it:
 
-- `closing`: every compute node that replays it acknowledges nothing, and reads nothing new, until
-  it knows the outcome;
+- `closing`: a compute node that has replayed it acknowledges no append, and answers no read of new
+  records, until it knows the outcome;
 - `sealing`: all compute nodes have followed, so the switch can only be completed;
-- `switched`: the bridge: where the old segment ends, and the new one begins;
+- `switched`, the bridge: the place where the old segment ends and the new one begins;
 - `reopened`, in place of `sealing`: a compute node did not answer, so the kind stays.
 """
 
@@ -34,7 +34,7 @@ from indilog_compute.log_kinds.segments import FIRST, Segment, bridged
 
 CATALOG_LOG: Final = "$logs"
 _FOLLOWED: Final = "$followed"
-"""The tag of what nodes have followed. No log has such a name."""
+"""The tag of records about how far nodes have followed. No log has such a name."""
 _LAYOUT: Final = "$layout:"
 """Before the folder of a segment: the tag of its layouts. No log has such a name."""
 
@@ -59,12 +59,13 @@ class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
     """A log that was created.
 
     Attributes:
-        log, kind: name, and the kind that it has now.
+        log, kind: the name, and the present kind.
         place: the object store; empty: the platform's own directory.
-        folder: folder of the log in the store; in the names of its spaces on storage nodes.
+        folder: folder of the log in the store; also a part of the names of its spaces on storage
+            nodes.
         creator: the compute node that created it.
-        seqnum: of the record of its creation.
-        created_at: when, seconds since 1970.
+        seqnum: seqnum of the record of its creation.
+        created_at: time of the creation, seconds since 1970.
     """
 
     log: str
@@ -77,7 +78,7 @@ class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def info(self) -> LogInfo:
-        """What callers see."""
+        """The description for callers."""
         return LogInfo(self.log, self.kind, self.created_at)
 
 
@@ -86,10 +87,10 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: seqnum of the record `closing`.
-        kind, place, folder: of the new segment.
-        switcher: the compute node that began it.
-        tail: the tail of the log before it began; the old segment ends there or later.
-        is_sealing: it can only be completed.
+        kind, place, folder: those of the new segment.
+        switcher: the compute node that began the switch.
+        tail: the tail of the log before the switch began; the old segment ends there or later.
+        is_sealing: whether the switch can only be completed.
     """
 
     number: SeqNum
@@ -101,7 +102,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     is_sealing: bool = False
 
     def segment(self, log: str, bridge: SeqNum) -> Segment:
-        """Return the new segment; where it begins in the log is not known yet.
+        """Return the new segment; its place in the log is not known yet.
 
         Args:
             log: name of the log.
@@ -121,10 +122,10 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogState(msgspec.Struct, kw_only=True):
-    """What the catalog says about one log.
+    """The state of one log in the catalog.
 
     Attributes:
-        created: its creation, and the kind that it has now.
+        created: its creation, and its present kind.
         segments: its parts, in order.
         last: seqnum of its last record in the catalog.
         switch: the switch that has begun; None: there is none.
@@ -141,7 +142,7 @@ class LogState(msgspec.Struct, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its calls simply go to the `shared` log of its name."""
+        """Whether calls of this log go directly to the `shared` log of its name."""
         return self.created.kind == SHARED and not self.switches and self.switch is None
 
 
@@ -240,9 +241,9 @@ class Catalog:
     """The created logs, as of the records that were read.
 
     Attributes:
-        logs: by name.
-        last: seqnum of the last creation, or beginning of a switch, by another node; None: there is
-            none.
+        logs: the states of logs, by name.
+        last: seqnum of the last record by which another node created a log or began a switch; None:
+            there is none.
 
     Args:
         logs: the `shared` logs.
@@ -290,8 +291,8 @@ class Catalog:
         await self._append_after(last, _Reopened(log=log))
 
     async def bridge(self, log: str, last: SeqNum, *, end: SeqNum, time: float) -> None:
-        """Record where the log continues, unless it has changed; then catch up. Arguments after
-        `last` are those of the record.
+        """Record the bridge, unless the log has changed; then catch up. Arguments after `last` are
+        those of the record.
         """
         await self._append_after(last, _Switched(log=log, end=end, time=time))
 
@@ -309,7 +310,7 @@ class Catalog:
         """Record the layout after `before`; return whether it is recorded. False: another one is.
 
         Raises:
-            AppendOutcomeUnknownError: it may be recorded.
+            AppendOutcomeUnknownError: the layout may be recorded.
         """
         known = self._layouts[folder]
         if known.layout != before:
@@ -335,7 +336,7 @@ class Catalog:
         """Read all records of the catalog that were appended before this call.
 
         Args:
-            wait_s: wait up to so many seconds for a further record (`math.inf`: without limit).
+            wait_s: seconds to wait for a further record (`math.inf`: without limit).
         """
         fresh = True
         while True:
@@ -405,7 +406,7 @@ class Catalog:
             self._layouts[found.folder] = _Layout(found.log, found.layout, None)
 
     def _change(self, state: LogState, found: _Change, seqnum: SeqNum) -> bool:
-        """Apply a step of a switch; return whether it follows from the state before."""
+        """Apply a step of a switch; return whether the step follows from the state before."""
         switch = state.switch
         match found:
             case _Closing() if switch is None:

@@ -1,4 +1,6 @@
-"""A log of kind `shared`, for callers that keep it: it follows a switch to another kind."""
+"""A log of kind `shared` as an object that callers keep: after a switch it follows to the new
+kind.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ _FoundT = TypeVar("_FoundT")
 class FollowingLog(LocalLog):
     """A `shared` log until a switch of it begins; from then on, a `SegmentedLog`.
 
-    Each call looks for a switch before and after: what a switch overtook is settled, or repeated,
-    as a call that begins now. Without a switch, this costs two look-ups in a dictionary. Calls on
-    hot paths repeat a few lines of `LocalLog`, because a further coroutine takes a twentieth of
-    the time of a read.
+    Each call looks for a switch before and after its work. If a switch has begun meanwhile, the
+    outcome of the call is settled, or the call is repeated as a new call. Without a switch, this
+    costs two look-ups in a dictionary. Calls on hot paths repeat a few lines of `LocalLog`, because
+    a further coroutine takes a twentieth of the time of a read.
     """
 
     __slots__ = ("_moved",)
@@ -38,7 +40,7 @@ class FollowingLog(LocalLog):
         super().__init__(logs, name, session, logs.routes)
 
     def _followed(self) -> SegmentedLog:
-        """Return the log as one that is, or may be, of several kinds."""
+        """Return this log as a `SegmentedLog`, which is of several kinds or may become so."""
         try:
             return self._moved
         except AttributeError:
@@ -65,7 +67,7 @@ class FollowingLog(LocalLog):
         try:
             seqnums = await LocalLog.append_batch(self, entries, after=after)
         except (ConditionFailedError, TrimmedError, DataLossError):
-            # What contradicted the condition may be a record that is not in the log.
+            # The record that contradicted the condition may not be in the log.
             if self.name not in self._routes:
                 raise
             return await self._followed().append_batch(entries, after=after)
@@ -170,7 +172,7 @@ class FollowingLog(LocalLog):
     # --- the log as a whole
 
     async def _ask(self, once: Callable[[Log], Awaitable[_FoundT]]) -> _FoundT:
-        """Call once; again if a switch began meanwhile."""
+        """Make the call; make it again if a switch began meanwhile."""
         if self.name not in self._routes:
             answer = await once(self._logs.shared(self.name, self._session))
             if self.name not in self._routes:

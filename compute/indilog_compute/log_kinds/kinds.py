@@ -1,4 +1,6 @@
-"""Logs of other kinds than `shared` on one compute node: creation, switches, routing, retention."""
+"""Creates, switches and routes logs of other kinds than `shared` on one compute node, and enforces
+their retention.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,11 @@ _FOLLOW_S: Final = 10.0
 _FINISH_S: Final = 15.0
 """Seconds without a step after which any compute node ends a switch; more than `_FOLLOW_S`."""
 _SEGMENTS_MAX: Final = 64
-"""Segments of one log."""
+"""Largest number of segments of one log."""
 _ON_NODES: Final = (ORDER_FIRST, OWNED)
-"""Kinds whose cells are on storage nodes, which have layouts."""
+"""Kinds whose cells are on storage nodes. Their logs have layouts."""
 _ATTEMPTS_MAX: Final = 3
-"""Attempts to begin a switch, if others switch the same log."""
+"""Attempts to begin a switch while others switch the same log."""
 
 
 class OtherLogs(LogSource, Protocol):
@@ -75,7 +77,7 @@ class SharedLogs(LogSource, Protocol):
         """Return the log `name` as one of kind `shared`."""
 
     def wake_readers(self) -> None:
-        """Let all waiting reads of `shared` logs look again."""
+        """Let all waiting reads of `shared` logs check again whether a switch has begun."""
 
 
 OpenLogs: TypeAlias = Callable[[CreatedLog], AbstractAsyncContextManager[OtherLogs]]
@@ -110,8 +112,8 @@ class _Opened:
         return self._logs
 
     async def log(self) -> Log:
-        """Return the log. Its session is its own: positions of different kinds do not compare,
-        and its reads see everything that was acknowledged before.
+        """Return the log, with a session of its own. Positions of different kinds cannot be
+        compared, and its reads see all appends that were acknowledged before.
         """
         return (await self.logs()).log(self.created.log, Session())
 
@@ -121,7 +123,9 @@ class _Opened:
 
 
 class _OneLog:
-    """A source whose logs are all one log: retention asks a log of policies for tail and time."""
+    """A source whose logs are all one log. Retention asks it for the tail and the time of that
+    log.
+    """
 
     def __init__(self, route: Route) -> None:
         self._route = route
@@ -147,7 +151,7 @@ class LogKinds:
 
     Attributes:
         node: the node.
-        routes: by name, the logs whose calls do not simply go to the `shared` log of that name.
+        routes: by name, the logs whose calls do not go directly to the `shared` log of that name.
     """
 
     def __init__(
@@ -174,10 +178,12 @@ class LogKinds:
         self._catalog = Catalog(logs, node, self._on_change)
         self.routes: dict[str, Route] = {}
         self._made: dict[str, Route] = {}
-        """Routes, also of logs whose switch was abandoned: callers keep them."""
+        """All routes, including those of logs whose switch was abandoned, because callers keep
+        them.
+        """
         self._opened: dict[tuple[str, SeqNum], _Opened] = {}
         self._rounds: dict[tuple[str, bool], RetentionRounds] = {}
-        """By log, and whether it was switched."""
+        """The rounds of retention by log, and whether the log was switched."""
         self._announced = -1
         self._tasks: list[asyncio.Task[None]] = []
         self._finishing: dict[str, asyncio.Task[None]] = {}
@@ -221,7 +227,7 @@ class LogKinds:
         return [self._catalog.logs[name].created.info for name in sorted(self._catalog.logs)]
 
     async def create(self, name: str, kind: str = SHARED) -> LogInfo:
-        """Create a log. Creating it again is harmless, and returns the same.
+        """Create a log. Creating it again is harmless, and returns the same description.
 
         When this returns, every compute node routes the log to its kind.
 
@@ -251,17 +257,17 @@ class LogKinds:
         return found.info
 
     async def switch(self, name: str, kind: str) -> LogInfo:
-        """Continue a log as one of another kind. A log that has this kind already stays as it is.
+        """Continue a log as one of another kind. A log that already has this kind stays as it is.
 
         Appends, reads and subscriptions continue; see docs/KINDS.md. If this call fails or its node
-        crashes, other nodes end the switch, one way or the other.
+        crashes, other nodes end the switch: they complete or abandon it.
 
         Raises:
             InvalidTagError: no log can have that name.
             ValueError: there is no such kind.
             WrongStateError: there is no object store, or a limit is reached; nothing was changed.
             NotReadyError: a compute node or the store does not answer, or others switch the log at
-                the same time. The kind stays, unless the switch is ended later.
+                the same time. The kind stays, unless the switch is completed later.
             AppendOutcomeUnknownError: the log may be switched; repeat the call.
         """
         check_log_name(name)
@@ -313,7 +319,7 @@ class LogKinds:
         return state.created.kind == kind
 
     async def _complete(self, state: LogState) -> None:
-        """Append the bridge of a switch that can only be completed, unless it is there."""
+        """Append the bridge of a switch that can only be completed, unless the bridge exists."""
         name, last, switch = state.created.log, state.last, state.switch
         if switch is None or not switch.is_sealing:
             return
@@ -329,8 +335,9 @@ class LogKinds:
         await self._catalog.bridge(name, last, end=end, time=time)
 
     async def _move_policy(self, name: str, log: Log) -> None:
-        """Record the policy of a log that is switched for the first time, where those of switched
-        logs are; once, so that a late repetition replaces no newer policy.
+        """Copy the policy of a log to `$retention`, which has the policies of switched logs,
+        because the log is switched for the first time. It is copied only once, so that a late
+        repetition replaces no newer policy.
         """
         policy = await log.retention()
         if not policy.keeps_all:
@@ -377,7 +384,7 @@ class LogKinds:
                 raise NotReadyError(f"{node} takes no new log for now; nothing was changed.")
 
     def _check_limits(self, kind: LogKind) -> None:
-        """Raise if there may not be a further segment of a kind.
+        """Check that there may be a further segment of a kind.
 
         Raises:
             WrongStateError: there is no place, or a limit is reached.
@@ -400,10 +407,10 @@ class LogKinds:
             )
 
     async def _check_unused(self, name: str) -> None:
-        """Raise if a log has records already.
+        """Check that a log has no records.
 
         Raises:
-            WrongStateError: it has.
+            WrongStateError: the log has records.
         """
         try:
             first = await self._logs.log(name, Session()).read_next(fresh=True)
@@ -421,7 +428,7 @@ class LogKinds:
         """Wait until all other compute nodes have replayed the record at `seqnum`.
 
         Raises:
-            NotReadyError: they did not in time; names them.
+            NotReadyError: some did not in time; the message names them.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _FOLLOW_S
@@ -525,7 +532,9 @@ class LogKinds:
         await self._announce()
 
     async def _announce(self) -> None:
-        """Tell other nodes what this node routes, and which logs it holds."""
+        """Record that this node routes logs, and holds calls, as of the last record of another
+        node.
+        """
         last = self._catalog.last
         if last is not None and last > self._announced:
             self._announced = last
@@ -542,7 +551,7 @@ class LogKinds:
         task.add_done_callback(lambda _: self._finishing.pop(name, None))
 
     async def _finish(self, state: LogState) -> None:
-        """End the switches of a log that no node continues; return when none is under way."""
+        """End the switches of a log that no node continues; return when no switch is under way."""
         while (switch := state.switch) is not None:
             last = state.last
             await asyncio.sleep(_FINISH_S)
@@ -631,10 +640,10 @@ class LogKinds:
 
 
 async def _each(works: Iterable[Awaitable[object]]) -> None:
-    """Await all works, one after another; a log that cannot be used now stops no other one.
+    """Await all works, one after another. A log that cannot be used now does not stop the others.
 
     Raises:
-        IndilogError: the first error of them.
+        IndilogError: the first error of the works.
     """
     errors: list[IndilogError] = []
     for work in works:

@@ -1,4 +1,4 @@
-"""Where the calls of one log go, as one compute node knows it."""
+"""The route of one log: the segments to which its calls go, as one compute node knows them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from indilog_compute.log_kinds.catalog import LogState
 from indilog_compute.log_kinds.segments import Segment
 
 _HELD_MAX: Final = 10_000
-"""Calls of one log that may wait for the end of a switch at once."""
+"""Largest number of calls of one log that wait for the end of a switch."""
 
 
 class Route:
     """The segments of a log, and whether a switch is under way.
 
-    While one is, the log is *held*: this node acknowledges no append, and answers no read about
-    records at or above the tail of before, until it knows the outcome.
+    During a switch, the log is *held* until this node knows the outcome. It then acknowledges no
+    append. It also answers no read about records at or above the tail from before the switch.
 
     Args:
-        state: what the catalog says; it changes in place.
+        state: the state of the log in the catalog; it changes in place.
         scope: see `Log.scope`.
         shared: opens logs of kind `shared`.
         other: opens a segment of another kind.
         follow: reads the records of the catalog that were appended before the call.
         append_timeout_s: longest wait of an append for the end of a switch, seconds.
-        read_timeout_s: longest wait of a read for it.
+        read_timeout_s: longest wait of a read for the end of a switch, seconds.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Route:
         self._held = 0
 
     def is_open_since(self, last: SeqNum) -> bool:
-        """Whether no switch is under way, nor has been one since the log's last record in the
+        """Whether no switch is under way, and none has begun since the log's last record in the
         catalog was `last`.
         """
         return self.state.last == last and self.state.switch is None
@@ -85,24 +85,24 @@ class Route:
         return self._change
 
     def deadline(self, timeout_s: float) -> float:
-        """Return a time of the event loop."""
+        """Return the time of the event loop after `timeout_s` seconds."""
         return asyncio.get_running_loop().time() + timeout_s
 
     async def wait_until_open(self, deadline: float) -> None:
         """Wait while a switch is under way.
 
         Raises:
-            NotReadyError: it did not end before `deadline`.
-            OverloadedError: too many calls wait for it.
+            NotReadyError: the switch did not end before `deadline`.
+            OverloadedError: too many calls wait for its end.
         """
         while self.state.switch is not None:
             await self._wait(deadline)
 
     async def wait_for_successor(self, last: SeqNum, deadline: float) -> None:
-        """Wait until the log has changed since `last`: its open segment ended.
+        """Wait until the log has changed since `last`, because its open segment ended.
 
         Raises:
-            NotReadyError: what follows it is not known before `deadline`.
+            NotReadyError: the next segment is not known before `deadline`.
             OverloadedError: too many calls wait for it.
         """
         if self.state.last == last:

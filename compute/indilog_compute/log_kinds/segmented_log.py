@@ -1,4 +1,4 @@
-"""A log of any kind, or of several kinds one after another, as callers see it."""
+"""A log of any kind, or of several kinds one after another, with the interface of any log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segments import Segment, down_from, from_bound
 
 _PAGE_BYTES_MAX: Final = 4 * MIB
-"""A page with more bytes is not filled with records of a further segment."""
+"""A page with at least this many bytes is not filled with records of a further segment."""
 
 _FoundT = TypeVar("_FoundT")
 _Segments: TypeAlias = tuple[Segment, ...]
@@ -45,15 +45,16 @@ _Asking: TypeAlias = Coroutine[Any, Any, Record | list[Record] | None]
 
 
 class SegmentedLog(Log):
-    """Passes each call to the segments that it is about, and follows switches.
+    """Passes each call to the segments that the call is about, and follows switches.
 
-    An append that a switch overtook has one of two outcomes, which the bridge decides. Its record
-    is below the end of the old segment, or it is not in the log and is appended to the new one.
+    If a switch begins during an append, the bridge decides between two outcomes. Either the record
+    is below the end of the old segment. Or it is not in the log, and is appended to the new
+    segment.
 
     Args:
         route: where calls go.
-        session: the session of `shared` segments. Positions of other kinds do not compare with it,
-            and their reads see everything that was acknowledged before.
+        session: the session of `shared` segments. Positions of other kinds cannot be compared with
+            it, and reads of these kinds see all appends that were acknowledged before.
     """
 
     def __init__(self, route: Route, session: Session) -> None:
@@ -69,7 +70,8 @@ class SegmentedLog(Log):
 
     async def _local(self, segment: Segment) -> Log:
         if segment.kind == SHARED:
-            # A read of a closed segment must see all of it, at whichever position the session is.
+            # A read of a closed segment must see all of it, whatever the position of the session
+            # is.
             self._session.saw(self._route.state.position)
         if (log := self._logs.get(segment.number)) is None:
             log = self._logs[segment.number] = await self._route.local(segment, self._session)
@@ -131,7 +133,7 @@ class SegmentedLog(Log):
                 await route.wait_for_successor(last, deadline)
                 continue
             except (ConditionFailedError, TrimmedError, DataLossError):
-                # What contradicted the condition may be a record that is not in the log.
+                # The record that contradicted the condition may not be in the log.
                 if route.is_open_since(last):
                     raise
                 continue
@@ -143,15 +145,15 @@ class SegmentedLog(Log):
     async def settled(
         self, number: SeqNum, placed: Sequence[SeqNum], deadline: float | None = None
     ) -> list[SeqNum] | None:
-        """Return the seqnums of appended records, after a switch that overtook them.
+        """Return the seqnums of appended records, after a switch that began during the append.
 
         Args:
-            number: of their segment.
+            number: number of their segment.
             placed: their local seqnums.
             deadline: time of the event loop; None: `append_timeout_s` from now.
 
         Returns:
-            None: they are not in the log.
+            None: the records are not in the log.
 
         Raises:
             AppendOutcomeUnknownError: the switch did not end in time.
@@ -171,7 +173,7 @@ class SegmentedLog(Log):
         return [segment.seqnum(each) for each in placed]
 
     async def _check_closed(self, segments: _Segments, condition: After, log: Log) -> None:
-        """Raise if a record of a closed segment contradicts a condition, or may have done so."""
+        """Raise an error if a record of a closed segment contradicts a condition, or may do so."""
         known = -1 if condition.seqnum is None else condition.seqnum
         for segment in reversed(segments[:-1]):
             if segment.end <= known + 1:
@@ -255,9 +257,8 @@ class SegmentedLog(Log):
         wait_s: float,
         ask: Callable[[Log, SeqNum, int, float | None], _Asking],
     ) -> list[Record]:
-        """Return the first records from `bound` on, at most `limit`.
-
-        A call waits up to `wait_s` seconds for the first one.
+        """Return the first records from `bound` on, at most `limit`. A call waits up to `wait_s`
+        seconds for the first record.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s if wait_s else None
@@ -291,8 +292,9 @@ class SegmentedLog(Log):
     ) -> None:
         """Add records of a segment to a page, from the local seqnum `at` on.
 
-        Of a closed segment these are all, or as many as fit; only an empty answer proves that there
-        are no more. In the open segment, the first record is awaited until the loop's time `end`.
+        From a closed segment, all its records are added, or as many as fit. Only an empty answer
+        proves that it has no more. In the open segment, the first record is awaited until the
+        loop's time `end`.
         """
         log = await self._local(segment)
         while len(page) < limit:
@@ -336,7 +338,7 @@ class SegmentedLog(Log):
         return await self._read(once, lambda _, tail: bound < tail)
 
     async def _unless_changed(self, reading: Coroutine[Any, Any, _FoundT]) -> _FoundT | None:
-        """Return what a waiting read finds; None if the log changes before."""
+        """Return the result of a waiting read; None if the log changes before."""
         task = asyncio.get_running_loop().create_task(reading)
         try:
             waiting: list[asyncio.Future[Any]] = [task, self._route.change()]
@@ -350,12 +352,12 @@ class SegmentedLog(Log):
         once: Callable[[_Segments], Awaitable[_FoundT]],
         is_final: Callable[[_FoundT, SeqNum], bool],
     ) -> _FoundT:
-        """Read; again after a switch that began or ended meanwhile.
+        """Read; read again after a switch that began or ended meanwhile.
 
         Args:
             once: reads the segments.
-            is_final: tells whether a switch that is under way cannot change what was found, given
-                the tail before it.
+            is_final: tells whether a switch that is under way can no longer change the result,
+                given the tail before the switch.
         """
         route = self._route
         deadline: float | None = None
@@ -376,8 +378,8 @@ class SegmentedLog(Log):
             await route.wait_until_open(deadline)
 
     def _final_below(self, last: SeqNum, segments: _Segments) -> SeqNum:
-        """Return the seqnum below which a read was final that began when `last` was the last record
-        of the log in the catalog.
+        """Return the seqnum below which a read is final. The read began when `last` was the log's
+        last record in the catalog.
         """
         state = self._route.state
         if self._route.is_open_since(last):
@@ -393,7 +395,7 @@ class SegmentedLog(Log):
         segment: Segment,
         error: TrimmedError | DataLossError,
     ) -> TrimmedError | DataLossError:
-        """Return what a segment raised, with seqnums of the log."""
+        """Return the error of a segment with seqnums of the log."""
         if isinstance(error, DataLossError):
             return segment.loss(error)
         return TrimmedError(await self._floor(segments, tag, segment, error))
@@ -401,14 +403,16 @@ class SegmentedLog(Log):
     async def _floor(
         self, segments: _Segments, tag: UserTag | None, segment: Segment, error: TrimmedError
     ) -> SeqNum:
-        """Return the floor of the log, or of a tag, given what a segment raised."""
+        """Return the floor of the log, or of a tag, given the error of a segment."""
         floor = segment.seqnum(segment.limited(error.first_seqnum))
         if segment.local_end is None or error.first_seqnum < segment.local_end:
             return floor
         return await self._floor_from(segments, tag, floor)
 
     async def _floor_from(self, segments: _Segments, tag: UserTag | None, floor: SeqNum) -> SeqNum:
-        """Return the floor; everything below the segment that begins at `floor` is trimmed."""
+        """Return the floor, given that everything below the segment that begins at `floor` is
+        trimmed.
+        """
         for segment in from_bound(segments, floor):
             log = await self._local(segment)
             try:
@@ -426,7 +430,7 @@ class SegmentedLog(Log):
     # --- the log as a whole
 
     async def _ask(self, once: Callable[[_Segments, Log], Awaitable[_FoundT]]) -> _FoundT:
-        """Call once no switch is under way; again if one began meanwhile."""
+        """Make the call when no switch is under way; make it again if a switch began meanwhile."""
         route = self._route
         deadline = route.deadline(route.read_timeout_s)
         while True:

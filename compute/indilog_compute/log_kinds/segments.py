@@ -1,8 +1,8 @@
 """The segments of a log that was switched from one kind to another.
 
-Each segment is a log of its own in some logspace, and only the last one is open. Seqnums of a
-segment are shifted, so that those of the next one continue where it ends. Records that a logspace
-ordered at or above the end of a closed segment are not in the log.
+Each segment is a log of its own in some logspace, and only the last one is open. Seqnums of each
+segment are shifted, so that they continue where the segment before it ends. A logspace may have
+ordered records at or above the end of a closed segment; these are not in the log.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _NAMES_SEPARATOR: Final = b"\x1f"
 """Separates the texts of a record's log and tags (`indilog.base.ids.TagColumns.names`)."""
 
 FIRST: Final = -1
-"""Number of the segment with which a log was created, or that it had without a creation."""
+"""Number of the first segment of a log."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a log, of one kind. A *local* seqnum is one of the segment's logspace.
+    """A part of a log, of one kind. A *local* seqnum is a seqnum in the segment's logspace.
 
     Attributes:
-        number: seqnum of the catalog's record with which it began; `FIRST`: it is the first one.
+        number: seqnum of the catalog's record with which the segment began; `FIRST`: it is the
+            first one.
         kind: its kind.
-        place, folder: of its object store (`CreatedLog`).
+        place, folder: those of its object store (`CreatedLog`).
         local_log: name of the log in its logspace.
         start: its first seqnum.
         local_first: the local seqnum of `start`.
@@ -51,7 +52,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end(self) -> SeqNum:
-        """The first seqnum after it; an open segment has no end below the greatest seqnum."""
+        """The first seqnum after the segment; for an open segment, a number above all seqnums."""
         return MAX_SEQNUM + 1 if self.local_end is None else self.seqnum(self.local_end)
 
     def seqnum(self, local: SeqNum) -> SeqNum:
@@ -59,7 +60,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return local - self.local_first + self.start
 
     def local(self, seqnum: SeqNum) -> SeqNum:
-        """Return a local seqnum, limited to those of the segment and the one after it."""
+        """Return the local seqnum, limited to those of the segment and the one after them."""
         local = max(seqnum - self.start, 0) + self.local_first
         return min(local, MAX_SEQNUM if self.local_end is None else self.local_end)
 
@@ -68,13 +69,13 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return self.local_first <= local and (self.local_end is None or local < self.local_end)
 
     def ordered_at(self, local: float) -> float:
-        """Return when the log ordered what its logspace ordered at `local`: clocks of two kinds may
-        differ, but the time of a log never goes back.
+        """Return the log's time of a record with the logspace's time `local`. Clocks of two kinds
+        may differ, but the time of a log never goes back.
         """
         return max(local, self.time_floor)
 
     def record(self, found: Record, log: str) -> Record:
-        """Return a record as one of `log`."""
+        """Return a record of the segment as a record of `log`."""
         if not self.start and not self.local_first and not self.time_floor:
             return found
         _, separator, tags = found.names.partition(_NAMES_SEPARATOR)
@@ -132,7 +133,7 @@ def down_from(segments: Sequence[Segment], bound: SeqNum) -> Iterator[Segment]:
 def bridged(
     last: Segment, *, local_end: SeqNum, time: float, to: Segment
 ) -> tuple[Segment, Segment]:
-    """Return the segment `last` as closed, and `to` as the one that continues the log.
+    """Return the segment `last` as closed, and `to` as the segment that continues the log.
 
     Args:
         last: the open segment.

@@ -1,1 +1,3 @@
-"""The read side of a compute node."""
+"""The read side of a compute node: local answers, and questions to index tier, storage and
+primary.
+"""

@@ -1,9 +1,9 @@
 """Chooses the reads of records that are also sent to a second replica (decision 0012).
 
 A replica that is slow for a moment (a sync, a long page, a pause) would delay its readers. So a
-read that takes longer than 99 of 100 recent ones is sent to another replica, too; the first answer
-wins. Hedges are bounded to a share of all reads. If all replicas are slow, more messages make them
-slower (Dean and Barroso 2013, "The tail at scale").
+read that takes longer than 99 of 100 recent reads is also sent to another replica; the first answer
+wins. Such second requests are *hedges*. Their share of all reads is bounded, because more messages
+make replicas slower if all of them are slow (Dean and Barroso 2013, "The tail at scale").
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from indilog.base.ids import Instant
 _SAMPLES: Final = 512
 """The number of recent reads from which the delay is estimated."""
 _SAMPLES_MIN: Final = 100
-"""With fewer samples the 99th percentile is not estimated."""
+"""Smallest number of samples from which the 99th percentile is estimated."""
 _SAMPLES_PER_ESTIMATE: Final = 32
 _TOKENS_MAX: Final = 16.0
-"""The most hedges that may be sent at once after a pause without hedges."""
+"""Largest number of hedges that may be sent at once after a time without hedges."""
 
 
 class Hedges:
@@ -32,7 +32,7 @@ class Hedges:
     Attributes:
         delay_s: seconds after which an attempt is hedged; follows the 99th percentile of the last
             512 attempts.
-        hedged: how many attempts were hedged.
+        hedged: number of attempts that were hedged.
     """
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Hedges:
             self.delay_s = max(ordered[len(ordered) * 99 // 100], self._delay_s_min)
 
     def due(self, now: Instant, under_way: Container[int]) -> list[int]:
-        """Remove and return the attempts to hedge now; `under_way` are those still unanswered."""
+        """Remove and return the attempts to hedge now; `under_way` are the unanswered attempts."""
         found: list[int] = []
         self._drop_answered(under_way)
         while self._waiting and self._waiting[0][0] + self.delay_s <= now:

@@ -1,6 +1,7 @@
 """Reads that a compute node answers at once (ARCHITECTURE 9.1).
 
-The local index proves the answer, the record cache has the record, and it is not trimmed.
+For such a read, the local index proves the answer, the record cache has the record, and the record
+is not trimmed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LocalReads:
         """Return the record, or None if its absence is proven; `PENDING`: ask other nodes.
 
         Raises:
-            TrimmedError: the bound is trimmed, or every record that the read could find is.
+            TrimmedError: the bound is trimmed, or every record that the read could find is trimmed.
         """
         if direction is Direction.NEXT:
             answer = local.find_next(tag, bound)

@@ -3,13 +3,13 @@
 The floor of a log applies to all its tags; a single tag may have a higher one.
 
 A read by a tag needs no floor of the tag. The tag cache drops trimmed records, and the index tier
-knows all floors of tags. But a record may have been trimmed in all its tags since it was cached.
-Reads of a whole log must skip such a record, so the engine also keeps floors of tags.
+knows all floors of tags. A read of a whole log is different: a record may have been trimmed in all
+its tags since it was cached, and must be skipped. So the engine also keeps floors of tags.
 
-An engine gets every trim from the metalog, except those before it joined. It may also have dropped
-floors for lack of room. If the known floor of a log is not *exact*, the true floor may be higher,
-up to the *horizon*. A read that depends on such a floor asks the index tier, whose answer makes the
-floor exact.
+An engine gets every trim from the metalog, except the trims before it joined. It may also have
+dropped floors for lack of room. If the known floor of a log is not *exact*, the true floor may be
+higher, up to the *horizon*. A read that depends on such a floor asks the index tier, whose answer
+makes the floor exact.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LogFloors:
         self.horizon: SeqNum = 0
         self._tag_floors: dict[TagHash, SeqNum] = {}
         self._tags_below: SeqNum = 0
-        """At or above this seqnum no tag was trimmed since this node joined."""
+        """No tag was trimmed at or above this seqnum since this node joined."""
         self._tags_forgotten: SeqNum = 0
         """All floors of tags above this seqnum are in `_tag_floors`."""
 
@@ -107,7 +107,7 @@ class LogFloors:
         self._put(floor.tag, max(known, floor.until), exact=exact)
 
     def learn(self, log: TagHash, until: SeqNum) -> None:
-        """Note a floor from the index tier: with the trims applied since, it is exact."""
+        """Note a floor from the index tier. Together with the trims applied since, it is exact."""
         if log and self.horizon:
             known, _ = self._floors.pop(log, (0, False))
             self._put(log, max(known, until), exact=True)
@@ -120,9 +120,8 @@ class LogFloors:
             self.horizon = max(self.horizon, forgotten)
 
     def floor_of(self, log: TagHash, seqnum: SeqNum) -> SeqNum | None:
-        """Return a floor of a log that is exact enough to decide whether `seqnum` is trimmed.
-
-        None: this node knows none that is.
+        """Return a floor of a log that is exact enough to decide whether `seqnum` is trimmed; None:
+        no known floor is.
         """
         known, exact = self._floors.get(log, _NOTHING)
         if exact or not log or seqnum < known or seqnum >= self.horizon:
@@ -140,8 +139,8 @@ class LogFloors:
         """Whether the log's floor lets the local index answer with `found` (None: no record).
 
         False: the index tier must be asked, for one of three reasons. The floor is not known
-            exactly enough here. Or the bound is trimmed, and the floor of the tag may be higher. Or
-            index data from before a trim is not applied yet, and may have a record above the floor.
+        exactly enough here. Or the bound is trimmed, and the floor of the tag may be higher. Or
+        index data that precedes a trim is not applied yet, and may have a record above the floor.
 
         Raises:
             TrimmedError: the floor is above the bound, or above the record found before it.

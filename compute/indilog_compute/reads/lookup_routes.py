@@ -1,9 +1,10 @@
-"""Which nodes of the index tier a lookup is sent to: one replica of every index shard, and the node
-that merges their answers. Thesis 5.2: "on a per-request basis and in round-robin fashion".
+"""Chooses the nodes of the index tier to which a lookup is sent: one replica of every index shard,
+and the node that merges their answers. Thesis 5.2: "on a per-request basis and in round-robin
+fashion".
 
 A lookup that times out shows that one of its nodes failed, but not which one. So all of its nodes
-count as silent for a pause (`indilog_compute.reads.silent_nodes`). Then each is tried again, at
-most one such node in a lookup, so that the outcome identifies the failed node.
+count as silent for a pause (`indilog_compute.reads.silent_nodes`). After the pause each node is
+tried again, at most one such node per lookup, so that the outcome identifies the failed node.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Route(NamedTuple):
     """The nodes of one lookup.
 
     Attributes:
-        view: the view that was known.
-        replicas: one of every index shard, in the order of the view's index shards.
+        view: the newest known view when the route was chosen.
+        replicas: one replica of every index shard, in the order of the view's index shards.
         aggregator: the node that merges their answers.
         chosen: when the route was chosen.
     """
@@ -40,7 +41,7 @@ class LookupRoutes:
     Args:
         placement: its view names the index nodes and aggregators to choose from.
         aggregation: which nodes merge (`ClusterConfig.aggregation`).
-        pause_s: as of `SilentNodes`.
+        pause_s: see `SilentNodes`.
     """
 
     def __init__(self, placement: Placement, aggregation: Aggregation, *, pause_s: float) -> None:
@@ -51,7 +52,7 @@ class LookupRoutes:
 
     @property
     def silent(self) -> int:
-        """How many nodes are silent."""
+        """Number of silent nodes."""
         return len(self._silent)
 
     def choose(self, request: int, now: Instant) -> Route:
@@ -83,8 +84,8 @@ class LookupRoutes:
                 self._silent.answered(node)
 
     def timed_out(self, route: Route, now: Instant) -> None:
-        """Note that a lookup timed out. If it tried silent nodes again, only these are silent
-        longer; otherwise all of its nodes are silent.
+        """Note that a lookup timed out. If it tried silent nodes again, only these stay silent for
+        longer; otherwise all of its nodes become silent.
         """
         nodes = sorted({*route.replicas, route.aggregator} & {*self._nodes})
         known = [node for node in nodes if node in self._silent]
@@ -105,7 +106,7 @@ class LookupRoutes:
         self._silent.check_invariants(self._nodes)
 
     def _master(self, chosen: Sequence[NodeId], request: int) -> NodeId:
-        """Return one of the nodes asked; a silent one only if all are silent."""
+        """Return one of the chosen nodes; a silent node only if all are silent."""
         rotation = request // 2 if self._aggregation == "both" else request
         trusted = [node for node in chosen if node not in self._silent] or chosen
         return trusted[rotation % len(trusted)]

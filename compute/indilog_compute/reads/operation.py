@@ -43,18 +43,18 @@ class Tail(NamedTuple):
 
 
 class Stage(enum.Enum):
-    """What an operation waits for."""
+    """The condition for which an operation waits."""
 
     POSITION = enum.auto()
     """The metalog and the index data, up to the session's position."""
     LOOKUP = enum.auto()
-    """The index tier, or storage on its behalf."""
+    """The answer of the index tier, which storage may send on its behalf."""
     PROBE = enum.auto()
-    """The record at the bound itself, which may be of another log."""
+    """The record at the bound, which may be of another log."""
     RECORDS = enum.auto()
     """Records at known seqnums."""
     TAIL = enum.auto()
-    """The tail of the log, asked of the primary."""
+    """The tail of the log, from the primary."""
 
 
 class Asked(NamedTuple):

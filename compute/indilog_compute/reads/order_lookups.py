@@ -1,8 +1,8 @@
-"""Lookups of old records by the metalog: the places of records, and the first seqnum ordered at a
+"""Finds old records through the metalog: the places of records, and the first seqnum ordered at a
 time or later (`Log.find_time`, decision 0012).
 
-Storage nodes have all entries. Each entry has the time of the primary's clock, which never goes
-back along the metalog. So a seqnum that a storage node finds is final. Places of records never
+Storage nodes have all metalog entries. Each entry has the time of the primary's clock, which never
+goes back along the metalog. So a seqnum that a storage node finds is final. Places of records never
 change either. A storage node may also answer that it finds nothing. This answer counts only if the
 node has applied the position of the caller's session.
 """

@@ -1,21 +1,23 @@
 """The read side of a compute node: reads that could not be answered at once (ARCHITECTURE 9, thesis
 5.4).
 
-A read is answered earlier if the local index proves the answer and the record cache has the record
-(`local_reads`). All other reads go one of these ways:
+`local_reads` answers a read at once if the local index proves the answer and the record cache has
+the record. All other reads go one of these ways:
 
 - Hit: the local index found the seqnum. Ask a replica of its shard (read type 1).
 - Miss: ask one replica of every index shard, all about the log below one `limit`. Storage answers
-  directly for a single match (read types 2 and 3), the aggregator for none or for a page.
+  directly for a single match (read types 2 and 3). The aggregator answers if there is no match, or
+  for a page.
 - The session's position is not applied here yet: wait for it, then decide.
-- A fresh read: ask the primary what is committed, raise the session to it, then decide.
+- A fresh read: ask the primary which position is committed, raise the session to it, then decide.
 
 Every attempt has its own request number, so a late answer to an earlier attempt is ignored. An
 attempt that takes longer than `lookup_timeout_s` is repeated with other replicas. A read that takes
-longer than `read_timeout_s` fails with a retryable error. The answer "unknown" of one replica never
-means "absent": the next replica is asked. If all replicas answer "unknown", the record is lost.
-"Trimmed" is an outcome of its own, decided by the floor of the log or tag. A read of a whole log
-skips a record that is dead in all its tags (ARCHITECTURE 13).
+longer than `read_timeout_s` fails with a retryable error.
+
+The answer "unknown" of one replica never means "absent": the next replica is asked. If all replicas
+answer "unknown", the record is lost. "Trimmed" is an outcome of its own, which the floor of the log
+or tag decides. A read of a whole log skips a record that is dead in all its tags (ARCHITECTURE 13).
 """
 
 from __future__ import annotations
@@ -116,13 +118,13 @@ class Reads:
 
     @property
     def pending(self) -> int:
-        """How many reads are in flight."""
+        """Number of reads in flight."""
         waiting = len(self._starting) + len(self._parked) + len(self._tails)
         return waiting + len(self._requests)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether any read is in flight; cheap, for a node that only appends."""
+        """Whether any read is in flight. The check is cheap, for a node that only appends."""
         return bool(self._starting or self._requests or self._parked or self._tails)
 
     @property
@@ -131,11 +133,11 @@ class Reads:
         return self._storage.hedges.hedged
 
     def begin_iteration(self, now: Instant) -> None:
-        """Note the time that applies to everything sent in this iteration of the event loop."""
+        """Set the time that applies to all messages of this iteration of the event loop."""
         self._now = now
 
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
-        """Use the engine's index and replay; reads were parked until now."""
+        """Use the engine's index and replay. Reads waited for them until now."""
         self._local, self._replay = local, replay
         self.questions.joined(local, replay)
 
@@ -237,9 +239,8 @@ class Reads:
                 assert_never(unreachable)
 
     def _try_bound(self, operation: Operation, local: LocalIndex) -> list[Effect]:
-        """Answer without the index tier if the record at the bound matches.
-
-        That record is taken from the cache, or asked of storage.
+        """Answer without the index tier if the record at the bound matches. That record comes from
+        the cache or from storage.
         """
         record = self._tier.at_bound(operation, self._replay.tail)
         if record is None or self._may_be_trimmed(operation, record):
@@ -254,8 +255,8 @@ class Reads:
         return self._floors.may_be_trimmed(record.seqnum, operation.tag)
 
     def _probe(self, operation: Operation, local: LocalIndex) -> list[Effect]:
-        """Ask storage for the record at the bound: that record often belongs to the log that is
-        read.
+        """Ask storage for the record at the bound, because that record often belongs to the log
+        that is read.
         """
         if operation.log_names is None or operation.probed:
             return []
@@ -308,7 +309,8 @@ class Reads:
         """Ask one replica of each shard; fail if no replica has the first missing record, unless
         a page can end before it.
         """
-        # Each question of a read goes to another replica, and so do consecutive reads.
+        # Each question of a read goes to another replica. Consecutive reads also use different
+        # replicas.
         operation.rotation = (
             self._next_request + 1 if operation.rotation is None else operation.rotation + 1
         )
@@ -364,7 +366,7 @@ class Reads:
         if (reason := self._storage.refusal(sender, operation, message)) is not None:
             return [Ignore(message, reason)]
         if message.trimmed and operation.reflects < message.position:
-            # A node that has applied that position knows the trim and its floor.
+            # Only a node that has applied that position knows the trim and its floor.
             del self._requests[message.request]
             operation.position = max(operation.position, message.position)
             operation.restart()
@@ -399,7 +401,7 @@ class Reads:
                 assert_never(unreachable)
 
     def note_moved(self) -> None:
-        """Let all replicas be asked again: shards have other replicas now."""
+        """Let all replicas be asked again, because shards have other replicas now."""
         for operation in self._requests.values():
             operation.denied.clear()
         self._tier.routes.note_view()

@@ -2,10 +2,11 @@
 
 Two parts share one budget of bytes. *Own appends* are kept in spans, one for each batch. A span is
 evicted whole, oldest first, so that caching an append takes almost no time. *Records read* from
-storage are kept one by one, and evicted least recently used first. Each part may use what the other
-one leaves. When the budget is exceeded, the part that uses more than half of it evicts. Aux data is
-kept apart from both, under a budget of its own. So a record is always returned with the aux data
-that was set last.
+storage are kept one by one, and evicted least recently used first. Each part may use the bytes that
+the other part leaves. When the budget is exceeded, the part that uses more than half of it evicts.
+
+Aux data is kept apart from both, under a budget of its own. So a record is always returned with the
+aux data that was set last.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from indilog.base.log import Record
 from indilog.wire.messages import StoredRecord
 
 SPAN_RECORD_BYTES: Final = 64
-"""Bytes that an own append costs beside its contents: a bytes header and two list slots."""
+"""Bytes that an own append costs besides its contents: a bytes header and two list slots."""
 READ_RECORD_BYTES: Final = 320
-"""Bytes that a record read costs beside its contents: the object, its fields, a mapping slot."""
+"""Bytes that a record read costs besides its contents: the object, its fields, a mapping slot."""
 AUX_BYTES: Final = 192
-"""Bytes that aux data costs beside its contents."""
+"""Bytes that aux data costs besides its contents."""
 _DEAD_MAX: Final = 256
 
 

@@ -1,9 +1,10 @@
-"""Nodes that did not answer in time: index nodes, aggregators and storage nodes.
+"""Tracks nodes that did not answer in time: index nodes, aggregators and storage nodes.
 
-They are asked after the others. Copying the shards of a lost storage node may take hours (decision
-0048), and a lost index node may be restarted late. After a pause one question tries such a node
-again; the pause doubles while it does not answer. If only silent nodes could answer, one of them is
-asked: avoiding nodes may unbalance the load, but never prevents an answer.
+Silent nodes are asked after the others, because they may stay silent for long. Copying the shards
+of a lost storage node may take hours (decision 0048), and a lost index node may be restarted late.
+After a pause one question tries such a node again; the pause doubles while the node does not
+answer. If only silent nodes could answer, one of them is asked. So avoiding nodes may unbalance the
+load, but never prevents an answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class _Silence:
     Attributes:
         since: when a question to the node last timed out.
         tried_again: when the node is tried again.
-        pause_s: the pause between the two, seconds.
+        pause_s: seconds between the two.
     """
 
     __slots__ = ("pause_s", "since", "tried_again")
@@ -34,11 +35,11 @@ class _Silence:
 
 
 class SilentNodes:
-    """Chooses nodes in rotation, those that answer before the silent ones.
+    """Chooses nodes in rotation; silent nodes come last.
 
     Args:
-        pause_s: how long a node is not asked after its first timeout, seconds; doubled up to 32
-            times that.
+        pause_s: seconds for which a node is not asked after its first timeout; the pause doubles up
+            to 32 times this value.
     """
 
     __slots__ = ("_pause_s", "_silent")
@@ -48,7 +49,7 @@ class SilentNodes:
         self._silent: dict[NodeId, _Silence] = {}
 
     def __len__(self) -> int:
-        """How many nodes are silent."""
+        """Number of silent nodes."""
         return len(self._silent)
 
     def __contains__(self, node: NodeId) -> bool:
@@ -56,17 +57,17 @@ class SilentNodes:
         return node in self._silent
 
     def answered(self, node: NodeId) -> None:
-        """Note an answer of a node, however late."""
+        """Note that a node has answered, even if the answer was late."""
         if self._silent:
             self._silent.pop(node, None)
 
     def timed_out(self, nodes: Collection[NodeId], asked_at: Instant, now: Instant) -> None:
-        """Note that nodes did not answer what they were asked at `asked_at`."""
+        """Note that nodes did not answer a question that was sent at `asked_at`."""
         for node in nodes:
             silence = self._silent.get(node)
             if silence is None:
                 self._silent[node] = _Silence(self._pause_s, now)
-            elif asked_at >= silence.since:  # an older question shows nothing new
+            elif asked_at >= silence.since:  # a timeout of an older question is no new fact
                 longest = self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
                 silence.pause_s = min(2 * silence.pause_s, longest)
                 silence.since, silence.tried_again = now, Instant(now + silence.pause_s)

@@ -52,7 +52,7 @@ class StorageQuestions:
         The replica is asked for all missing records that it may have. Returns an error if no
         replica has the very first missing record. If no replica of a shard has a later record, that
         shard is not asked, because the page can end before the record. A replica that lacks one
-        record may have others. A replica may also have a record that its answer left out, because a
+        record may have others. It may also have a record that its last answer left out, because a
         page is limited in bytes.
         """
         asked: dict[ShardId, Asked] = {}
@@ -111,7 +111,7 @@ class StorageQuestions:
         return effects
 
     def timed_out(self, operation: Operation, now: Instant) -> None:
-        """Note which of the asked replicas did not answer in time."""
+        """Note which replicas did not answer in time."""
         for replicas, _ in operation.asked.values():
             self.silent.timed_out(replicas, operation.asked_at, now)
 
@@ -136,7 +136,7 @@ class StorageQuestions:
         """Return the error for lost records: the first one and those directly after it.
 
         The range ends before the first record that a replica may have. A caller that continues
-        there is notified of further lost records.
+        there gets a further error for later lost records.
         """
         first = missing[0]
         wanted = frozenset(missing)

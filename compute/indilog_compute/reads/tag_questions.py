@@ -1,13 +1,13 @@
 """Questions of an engine to the index tier that fill its Tag Cache (thesis 5.7 and 10).
 
 *Is this tag new?* With `local_index = "extended"`, an append with a tag that the Tag Cache does not
-know asks for the tag's first record. All tags of an iteration are in one question, sent to all
-index shards, because any of them may have records of the tag. No tag belongs to a single index
-shard, so tags need not move when index shards are added or removed (decision 0011).
+know causes a question about the tag's first record. All tags of an iteration are in one question,
+sent to all index shards, because any of them may have records of the tag. No tag belongs to a
+single index shard, so tags need not move when index shards are added or removed (decision 0011).
 
 *What are the newest records of this tag?* A tag whose lookups missed `refill_after_misses` times is
-popular and not cached. Its newest records are fetched into its row of the Tag Cache: at most
-`refills_per_s_max` fetches per second, and `refills_pending_max` at once.
+popular and not cached. Its newest records are fetched into its row of the Tag Cache. At most
+`refills_per_s_max` fetches begin per second, and `refills_pending_max` are in flight.
 
 Both questions are about the log as of `tag_position`, which the Tag Cache has applied. No caller
 waits for the answers. A question that is not answered in time is dropped; further lookups then
@@ -98,7 +98,9 @@ class TagQuestions:
     # --- what the engine notices
 
     def appended(self, tags: Iterable[TagHash]) -> None:
-        """Note the tags of an appended record: unknown ones are asked about."""
+        """Note the tags of an appended record. Questions are sent about tags that the Tag Cache
+        does not know.
+        """
         local = self._local
         if local is None or not local.has_tag_cache:
             return
@@ -234,7 +236,7 @@ class TagQuestions:
         return [Send(node, lookup) for node in route.replicas]
 
     def on_result(self, message: LookupResult) -> list[Effect] | None:
-        """Take in the newest records of a tag; None: the message answers no refill."""
+        """Handle the newest records of a tag; None: the message answers no refill."""
         question = self._refills.get(message.request)
         if question is None:
             return None
@@ -245,7 +247,7 @@ class TagQuestions:
         assert self._local is not None, "questions are sent once the index is there"
         incomplete = message.floor or message.lost is not None
         if incomplete and not message.seqnums:
-            # All records were trimmed or lost: that does not prove that there never was one.
+            # All records were trimmed or lost. That does not prove that there never was a record.
             self._local.give_up(question.tags[0], question.limit)
             return []
         self._local.refill(

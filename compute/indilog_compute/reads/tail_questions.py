@@ -41,9 +41,9 @@ class TailQuestions:
     def asked(self, request: int, now: Instant) -> int:
         """Note that the question is sent; return its number.
 
-        The number is `request`, or that of the question in flight, which is resent unchanged. An
-        answer to it serves only the operations for which it was first sent: the answer may be older
-        than operations that began later.
+        The number is `request`, or the number of the question in flight, which is resent unchanged.
+        An answer to a resent question serves only the operations for which the question was first
+        sent, because the answer may be older than operations that began later.
         """
         assert self._asked or self._waiting, "an operation waits for the answer"
         if not self._asked:
@@ -54,11 +54,11 @@ class TailQuestions:
         return self._request
 
     def make_due(self, now: Instant) -> None:
-        """Ask again, because another node is the primary."""
+        """Make the question due again, because another node is the primary."""
         self._resend.make_due(now)
 
     def take_answered(self, request: int) -> list[Operation]:
-        """Remove and return the operations that an answer serves; a late one serves none."""
+        """Remove and return the operations that an answer serves. A late answer serves none."""
         if request != self._request:
             return []
         served, self._asked = self._asked, []
@@ -83,7 +83,7 @@ class TailQuestions:
 
     def deadline(self, timeout_s: float) -> Instant | None:
         """When to ask, or to ask again, or when an operation has waited for `timeout_s`."""
-        if not self._asked:  # the operations of the question in flight may just have failed
+        if not self._asked:  # the waiting operations may just have failed
             return self._waiting[0].created if self._waiting else None
         expires = Instant(self._asked[0].created + timeout_s)
         return min(self._resend.due or expires, expires)

@@ -1,15 +1,15 @@
 """Lookups that a compute node sends to the index tier for its readers. Their answers are used for
 later reads (thesis 5.4, 5.4.2 and 10).
 
-*The record cache after a miss.* A lookup that misses the local index may be about a record that the
-record cache holds. If that is the record at the bound, its names show whether it has the tag, and
-no index is needed. Otherwise only the index tier can find the record. It may have storage send the
-record, or first send the record's seqnum to this node. Sending the seqnum first takes 3 message
-delays if the record is cached here, and 5 if it is not; sending the record takes 4. So this node
-asks for the seqnum first while more than half of the recent matches were cached.
+*The record cache after a miss.* A lookup that misses the local index may be about a record in the
+record cache. If that is the record at the bound, its names show whether it has the tag, and no
+index is needed. Otherwise only the index tier can find the record. It either lets storage send the
+record, which takes 4 message delays. Or it first sends the record's seqnum to this node, which
+takes 3 message delays if the record is cached here, and 5 if it is not. So this node asks for the
+seqnum first while more than half of the recent matches were cached.
 
-*Answers that stay true* are kept by the local index. These are the shard of the record, and that
-the record is the next or previous one if no append can change this.
+*Answers that stay true* are kept by the local index: the shard of the record, and, if no append can
+change it, that the record is the next or previous one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class TierLookups:
 
     Attributes:
         routes: chooses the nodes to ask.
-        counters: reads that asked the index tier, by outcome: the record at the bound, another one,
-            none, a page. Also how many asked for the record's seqnum first, and how many records
-            came from the record cache although the local index missed.
+        counters: reads that asked the index tier, by outcome: the record at the bound, another
+            record, no record, a page. Two further counters: lookups that asked for the record's
+            seqnum first, and records that came from the record cache although the local index
+            missed.
     """
 
     __slots__ = ("_cache", "_here", "counters", "routes")

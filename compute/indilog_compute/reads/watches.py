@@ -1,6 +1,6 @@
 """Readers that wait for a record with a tag (ARCHITECTURE 9.5); index data wakes them.
 
-A watch fires once, when there may be such a record; then its reader reads again.
+A watch fires once, when such a record may exist. Then its reader reads again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from indilog.roles.index_feed import ReadyBlock
 
 _TAG_BYTES: Final = 8
 _TAGS_PER_SEARCH: Final = 16
-"""Searching the bytes of this many tags for one tag takes as long as decoding and looking up
-one.
+"""Number of tags whose bytes can be searched for one tag in the time that it takes to decode and
+look up a single tag.
 """
 
 
@@ -55,7 +55,7 @@ class Watches:
                 del self._by_tag[tag]
 
     def fired_by(self, block: ReadyBlock) -> list[object]:
-        """Remove and return the waiters whose records index data may have."""
+        """Remove and return the waiters whose records may be in index data."""
         fired: list[object] = []
         for part in block.parts:
             # A lost record may have had any tag.
