@@ -1,8 +1,8 @@
 """Metalog entries in memory: the newest as objects, older ones packed.
 
-An entry takes about 600 bytes as an object, and 6 to 12 bytes in a pack: a compressed group of
-consecutive entries. A pack is decoded when a lagging reader requests its entries. The first pack is
-dropped when a base replaces its entries (`indilog.kernel.metalog.Base`).
+An entry takes about 600 bytes as an object. In a pack, a compressed group of consecutive entries,
+it takes 6 to 12 bytes. A pack is decoded when a lagging reader requests its entries. The first pack
+is dropped when a base replaces its entries (`indilog.kernel.metalog.Base`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from indilog.kernel.metalog import Entry, decode_entries, encode_entries
 PAGE: Final = 512
 """Entries in a pack."""
 UNPACKED_MIN: Final = 2048
-"""Newest entries that stay unpacked, at least; more than may be in flight by default."""
+"""Smallest number of newest entries that stay unpacked; by default more than may be in flight."""
 _PAGES_CACHED: Final = 4
 _FAST: Final = 1
 

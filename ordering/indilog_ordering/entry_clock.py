@@ -22,11 +22,11 @@ class EntryClock:
         last_us: the last known stamp; 0: there is none, and the wall clock is accepted.
         now: the wall clock at the start, advanced by the monotonic clock since
             (`indilog.runtime.node.Clock`).
-        gap_s_max: how many seconds may have passed since the last stamp.
+        gap_s_max: largest plausible time since the last stamp, in seconds.
 
     Attributes:
         now_us: the time of this iteration, in microseconds since 1970.
-        behind_s: how many seconds the time lagged the wall clock at the start; negative: it was
+        behind_s: seconds by which the time lagged the wall clock at the start; negative: it was
             ahead.
     """
 

@@ -1,8 +1,8 @@
-"""Which shards are to be finalized, and when (Scalog 4.4.1, decision 0055).
+"""Decides which shards are finalized, and when (Scalog 4.4.1, decision 0055).
 
 A finalized shard gets no further records. A scheduled finalization takes effect after a number of
-committed cuts, an emergency one at once. The primary counts the cuts of its own term, so after a
-failover the grace begins again.
+committed cuts, its *grace*; an emergency finalization takes effect at once. The primary counts the
+cuts of its own term, so after a failover the grace begins again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from indilog.base.ids import Instant, MetalogPosition, ShardId
 from indilog.kernel.placement import Placement
 
 GRACE_S_MAX: Final = 5.0
-"""Seconds of grace at most: without appends there are no cuts."""
+"""Longest grace in seconds, because without appends there are no cuts."""
 
 
 class _Grace:
@@ -25,12 +25,12 @@ class _Grace:
     def __init__(self, cuts: int, until: Instant) -> None:
         self.cuts_left = cuts
         self.end: MetalogPosition = 0
-        """When this many entries are committed, the last cut is."""
+        """The last cut of the grace is committed when this many entries are committed."""
         self.until = until
 
 
 class Finalizations:
-    """The shards that are to be finalized and are not yet."""
+    """The shards that are to be finalized, and are not finalized yet."""
 
     __slots__ = ("_graces", "_placement")
 
@@ -66,7 +66,7 @@ class Finalizations:
         """Return the shards whose grace is over, ascending.
 
         Args:
-            committed: how many entries are committed.
+            committed: number of committed entries.
             now: the time.
         """
         return sorted(

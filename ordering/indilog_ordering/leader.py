@@ -1,5 +1,5 @@
-"""One term of a primary: it seals, adopts the longest copy, replicates, commits and confirms
-(`indilog_ordering.consensus` says which rules hold).
+"""One term of a primary: it seals, adopts the greatest copy, replicates, commits and confirms. The
+rules are in `indilog_ordering.consensus`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Leader:
         alone: whether there is no other sequencer.
         adopted: whether the metalog here has all entries that earlier terms committed, so that
             entries may be proposed.
-        recovered: how many entries were adopted.
+        recovered: number of adopted entries.
     """
 
     def __init__(self, node: NodeId, member: Member, term: Epoch, config: Config) -> None:
@@ -55,8 +55,9 @@ class Leader:
         self._joining: frozenset[NodeId] = frozenset()
         """Nodes outside the configuration that are to join it."""
         self._left: dict[NodeId, int | None] = {}
-        """Nodes that the newest configuration lacks. They get entries until they have answered in
-        this round, from which they learn that they have left; None: the entry is not committed.
+        """Nodes that the newest configuration lacks. Each gets entries until it has answered in the
+        given round, from which it learns that it has left; None: the entry that removes it is not
+        committed.
         """
         self._seals = Resend(*self._resend_s)
         """When to resend `Seal` messages until a copy is adopted."""
@@ -84,7 +85,7 @@ class Leader:
 
     @property
     def committed(self) -> MetalogPosition:
-        """How many entries are committed, as far as it is known here."""
+        """Number of committed entries, as far as it is known here."""
         return self._metalog.committed.position
 
     @property
@@ -102,13 +103,13 @@ class Leader:
 
     @property
     def silent(self) -> tuple[NodeId, ...]:
-        """The sequencers of which no message has arrived."""
+        """The sequencers from which no message has arrived."""
         return tuple(
             n for n, member in self._members.items() if member.elects and not member.incarnation
         )
 
     def confirm(self) -> int:
-        """Begin a round; return its number. Once that round is confirmed, it is certain that no
+        """Begin a round; return its number. When that round is confirmed, it is certain that no
         newer primary had committed an entry at the time of this call.
         """
         self._round_wanted = True
@@ -129,7 +130,7 @@ class Leader:
         return promised and not self._metalog.learner and self._node in self.nodes
 
     def _of_majority(self, values: list[int], otherwise: int) -> int:
-        """Return the largest value that a majority of the configuration has reached; `otherwise`:
+        """Return the largest value that a majority of the configuration has reached; `otherwise` if
         fewer than a majority have a value.
         """
         if len(values) < self._majority:
@@ -139,15 +140,15 @@ class Leader:
     # --- the configuration
 
     def invite(self, nodes: Collection[NodeId]) -> None:
-        """Send entries also to `nodes`, which are to join the configuration."""
+        """Also send entries to `nodes`, which are to join the configuration."""
         assert self.adopted, "the configuration is known"
         self._joining = frozenset(nodes) - frozenset(self.nodes)
         self._follow_nodes()
 
     def can_install(self, nodes: Sequence[NodeId]) -> bool:
         """Whether an entry may be proposed now whose view has these sequencers (rule 7 of the
-        consensus core). A majority of them must have nearly all entries, so that the entry will be
-        committed soon.
+        consensus core). A majority of them must have nearly all entries, so that the new entry can
+        soon be committed.
         """
         if frozenset(nodes) == frozenset(self.nodes):
             return True
@@ -161,7 +162,7 @@ class Leader:
         return len(current) >= majority(nodes) and added <= frozenset(current)
 
     def _is_current(self, node: NodeId) -> bool:
-        """Whether a node is no learner, and lacks at most as many entries as may be in flight."""
+        """Whether a node is no learner, and lacks only as many entries as may be in flight."""
         if node == self._node:
             return not self._metalog.learner
         member = self._members.get(node)
@@ -183,7 +184,7 @@ class Leader:
             self._follow_nodes()
 
     def _follow_nodes(self) -> None:
-        """Keep the progress of the nodes that get entries, and of no other."""
+        """Keep the progress of the nodes that get entries, and drop that of all other nodes."""
         owner = () if self._owner is None else (self._owner[0],)
         kept = dict.fromkeys((*self.nodes, *sorted(self._joining), *self._left, *owner))
         known = self._members
@@ -237,7 +238,7 @@ class Leader:
         return []
 
     def _progress_of(self, event: Received) -> MemberProgress | None:
-        """Return the progress of the sender; that of a new incarnation is empty."""
+        """Return the progress of the sender; it is empty for a new incarnation."""
         member = self._members.get(event.sender)
         if member is None or event.incarnation < member.incarnation:
             return None
@@ -248,8 +249,8 @@ class Leader:
         return member
 
     def _note_learner(self, member: MemberProgress, *, learner: bool) -> None:
-        """Note whether a node is a voter. A learner becomes one when it has all entries that are
-        here now, and a round that begins now is confirmed without it.
+        """Note whether a node is a voter. A learner becomes a voter when two conditions hold: it
+        has all entries that are here now, and a round that begins now is confirmed without it.
         """
         if not learner:
             member.voter, member.learner_until = True, None
@@ -259,10 +260,11 @@ class Leader:
     # --- the beginning of the term
 
     def advance(self, now: Instant) -> list[Effect]:
-        """Adopt a copy, or commit what a majority has. `replicate` comes after proposals.
+        """Adopt a copy, or commit entries that a majority has. `replicate` follows after proposals.
 
         Raises:
-            DataLossError: too many sequencers lost entries, so what is missing cannot be known.
+            DataLossError: so many sequencers lost entries that the missing entries cannot be
+                determined.
         """
         if not self.adopted:
             return self._adopt(now)
@@ -271,8 +273,8 @@ class Leader:
 
     def _adopt(self, now: Instant) -> list[Effect]:
         """Seal all sequencers in two rounds, then adopt a copy. The second round begins when a
-        majority has answered; unanswered messages are resent after a pause. If the adopted copy has
-        another configuration, a majority of that one is sealed, too.
+        majority has answered. Unanswered messages are resent after a pause. If the adopted copy has
+        another configuration, a majority of that configuration is sealed, too.
         """
         self._check_voters()
         confirms = self._sealed_by(self._round + 1) and not self._sealed_by(self._round)
@@ -291,8 +293,9 @@ class Leader:
         return [Send(node, Seal(self._term, self._round)) for node in self._members]
 
     def _check_voters(self) -> None:
-        """Stop if fewer than a majority are voters: only a primary restores learners. While another
-        copy is greater, the configuration may be another one; so wait until all have answered.
+        """Stop if fewer than a majority are voters, because only a primary restores learners. While
+        another copy is greater, the configuration may be another one; so wait until all have
+        answered.
 
         Raises:
             DataLossError: fewer than a majority count.
@@ -357,7 +360,7 @@ class Leader:
         return [Send(self._owner[0], Seal(self._term, self._round, start, previous))]
 
     def _on_page(self, event: Received, message: Sealed) -> list[Effect]:
-        """Take entries of the adopted copy, and ask for those that follow."""
+        """Take entries of the adopted copy, and request those that follow."""
         assert self._owner is not None, "a copy was chosen"
         metalog = self._metalog
         if message.common is not None:
@@ -387,7 +390,7 @@ class Leader:
         return taken
 
     def _begin(self) -> None:
-        """End the adoption: all entries that earlier terms committed are here, so proposals may
+        """End the adoption. All entries that earlier terms committed are here now, so proposals may
         begin.
         """
         self._seals.stop()
@@ -418,7 +421,9 @@ class Leader:
         return effect
 
     def _commit(self) -> None:
-        """Commit what a majority has, if its last entry is of this term (Raft 5.4.2)."""
+        """Commit the entries that a majority has, if the last of them is of this term (Raft
+        5.4.2).
+        """
         if self.alone:
             if self._metalog.stored > self.committed:
                 self._metalog.commit(self._metalog.stored)
@@ -431,14 +436,16 @@ class Leader:
                 self._dismiss()
 
     def _dismiss(self) -> None:
-        """Begin a round in which the nodes that have left learn that the entry is committed."""
+        """Begin a round from which nodes that have left learn that the entry of their removal is
+        committed.
+        """
         if self._metalog.view_end <= self.committed:
             for node, until in self._left.items():
                 if until is None:
                     self._left[node] = self.confirm()
 
     def replicate(self, now: Instant) -> list[Effect]:
-        """Send the other sequencers what they lack."""
+        """Send the other sequencers the entries that they lack."""
         if self.alone or not self.adopted or self.deposed:
             return []
         confirmed = self.confirmed

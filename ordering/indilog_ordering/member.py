@@ -1,5 +1,5 @@
-"""One sequencer's copy of the metalog, its promise, and its answers to a primary
-(`indilog_ordering.consensus` says which rules hold).
+"""One sequencer's copy of the metalog, its promise, and its answers to a primary. The rules are in
+`indilog_ordering.consensus`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Member:
         view: the newest view that is known to be installed.
         incarnation: the incarnation of this node.
 
-    Guarantees: each answer states what is durable. A term below a promised one is not followed, in
-    this incarnation and in later ones.
+    Guarantees: each answer contains only durable facts. A term below a promised one is not
+    followed, in this incarnation and in later ones.
 
     Attributes:
         metalog: the copy.
         incarnation: the incarnation of this node.
         term: the newest term that is known here; answers wait until its promise is durable.
-        committed: how many of the entries here the primary has reported as committed, perhaps
+        committed: number of the entries here that the primary has reported as committed, perhaps
             before its process has synced them.
     """
 
@@ -43,11 +43,13 @@ class Member:
         self._page_entries = config.node.ordering.metalog_entries_in_flight_max
         self._page_bytes = config.node.messages.page_bytes_max
         self._primary: NodeId | None = None
-        """The node that leads `term`; None: this node itself, or not known since the start."""
+        """The node that leads `term`; None: this node leads it, or the leader is not known since
+        the start.
+        """
         self._leads = False
         """Whether this node itself leads `term`."""
         self._matched: MetalogPosition = 0
-        """How many entries, durable or not, equal those of the primary of `term`."""
+        """Number of entries, durable or not, that equal those of the primary of `term`."""
         self._round = 0
         """The newest round of that primary."""
         self._folded: MetalogPosition = 0
@@ -57,7 +59,7 @@ class Member:
         """Whether an answer is due even if it repeats the last one."""
         self._mismatch: tuple[MetalogPosition, Epoch] | None = None
         """Start and previous term of a message whose entries do not follow this copy. The answer
-        names the extent that both copies can have in common.
+        names the largest extent that both copies can have in common.
         """
         self._answered: MetalogStored | None = None
 
@@ -73,7 +75,9 @@ class Member:
         return [self.metalog.promise(term)]
 
     def announce(self, primary: NodeId) -> list[Effect]:
-        """Notify the primary of this incarnation: what earlier ones acknowledged is void."""
+        """Notify the primary of this incarnation, so that acknowledgements of earlier ones become
+        void.
+        """
         learner = self.metalog.written.learner
         return [Send(primary, MetalogStored(self.metalog.promised, 0, learner=learner))]
 
@@ -166,11 +170,11 @@ class Member:
 
     @property
     def _kept(self) -> MetalogPosition:
-        """The entries below this are durably committed: nothing replaces them.
+        """The entries below this position are durably committed, so no primary replaces them.
 
-        `committed` may be larger: the primary sends it before its process has synced, and another
-        sequencer of that process may be part of the majority. If that process crashes and loses
-        both copies, the entry was never published, and the next primary may replace it.
+        `committed` may be larger, because the primary sends it before its process has synced.
+        Another sequencer of that process may be part of the majority. If that process crashes and
+        loses both copies, the entry was never published, and the next primary may replace it.
         """
         return self.metalog.committed.position
 
@@ -185,7 +189,7 @@ class Member:
     # --- answers
 
     def advance(self) -> list[Effect]:
-        """Answer all messages of the iteration together; answers state only what is durable."""
+        """Answer all messages of the iteration together. Answers state only durable facts."""
         metalog, primary = self.metalog, self._primary
         if metalog.installing or metalog.promised < self.term or primary is None:
             return []
@@ -235,7 +239,7 @@ _CONTRADICTS = "the entries contradict committed ones, or others of their term"
 
 
 def _misfit(message: MetalogAppend) -> str | None:
-    """Return what is invalid in a message, or None."""
+    """Return the reason why a message is invalid, or None."""
     if message.start < 0:
         return "a position is never negative"
     if (base := message.base) is not None:
@@ -248,7 +252,7 @@ def _misfit(message: MetalogAppend) -> str | None:
 def misordered(
     start: MetalogPosition, previous: Epoch, entries: tuple[Entry, ...], term: Epoch
 ) -> str | None:
-    """Return why no copy of a primary of `term` has these entries, or None."""
+    """Return the reason why no copy of a primary of `term` has these entries, or None."""
     last = previous
     for position, entry in enumerate(entries, start):
         if entry.position != position:

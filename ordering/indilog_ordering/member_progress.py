@@ -1,9 +1,11 @@
-"""What the primary knows of one other sequencer: what it has stored, and what is in flight to it.
+"""The primary's knowledge of one other sequencer: the entries that it has stored, and the messages
+in flight to it.
 
 It resembles the progress of a follower in Raft implementations. A sequencer is *probed* until the
-position is known up to which its copy equals the primary's. Entries are then pipelined within a
-window. When an answer shows that messages were lost, the primary resends once from the end of what
-the sequencer has. Further answers to the same gap do not resend; only a timeout does.
+primary knows the position up to which the two copies are equal. Entries are then pipelined within a
+window. When an answer shows that messages were lost, the primary resends once, from the end of the
+entries that the sequencer has. Further answers to the same gap cause no resend; only a timeout
+does.
 """
 
 from __future__ import annotations
@@ -14,24 +16,24 @@ from indilog.kernel.lineage import Extent
 
 
 class MemberProgress:
-    """One incarnation of another sequencer, as the primary sees it.
+    """One incarnation of another sequencer, as the primary knows it.
 
     Attributes:
         incarnation: its incarnation; 0: no message of it has arrived.
         elects: whether the newest configuration of the primary has it.
-        voter: whether it is no learner; False also: it has not answered yet.
+        voter: whether it is known to be no learner; False until its first answer.
         echoed: the newest round that it has answered.
         sealed_in: the round in which its first answer to a `Seal` arrived; None: none has.
         extent: the extent of its copy when it last answered a `Seal`.
-        stored: how many entries of the primary it has, durably; 0 while probed.
-        sent: how many entries were sent; `stored <= sent`.
+        stored: number of entries of the primary that it durably has; 0 while probed.
+        sent: number of entries that were sent; `stored <= sent`.
         probed: whether it is not known up to which position its copy equals the primary's.
         probe_at: the position that the next probe compares; None: the end of the primary's copy.
         learner_until: (entries, round). It becomes a voter when it has these entries and this round
             is confirmed. None: it is no learner, or not known to be one.
         base_sent: whether the base of the primary is in flight to it.
         round_sent: the newest round that was sent to it.
-        resend: when to resend what it has not answered.
+        resend: when to resend unanswered messages.
     """
 
     __slots__ = (
@@ -95,8 +97,8 @@ class MemberProgress:
         self.sent = max(self.sent, self.stored)
 
     def on_mismatch(self, position: MetalogPosition) -> None:
-        """Note that the sequencer refused a message: its copy equals the primary's up to `position`
-        at most.
+        """Note that the sequencer refused a message: its copy equals the primary's at most up to
+        `position`.
         """
         if self.probed:
             if self.probe_at is None or position < self.probe_at:
@@ -108,7 +110,9 @@ class MemberProgress:
             self._back_to(self.stored)
 
     def go_back(self) -> None:
-        """Resend from the end of what the sequencer has: it did not answer in time."""
+        """Resend from the end of the entries that the sequencer has, because it did not answer in
+        time.
+        """
         self._back_to(self.stored)
         self._went_back = True
         self.round_sent = 0

@@ -19,7 +19,7 @@ class MetalogState(msgspec.Struct, frozen=True, array_like=True, tag=2):
         promised: primaries of a term below this are not followed.
         learner: whether the copy may lack entries that it once had.
         extent: the extent of the copy at this frame.
-        base: what replaces the whole copy at this frame; None: nothing does.
+        base: the base that replaces the whole copy at this frame; None: none does.
     """
 
     promised: Epoch

@@ -7,11 +7,11 @@ other sequencers at once, so that the syncs of all sequencers overlap (decision 
 is *published*: sent to engines and storage nodes. Several entries are in flight at once.
 
 Unless this is the only sequencer, the first entry of a term is the fence, a cut without records.
-Committing the fence commits all earlier entries. Nothing is published or answered before that.
+When the fence is committed, all earlier entries are. Nothing is published or answered before that.
 
-Entries that every storage node has in both of its checkpoints (`MetalogCovered`) are folded into
-the base, here and at the backups. A node that requests one of them receives the base (decision
-0030).
+When every storage node has an entry in both of its checkpoints (`MetalogCovered`), the entry is
+folded into the base, here and at the backups. A node that requests such an entry receives the base
+(decision 0030).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from indilog_ordering.stored_metalog import StoredMetalog
 from indilog_ordering.trims import TrimRequests
 
 _TAILS_MAX: Final = 4096
-"""Tail requests that may wait for a round."""
+"""Largest number of tail requests that wait for a round."""
 _OTHER_TERM: Final = "a report that was sent to the primary of another term"
 
 
@@ -77,7 +77,7 @@ class Primary:
     entries are proposed and not committed; later reports go into the next entry.
 
     Args:
-        leader: its term, which has adopted the metalog.
+        leader: the leader of the primary's term, which has adopted the metalog.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Primary:
         self._page_bytes = config.node.messages.page_bytes_max
         self._metalog = metalog
         self._published: MetalogPosition | None = None
-        """How many entries are published; None: this incarnation has not published yet."""
+        """Number of published entries; None: this incarnation has not published yet."""
         recovered = metalog.iterate(metalog.committed.position, len(metalog))
         proposed = metalog.committed.base().with_entries(recovered)
         self._last_us = proposed.time_us
@@ -110,7 +110,7 @@ class Primary:
         self._cut = proposed.cut
         """Records of each shard that all entries, committed or not, have ordered."""
         self._trims = proposed.trims
-        """How many of all entries are trims."""
+        """Number of trims among all entries."""
         self._placement = Placement(view)
         """The replicas of each shard according to all entries, committed or not."""
         self._placement.restore(proposed.replicas, proposed.view)
@@ -127,7 +127,7 @@ class Primary:
         self._reports = Reports(
             self._placement, config.cluster, proposed.writers, entries_may_be_lost=leader.alone
         )
-        """What replicas have stored, under the writers that entries, committed or not, name."""
+        """The stored prefixes of replicas, under the writers that all entries name."""
         self._wanted: dict[ShardId, Epoch] = {}
         """Writers that wait for their shards."""
         self._trim_requests = TrimRequests(requests_max=config.node.trims.trims_pending_max)
@@ -151,7 +151,7 @@ class Primary:
 
     @property
     def committed(self) -> MetalogPosition:
-        """How many entries are committed, as far as this primary knows."""
+        """Number of committed entries, as far as this primary knows."""
         return self._metalog.committed.position
 
     @property
@@ -161,12 +161,12 @@ class Primary:
 
     @property
     def time_behind_s(self) -> int:
-        """How many seconds the clock of entries lagged the wall clock when the term began."""
+        """Seconds by which the clock of entries lagged the wall clock when the term began."""
         return round(self._clock.behind_s)
 
     @property
     def lost_storage_nodes(self) -> list[NodeId]:
-        """The storage nodes without a recent heartbeat, ascending; empty where no shard can
+        """The storage nodes without a recent heartbeat, ascending. It is empty if no shard can
         move, because storage nodes then send no heartbeats.
         """
         if not self._placement.view.moves_shards:
@@ -175,7 +175,7 @@ class Primary:
         return [node for node in self._placement.view.storage_nodes if node not in alive]
 
     def begin_iteration(self, now: Instant) -> None:
-        """Note the time, which holds for all answers and proposals of the iteration."""
+        """Set the time, which applies to all answers and proposals of the iteration."""
         self._clock.advance(now)
         self._now = now
         self._replacements.note_time(now)
@@ -204,7 +204,7 @@ class Primary:
         return effects
 
     def forget(self, node: NodeId) -> None:
-        """Drop the reports of `node` from before its restart: it may have lost its disk."""
+        """Drop the reports of `node` from before its restart, because it may have lost its disk."""
         self._reports.forget(node)
         self._replacements.forget(node)
         if node in self._covered:
@@ -224,7 +224,7 @@ class Primary:
         if self._tails:
             effects += self._answer_tails()
         views_due = self._members is not None and self._may_propose_view(now)
-        # Before a view ends a shard, what was reported of the shard is ordered.
+        # Before a view ends a shard, all reported records of the shard are ordered.
         if self._reports.changed and (views_due or self._cut_is_due(now)):
             effects += self._propose()
         if self._members is not None and views_due:
@@ -255,7 +255,9 @@ class Primary:
         return min(due for due in dues if due is not None)
 
     def on_space_changed(self, *, full: bool, now: Instant) -> None:
-        """Notify engines whether this disk has room; entries continue, because they need little."""
+        """Notify engines whether this disk has room. Entries continue, because they need little
+        room.
+        """
         self._disk_full_notifier.changed(full=full, now=now)
 
     def check_invariants(self) -> None:
@@ -297,8 +299,8 @@ class Primary:
         return []
 
     def _cover(self, node: NodeId, covered: Extent) -> None:
-        """Note what the checkpoints of a storage node cover, as far as its entries equal those
-        here.
+        """Note the extent that the checkpoints of a storage node cover, as far as its entries equal
+        those here.
         """
         self._covered[node] = covered
         agreement = self._metalog.agreement
@@ -313,8 +315,8 @@ class Primary:
         self._covered_by_all = min(lengths, default=0)
 
     def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:
-        """Send entries to any node: a node that has left may not have received the entry that
-        removed it.
+        """Send entries to any node, because a node that has left may lack the entry that removed
+        it.
         """
         if message.start < 0:
             return [Ignore(event, "a position is never negative")]
@@ -338,8 +340,8 @@ class Primary:
         return []
 
     def _answer_tails(self) -> list[Effect]:
-        """Answer the tail requests whose round is confirmed: when they arrived, no newer primary
-        had committed anything.
+        """Answer the tail requests whose round is confirmed. So no newer primary had committed an
+        entry when they arrived.
         """
         confirmed, committed = self._leader.confirmed, self._metalog.committed
         answered = [asked for asked, (needed, _) in self._tails.items() if needed <= confirmed]
@@ -391,9 +393,9 @@ class Primary:
     def _publish(self) -> list[Effect]:
         """Publish the entries that were committed since the last call.
 
-        The first message has the last page of recovered entries, or none. If this process is a new
-        incarnation, readers learn this from the message and have their copies confirmed. A reader
-        that lags by more than the page sees a gap and requests entries.
+        The first message has the last page of recovered entries, or no entries. If this process is
+        a new incarnation, the message shows this to readers, which then ask this primary to confirm
+        their copies. A reader that lags by more than the page sees a gap and requests entries.
         """
         committed, published = self._metalog.committed, self._published
         if published == committed.position:
@@ -414,7 +416,9 @@ class Primary:
         return effects + self._trim_requests.commit(end, committed.tail)
 
     def _propose(self) -> list[Effect]:
-        """Order all records that shards stored since the last entry, with one new entry."""
+        """Propose one entry that orders all records that shards have stored since the last
+        entry.
+        """
         if not self._leader.has_room:
             return []
         counts: dict[ShardId, int] = {}
@@ -443,8 +447,8 @@ class Primary:
         """Give shards to new writers, with one entry.
 
         A shard waits until every record of the previous writer that its ack quorum stores is
-        ordered. Some of these records may have been acknowledged, and the entries that ordered them
-        lost.
+        ordered. Some of these records may have been acknowledged before the entries that ordered
+        them were lost.
         """
         if not self._leader.has_room:
             return []
@@ -497,15 +501,16 @@ class Primary:
         self._replacements.set_rebalancing(members.rebalance if rebalances else None)
 
     def _may_propose_view(self, now: Instant) -> bool:
-        """Whether another view may be possible than when this was checked last."""
+        """Whether another view may be possible than at the last check."""
         if self._view_is_due or self._next_sequencers is not None:
             return True
         return bool(self._finalizations and self._finalizations.due(self.committed, now))
 
     @property
     def _next_sequencers(self) -> tuple[NodeId, ...] | None:
-        """The sequencers after one of them was added or removed as the members want it; None: none
-        can be changed now. All are added before any is removed, and the primary is removed last.
+        """Return the sequencers after one of them was added or removed, as the wanted members
+        require; None: no sequencer can be changed now. All are added before any is removed, and the
+        primary is removed last.
         """
         now, members = self._placement.view.sequencers, self._members
         if members is None or not members.sequencers or members.sequencers == now:
@@ -521,7 +526,7 @@ class Primary:
     def _propose_view(self, members: Members, now: Instant) -> list[Effect]:
         """Install the view that has the wanted nodes, as far as that is possible now.
 
-        A sole sequencer changes nothing: it may lose the entry with its disk.
+        A sole sequencer changes nothing, because it may lose the entry with its disk.
         """
         if self._leader.alone or not self._leader.has_room:
             return []
@@ -557,7 +562,7 @@ class Primary:
         *,
         finalize: Collection[ShardId],
     ) -> View:
-        """Return the view that the next entry can install; raises as `view_with`."""
+        """Return the view that the next entry can install. Errors are those of `view_with`."""
         return view_with(
             self._placement.view,
             members,
@@ -571,12 +576,14 @@ class Primary:
         )
 
     def _rebalanced(self, members: Members) -> int:
-        """Return the newest rebalancing that is complete: all are where no shard can move."""
+        """Return the number of the newest complete rebalancing. If no shard can move, all are
+        complete.
+        """
         moves = self._placement.view.moves_shards
         return self._replacements.rebalanced if moves else members.rebalance
 
     def _install(self, view: View) -> Effect:
-        """Propose the entry that installs a view. Afterwards, another one may be possible."""
+        """Propose the entry that installs a view. Afterwards, a further view may be possible."""
         self._view_is_due = self._members is not None
         before = self._placement.view
         entry = NewView(len(self._metalog), view.number, self._epoch, view)
@@ -585,7 +592,7 @@ class Primary:
         return self._leader.append(entry)
 
     def _refuse_members(self, members: Members, reason: str, now: Instant) -> list[Effect]:
-        """Keep the nodes that the cluster has."""
+        """Keep the present nodes of the cluster, because the wanted members are not possible."""
         self._members = None
         self._replacements.set_nodes(self._placement.view.storage_nodes, (), now)
         return [Ignore(members, reason)]
@@ -608,7 +615,7 @@ class Primary:
 
     def _continued(self, before: View) -> dict[ShardId, Epoch]:
         """Return the new shards of compute nodes whose shard of the view `before` was finalized,
-        with their writers: these continue there at once, without asking.
+        and their writers. These writers continue there at once, without a request.
         """
         continued: dict[ShardId, Epoch] = {}
         for shard, placed in self._placement.view.shards.items():
@@ -639,8 +646,8 @@ def check_new(epoch: Epoch, before: Epoch) -> None:
     """Refuse an incarnation that is not newer than the one that wrote the metalog.
 
     Raises:
-        DataDirectoryError: it is not newer, so the metadata file, which assigns epochs, is an old
-            copy.
+        DataDirectoryError: the incarnation is not newer, so the metadata file, which assigns
+            epochs, is an old copy.
     """
     if epoch <= before:
         raise DataDirectoryError(

@@ -1,14 +1,18 @@
-"""The reports of storage nodes, and how far each shard may be ordered (Scalog 4.1).
+"""The reports of storage nodes, and the progress of each shard, up to which it may be ordered
+(Scalog 4.1).
 
 Scalog takes the element-wise minimum over the replicas of a shard. Here a shard is ordered up to
-the ack-quorum-th largest prefix (`ack_quorum`); if the quorum is all replicas, that is the minimum.
-Only reports under the shard's current writer count, because a replica drops unordered records of
-earlier writers (`NewWriters`). After a shard was moved (`NewReplicas`), only reports of nodes that
-have applied that entry count: a node may have dropped the shard and got it again. After an entry
-took a shard from its compute node (`NewView`), no report under that writer counts.
+the ack-quorum-th largest prefix (`ack_quorum`). If the quorum is all replicas, that is the minimum.
 
-A replica that restarted may have lost its disk. The first message of its new incarnation voids its
-earlier reports. So no record is ordered because of a replica that no longer has it.
+Not every report counts:
+
+- Only reports under the shard's current writer count, because a replica drops unordered records of
+  earlier writers (`NewWriters`).
+- After a shard was moved (`NewReplicas`), only reports of nodes that have applied that entry count.
+  Such a node may have dropped the shard and got it again.
+- After an entry took a shard from its compute node (`NewView`), no report under that writer counts.
+- A replica that restarted may have lost its disk. The first message of its new incarnation voids
+  its earlier reports. So no record is ordered because of a replica that no longer has it.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ class ShardReports:
     def __init__(self, ack_quorum: int, epoch: Epoch, needed: int | None = None) -> None:
         self._ack_quorum = ack_quorum
         self._needed = ack_quorum if needed is None else needed
-        """How many replicas must have reported before the shard gets another writer."""
+        """Number of replicas that must have reported before the shard gets another writer."""
         self._stored: dict[NodeId, LocalId] = {}
         """The stored prefix of each replica that has reported under `epoch`."""
         self._ended = False
@@ -45,12 +49,12 @@ class ShardReports:
         self._stored.clear()
 
     def end(self) -> None:
-        """Order no further records of the shard's writer: a view took the shard from it."""
+        """Order no further records of the shard's writer, because a view took the shard from it."""
         self._ended = True
         self._stored.clear()
 
     def move(self) -> None:
-        """Drop all reports: the shard was moved."""
+        """Drop all reports, because the shard was moved."""
         self._stored.clear()
 
     def note(self, replica: NodeId, epoch: Epoch, stored: LocalId) -> bool:
@@ -130,7 +134,7 @@ class Reports:
         stored: LocalId,
         position: MetalogPosition = MAX_SEQNUM,
     ) -> str | None:
-        """Note a report of a node that has applied `position` entries; return why it was refused,
+        """Note a report of a node that has applied `position` entries. Return why it was refused,
         or None.
         """
         if shard not in self._shards:
@@ -161,14 +165,14 @@ class Reports:
         return sorted(node for node in counting if not reported.has(node))
 
     def is_ordered(self, shard: ShardId, ordered: LocalId) -> bool:
-        """Whether enough replicas have reported, and no prefix that the ack quorum has exceeds
+        """Whether enough replicas have reported, and no prefix of an ack quorum exceeds
         `ordered`.
         """
         reported = self._shards[shard]
         return reported.known and reported.progress <= ordered
 
     def begin(self, writers: Mapping[ShardId, Epoch]) -> None:
-        """Give shards to new writers; reports under earlier ones no longer count."""
+        """Give shards to new writers. Reports under earlier writers no longer count."""
         for shard, epoch in writers.items():
             self._shards[shard].begin(epoch)
 

@@ -1,9 +1,9 @@
-"""Which shards are moved, so that replicas are spread evenly over storage nodes and zones (decision
-0056).
+"""Decides which shards are moved, so that replicas are spread evenly over storage nodes and zones
+(decision 0056).
 
 A round moves one replica of some shards, at most one to each storage node. The next round follows
-when all copies are complete. So a node copies one shard at a time, within `repair_bytes_per_s`, and
-every shard keeps its copies until the new one is complete.
+when all copies are complete. So a node copies one shard at a time, within `repair_bytes_per_s`.
+Every shard keeps its old copies until the new one is complete.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Rebalancing:
         rebalancing is complete.
 
         Args:
-            placement: no shard is being copied.
-            nodes: the nodes that may get shards, and how many entries each has applied.
+            placement: the placement; no shard is being copied.
+            nodes: the nodes that may get shards, each with the number of entries that it has
+                applied.
         """
         load = dict.fromkeys(nodes, 0)
         for shard in placement.shards:
@@ -56,7 +57,7 @@ class Rebalancing:
                 continue
             old, new = move
             counting = placement.counting(shard)
-            # A replica whose reports do not count yet would let appends wait.
+            # A replica whose reports do not count yet would delay appends.
             if nodes[new] < min((nodes[node] for node in counting if node in nodes), default=0):
                 behind = True
                 continue
@@ -71,7 +72,7 @@ class Rebalancing:
 def _move(
     placement: Placement, shard: ShardId, load: Mapping[NodeId, int], free: Mapping[NodeId, object]
 ) -> tuple[NodeId, NodeId] | None:
-    """Return which replica of a shard is to be replaced, and by which node; None: none."""
+    """Return the replica of a shard that is to be replaced, and its new node; None: none is."""
     counting, zones = placement.counting(shard), placement.view.zones
     now = len(zones_of(counting, zones))
     best: tuple[int, int, NodeId, NodeId] | None = None

@@ -1,16 +1,18 @@
-"""Which storage nodes are lost, and what happens to their shards (decisions 0048 and 0070; Scalog
-4.4).
+"""Decides which storage nodes are lost, and what happens to their shards (decisions 0048 and 0070;
+Scalog 4.4).
 
 Storage nodes send heartbeats to the primary. If a counting replica of a shard is lost, an entry
 (`NewReplicas`) names another storage node in its place. The lost replica stays in the list after
 the counting ones, because it may have the only copy of a record. When every counting replica has
-all records that were ordered before that entry, another entry drops the others.
+all records that were ordered before that entry, another entry drops the others. A lost replica goes
+to the end of the list at once, because the first replica sends the tags of new records to the
+index.
 
-If too few replicas are left for the ack quorum, appends wait, and `lost_storage_policy` says what
-happens after `storage_lost_s`: the shard is finalized (`finalize_add`), or it gets another replica
-(`remove_replace`). In all other cases it gets one after `storage_replaced_s`, because copying a
-shard is expensive and the node may come back. A lost replica goes to the end of the list at once,
-because the first replica sends the tags of new records to the index.
+If too few replicas are left for the ack quorum, appends wait. Then `lost_storage_policy` decides
+what happens after `storage_lost_s`. Either the shard is finalized (`finalize_add`), or it gets
+another replica (`remove_replace`). In all other cases the shard gets another replica after
+`storage_replaced_s`. This time is longer, because copying a shard is expensive and the node may
+come back.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from indilog.wire.replica_messages import StorageAlive
 from indilog_ordering.rebalancing import Rebalancing
 
 SHARDS_ADDED_MAX: Final = 1024
-"""From so many shards on, a lost storage node is replaced in its shards: a view names all shards,
-and the number of a shard is never used again.
+"""Number of shards from which on a lost storage node is replaced in its shards, instead of adding
+shards. A view names all shards, and the number of a shard is never used again.
 """
 _LOOKS: Final = 4
 """Checks of the heartbeats per `storage_lost_s`."""
 
 
 class _Node:
-    """What the primary knows of one storage node."""
+    """The primary's knowledge of one storage node."""
 
     __slots__ = ("complete", "has_room", "heartbeat_at", "position")
 
@@ -65,7 +67,7 @@ class Replacements:
         self._replaced_s = max(self._lost_s, config.node.ordering.storage_replaced_s)
         self._nodes = {node: _Node(now) for node in nodes}
         self._leaving: frozenset[NodeId] = frozenset()
-        """Storage nodes that leave the cluster; their shards are moved although the nodes are
+        """Storage nodes that leave the cluster. Their shards are moved although the nodes are
         running.
         """
         self._due = self._next_look(now)
@@ -77,8 +79,8 @@ class Replacements:
         """Whether a node has come back or completed a shard since the last check."""
 
     def note_time(self, now: Instant) -> None:
-        """Note that this node runs. If it was paused (it missed its deadlines), heartbeats may be
-        unread, so all nodes count as alive again.
+        """Note that this node runs. If it missed its deadlines, it was paused, and heartbeats may
+        be unread. Then all nodes count as alive again.
         """
         if now - self._ran > self._lost_s / 2:
             for node in self._nodes.values():
@@ -90,7 +92,7 @@ class Replacements:
     ) -> None:
         """Set the storage nodes, and those of them that leave the cluster."""
         if self._nodes.keys() != set(nodes) or self._leaving != set(leaving):
-            # None of them had to send heartbeats if there was only one.
+            # With only one storage node, none had to send heartbeats.
             self._nodes = {node: self._nodes.get(node) or _Node(now) for node in nodes}
             for node in self._nodes.values():
                 node.heartbeat_at = now
@@ -111,8 +113,8 @@ class Replacements:
         return one.number if one is not None and one.is_complete else 0
 
     def _next_look(self, now: Instant) -> Instant:
-        """Return when to run next even without messages: `note_time` would otherwise regard a time
-        without messages as a pause of this node.
+        """Return when to run next even without messages. Without this, `note_time` would take a
+        time without messages for a pause of this node.
         """
         return Instant(now + self._lost_s / _LOOKS)
 
@@ -128,7 +130,7 @@ class Replacements:
         return True
 
     def forget(self, node: NodeId) -> None:
-        """Drop what a restarted node reported: it may have lost its disk."""
+        """Drop the reports of a restarted node, because it may have lost its disk."""
         if (known := self._nodes.get(node)) is not None:
             known.position, known.complete = 0, frozenset()
 
@@ -142,8 +144,8 @@ class Replacements:
         return frozenset(node for node in self._nodes if not self._is_lost(node, now))
 
     def unusable(self, now: Instant) -> frozenset[NodeId]:
-        """Return the storage nodes that should get no further shard: they are lost, leave, have no
-        room, or have not reported in this term that they have applied an entry.
+        """Return the storage nodes that should get no further shard: they are lost, are leaving,
+        have no room, or have not reported in this term that they have applied an entry.
         """
         known = self._nodes
         usable = {node for node in known if known[node].has_room and known[node].position}
@@ -154,8 +156,8 @@ class Replacements:
         )
 
     def to_finalize(self, now: Instant) -> list[ShardId]:
-        """Return the shards whose compute nodes must continue on new ones, because appends wait for
-        lost storage nodes (`finalize_add`).
+        """Return the shards whose compute nodes must continue on new shards, because appends wait
+        for lost storage nodes (`finalize_add`).
         """
         return [shard for shard in sorted(self._placement.shards) if self._is_to_end(shard, now)]
 
@@ -175,7 +177,7 @@ class Replacements:
         return up < self._config.quorum_of(len(counting))
 
     def _replaced_after_s(self, shard: ShardId, now: Instant) -> float:
-        """Return after how many seconds without heartbeats a lost replica is replaced."""
+        """Return the seconds without heartbeats after which a lost replica is replaced."""
         is_masked = self._config.lost_storage_policy == "mask"
         if is_masked or self._placement.is_finalized(shard) or not self._waits(shard, now):
             return self._replaced_s
@@ -225,7 +227,9 @@ class Replacements:
         )
 
     def _movable(self, now: Instant) -> dict[NodeId, MetalogPosition]:
-        """Return the storage nodes that may get shards, and how many entries they have applied."""
+        """Return the storage nodes that may get shards, each with the number of entries that it has
+        applied.
+        """
         return {
             node: state.position
             for node, state in self._nodes.items()
@@ -247,8 +251,8 @@ class Replacements:
         after_s = self._replaced_after_s(shard, now)
         vacant = sum(self._is_lost(node, now, after_s) for node in missing)
         spares, least = self._spares(before, load, now)
-        # No append waits for the replacement of a node that leaves, so a spare that lags does not
-        # count.
+        # No append waits for the replacement of a node that leaves, so spares that lag are left
+        # out.
         current = [node for node in spares if self._nodes[node].position >= least]
         behind = [node for node in spares if node not in current][: max(0, vacant - len(current))]
         vacant += sum(node in leaving for node in missing)
@@ -264,9 +268,9 @@ class Replacements:
     def _spares(
         self, replicas: tuple[NodeId, ...], load: Mapping[NodeId, int], now: Instant
     ) -> tuple[list[NodeId], MetalogPosition]:
-        """Return the nodes that can replace one of `replicas`, the best first, and how many entries
-        the replicas have applied. Nodes that have applied at least as many are best, and among
-        these the nodes with the fewest shards.
+        """Return the nodes that can replace one of `replicas`, the best first, and the number of
+        entries that the replicas have applied. Nodes that have applied at least this number are
+        best, and among these the nodes with the fewest shards.
         """
         known = self._nodes
         current = [known[node].position for node in replicas if not self._is_lost(node, now)]

@@ -45,11 +45,11 @@ from indilog_ordering.stored_metalog import StoredMetalog
 
 
 class Sequencer:
-    """One sequencer. The view need not have it yet: it may be about to join.
+    """One sequencer. The view need not contain it yet, because it may be about to join.
 
     Guarantees: those of `Consensus`, and of `Primary` at the primary. After a restart it continues
-    from its disk. The first message of a new incarnation of a node voids what its earlier
-    incarnation reported.
+    from its disk. The first message of a new incarnation of a node voids the reports of its earlier
+    incarnation.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -78,48 +78,54 @@ class Sequencer:
 
     @property
     def metalog(self) -> StoredMetalog:
-        """This copy of the metalog, for programs that read a data directory; not to be changed."""
+        """This copy of the metalog, for programs that read a data directory. The caller must not
+        change it.
+        """
         return self._metalog
 
     @property
     def length(self) -> MetalogPosition:
-        """How many entries it has."""
+        """Number of entries."""
         return len(self._metalog)
 
     @property
     def committed(self) -> MetalogPosition:
-        """How many entries are committed, as far as this sequencer knows."""
+        """Number of committed entries, as far as this sequencer knows."""
         if self._primary is not None:
             return self._primary.committed
         return self._core.member.committed if self._core is not None else 0
 
     @property
     def tail(self) -> SeqNum | None:
-        """The tail of the committed entries; None: this is no primary, or not started."""
+        """The tail of the committed entries; None: this node is no primary, or has not started."""
         return self._primary.tail if self._primary is not None else None
 
     @property
     def installed(self) -> View | None:
-        """The newest view that a committed entry installs; None: there is none, or this is no
+        """The newest view that a committed entry installs; None: there is none, or this node is no
         primary.
         """
         return self._metalog.committed.view if self._primary is not None else None
 
     @property
     def sequencers(self) -> tuple[NodeId, ...]:
-        """The sequencers of the newest view here, committed or not: this node need not be one."""
+        """The sequencers of the newest view here, committed or not. This node need not be one of
+        them.
+        """
         return self._view.sequencers if self._core is None else self._core.member.view.sequencers
 
     @property
     def is_outside(self) -> bool:
-        """Whether the newest view, which is committed, lacks this node: it has left, or is to join.
-        A primary that has left leads until another one begins a term.
+        """Whether the newest committed view lacks this node: it has left, or has not joined yet. A
+        primary that has left leads until another one begins a term.
         """
         return self._core is not None and self._core.is_outside
 
     @property
     def learner(self) -> bool:
-        """Whether it may lack entries or promises that it once had, so that it does not count."""
+        """Whether it may lack entries or promises that it once had, so that it counts in no
+        majority.
+        """
         return self._metalog.learner
 
     @property
@@ -129,7 +135,7 @@ class Sequencer:
 
     @property
     def silent(self) -> tuple[NodeId, ...]:
-        """The other sequencers of which a primary that lacks entries has received nothing."""
+        """The other sequencers from which a primary that lacks entries has received no message."""
         leader = self._core.leader if self._core is not None else None
         return leader.silent if leader is not None else ()
 
@@ -184,8 +190,8 @@ class Sequencer:
         return self._metalog.checkpoint()
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
-        """Start from a checkpoint. Missing segments (`gone`) do not matter: a sequencer reads no
-        frame back.
+        """Start from a checkpoint. Missing segments (`gone`) do no harm, because a sequencer reads
+        no frame back.
 
         Raises:
             MalformedFrameError: the checkpoint is of a version that this release does not know.
@@ -301,7 +307,7 @@ class Sequencer:
         return [Send(event.sender, TermIs(*known))]
 
     def _forget(self, node: NodeId) -> None:
-        """Forget what an earlier incarnation of a node reported."""
+        """Forget the reports of an earlier incarnation of a node."""
         for key in [key for key in self._parked if key[0] == node]:
             del self._parked[key]
         if self._primary is not None:

@@ -1,32 +1,32 @@
 """The metalog as one sequencer stores it: a base, the entries after it, and how many of them are
 durable.
 
-The base replaces the oldest entries (decision 0030). Every storage node has these in both of its
-checkpoints, so no reader needs them one by one. The base advances in memory, one pack of entries at
-a time (`fold`), and reaches the disk with the next checkpoint. Replay on an older base gives the
-same metalog. If a copy lacks entries that its source has only as a base, that base replaces the
-whole copy (`install`). A `METALOG_STATE` frame holds it.
+The base replaces the oldest entries (decision 0030). Every storage node has these entries in both
+of its checkpoints, so no reader needs them one by one. The base advances in memory, one pack of
+entries at a time (`fold`), and reaches the disk with the next checkpoint. Replay on an older base
+gives the same metalog. A copy may lack entries that its source has only as a base. That base then
+replaces the whole copy (`install`), and a `METALOG_STATE` frame holds it.
 
-A copy may be cut off: on disk the next entry does this. Its position lies below the end, and it
+A copy may be cut off. On disk the next entry does this: its position lies below the end, and it
 replaces all entries from there on.
 
-A copy that ends with an entry of term t is a prefix of what the primary of term t had
+A copy that ends with an entry of term t is a prefix of the copy that the primary of term t had
 (`indilog_ordering.consensus`). So an entry's term and position name the whole copy up to it.
 
 Damage may destroy frames, and a wiped disk loses all of them. Recovery judges the rest by these
 rules:
 
 - *An entry after the damage proves that no entry is missing* if the entry before its position has
-  the same term. When it was written, the copy was what that primary had up to it.
+  the same term. When it was written, the copy up to it equalled that primary's copy.
 - *A `METALOG_STATE` frame resolves all damage before it* if the copy has exactly the extent that
-  it names, because equal extents mean equal copies. The frame also holds the newest promise, and
-  whether the node was a learner.
+  the frame names, because equal extents mean equal copies. The frame also holds the newest promise,
+  and whether the node was a learner.
 - *Otherwise the node is a learner*: it keeps the entries before the damage and fetches the others
-  (`indilog_ordering.consensus`). It is a learner, too, if the lost frame may have held a promise.
+  (`indilog_ordering.consensus`). It is also a learner if the lost frame may have held a promise.
 - *A sole sequencer* never replaces an entry and promises nothing. So each entry on its disk has its
-  final position. If entries follow the damage, only those between are missing. They come from the
-  ordering journal of a storage node in the same process (`copied`). If they do not, or if none
-  follow, the order of the log is lost.
+  final position. If entries follow the damage, only the entries between are missing. They come from
+  the ordering journal of a storage node in the same process (`copied`). If they do not come, or if
+  no entries follow the damage, the order of the log is lost.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The metalog in the checkpoint of a sequencer; the tag is the version of the format.
 
     Attributes:
-        base: what replaces the entries before `entries`.
+        base: the base that replaces the entries before `entries`.
         committed: the base that summarises all committed entries.
         stored, promised, learner: as in `StoredMetalog`.
         entries: all other entries.
-        views: the positions of those that install a view; None: not known.
+        views: the positions of the entries that install a view; None: not known.
     """
 
     base: Base
@@ -89,11 +89,11 @@ class StoredMetalog:
         kept: about how many committed entries are not folded into the base.
 
     Attributes:
-        base: what replaces the oldest entries.
+        base: the base that replaces the oldest entries.
         committed: the state after all entries that this node, as a primary, knew to be committed.
             It is part of a checkpoint, so a later primary here continues from it; a backup does not
             use it.
-        stored: how many entries are durable.
+        stored: number of durable entries.
         promised: primaries of a term below this are not followed, durably.
         learner: whether the copy may lack entries or promises that it once had, durably.
     """
@@ -111,9 +111,9 @@ class StoredMetalog:
         self._broken = False
         """Whether a recovered frame did not continue the copy; later entries are then skipped."""
         self._promise_lost = False
-        """Whether a lost frame may have held a promise that no later one holds."""
+        """Whether a lost frame may have held a promise that no later frame holds."""
         self._later: dict[MetalogPosition, Entry] = {}
-        """Of a sole sequencer: entries that recovery found after a hole."""
+        """For a sole sequencer: entries that recovery found after a hole."""
         self.learner = False
         self.promised = Epoch(0)
         self.written = MetalogState(Epoch(0), learner=False, extent=Extent(Epoch(0), 0))
@@ -176,8 +176,8 @@ class StoredMetalog:
 
     @property
     def view_end(self) -> MetalogPosition:
-        """How many entries there are up to the one that installs `view`; at most those of the base
-        if the base has it.
+        """Number of entries up to and including the one that installs `view`. If the base contains
+        that entry, at most the number of entries in the base.
         """
         return self._views[-1][0] + 1 if self._views else self.base.position
 
@@ -205,8 +205,8 @@ class StoredMetalog:
         return min(length, len(self))
 
     def fits(self, start: MetalogPosition, previous: Epoch) -> bool:
-        """Whether the entry before `start` is of term `previous`. If so, this copy is equal up to
-        `start` to every copy for which the same holds.
+        """Whether the entry before `start` is of term `previous`. All copies for which this holds
+        are equal up to `start`.
         """
         return self.base.position <= start <= len(self) and self.epoch_before(start) == previous
 
@@ -278,7 +278,7 @@ class StoredMetalog:
         return bool(self._later)
 
     def copied(self, entries: Sequence[Entry]) -> None:
-        """Fill a hole from entries that a storage node has applied: these were published."""
+        """Fill a hole from entries that a storage node has applied. Such entries were published."""
         for entry in entries:
             if self._later and entry.position == len(self):
                 self._later[entry.position] = entry
@@ -298,7 +298,7 @@ class StoredMetalog:
             self._promise_lost = True
 
     def recovered(self) -> None:
-        """End the recovery: unresolved damage makes the node a learner."""
+        """End the recovery. Unresolved damage makes the node a learner."""
         if self._doubtful or self._broken or self._promise_lost or self._later:
             self.learner = True
         self._doubtful = self._broken = self._promise_lost = False
@@ -378,7 +378,7 @@ class StoredMetalog:
         return Persist(kind, payload, self._frames - 1)
 
     def cut_off(self, end: MetalogPosition) -> None:
-        """Forget the entries from `end` on.
+        """Remove the entries from `end` on.
 
         They stay on disk until the next entry is written. A restart before that restores them.
         """
@@ -401,7 +401,7 @@ class StoredMetalog:
 
     def fold(self, end: MetalogPosition) -> bool:
         """Move the first pack of entries into the base; return whether that was possible. All its
-        entries must be durable and below `end`, and enough entries must follow.
+        entries must be durable and below `end`, and enough entries must follow the pack.
         """
         pack_end = self._entries.first_pack_end
         end = min(end, self.stored, len(self) - self._kept)
@@ -431,9 +431,7 @@ class StoredMetalog:
 
     @property
     def installing(self) -> bool:
-        """Whether a base was installed that is not durable yet; until then nothing counts as
-        durable.
-        """
+        """Whether an installed base is not durable yet. Until it is, no entry counts as durable."""
         return self.stored < self.base.position
 
     def commit(self, end: MetalogPosition) -> None:

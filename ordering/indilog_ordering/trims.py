@@ -1,8 +1,8 @@
-"""Trim requests in the primary: engines send them, entries hold them, and commits answer them
-(ARCHITECTURE 13).
+"""Trim requests in the primary: engines send them, entries contain them, and the commit of an entry
+answers them (ARCHITECTURE 13).
 
-The primary keeps no floors, so a trim requested twice makes a second entry, which changes nothing.
-It caches its last answers, so a resent request normally makes no second entry.
+The primary keeps no floors, so a trim that is requested twice makes a second entry, which changes
+nothing. The primary caches its last answers, so a resent request normally makes no second entry.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class TrimRequests:
         return []
 
     def propose(self, position: MetalogPosition) -> tuple[Floor, ...]:
-        """Put queued requests into the entry at `position`; return the highest floor a tag."""
+        """Put queued requests into the entry at `position`; return the highest floor of each
+        tag.
+        """
         keys = list(self._wanted)[:TRIM_FLOORS_MAX]
         floors: dict[tuple[int, bool, int], SeqNum] = {}
         for key in keys:
