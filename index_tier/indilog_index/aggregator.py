@@ -1,4 +1,6 @@
-"""The aggregator role: merges what all index shards answer to lookups (thesis 5.4, algorithm 6)."""
+"""The aggregator role: merges the answers of all index shards to lookups (thesis 5.4, algorithm
+6).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Aggregator:
         self._merging = Merging(self._placement, config.node)
 
     def status(self) -> dict[str, int]:
-        """Return the status for operators: how many lookups are pending."""
+        """Return the status for operators: the number of pending lookups."""
         return {"pending": len(self._merging)}
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
@@ -59,7 +61,9 @@ class Aggregator:
         return self._merging.deadline()
 
     def check_invariants(self) -> None:
-        """Assert that no complete lookup is kept, and at most `lookups_pending_max` others."""
+        """Assert that no complete lookup is kept, and that at most `lookups_pending_max` lookups
+        are pending.
+        """
         self._merging.check_invariants()
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:

@@ -1,4 +1,6 @@
-"""The checkpoint of an index node: what its newest snapshot lacks (decision 0028, FORMATS)."""
+"""The checkpoint of an index node: the facts that its newest snapshot lacks (decision 0028,
+FORMATS).
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,13 @@ class _Floors(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The tag is the version of the format.
+    """A checkpoint. The tag is the version of the format.
 
     Attributes:
-        info: what the rows and the snapshot together cover.
+        info: the extent that the rows and the snapshot together cover.
         base: the position of the snapshot; None: there is none.
-        trims, trims_at: how many trims are known, and the metalog position that has all of them.
+        trims, trims_at: the number of known trims, and the metalog position by which all of them
+            are applied.
         trims_epoch: the incarnation of the primary that proposed the last of them.
         tags, seqnums, shards: rows that are not in the snapshot, packed.
     """
@@ -63,7 +66,7 @@ class Kept(NamedTuple):
     def follows(self, snapshot: SnapshotInfo | None) -> bool:
         """Whether these rows extend a snapshot (None: there is none) of the same metalog.
 
-        The rows may begin where the snapshot ends, or within what it covers.
+        The rows may begin where the snapshot ends, or within the extent that it covers.
         """
         if snapshot is None:
             return self.base is None
@@ -74,7 +77,7 @@ class Kept(NamedTuple):
 
 
 def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Callable[[], bytes]:
-    """Copy what the node knows; return a function that encodes the copy, in any thread."""
+    """Copy the state of the node; return a function that encodes the copy, in any thread."""
     rows_of = store.unwritten_rows()
     base = store.base.info.position if store.base is not None else None
     (_, trims, trims_epoch), trims_at = floors.known, floors.position

@@ -1,11 +1,11 @@
-"""How an index node finds out which records storage has discarded (ARCHITECTURE 13).
+"""Lets an index node find out which records storage has discarded (ARCHITECTURE 13).
 
 A record is dead below the floor of its log, or below the floors of all its tags. An index node
-knows all floors, but not which tags a record has: it stores the records of each tag in a column.
-Storage nodes read the records, and discard a batch when all its records are dead. So an index node
-asks storage which records of its index were discarded, and drops them. It asks when trims have
-happened and the index has grown by an eighth since the last question. Each question is about a
-bounded number of runs of one shard.
+knows all floors, but not which tags a record has, because it stores the records of each tag in a
+column. Storage nodes read the records, and discard a batch when all its records are dead. So an
+index node asks storage which records of its index were discarded, and drops them. It asks when two
+conditions hold: trims have happened, and the index has grown by an eighth since the last question.
+Each question is about a bounded number of runs of one shard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Runs: TypeAlias = NDArray[np.uint64]
 class _Question(NamedTuple):
     shard: ShardId
     runs: Runs
-    """Runs without an answer."""
+    """Runs that are not answered yet."""
     attempt: int
 
 
@@ -39,7 +39,7 @@ class DiscardQuestions:
     """Asks storage about all records in the index, one question at a time.
 
     Attributes:
-        records: how many discarded records this incarnation has found.
+        records: number of discarded records that this incarnation has found.
     """
 
     def __init__(self, placement: Placement, floors: TrimFeed, config: NodeConfig) -> None:
@@ -48,9 +48,9 @@ class DiscardQuestions:
         self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
         self._entries_min = config.index_tier.index_forget_entries_min
         self._entries = 0
-        """Entries of the index when storage was asked last."""
+        """Number of entries of the index when storage was last asked."""
         self._trims = 0
-        """How many trims were known when storage was asked last."""
+        """Number of known trims when storage was last asked."""
         self._todo: deque[_Question] = deque()
         """Unanswered questions; the first one is in flight."""
         self._found: list[Runs] = []
@@ -79,7 +79,7 @@ class DiscardQuestions:
         self._entries = min(self._entries, entries)
 
     def stop(self) -> None:
-        """Drop all questions: the index is rebuilt."""
+        """Drop all questions, because the index is rebuilt."""
         self._todo.clear()
         self._found.clear()
         self._resend.stop()
@@ -91,9 +91,9 @@ class DiscardQuestions:
         """Handle an answer; return the next question, and after the last answer the discarded runs.
 
         `copy_of`: the incarnation of the primary whose metalog the index follows. In the metalog of
-        another incarnation, a seqnum may name another record. An answer that depends on trims
-        unknown here is ignored: lookups would otherwise report its records as absent instead of
-        trimmed.
+        another incarnation, a seqnum may name another record. An answer may depend on trims that
+        are unknown here. It is ignored, because lookups would otherwise report its records as
+        absent instead of trimmed.
         """
         if not self._todo or self._replica(self._todo[0]) != sender:
             return None, []
@@ -124,8 +124,8 @@ class DiscardQuestions:
         return found[np.argsort(found[:, 0])]
 
     def on_time(self, now: Instant) -> tuple[Runs | None, list[Send]]:
-        """Ask another replica if the asked one does not answer; skip the shard if no replica
-        does.
+        """Ask another replica if the asked one does not answer. If no replica does, skip the
+        shard.
         """
         if not self._resend.is_due(now):
             return None, []

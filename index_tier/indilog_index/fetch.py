@@ -1,9 +1,9 @@
-"""Fetching missing index data from storage nodes, page by page (thesis 5.6.2).
+"""Fetches missing index data from storage nodes, page by page (thesis 5.6.2).
 
 After a restart, an index node fetches the index data that its snapshot and its checkpoint lack.
 After a lost message, it fetches the index data of that message. A storage node has index data of
 its own shards only. So the index node asks a set of storage nodes that together keep every shard,
-all at once. Each of them answers in pages of its own.
+all at once. Each of them answers in separate pages.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from indilog.wire.messages import IndexBlock, IndexDataWanted
 def sources_of(placement: Placement, nodes: tuple[NodeId, ...], attempt: int) -> tuple[NodeId, ...]:
     """Return storage nodes that together keep every shard; `attempt` selects the first one.
 
-    With n storage nodes, each is the first in one of n attempts, so every replica of every shard is
-    asked. All are asked if the place of a shard is unknown: a node that starts knows only a view.
+    With n storage nodes, each is the first in one of n attempts. So every replica of every shard is
+    asked in one of the attempts. A node that starts knows only a view, so the place of a shard may
+    be unknown; then all storage nodes are asked.
     """
     first = attempt % len(nodes)
     missing = set(placement.shards)
@@ -36,7 +37,7 @@ def sources_of(placement: Placement, nodes: tuple[NodeId, ...], attempt: int) ->
 class Fetch:
     """Asks `sources` for the index data of those `positions` that are in [start, end).
 
-    A source is asked for its next page as soon as it has answered, until it has nothing new. Lost
+    A source is asked for its next page as soon as it has answered, until it has no new data. Lost
     messages are not resent here: the index node begins a new fetch after a pause without progress.
     """
 
@@ -59,12 +60,12 @@ class Fetch:
 
     @property
     def over(self) -> bool:
-        """Whether every source has sent all that it has."""
+        """Whether every source has sent all its data."""
         return not self._cursors
 
     @property
     def end(self) -> MetalogPosition:
-        """The first position that is not asked for."""
+        """The first position that is not requested."""
         return self._end
 
     def first_pages(self) -> list[Send]:
@@ -89,7 +90,8 @@ class Fetch:
         applied: MetalogPosition,
         horizon: MetalogPosition,
     ) -> list[Send]:
-        """Ask a source that has answered for its next page, unless that page has nothing new.
+        """Ask a source that has answered for its next page, unless that page would contain no new
+        data.
 
         Args:
             source: the storage node that answered.
@@ -112,7 +114,7 @@ class Fetch:
         return [self._ask(source)]
 
     def resume(self, position: MetalogPosition) -> list[Send]:
-        """Ask the paused sources: all positions below `position` are applied now."""
+        """Ask the paused sources, because all positions below `position` are now applied."""
         paused, self._paused = self._paused, set()
         for source in paused:
             self._cursors[source] = max(self._cursors[source], position)

@@ -2,22 +2,23 @@
 
 The schedule gives each metalog position to one index shard (`indilog.kernel.index_schedule`). The
 node applies its positions strictly in order, each when the parts of all productive shards have
-arrived. It answers a lookup when it has applied all its positions below the lookup's `position`,
-and knows all trims that the lookup names (`TrimFeed`). It searches only below the lookup's `limit`.
-So all index shards answer about the same prefix of the log (ARCHITECTURE 9.2).
+arrived. It answers a lookup under two conditions: it has applied all its positions below the
+lookup's `position`, and it knows all trims that the lookup names (`TrimFeed`). It searches only
+below the lookup's `limit`. So all index shards answer about the same prefix of the log
+(ARCHITECTURE 9.2).
 
 As the master of a lookup (thesis 5.2, "master-slave-mode") the node merges the answers of all index
 shards, like an aggregator.
 
 A published metalog entry may be replaced by another one (`indilog.kernel.lineage`, decision 0031).
-So the node keeps the epoch of the entry at each of its positions: the incarnation of the primary
-that proposed it. A lookup names an incarnation. The node answers when storage has confirmed that
-all applied entries are in the metalog of that incarnation or of a later one. If an entry was
+So for each of its positions, the node keeps the epoch of the entry: the incarnation of the primary
+that proposed it. A lookup names an incarnation. The node answers only after storage has confirmed
+that the metalog of that incarnation, or of a later one, has all applied entries. If an entry was
 replaced, the node rebuilds its index from a snapshot below that entry's position.
 
-The node writes snapshots to its disk. Index data that the newest snapshot lacks is in checkpoints.
-After a restart the node loads both and fetches the rest from storage. Memory is bounded: rarely
-used rows are in the snapshot only, and a lookup that needs them waits until they are read
+The node writes snapshots to its disk. Checkpoints contain the index data that the newest snapshot
+lacks. After a restart the node loads both and fetches the rest from storage. Memory is bounded:
+rarely used rows are in the snapshot only, and a lookup that needs them waits until they are read
 (`IndexStore`).
 """
 
@@ -105,7 +106,9 @@ _SWEEP_PAUSE_S: Final = 0.005
 
 
 def index_shard_of(node: NodeId, view: View) -> int:
-    """Return the index shard of a node, also of one that no view has yet: `index-SHARD-REPLICA`."""
+    """Return the index shard of a node, from its name `index-SHARD-REPLICA`. The node may be in no
+    view yet.
+    """
     for shard, replicas in enumerate(view.index_shards):
         if node in replicas:
             return shard
@@ -118,8 +121,8 @@ class IndexNode:
 
     Guarantees: each answer is complete for this index shard's part of the prefix that the lookup
     asks about. A lookup that cannot be answered within `read_timeout_s` is dropped; no incomplete
-    answer is sent. A position whose index data no replica has delays all lookups beyond it: the
-    node never guesses that a record is absent.
+    answer is sent. If no replica has the index data of a position, all lookups beyond that position
+    wait, because the node never guesses that a record is absent.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -143,8 +146,8 @@ class IndexNode:
         self._copy_of = Epoch(0)
         """The newest incarnation whose metalog is known to have all applied entries."""
         self._not_before = Epoch(0)
-        """Index data from copies of earlier incarnations is ignored: their entries may have been
-        replaced. At least `_copy_of`.
+        """Index data from copies of earlier incarnations is ignored, because their entries may have
+        been replaced. It is at least `_copy_of`.
         """
         self._rebuilds = 0
         self._discards = DiscardQuestions(self._placement, self._floors, config.node)
@@ -170,9 +173,8 @@ class IndexNode:
 
     @property
     def position(self) -> MetalogPosition:
-        """All positions of this index shard below this one are applied.
-
-        The end of its positions if the index shard is retired.
+        """All positions of this index shard below this one are applied. If the index shard is
+        retired, this is at most the end of its positions.
         """
         return min(self._feed.position, self._positions.end)
 
@@ -212,7 +214,7 @@ class IndexNode:
         return self._unsaved
 
     def checkpoint(self) -> Callable[[], bytes]:
-        """Copy the rows that the snapshot lacks; return a function to encode them, in any
+        """Copy the rows that the snapshot lacks; return a function that encodes them, in any
         thread.
         """
         self._unsaved = 0
@@ -342,9 +344,10 @@ class IndexNode:
     def _on_placement(self, event: Received, message: PlacementIs, now: Instant) -> list[Effect]:
         """Install the newest view, which may give positions to this index shard or take them away.
 
-        Only positions after the entry that installed the view change. If some of them were fetched
-        before the view was known, the index is rebuilt, because another index shard has them, too.
-        The index is also rebuilt if a snapshot claims some of them that were another index shard's.
+        Only positions after the entry that installed the view change. Some of them may have been
+        fetched before the view was known. Then the index is rebuilt, because another index shard
+        has them, too. The index is also rebuilt if a snapshot claims positions that belonged to
+        another index shard.
         """
         if event.sender not in {*message.view.storage_nodes, *self._storage_nodes}:
             return [Ignore(event, "the placement, sent by a node that is no storage node")]
@@ -358,7 +361,7 @@ class IndexNode:
         if max(self._lineage.position, claimed) > changed:
             return self._rebuild(changed + 1, _RESCHEDULED, now)
         self._feed.set_positions(self._positions, changed)
-        self._waiting.wait_for_positions()  # the next position may be an earlier one now
+        self._waiting.wait_for_positions()  # the next position may now be an earlier one
         self._fetch = None
         return [] if self._snapshots.opening else self._begin_fetch(NO_POSITION)
 
@@ -387,8 +390,8 @@ class IndexNode:
     def _replaced_by(self, data: IndexData) -> MetalogPosition | None:
         """Compare applied entries with a newer copy of the metalog.
 
-        Returns the first position where they differ; None: none is known. An older copy is not
-        compared: its entries may be the replaced ones.
+        Returns the first position where they differ; None: no difference is known. An older copy is
+        not compared, because its entries may be the replaced ones.
         """
         applied = self._lineage.position
         for block in data.blocks:
@@ -400,11 +403,12 @@ class IndexNode:
         return None
 
     def _replaced_after(self, lookup: IndexLookup | TagFirstsWanted) -> MetalogPosition | None:
-        """Return the first applied position that contradicts the entry that a lookup names.
+        """Return the first applied position that contradicts the entry that a lookup names; None:
+        none does.
 
-        Epochs ascend along a copy of the metalog. So an applied entry at or after the lookup's
-        entry with an older epoch is of another copy. `_copy_of` shows whether the lookup's copy is
-        the newer one. None: nothing contradicts it.
+        Epochs ascend along a copy of the metalog. So if an applied entry at or after the lookup's
+        entry has an older epoch, it is of another copy. `_copy_of` shows whether the lookup's copy
+        is the newer one.
         """
         position = self._positions.first_from(max(0, lookup.position - 1))
         if position >= self._lineage.position:
@@ -431,7 +435,7 @@ class IndexNode:
                     return self._rebuild_below(self._last_applied, block.copy_of, now)
                 return [Ignore(event, "index data that follows on entries that were replaced")]
             if block.copy_of < self._not_before:
-                self._feed.reject(block)  # received before a newer copy was known
+                self._feed.reject(block)  # received before this node knew of a newer copy
                 return [Ignore(event, _OUTDATED)]
             self._unsaved += 1
             if not self._is_consistent(block):
@@ -448,7 +452,9 @@ class IndexNode:
         return []
 
     def _on_floors(self, event: Received, message: TagFloors, now: Instant) -> list[Effect]:
-        """Drop records below new floors; a sweep removes those of a trimmed log from other tags."""
+        """Drop records below new floors. For a trimmed log, a sweep removes them from other
+        tags.
+        """
         if event.sender not in self._storage_nodes:
             return [Ignore(event, "floors from a node that is no storage node")]
         risen, effects = self._floors.on_floors(event.sender, message, now)
@@ -521,7 +527,7 @@ class IndexNode:
     def _answer_in_time(
         self, event: Received, lookup: IndexLookup | TagFirstsWanted, now: Instant
     ) -> list[Effect]:
-        """Answer a lookup, or let it wait until its positions and trims are known here."""
+        """Answer a lookup, or let it wait until the needed positions and trims are known here."""
         if lookup.position <= self._feed.position and self._rests_on_known(lookup):
             return self._answer_any(event.sender, lookup, now)
         if not self._waiting.put(event.sender, lookup, now):
@@ -539,7 +545,7 @@ class IndexNode:
         """Rebuild if a waiting lookup names an entry that replaced one of the applied entries.
 
         While the log is idle, storage cannot show the replacement. The newest metalog may end
-        before our last position, so storage has no index data of it.
+        before the last position of this shard, so storage has no index data there.
         """
         for lookup in self._waiting.unconfirmed():
             position = self._replaced_after(lookup)
@@ -585,7 +591,7 @@ class IndexNode:
         return max(trimmed.tags.of(lookup.tag), log_floor), log_floor
 
     def _resume(self, waiting: SpilledLookup, now: Instant) -> list[Effect]:
-        """Search to the end, or until a row group of the snapshot must be read."""
+        """Search to the end, or until a row group of the snapshot is needed."""
         needed = self._store.search(waiting.search)
         if needed is None:
             return self._found(waiting.origin, waiting.lookup, waiting.search.matches, now)
@@ -596,7 +602,7 @@ class IndexNode:
     def _found(
         self, origin: NodeId, lookup: IndexLookup, matches: Matches, now: Instant
     ) -> list[Effect]:
-        """Send matches above the floor to the merging node; an exact match to storage, too."""
+        """Send matches above the floor to the merging node; send an exact match to storage, too."""
         floor, log_floor = self._floors_of(lookup)
         seqnums, shards = matches
         if lookup.bound < floor:
@@ -695,7 +701,9 @@ class IndexNode:
         return effects
 
     def _resume_from(self, info: SnapshotInfo) -> None:
-        """Count what a snapshot or a checkpoint covers as applied, with its epochs."""
+        """Count the positions that a snapshot or a checkpoint covers as applied, with their
+        epochs.
+        """
         self._feed = self._feed_from(info.position)
         self._lineage = Lineage.restored(info.lineage)
         self._confirm(self._lineage.last)
@@ -738,7 +746,7 @@ class IndexNode:
         return self._fetch is not None or self._feed.behind or bool(self._waiting)
 
     def _catch_up(self, now: Instant, *, advanced: bool) -> list[Effect]:
-        """Begin a new fetch after a pause without progress, if something is missing."""
+        """Begin a new fetch after a pause without progress, if index data is missing."""
         if self._fetch is not None and self._fetch.over:
             self._fetch = None
         if not self._missing:
@@ -757,8 +765,8 @@ class IndexNode:
     def _begin_fetch(self, end: MetalogPosition) -> list[Effect]:
         """Ask storage nodes for missing index data; each attempt asks others (`sources_of`).
 
-        The request to one of them also covers our last position: the answer shows whether the entry
-        there was replaced.
+        The request to one of them also covers the last applied position. The answer shows whether
+        the entry there was replaced.
         """
         sources, last = (
             sources_of(self._placement, self._placement.view.storage_nodes, self._attempts),

@@ -1,7 +1,7 @@
 """The index of one index node, in memory and on the disk (unbounded in thesis 5.2).
 
 Index data arrives in log order, so the index is a sequence of *generations*, each a `TagIndex` of
-consecutive seqnums. When the newest generation is large enough, it is closed, and a snapshot is
+consecutive seqnums. When the newest generation is large enough, it is closed. Then a snapshot is
 written: the previous snapshot, merged with all generations since. A generation that a snapshot
 covers stays in memory for speed, and is dropped when memory is short. Its rows are then read from
 the file, one row group at a time; recently used row groups are cached. A lookup searches memory and
@@ -32,22 +32,24 @@ from indilog_index.spilled import Found, GroupDirectory, RowCache, next_in, prev
 from indilog_index.tag_index import Matches, TagIndex
 
 _CACHE_SHARE: Final = 4
-"""1/4 of the memory is for cached row groups and the filter of the snapshot's tags."""
+"""This fraction (1/4) of the memory is for cached row groups and the filter of the snapshot's
+tags.
+"""
 _FILTER_SHARE: Final = 16
-"""At most 1/16 of the memory is for that filter."""
+"""At most this fraction (1/16) of the memory is for that filter."""
 _RESIDENT_SHARE: Final = 2
-"""Generations that a snapshot covers are dropped while all generations take more than 1/2 of the
-memory.
+"""Generations that a snapshot covers are dropped while all generations take more than this fraction
+(1/2) of the memory.
 """
 
 
 class Search:
-    """The state of one lookup in the index; it resumes where it stopped to wait for the disk.
+    """The state of one lookup in the index. After a wait for the disk it resumes where it stopped.
 
     Attributes:
         bound: where a search for NEXT resumes, inclusive.
         above: where a search for PREV resumes, exclusive.
-        left: how many matches are still wanted.
+        left: number of matches that are still wanted.
         seqnums, shards: the matches found, best first.
         started: whether a search for PREV has searched the memory.
     """
@@ -78,7 +80,7 @@ class Search:
         return tuple(self.seqnums), tuple(self.shards)
 
     def take(self, found: Found | Matches) -> None:
-        """Add matches that are worse than all before."""
+        """Add matches, all of which are worse than the earlier ones."""
         seqnums, shards = found
         if not seqnums:
             return
@@ -105,7 +107,7 @@ class _Generation:
     """The index of consecutive seqnums from `start` on; records are added until it is closed.
 
     Attributes:
-        records: how many were added: the empty tag's rows in a snapshot.
+        records: number of added records, which are the empty tag's rows in a snapshot.
         added: the index data from which `index` was made, kept for checkpoints; it may still have
             trimmed records. None: the generation was restored from rows, or is in the snapshot.
         position, end: of a closed generation, the metalog position and the seqnum where it ends.
@@ -123,12 +125,12 @@ class _Generation:
 
     @property
     def rows(self) -> int:
-        """How many rows it makes in a snapshot."""
+        """Number of rows that it makes in a snapshot."""
         return self.index.entries + self.records
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory it takes."""
+        """About how many bytes of memory it takes."""
         added = self.added.memory_bytes if self.added is not None else 0
         return self.index.memory_bytes + added
 
@@ -138,7 +140,7 @@ class _Generation:
         return isinstance(self.index, RecentIndex)
 
     def add(self, part: ShardTags) -> None:
-        """Add records that follow all added before."""
+        """Add records that follow all earlier records."""
         assert isinstance(self.index, TagIndex), "a restored generation is closed"
         self.index.add(part)
         self.records += part.count
@@ -162,8 +164,7 @@ class _Generation:
 
     def _forget_added(self) -> None:
         """Rebuild `added` from the index, once the index has dropped more than half of its entries.
-
-        So the work is proportional to the number of dropped entries, not of trims.
+        So the work is proportional to the number of dropped entries, not to that of trims.
         """
         if self.added is None or not isinstance(self.index, TagIndex) or self.index.sweeping:
             return
@@ -194,13 +195,13 @@ class IndexStore:
     """Finds the records of a tag in memory and in the snapshot.
 
     Args:
-        memory_bytes_max: bytes of generations and row groups together. A single position may
-            exceed it, and so do the copies that are made while a snapshot is written.
-        entries_min: the fewest new entries that make a snapshot due.
-        lost_max: how many ranges of lost records are kept.
+        memory_bytes_max: bytes of generations and row groups together. A single position may exceed
+            this limit. The copies that are made while a snapshot is written may exceed it, too.
+        entries_min: smallest number of new entries that makes a snapshot due.
+        lost_max: largest number of ranges of lost records that are kept.
 
     Attributes:
-        filter_bytes_max: the most bytes of the filter of a snapshot's tags.
+        filter_bytes_max: largest number of bytes of the filter of a snapshot's tags.
         full: whether nothing may be added until a snapshot is written.
         lost: records whose tags are lost.
     """
@@ -234,7 +235,7 @@ class IndexStore:
 
     @property
     def end(self) -> SeqNum:
-        """The seqnum after the last one added."""
+        """The seqnum after the last added record."""
         return self._newest.index.end
 
     @property
@@ -244,12 +245,12 @@ class IndexStore:
 
     @property
     def entries(self) -> int:
-        """How many pairs of record and tag are in memory."""
+        """Number of pairs of record and tag in memory."""
         return sum(generation.index.entries for generation in (*self._closed, self._newest))
 
     @property
     def resident_bytes(self) -> int:
-        """About how much memory the generations take."""
+        """About how many bytes the generations take."""
         return self._closed_bytes + self._newest.memory_bytes
 
     @property
@@ -300,7 +301,7 @@ class IndexStore:
     # --- trimming
 
     def skip(self, end: SeqNum) -> None:
-        """Leave out the records up to `end`: they were trimmed before they arrived."""
+        """Leave out the records up to `end`, which were trimmed before they arrived."""
         self._newest.index.end = end
 
     @property
@@ -311,7 +312,7 @@ class IndexStore:
     def trim(self, floor: Floor) -> None:
         """Drop records below a floor in memory; lookups skip the snapshot's rows below it.
 
-        Generations that are being written must not change: they are trimmed afterwards.
+        Generations that are being written must not change, so they are trimmed afterwards.
         """
         if self._writing:
             self._deferred_floors.append(floor)
@@ -322,7 +323,7 @@ class IndexStore:
     def runs(self) -> dict[ShardId, Runs]:
         """Return the runs of consecutive seqnums in memory, by shard.
 
-        Generations that are being written are left out: they must not change now.
+        Generations that are being written are left out, because they must not change now.
         """
         parts = [generation.index.runs() for generation in self._changeable]
         bounds = np.concatenate([bounds for bounds, _ in parts])
@@ -405,7 +406,7 @@ class IndexStore:
     def _search_base(self, search: Search) -> ReadRows | None:
         """Search the part of the snapshot that is not in memory.
 
-        All matches of a row group are taken, also those that memory has now. Memory may have
+        All matches of a row group are taken, also those that are in memory now. Memory may have
         dropped them when the search resumes after a wait.
         """
         base, directory = self._base, self._directory
@@ -433,7 +434,7 @@ class IndexStore:
 
     @property
     def due(self) -> bool:
-        """Whether to write a snapshot: enough is new, memory is short, or the last one failed."""
+        """Whether to write a snapshot: much is new, memory is short, or the last one failed."""
         if self._writing:
             return False
         restored = [g for g in self._closed if g.restored and not self._is_covered(g)]
@@ -448,7 +449,7 @@ class IndexStore:
 
     @property
     def _failed(self) -> bool:
-        """Whether a closed generation is in no snapshot: the last write failed."""
+        """Whether a closed generation is in no snapshot, because the last write failed."""
         last = self._closed[-1] if self._closed else None
         return last is not None and not last.restored and not self._is_covered(last)
 
@@ -464,7 +465,7 @@ class IndexStore:
         """Return the input of the next snapshot: everything that was added below `position`.
 
         After a failed write it returns the same generations again. `written` must be called before
-        the next call.
+        the next call of this method.
         """
         assert not self._writing, "one snapshot at a time"
         if not self._failed:
@@ -515,7 +516,7 @@ class IndexStore:
         return lambda: sorted_rows([copy() for copy in copies])
 
     def add_checkpoint(self, rows: Rows, info: SnapshotInfo) -> None:
-        """Add the rows of a checkpoint that the snapshot, if there is one, lacks."""
+        """Add those rows of a checkpoint that the snapshot, if there is one, lacks."""
         start = self._newest.start
         assert self.end == start <= info.tail, "nothing was added"
         rows = rows.chosen(rows.seqnums >= np.uint64(start))

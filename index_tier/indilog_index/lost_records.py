@@ -1,4 +1,4 @@
-"""Lookups that cross lost records (decision 0024): only the matches before the lost records are
+"""Lookups that cross lost records (decision 0024). Only the matches before the lost records are
 valid.
 """
 
@@ -14,7 +14,9 @@ from indilog.wire.messages import Direction, IndexLookup
 from indilog_index.tag_index import Matches
 
 _RANGES_MAX: Final = 64
-"""Lost ranges in one answer. `nearest` joins adjacent ranges of different index shards."""
+"""Largest number of lost ranges in one answer. `nearest` joins adjacent ranges of different index
+shards.
+"""
 
 
 def crossed(
@@ -37,10 +39,10 @@ def crossed(
 
 
 def nearest(direction: Direction, found: Iterable[LostRange], floor: SeqNum) -> LostRange | None:
-    """Return the first lost range that a lookup crosses, among those that index shards found.
+    """Return the first lost range that a lookup crosses, among the ranges of all index shards;
+    None: the lookup crosses no lost records.
 
-    Parts below the floor are left out, and adjacent ranges are joined. None: the lookup crosses no
-    lost records.
+    Parts below the floor are left out, and adjacent ranges are joined.
     """
     left = sorted(LostRange(max(lost.start, floor), lost.end) for lost in found if lost.end > floor)
     if not left:

@@ -1,8 +1,8 @@
-"""Merging the answers of all index shards to one lookup (thesis 5.4, algorithm 6).
+"""Merges the answers of all index shards to one lookup (thesis 5.4, algorithm 6).
 
 An aggregator merges, and so does an index node that is the master of a lookup (thesis 5.2,
-"master-slave-mode"). `Merging` keeps no index data, only lookups that not every index shard has
-answered.
+"master-slave-mode"). `Merging` keeps no index data. It keeps only lookups that some index shard has
+not answered yet.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class _Lookup:
         self.bound = answer.bound
         self.trims = answer.trims
         self.index_shards = answer.index_shards
-        """How many index shards were asked."""
+        """Number of index shards that were asked."""
         self.floor: SeqNum = 0
-        """The highest floor of all answers: an index shard that has applied more trims has dropped
+        """The highest floor of all answers. An index shard that has applied more trims has dropped
         the records below its floor.
         """
         self.log_floor: SeqNum = 0
@@ -47,7 +47,7 @@ class _Lookup:
         self.matches: list[tuple[SeqNum, ShardId]] = []
         self.lost: list[LostRange] = []
         self.done = False
-        """Whether an exact match was found; further answers then change `answered` only."""
+        """Whether an exact match was found; further answers then only change `answered`."""
 
     def fits(self, answer: IndexAnswer) -> bool:
         return (self.direction, self.count, self.bound, self.index_shards) == (
@@ -68,8 +68,8 @@ class _Lookup:
         """Return the best matches of all index shards, and the lost records that limit them.
 
         A seqnum is in one index shard only. There are no matches below the floor, and none at all
-        if the bound is below it. If the lookup crosses lost records, only the matches before them
-        are returned, with the range of the lost ones.
+        if the bound is below the floor. If the lookup crosses lost records, only the matches before
+        them are returned, with the range of the lost records.
         """
         if self.bound < self.floor:
             return ((), ()), None
@@ -90,7 +90,7 @@ class Merging:
     Guarantees: a result is sent only when every index shard has answered, or one had an exact
     match. At most `lookups_pending_max` lookups are pending, and the oldest is dropped first. A
     lookup is dropped after `read_timeout_s`, and its engine starts it again. A repeated answer
-    counts once. An answer that arrives after the result starts a new pending lookup, which expires.
+    counts once. An answer that arrives after the result begins a new pending lookup, which expires.
     """
 
     def __init__(self, placement: Placement, config: NodeConfig) -> None:
@@ -98,7 +98,7 @@ class Merging:
         self._lookups_max = config.reads.lookups_pending_max
         self._timeout_s = config.reads.read_timeout_s
         self._pending: OrderedDict[tuple[NodeId, int], _Lookup] = OrderedDict()
-        """Lookups by origin and request, in the order of their first answers, so the first one
+        """Lookups by origin and request, in the order of their first answers. So the first one
         expires first.
         """
 
@@ -115,7 +115,7 @@ class Merging:
         assert all(0 < len(p.answered) < p.index_shards for p in self._pending.values())
 
     def add(self, sender: NodeId, answer: IndexAnswer, now: Instant) -> list[Effect]:
-        """Add the answer of `sender`; send the result if it was the last one."""
+        """Add the answer of `sender`; send the result if it was the last missing answer."""
         if (reason := self._refusal(sender, answer)) is not None:
             return [Ignore(answer, reason)]
         key = answer.origin, answer.request

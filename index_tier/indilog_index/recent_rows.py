@@ -1,8 +1,8 @@
 """Index data that no snapshot has, in forms that are fast to copy and to load (decision 0028).
 
-`AddedParts` keeps the columns of index data as they arrived, beside the index made of them, so that
-a checkpoint copies them in one piece. `RecentIndex` searches the sorted rows of a checkpoint as
-they are, so that a start need not add them record by record.
+`AddedParts` keeps the columns of index data as they arrived, in addition to the index made of them.
+So a checkpoint copies them in one piece. `RecentIndex` searches the sorted rows of a checkpoint
+directly, so that a start need not add them record by record.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AddedParts:
 
     @property
     def entries(self) -> int:
-        """How many pairs of record and tag were added."""
+        """Number of added pairs of record and tag."""
         return len(self._tags)
 
     @classmethod
@@ -66,7 +66,7 @@ class AddedParts:
         return parts
 
     def add(self, part: ShardTags) -> None:
-        """Add records that follow all added before."""
+        """Add records that follow all earlier records."""
         self._counts += part.tag_counts
         self._tags.frombytes(part.tags)
         if (
@@ -111,12 +111,12 @@ class AddedParts:
 class RecentIndex:
     """Finds the records of a tag among sorted rows; like a `TagIndex` without `add`.
 
-    Rows below a floor stay, as those of a snapshot do: lookups skip them.
+    Rows below a floor stay, as in a snapshot, and lookups skip them.
 
     Attributes:
         end: the seqnum after the last record that it may have.
-        entries: how many rows there are, without those of the empty tag.
-        tags: how many different tags there are.
+        entries: number of rows, without those of the empty tag.
+        tags: number of different tags.
     """
 
     __slots__ = ("_rows", "end", "entries", "tags")

@@ -1,7 +1,7 @@
-"""The snapshots of an index node: when it writes one, and from which one it starts.
+"""The snapshots of an index node: decides when it writes one, and from which one it starts.
 
 In thesis 5.6.2 a failed index node fetches all its index data from storage. Here it starts from its
-snapshot, and fetches only what is newer.
+snapshot, and fetches only newer data.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Snapshots:
 
     Attributes:
         opening: whether the node still waits for the snapshot to start from.
-        written: how many snapshots were written.
-        failed: how many could not be written.
+        written: number of snapshots that were written.
+        failed: number of snapshots that could not be written.
     """
 
     def __init__(self, placement: Placement, index_shard: int, config: NodeConfig) -> None:
@@ -46,7 +46,7 @@ class Snapshots:
         self.failed = 0
 
     def open(self, below: MetalogPosition = NO_POSITION + 1) -> AskSnapshots:
-        """Request the newest snapshot below a position; the result of a write in progress is then
+        """Request the newest snapshot below a position. The result of a write in progress is then
         ignored.
         """
         self.opening = True
@@ -54,7 +54,7 @@ class Snapshots:
         return AskSnapshots(OpenSnapshot(below))
 
     def want(self, position: MetalogPosition) -> None:
-        """Make a snapshot due that reaches `position`, once all below it is applied."""
+        """Make a snapshot up to `position` due, once all positions below it are applied."""
         self._wanted = max(position, self._wanted or 0)
 
     @property
@@ -138,7 +138,7 @@ class Snapshots:
         return min(trimmed.logs.highest, base.info.tail) - since > (base.info.tail - since) // 2
 
     def info(self, store: IndexStore, position: MetalogPosition, lineage: Lineage) -> SnapshotInfo:
-        """Return what `store` covers: everything below `position`."""
+        """Return the extent that `store` covers: everything below `position`."""
         return SnapshotInfo(
             logspace=self._placement.view.logspace,
             index_shard=self._index_shard,

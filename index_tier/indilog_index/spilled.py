@@ -17,7 +17,7 @@ Found = tuple[list[SeqNum], list[ShardId]]
 """Seqnums, best first, and the shard of each."""
 
 _GROUP_BYTES: Final = 32
-"""Bytes that the directory keeps of one row group."""
+"""Bytes that the directory keeps for one row group."""
 
 
 class GroupDirectory:
@@ -89,7 +89,7 @@ def _of_tag(rows: Rows, tag: TagHash) -> tuple[NDArray[np.uint64], NDArray[np.ui
 
 
 class RowCache:
-    """The most recently used row groups of one snapshot: `bytes_max` bytes at most, but at least
+    """The most recently used row groups of one snapshot: at most `bytes_max` bytes, but at least
     one group.
     """
 
@@ -120,7 +120,7 @@ class RowCache:
             self.bytes -= ROW_BYTES * len(dropped.tags)
 
     def clear(self) -> None:
-        """Drop everything: the snapshot was replaced."""
+        """Drop everything, because the snapshot was replaced."""
         self._groups.clear()
         self.bytes = 0
 

@@ -1,4 +1,4 @@
-"""Lookups that wait for a row group of the snapshot to be read.
+"""Lookups that wait until a row group of the snapshot is read.
 
 The shell answers every read, so these lookups need no deadline here; the engine has one.
 """

@@ -1,4 +1,4 @@
-"""Removing forgotten records from all tags of an index, step by step (ARCHITECTURE 13).
+"""Removes forgotten records from all tags of an index, step by step (ARCHITECTURE 13).
 
 Records are forgotten because their log was trimmed, or because storage has discarded them. The
 index does not know which tags such a record has, because it stores the records of each tag in a
@@ -18,17 +18,17 @@ import numpy as np
 from indilog.base.ids import SeqNum, TagHash
 
 _FEW: Final = 16
-"""Up to this many entries are looked up one by one."""
+"""Largest number of entries that are looked up one by one."""
 
 
 class Sweep:
-    """Removes the seqnums in `dead`, ascending, from the columns that were there at its start.
+    """Removes the seqnums in `dead`, ascending, from the columns that existed at its start.
 
     Records that are added during the sweep have greater seqnums than all in `dead`.
 
     Attributes:
         dead: the seqnums.
-        tags: how many columns there were at the start.
+        tags: number of columns at the start.
         used: for each span that begins at `firsts`, whether any of its records stay.
     """
 

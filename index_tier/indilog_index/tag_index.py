@@ -1,14 +1,14 @@
 """The tag index of one index node: tag → seqnums, in flat arrays (thesis 5.2).
 
-The thesis keeps a shard id beside each seqnum. Here the shard is kept once for each run of
+The thesis keeps a shard id with each seqnum. Here the shard is kept once for each run of
 consecutive seqnums, in *spans*, and found from a seqnum by bisection. The spans are needed anyway,
 as the index of the empty tag. So a tag takes one array with 8 bytes per record, instead of two
 arrays with 10 bytes.
 
 Seqnums arrive in ascending order and are appended, so every array stays sorted.
 
-Added parts *wait* until the next lookup, or until there are many. They are then sorted by tag
-together, so that each tag takes one step for all its records in these parts.
+Added parts *wait* until the next lookup, or until there are many. All waiting parts are then sorted
+by tag, so that each tag takes one step for all its records in these parts.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _TAG_BYTES: Final = 150
 
 
 class TagIndex:
-    """Finds the records of a tag among those that were added.
+    """Finds the records of a tag among the added records.
 
     Attributes:
-        end: the seqnum after the last one added.
-        entries: how many pairs of record and tag there are.
+        end: the seqnum after the last added record.
+        entries: number of pairs of record and tag.
     """
 
     __slots__ = (
@@ -55,13 +55,15 @@ class TagIndex:
     def __init__(self, end: SeqNum = 0) -> None:
         self._columns: dict[TagHash, array[int]] = {}
         self._waiting: list[ShardTags] = []
-        """Waiting parts: counted in `_ends` and `entries`, and not in `_columns` yet."""
+        """Waiting parts: they are counted in `_ends` and `entries`, but are not in `_columns`
+        yet.
+        """
         self._waiting_entries = 0
         self._firsts = array("Q")
         self._ends = array("Q")
         self._shards = array("H")
         self._dead: deque[array[int]] = deque()
-        """Forgotten records that sweeps must remove from other tags; an ascending array for each
+        """Forgotten records that sweeps must remove from other tags: an ascending array for each
         sweep.
         """
         self._sweep: Sweep | None = None
@@ -70,13 +72,13 @@ class TagIndex:
 
     @property
     def tags(self) -> int:
-        """How many different tags there are."""
+        """Number of different tags."""
         self.sort_waiting()
         return len(self._columns)
 
     @property
     def spans(self) -> int:
-        """How many runs of consecutive seqnums of one shard there are."""
+        """Number of runs of consecutive seqnums of one shard."""
         return len(self._firsts)
 
     @property
@@ -91,7 +93,7 @@ class TagIndex:
         )
 
     def add(self, part: ShardTags) -> None:
-        """Add records that follow all added before; the part's columns must fit each other."""
+        """Add records that follow all earlier records; the part's columns must fit each other."""
         first = part.first_seqnum
         assert first >= self.end, "parts are added in the order of their seqnums"
         end = self.end = first + part.count
@@ -104,8 +106,8 @@ class TagIndex:
             self.sort_waiting()
 
     def sort_waiting(self) -> None:
-        """Add waiting parts to the columns, as every read requires; another thread may read only if
-        no part waits.
+        """Add waiting parts to the columns, which every read requires. Another thread may read only
+        if no part waits.
         """
         if not self._waiting:
             return
@@ -152,7 +154,7 @@ class TagIndex:
     def rows(self) -> Rows:
         """Return everything as rows of a snapshot, those of the empty tag first.
 
-        Rows of forgotten records are left out, even if no sweep has removed them yet: otherwise all
+        Rows of forgotten records are left out, even if no sweep has removed them yet. Otherwise all
         later snapshots would keep them. Another thread may call this if no part waits and the index
         does not change.
         """
@@ -198,7 +200,9 @@ class TagIndex:
         return self._sweep is not None or bool(self._dead)
 
     def trim(self, floor: Floor) -> None:
-        """Forget a tag's records below a floor; `sweep` removes a log's from other tags."""
+        """Forget a tag's records below a floor. For a log, `sweep` removes its records from other
+        tags.
+        """
         self.sort_waiting()
         column = self._columns.get(floor.tag)
         if column is None:
@@ -315,7 +319,7 @@ class TagIndex:
         return tuple(seqnums), tuple(found)
 
     def _next_any(self, bound: SeqNum, limit: SeqNum, count: int) -> Matches:
-        """Every record has the empty tag: walk the spans."""
+        """Walk the spans, because every record has the empty tag."""
         seqnums: list[SeqNum] = []
         shards: list[ShardId] = []
         for span in range(bisect_right(self._ends, bound), len(self._ends)):

@@ -1,10 +1,9 @@
-"""The trims that an index node knows, and the fetch of missing ones (ARCHITECTURE 13).
+"""The trims that an index node knows, and the fetch of missing trims (ARCHITECTURE 13).
 
-Every index node needs every trim: a floor holds for all positions of the log, so for all index
-shards. Two storage nodes send each trim unrequested. Trims are numbered. So a gap shows when the
-next trim arrives, or a lookup that names more trims than are known. The node then fetches all
-floors, page by page. Floors only grow, so a page may have newer floors than the trims that it
-names.
+Every index node needs every trim: a floor applies to all positions of the log, so to all index
+shards. Two storage nodes send each trim unrequested. Trims are numbered. So the next trim shows a
+gap, and so does a lookup that names more trims than are known. The node then fetches all floors,
+page by page. Floors only grow, so a page may have newer floors than the trims that it names.
 
 The metalog entry of a trim may be replaced (decision 0031). One incarnation of the primary proposes
 one metalog. So the number of trims, and the incarnation that proposed the last of them, identify a
@@ -32,8 +31,8 @@ class TrimFeed:
 
     Attributes:
         trimmed: the floors, at least those of the trims in `known`.
-        known: which trims are known; `copy_of` is the newest incarnation whose metalog is known to
-            have them.
+        known: the known trims; `copy_of` is the newest incarnation whose metalog is known to
+            contain them.
         position: after this many metalog entries, all trims in `trimmed` are applied.
     """
 
@@ -44,16 +43,18 @@ class TrimFeed:
         self._placement = placement
         self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
         self._announced = 0
-        """The most trims that a storage node has announced, of the known copy or a newer one."""
+        """The largest number of trims that a storage node has announced, of the known copy or a
+        newer one.
+        """
         self._attempts = 0
         self._cursor: FloorCursor | None = None
         """Where the requested page begins; None: no page is requested."""
         self._promised = TrimExtent()
-        """Which trims the pages cover once the last one has arrived."""
+        """The trims that the pages cover when the last page has arrived."""
 
     @property
     def trims(self) -> int:
-        """How many trims are known."""
+        """Number of known trims."""
         return self.known.trims
 
     def start(self, now: Instant) -> list[Send]:
@@ -78,7 +79,7 @@ class TrimFeed:
         return risen, self._on_trims(message, message.start, now)
 
     def _on_trims(self, message: TagFloors, start: int, now: Instant) -> list[Send]:
-        """Count the next trim, confirm the known trims, or find that some were replaced."""
+        """Count the next trim, confirm the known trims, or detect that some were replaced."""
         extent, known = message.extent, self.known
         if extent[1:] == known[1:]:
             self.known = max(known, extent)
@@ -95,9 +96,8 @@ class TrimFeed:
         return []
 
     def _contradicted(self, message: TagFloors, start: int) -> bool:
-        """Whether a newer copy has other trims than are known here.
-
-        It has another trim in the place of the last known one or of an earlier one, or fewer trims.
+        """Whether a newer copy has other trims than are known here: another trim in the place of a
+        known one, or fewer trims.
         """
         if start == self.trims:
             return True
@@ -128,7 +128,7 @@ class TrimFeed:
     def on_time(self, now: Instant, *, waited_for: bool = False) -> list[Send]:
         """Ask for missing trims, after a pause without progress.
 
-        `waited_for`: a lookup needs more trims, or needs the known ones to be confirmed.
+        `waited_for`: a lookup needs more trims, or needs a confirmation of the known ones.
         """
         if self._cursor is None and self._announced <= self.trims and not waited_for:
             self._resend.stop()

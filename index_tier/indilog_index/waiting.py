@@ -36,11 +36,12 @@ class WaitingLookups:
         self._lookups_max = lookups_max
         self._timeout_s = timeout_s
         self._lookups: OrderedDict[tuple[NodeId, int], WaitingLookup] = OrderedDict()
-        """Lookups by origin and request, in the order of arrival, so the first one expires first.
+        """Lookups by origin and request, in the order of arrival. So the first one expires
+        first.
         """
         self._by_position: SortedList[tuple[MetalogPosition, NodeId, int]] = SortedList()
         self._applied: dict[tuple[NodeId, int], None] = {}
-        """Lookups whose positions are applied; they wait for trims, or for storage to confirm that
+        """Lookups whose positions are applied. They wait for trims, or until storage confirms that
         the applied entries were not replaced.
         """
 
@@ -64,7 +65,7 @@ class WaitingLookups:
         """Remove and return the lookups that can be answered.
 
         A lookup can be answered if it asks only about positions below `position`, and `known`
-        returns True: the entries and trims that it names are known.
+        returns True for it: this node knows the entries and trims that the lookup names.
         """
         while self._by_position and self._by_position[0][0] <= position:
             _, origin, request = self._by_position.pop(0)
@@ -86,7 +87,7 @@ class WaitingLookups:
         return (self._lookups[key].lookup for key in self._applied)
 
     def wait_for_positions(self) -> None:
-        """Let all lookups wait for their positions again: the index is rebuilt."""
+        """Let all lookups wait for their positions again, because the index is rebuilt."""
         self._by_position.update(
             (self._lookups[key].lookup.position, *key) for key in self._applied
         )

@@ -1,6 +1,6 @@
 """The extent and the rows of a snapshot, computed from the schedule and the order of the log.
 
-An index node derives the same from the index data that it receives.
+An index node derives the same result from the index data that it receives.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def rows_of(
     tags: NDArray[np.uint64],
     trimmed: Trimmed,
 ) -> Rows:
-    """Return the rows of records, sorted, without those of trimmed ones.
+    """Return the rows of records, sorted, without rows of trimmed records.
 
     Args:
-        seqnums: of the records, ascending.
-        shards: of the records.
-        tag_counts: how many tags each record has; 0: its tags are lost, or it is a tombstone.
-        tags: of all records, concatenated.
+        seqnums: seqnums of the records, ascending.
+        shards: shards of the records.
+        tag_counts: number of tags of each record; 0: its tags are lost, or it is a tombstone.
+        tags: tags of all records, concatenated.
         trimmed: floors.
     """
     of_record = np.repeat(np.arange(len(seqnums)), tag_counts)

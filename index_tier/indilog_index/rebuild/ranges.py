@@ -25,7 +25,7 @@ class RangeBounds(NamedTuple):
 
     @property
     def ranges(self) -> int:
-        """How many ranges there are."""
+        """Number of ranges."""
         return len(self.tags) + 1
 
 

@@ -1,8 +1,8 @@
-"""Rows sorted with bounded memory: sorted runs in files, merged block by block.
+"""Sorts rows with bounded memory: sorted runs in files, merged block by block.
 
-Rows are added in log order. So the rows of a tag in an earlier run have smaller seqnums than in a
-later run, and a merge compares tags only. A tag with more rows than a block is copied run by run;
-the empty tag has a quarter or a half of all rows.
+Rows are added in log order. So the rows of a tag have smaller seqnums in an earlier run than in a
+later run, and a merge compares tags only. A tag with more rows than a block is copied run by run.
+The empty tag has a quarter or a half of all rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SortedRuns:
         memory_bytes_max: bytes of rows in memory.
 
     Attributes:
-        rows: how many were added.
+        rows: number of added rows.
     """
 
     def __init__(self, directory: Path, *, memory_bytes_max: int) -> None:
@@ -40,7 +40,7 @@ class SortedRuns:
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
-        """Add sorted rows; the seqnums of each tag are greater than all added before."""
+        """Add sorted rows. The seqnums of each tag are greater than all earlier ones of the tag."""
         self._pieces.append(rows)
         self._rows_pending += len(rows.tags)
         self.rows += len(rows.tags)
@@ -54,7 +54,7 @@ class SortedRuns:
         self.rows += self._write(pieces)
 
     def _write(self, pieces: Iterable[Rows]) -> int:
-        """Write a run; return how many rows it has."""
+        """Write a run; return its number of rows."""
         name = f"{len(self._runs):05d}"
         count = write_run(self._directory, name, pieces)
         if count:
@@ -87,7 +87,7 @@ class SortedRuns:
 
 
 def write_run(directory: Path, name: str, pieces: Iterable[Rows]) -> int:
-    """Write rows to files, a column each; return how many there are."""
+    """Write rows to files, one file per column; return the number of rows."""
     count = 0
     with ExitStack() as stack:
         files = [stack.enter_context(path.open("wb")) for path in _paths(directory, name)]
@@ -113,5 +113,5 @@ def _paths(directory: Path, name: str) -> list[Path]:
 
 
 def _end(run: Rows, start: int, tag: int, side: Literal["left", "right"]) -> int:
-    """Return where the rows of tags below `tag` (with `right`: up to it) end."""
+    """Return where the rows of tags below `tag` end; with `right`, those of tags up to `tag`."""
     return start + int(np.searchsorted(run.tags[start:], np.uint64(tag), side=side))
