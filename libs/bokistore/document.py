@@ -305,10 +305,10 @@ def _check_condition(document: Document | None, write: Conditional, name: str) -
         case SetIf(expected=expected):
             if isinstance(there, dict) and not write.path:
                 there = without_tags(there)
-            holds = _same(None if there is Absent.ABSENT else there, expected)
+            holds = is_same(None if there is Absent.ABSENT else there, expected)
         case DecrementIf(by=by, at_least=at_least):
             old = 0 if there is Absent.ABSENT else there
-            fits = bool(write.path) and isinstance(old, int | float)  # an object is no number
+            fits = bool(write.path) and _is_number(old)  # a whole object is no number
             holds = not fits or old - by >= at_least
         case AppendIf(value=value, absent=absent, limit=limit):
             items = there if isinstance(there, list) else []
@@ -320,8 +320,8 @@ def _check_condition(document: Document | None, write: Conditional, name: str) -
         raise ConditionUnmetError(f"The condition of {write!r} of {name!r} does not hold.")
 
 
-def _same(one: Json, other: Json) -> bool:
-    """Tell whether two values are the same JSON."""
+def is_same(one: Json, other: Json) -> bool:
+    """Tell whether two values are the same JSON; to Python's `==`, 1, 1.0 and true are equal."""
     return _sorted_encoder.encode(one) == _sorted_encoder.encode(other)
 
 
@@ -380,10 +380,14 @@ def _value_after(
             assert_never(unreachable)
 
 
+def _is_number(value: Json) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _sum(old: Json, by: float, write: Write, name: str) -> int | float:
     if old is Absent.ABSENT:
         old = 0
-    if isinstance(old, bool) or not isinstance(old, int | float):
+    if not _is_number(old):
         raise _mismatch(name, write, wanted="a number", value=old)
     total = old + by
     if not _in_range(total):

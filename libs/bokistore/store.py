@@ -35,6 +35,7 @@ from bokistore.document import (
     Write,
     check_value,
     encode,
+    is_same,
     is_whole,
     result_of,
     steps_of,
@@ -199,7 +200,8 @@ class Store:
         """Replace several objects if others are as expected, atomically (CORFU section 3.1).
 
         Args:
-            tests: the expected whole object by name; None: the object must not exist.
+            tests: the expected whole object by name, compared as JSON, so 1, 1.0 and true differ;
+                None: the object must not exist.
             values: the new whole object by name.
             retries: as in `transact`.
 
@@ -211,11 +213,13 @@ class Store:
             InvalidObjectError: as `put`.
         """
         wanted = {name: None if w is None else as_document(w) for name, w in tests.items()}
+        for document in wanted.values():
+            check_value(document)
 
         async def body(txn: Transaction) -> bool:
             for name, document in wanted.items():
                 obj = await txn.get(name)
-                if (dict(obj.value) if obj.exists else None) != document:
+                if not is_same(dict(obj.value) if obj.exists else None, document):
                     return False
             for name, value in values.items():
                 txn.set(name, "", as_document(value))

@@ -41,8 +41,9 @@ async def test_a_value_of_another_type_is_a_mismatch(log: MemoryLog) -> None:
     store = Store(log)
     await store.put("a", {"text": "x", "flag": True})
     for path in ("text", "flag", ""):
-        with pytest.raises(MismatchError):
-            await store.decrement_if("a", path, 0)
+        for by in (0, 2):  # as a number, true would be too small for 2
+            with pytest.raises(MismatchError):
+                await store.decrement_if("a", path, by)
     with pytest.raises(MismatchError):
         await store.append_if("a", "text", 1, limit=3)
     with pytest.raises(MismatchError):

@@ -139,6 +139,18 @@ async def test_test_and_multi_put_writes_only_if_the_tests_hold(
     assert (await store.get("b"))["n"] == 3
 
 
+@pytest.mark.parametrize("other", [True, 1.0])
+async def test_test_and_multi_put_distinguishes_what_python_calls_equal(
+    store: Store, log: MemoryLog, other: object
+) -> None:
+    await store.put("a", {"n": 1, "m": 2})
+    assert not await store.test_and_multi_put({"a": {"n": other, "m": 2}}, {"a": {}})
+    with pytest.raises(InvalidObjectError, match="finite"):  # JSON would have null
+        await store.test_and_multi_put({"a": {"n": float("nan")}}, {"a": {}})
+    assert await log.tail() == 1
+    assert await store.test_and_multi_put({"a": {"m": 2, "n": 1}}, {"a": {}})
+
+
 async def test_one_of_two_equal_test_and_put_operations_succeeds_in_every_interleaving() -> None:
     def run(choose: Choose) -> list[bool]:
         log = MemoryLog("objects")
