@@ -142,7 +142,8 @@ def without(members: Members, view: View, node: NodeId) -> Members:
         raise ConfigError(f"The cluster has no node {node!r}; it has {', '.join(known)}.")
     if node in view.sequencers:
         raise ConfigError(
-            f"{node} is a sequencer: only a process that nodes share can leave with its sequencer."
+            f"{node} is a sequencer, which cannot leave alone. In clusters of `indilog up --nodes` "
+            "and `indilog node`, drain the process that runs it."
         )
     kind = kind_of(node)
     if kind == "engine":
