@@ -40,11 +40,15 @@ def tests_of(changed: set[str]) -> set[str]:
     """Return the test files of changed files."""
     tests = {name for name in changed if Path(name).name.startswith("test_")}
     modules = {module for name in changed for module in _modules_of(name)}
-    for folder in QUICK:
-        for path in (ROOT / folder).rglob("test_*.py"):
-            if modules & imports_of(path):
-                tests.add(str(path.relative_to(ROOT)))
+    for path in _quick_tests():
+        if modules & imports_of(path):
+            tests.add(str(path.relative_to(ROOT)))
     return tests
+
+
+@cache
+def _quick_tests() -> list[Path]:
+    return [path for folder in QUICK for path in (ROOT / folder).rglob("test_*.py")]
 
 
 @cache

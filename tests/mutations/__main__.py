@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
 from queue import SimpleQueue
@@ -176,7 +177,7 @@ def steps(site: Site, *, is_narrow: bool) -> Iterator[Sequence[str]]:
     part = next(folder for folder in PARTS if site.file.startswith(f"{folder}/"))
     own = PARTS[part]
     pytest = (*_PYTEST, *(_WITHOUT_PROCESSES if is_narrow else ()))
-    same = sorted(ROOT.glob(f"tests/unit/**/test_{Path(site.file).stem}.py"))
+    same = [path for path in _unit_tests() if path.name == f"test_{Path(site.file).stem}.py"]
     names = {str(path.relative_to(ROOT)) for path in same} | tests_of({site.file})
     if narrow := sorted(name for name in names if name.startswith("tests/unit")):
         yield *pytest, *narrow
@@ -188,6 +189,12 @@ def steps(site: Site, *, is_narrow: bool) -> Iterator[Sequence[str]]:
     yield *_PYTEST, *_APPLICATIONS
 
 
+@cache
+def _unit_tests() -> list[Path]:
+    return sorted(ROOT.glob("tests/unit/**/test_*.py"))
+
+
+@cache
 def _matching(name: str) -> list[Path]:
     found = sorted(ROOT.glob(name))
     assert found, f"there is no {name}"

@@ -104,7 +104,7 @@ def _replacements(
     node: ast.AST | None, function: str, *, is_condition: bool = False
 ) -> Iterator[tuple[str, _Code, _Code]]:
     """Yield (function, node, replacement) of a tree, without what is no behaviour."""
-    if node is None:
+    if node is None or (isinstance(node, ast.Expr) and _is_log_call(node)):
         return
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         if node.name in _UNCHANGED:
@@ -124,8 +124,6 @@ def _behaviour(node: ast.AST) -> Iterable[ast.AST | None]:
     """Return the children of a node that are behaviour; some may be None."""
     match node:
         case ast.Assert() | ast.JoinedStr():
-            return ()
-        case ast.Expr() if _is_log_call(node):
             return ()
         case ast.FunctionDef(args=args, body=body) | ast.AsyncFunctionDef(args=args, body=body):
             return (*args.defaults, *args.kw_defaults, *body)
@@ -169,7 +167,7 @@ def _others(node: _Code) -> Iterator[_Code]:
             yield ast.Continue()
         case ast.Continue():
             yield ast.Break()
-        case ast.Expr(ast.Call() | ast.Await()) if not _is_log_call(node):
+        case ast.Expr(ast.Call() | ast.Await()):
             yield ast.Pass()
         case _:
             pass

@@ -70,7 +70,7 @@ def test_every_mutation_of_the_project_is_python_and_another_program(found: list
         site.file for site in found
     }
     assert len(set(found)) == len(found) > 5000
-    for site in found[::50]:
+    for site in found[::200]:
         source = (ROOT / site.file).read_bytes()
         mutated = site.mutated(source)
         assert mutated != source
