@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -46,10 +47,12 @@ def test_the_files_of_a_guide_work(page: Path, tmp_path: Path) -> None:
     assert tests or settings, "a guide's example is checked"
     if not tests:
         return
-    options = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--import-mode=prepend")
+    # Other installed plugins take half of the time of such a short run.
+    options = ("-q", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *tests],
+        [sys.executable, "-m", "pytest", *options, "--import-mode=prepend", *tests],
         cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=280,
