@@ -39,6 +39,8 @@ from indilog.runtime.journal.segment_files import segment_files
 
 _ALIGNMENT: Final = 8
 _CHUNK_BYTES: Final = 1024 * 1024
+_ZEROS: Final = bytes(_CHUNK_BYTES + FRAME_HEADER_BYTES)
+"""Content of a chunk in which nothing was written yet."""
 _SECTOR_BYTES: Final = 4096
 _CORRECTED_BYTES_MAX: Final = 8192
 """Largest payload in bytes that is corrected; that takes at most 65,536 tries."""
@@ -264,6 +266,8 @@ def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHea
     for offset in range(start, os.fstat(fd).st_size, _CHUNK_BYTES):
         # A header may begin in one chunk and end in the next.
         chunk = _pread(fd, _CHUNK_BYTES + FRAME_HEADER_BYTES, offset)
+        if _ZEROS.startswith(chunk):  # compared at a tenth of what the search costs
+            continue
         at = chunk.find(MAGIC)
         while 0 <= at < _CHUNK_BYTES:
             if at % _ALIGNMENT == 0:
