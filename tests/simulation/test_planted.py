@@ -11,15 +11,15 @@ import pytest
 from tests.simulation.__main__ import Caught, caught_before, with_table
 from tests.simulation.planted import BUGS, Bug, Planting
 
-QUICK = (
-    "one report is enough for a quorum",
-    "a page of missed entries for a backup lacks one",
-    "the first answer of an index shard is taken for all",
-    "index data does not wake the watches of the newest record",
-    "the shell writes and does not sync",
-    "a sync does not reach the disk",
-)
-"""Caught within a few seeds."""
+QUICK = {
+    "one report is enough for a quorum": 14,
+    "a page of missed entries for a backup lacks one": 0,
+    "the first answer of an index shard is taken for all": 0,
+    "index data does not wake the watches of the newest record": 0,
+    "the shell writes and does not sync": 4,
+    "a sync does not reach the disk": 0,
+}
+"""Caught within a few seeds; each with one that takes little time and catches it, tried first."""
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
@@ -30,7 +30,10 @@ def test_every_bug_has_its_place_in_the_code(bug: Bug) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_caught(name: str) -> None:
-    command = [sys.executable, "-m", "tests.simulation.planted", name, "--seeds", "20"]
+    command = [
+        sys.executable, "-m", "tests.simulation.planted", name,
+        "--first", str(QUICK[name]), "--seeds", "20",
+    ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["checks"]
