@@ -7,7 +7,6 @@ simple model that replays the log afterwards.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
@@ -192,7 +191,7 @@ def check(logs: Kept, people: Sequence[Person]) -> Model:
         for seqnum, held in person.reported.items():
             assert model.done[seqnum] == held
     newcomer = new_replica(NAME)
-    asyncio.run(newcomer.catch_up(logs.log("work", Session())))
+    run_stepped([newcomer.catch_up(logs.log("work", Session()))], lambda ready: ready[0])
     line = [place.token for place in newcomer.state.snapshot().queue]
     assert line == [one["token"] for one in model.line], "who begins now finds the lock as it is"
     return model

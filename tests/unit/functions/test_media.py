@@ -124,11 +124,13 @@ def stored_twice(choose: Choose) -> dict[str, Obj]:
         for name in ("user:ann", "movie:m1"):
             await setup.set(name, "", {"name": name, **EMPTY})
 
-    asyncio.run(prepared())
+    run_stepped([prepared()], lambda ready: ready[0])
     store = partial(media.store_review, review=media.Review(**PARTS))
     both = [Store(SteppedLog(log)).transact(store, id=name) for name in ("a", "b")]
     run_stepped(both, choose)
-    return asyncio.run(Store(log).multi_get(["user:ann", "movie:m1", "review:r1"]))
+    names = ["user:ann", "movie:m1", "review:r1"]
+    (found,) = run_stepped([Store(log).multi_get(names)], lambda ready: ready[0])
+    return found
 
 
 def test_two_runs_of_one_request_store_one_review_in_every_interleaving() -> None:

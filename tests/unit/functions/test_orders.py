@@ -260,13 +260,14 @@ def finished_and_undone(choose: Choose) -> tuple[list[bool], Any]:
     async def prepared() -> None:
         await setup.set("order:o", "", {"status": "charged"})
 
-    asyncio.run(prepared())
+    run_stepped([prepared()], lambda ready: ready[0])
 
     def ran(body: Callable[..., Coroutine[Any, Any, bool]]) -> Coroutine[Any, Any, bool]:
         return Store(SteppedLog(log)).transact(partial(body, order="o"))
 
     results = run_stepped([ran(sales.finish), ran(sales.begin_undo)], choose)
-    return results, asyncio.run(setup.get("order:o"))["status"]
+    (order,) = run_stepped([setup.get("order:o")], lambda ready: ready[0])
+    return results, order["status"]
 
 
 def test_an_order_is_either_finished_or_undone_in_every_interleaving() -> None:

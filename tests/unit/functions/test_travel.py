@@ -175,7 +175,7 @@ def taken_by_two(
         for name in ("rooms:h0", "seats:f0"):
             await setup.set(name, "", {"capacity": 1, "left": 1})
 
-    asyncio.run(prepared())
+    run_stepped([prepared()], lambda ready: ready[0])
 
     def taken(id_: str) -> Coroutine[Any, Any, bool]:
         async def take(txn: Transaction) -> bool:
@@ -185,7 +185,8 @@ def taken_by_two(
 
     results = run_stepped([taken(one) for one in ids], choose)
     names = ["rooms:h0", "seats:f0", "reservation:a", "reservation:b"]
-    return results, asyncio.run(Store(log).multi_get(names))
+    (found,) = run_stepped([Store(log).multi_get(names)], lambda ready: ready[0])
+    return results, found
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), ("a", "b")])
