@@ -20,6 +20,7 @@ import trustme
 from indilog.runtime.cluster.cluster_keys import make_authority, make_node_keys
 from tests.cluster.machine import machine
 from tests.cluster.platform_process import platform
+from tests.support.repeated import repeated
 from tests.support.zookeeper_server import ZooKeeperServer
 
 DEPLOY: Final = Path(__file__).resolve().parents[3] / "deploy"
@@ -92,8 +93,11 @@ def make_certificate(directory: Path) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "command",
-    [unit_command(), entrypoint(), [*entrypoint(), *pod_arguments()]],
-    ids=["unit", "container", "pod"],
+    [
+        pytest.param(unit_command(), id="unit"),
+        repeated(entrypoint(), "container"),
+        pytest.param([*entrypoint(), *pod_arguments()], id="pod"),
+    ],
 )
 def test_the_command_starts_a_platform(command: list[str], tmp_path: Path) -> None:
     """With its own directory, port and certificate, as a mount would give them."""

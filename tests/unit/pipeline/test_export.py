@@ -24,7 +24,7 @@ from indilog_pipeline.export import export
 from indilog_pipeline.spark.tasks import GapError
 
 CHUNK_BYTES = 1_000
-KILLS = 4
+KILLS = 3
 CHUNKS = 4
 """Chunks, of 25, after which a program waits for its kill; it then has written one more."""
 
