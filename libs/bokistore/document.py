@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final, TypeAlias, assert_never
+from typing import Annotated, Any, Final, TypeAlias, TypeGuard, assert_never
 
 import msgspec
 
@@ -380,7 +380,7 @@ def _value_after(
             assert_never(unreachable)
 
 
-def _is_number(value: Json) -> bool:
+def _is_number(value: Json) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
