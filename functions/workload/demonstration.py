@@ -110,9 +110,11 @@ async def demonstrate(
     clients: int,
     seed: int,
     rate: float | None = None,
+    requests_min: int = 0,
     console: Console,
 ) -> DemonstrationResult:
-    """Load the data, run the clients and check the result, with progress bars.
+    """Load the data, run the clients and check the result, with progress bars. `run_load` explains
+    the arguments.
 
     Raises:
         LoadError: the platform refuses or fails a necessary request.
@@ -122,7 +124,7 @@ async def demonstrate(
         await _load(progress, url, application)
         before = await figures(url, application.name)
         visitors = application.visitors(clients, seed)
-        run = await _ran(progress, url, application, visitors, seconds, rate)
+        run = await _ran(progress, url, application, visitors, seconds, rate, requests_min)
         await application.settle(url)
         after = await figures(url, application.name)
         replay, faults = await _replay_and_check(progress, url, application)
@@ -145,6 +147,7 @@ async def _ran(
     visitors: Sequence[Visitor],
     seconds: float,
     rate: float | None,
+    requests_min: int,
 ) -> LoadRun:
     task = progress.add_task(f"{len(visitors)} clients at work", total=seconds, note="")
     ticking = asyncio.create_task(_tick(progress, task))
@@ -156,6 +159,7 @@ async def _ran(
             functions=application.functions,
             seconds=seconds,
             rate=rate,
+            requests_min=requests_min,
         )
     finally:
         ticking.cancel()

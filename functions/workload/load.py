@@ -162,6 +162,7 @@ async def run_load(
     functions: Sequence[str],
     seconds: float,
     rate: float | None = None,
+    requests_min: int = 0,
 ) -> LoadRun:
     """Run the visitors for some seconds.
 
@@ -172,25 +173,28 @@ async def run_load(
         functions: names of the functions that they may call.
         seconds: seconds in which requests are begun.
         rate: requests per second of all clients together; None: a closed loop.
+        requests_min: requests that a closed loop begins at least, also after `seconds`.
 
     Raises:
         LoadError: all requests of a client failed.
     """
     run = LoadRun({name: Tally() for name in functions})
     began = time.perf_counter()
-    dues = _dues(began, seconds, rate)
+    dues = _dues(began, seconds, rate, requests_min)
     clients = [_Client(url, app, visitor, run) for visitor in visitors]
     await asyncio.gather(*[client.browse(dues) for client in clients])
     run.seconds = time.perf_counter() - began
     return run
 
 
-def _dues(began: float, seconds: float, rate: float | None) -> Iterator[float]:
+def _dues(began: float, seconds: float, rate: float | None, requests_min: int) -> Iterator[float]:
     """Yield when each request is due; in a closed loop, a request is due when a client is free."""
     if rate is not None:
         yield from (began + n / rate for n in range(max(1, int(seconds * rate))))
         return
-    while (now := time.perf_counter()) < began + seconds:
+    begun = 0
+    while (now := time.perf_counter()) < began + seconds or begun < requests_min:
+        begun += 1
         yield now
 
 

@@ -44,7 +44,7 @@ def network(graph: dict[str, list[str]] = GRAPH) -> SocialNetwork:
 async def shown(gateway: Gateway, application: SocialNetwork) -> tuple[DemonstrationResult, str]:
     console = Console(file=io.StringIO(), width=120)
     outcome = await demonstrate(
-        gateway.url, application, seconds=0.3, clients=4, seed=1, console=console
+        gateway.url, application, seconds=0.3, clients=4, seed=1, requests_min=150, console=console
     )
     show(application, outcome, console)
     assert isinstance(console.file, io.StringIO)

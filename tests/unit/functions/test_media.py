@@ -198,7 +198,13 @@ async def test_the_demo_retries_failed_requests_and_finds_each_review_once() -> 
         application = Media(users=40, movies=20)
         console = Console(file=io.StringIO(), width=160)
         outcome = await demonstrate(
-            gateway.url, application, seconds=0.2, clients=4, seed=1, console=console
+            gateway.url,
+            application,
+            seconds=0.2,
+            clients=4,
+            seed=1,
+            requests_min=60,
+            console=console,
         )
         show(application, outcome, console)
         assert outcome.faults == []

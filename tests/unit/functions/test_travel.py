@@ -261,7 +261,13 @@ async def test_the_demo_retries_failed_requests_and_finds_each_reservation_once(
         application = Travel(generated_hotels(count=5), flights=2, users=3, capacity=4, mix=mix)
         console = Console(file=io.StringIO(), width=160)
         outcome = await demonstrate(
-            gateway.url, application, seconds=0.4, clients=4, seed=1, console=console
+            gateway.url,
+            application,
+            seconds=0.4,
+            clients=4,
+            seed=1,
+            requests_min=30,
+            console=console,
         )
         show(application, outcome, console)
         assert outcome.faults == []
