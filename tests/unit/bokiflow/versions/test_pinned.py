@@ -24,7 +24,7 @@ ORDER = """
 import bokiflow, indilog
 
 app = indilog.App("shop")
-flow = bokiflow.Flow(app, lease=4.0, passive_after=PASSIVE_S, partitions=4)
+flow = bokiflow.Flow(app, lease=LEASE_S, passive_after=PASSIVE_S, partitions=4)
 
 async def name(text: str) -> str:
     return f"{text} by VERSION"
@@ -64,11 +64,17 @@ async def version() -> str:
 """
 
 
-def code(version: str, *, decorated: str = "", passive_s: float = 10.0, change: str = "") -> Any:  # noqa: ANN401
-    """Return the sources of a version, whose first step has another name in each version."""
+def code(
+    version: str, *, decorated: str = "", passive_s: float | None = None, change: str = ""
+) -> Any:  # noqa: ANN401
+    """Return the sources of a version, whose first step has another name in each version.
+
+    With `passive_s`, the lease is short, because what a run waits for is shown after half of it.
+    """
+    lease_s, passive_s = (60.0, 10.0) if passive_s is None else (16.0, passive_s)
     text = ORDER.replace("VERSION", version).replace("DECORATED", decorated)
     text = text.replace("CHANGE", change or "pass")
-    return {"shop.py": text.replace("PASSIVE_S", str(passive_s))}
+    return {"shop.py": text.replace("PASSIVE_S", str(passive_s)).replace("LEASE_S", str(lease_s))}
 
 
 def config(**functions: int) -> Config:
