@@ -11,10 +11,21 @@ import structlog
 
 import indilog
 from bench.support.servers import free_port
+from indilog.link.remote import RemoteLog
 from indilog.remote_client import connect
 from tests.cluster.platform_process import ROOT, platform
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+
+PATIENT = """
+from runpy import run_module
+from indilog.cli import follow
+
+follow.RESUME_S = 250.0
+run_module("indilog", run_name="__main__", alter_sys=True)
+"""
+"""The command of the first argument; a busy machine starts a platform late."""
 
 
 async def append(url: str, *datas: bytes) -> None:
@@ -24,8 +35,9 @@ async def append(url: str, *datas: bytes) -> None:
 
 
 async def test_a_subscription_and_the_command_continue_after_kill_9_and_a_restart(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(RemoteLog, "_resume_s", 250.0)
     seen: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def subscribe(url: str) -> None:
@@ -40,7 +52,7 @@ async def test_a_subscription_and_the_command_continue_after_kill_9_and_a_restar
             await append(first.url, b"0", b"1")
             subscribing = asyncio.create_task(subscribe(first.url))
             following = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "indilog", "log", "read", "orders", "--tag", "t",
+                sys.executable, "-c", PATIENT, "log", "read", "orders", "--tag", "t",
                 "--follow", "--json", "--url", first.url,
                 cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
