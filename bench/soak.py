@@ -24,7 +24,8 @@ import random
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,12 +54,12 @@ _SAMPLE_S: Final = 1.0
 _SAMPLES_MIN: Final = 4
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 SETTINGS: Final = {
-    "record_cache_bytes_max": 4 << 20,
-    "aux_cache_bytes_max": 1 << 20,
-    "suffix_bytes_max": 1 << 20,
-    "tag_cache_bytes_max": 4 << 20,
-    "popularity_bytes_max": 1 << 20,
-    "answer_cache_bytes_max": 1 << 20,
+    "record_cache_bytes_max": 2 << 20,
+    "aux_cache_bytes_max": 1 << 17,
+    "suffix_bytes_max": 1 << 18,
+    "tag_cache_bytes_max": 1 << 20,
+    "popularity_bytes_max": 1 << 17,
+    "answer_cache_bytes_max": 1 << 17,
     "index_memory_bytes_max": 32 << 20,
     "segment_bytes": 16 << 20,
     "retention_interval_s": 5.0,
@@ -151,15 +152,18 @@ def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, floa
 
 
 class Trend:
-    """A straight line through samples of one figure: pairs of seconds and value."""
+    """A straight line through samples of one figure, taken at `times` (in seconds)."""
 
-    def __init__(self, samples: list[tuple[float, float]]) -> None:
-        self.first, self.last = samples[0][1], samples[-1][1]
-        self.slope = _slope(samples)
-        middle = len(samples) // 2
-        self._halves = _slope(samples[:middle]), _slope(samples[middle:])
-        self._seconds = samples[-1][0] - samples[0][0]
-        self._mean = float(np.mean([value for _, value in samples]))
+    def __init__(self, times: Sequence[float], values: Sequence[float]) -> None:
+        self.first, self.last = values[0], values[-1]
+        self.slope = _slope(times, values)
+        middle = len(values) // 2
+        self._halves = (
+            _slope(times[:middle], values[:middle]),
+            _slope(times[middle:], values[middle:]),
+        )
+        self._seconds = times[-1] - times[0]
+        self._mean = float(np.mean(values))
 
     def grows(self, noise: float) -> bool:
         """Whether the figure grows by more than `noise` of the mean over the run, in both
@@ -169,8 +173,7 @@ class Trend:
         return added > noise * abs(self._mean) and min(self._halves) > 0
 
 
-def _slope(samples: list[tuple[float, float]]) -> float:
-    times, values = zip(*samples, strict=True)
+def _slope(times: Sequence[float], values: Sequence[float]) -> float:
     return float(np.polyfit(times, values, 1)[0])
 
 
@@ -190,7 +193,9 @@ async def main(asked: argparse.Namespace) -> None:
         ):
             samples = await _sample(platform, Path(path), asked)
     trends = {
-        name: Trend(values) for name, values in samples.items() if len(values) >= _SAMPLES_MIN
+        name: Trend(times, values)
+        for name, (times, values) in samples.items()
+        if len(values) >= _SAMPLES_MIN
     }
     table = table_of("Slopes after the warm-up", "figure", "first", "last", "a second", "flat")
     for name, trend in trends.items():
@@ -206,15 +211,18 @@ async def main(asked: argparse.Namespace) -> None:
 
 async def _sample(
     platform: Platform, directory: Path, asked: argparse.Namespace
-) -> dict[str, list[tuple[float, float]]]:
-    """Run the load; return the samples after the warm-up, by figure."""
+) -> dict[str, tuple[array[float], array[float]]]:
+    """Run the load; return the times and values after the warm-up, by figure.
+
+    They are in arrays, because memory of this process is one of the figures.
+    """
 
     def make(name: str) -> Log:
         return platform.logs.log(name)
 
     await make("events").set_retention(age_s=KEEP_S)
     tasks = [asyncio.create_task(load(make, asked.rate)), asyncio.create_task(collect(make))]
-    samples: dict[str, list[tuple[float, float]]] = {}
+    samples: dict[str, tuple[array[float], array[float]]] = {}
     before = None
     started = time.monotonic()
     while (passed := time.monotonic() - started) < asked.seconds:
@@ -227,7 +235,9 @@ async def _sample(
             tracemalloc.start()
             before = tracemalloc.take_snapshot()
         for name, value in figures(platform, directory):
-            samples.setdefault(name, []).append((passed, value))
+            times, values = samples.setdefault(name, (array("d"), array("d")))
+            times.append(passed)
+            values.append(value)
     if before is not None:
         gc.collect()
         for line in tracemalloc.take_snapshot().compare_to(before, "lineno")[:25]:
