@@ -13,14 +13,22 @@ from indilog.base.log import Log, LogSource, Session
 from tests.contract.kinds import KINDS, Kind
 
 _fresh = itertools.count()
-OF_LOGS = ("test_log", "test_trim", "test_sessions", "test_live", "test_conditional_appends")
+EVERYWHERE = ("test_log", "test_conditional_appends")
+"""Modules whose tests run on all kinds."""
+OF_LOGS = (*EVERYWHERE, "test_trim", "test_sessions", "test_live")
 """Modules whose tests run on variants of kinds, too."""
+ON_FEWER_KINDS = ("test_reads_agree_with_a_naive_list_at_every_bound",)
+"""Tests of modules `EVERYWHERE` that read hundreds of times."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what a library does on a variant of a kind as `repeated`."""
+    """Mark as `repeated` what a library does on a variant of a kind, and what costs much there."""
     chosen = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
-    if isinstance(chosen, Kind) and chosen.is_variant and item.path.stem not in OF_LOGS:
+    if not isinstance(chosen, Kind):
+        return
+    module, name = item.path.stem, item.name.partition("[")[0]
+    everywhere = module in EVERYWHERE and name not in ON_FEWER_KINDS
+    if (chosen.is_costly and not everywhere) or (chosen.is_variant and module not in OF_LOGS):
         item.add_marker(pytest.mark.repeated)
 
 

@@ -56,6 +56,9 @@ class Kind:
             marked `exact_seqnums` are skipped.
         is_variant: another arrangement of a kind in the table. The tests of libraries show there
             what they show of that kind, so they run only with `--all`.
+        is_costly: a variant whose calls cost more than those of other kinds, and whose sessions,
+            trims and waits are in code that other kinds run, too. So tests of these run there only
+            with `--all`.
     """
 
     open: Callable[[Path], AbstractAsyncContextManager[LogSource]]
@@ -63,6 +66,7 @@ class Kind:
     marks: tuple[pytest.MarkDecorator, ...] = ()
     is_busy: bool = False
     is_variant: bool = False
+    is_costly: bool = False
 
 
 @asynccontextmanager
@@ -311,7 +315,9 @@ KINDS: dict[str, Kind] = {
     "embedded, over links": Kind(open=linked, durable=True, is_variant=True),
     "remote": Kind(open=remote, marks=(pytest.mark.cluster,)),
     "gRPC": Kind(open=over_grpc, marks=(pytest.mark.cluster,), is_variant=True),
-    "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,), is_variant=True),
+    "remote, processes": Kind(
+        open=remote_processes, marks=(pytest.mark.cluster,), is_variant=True, is_costly=True
+    ),
     "embedded, three compute nodes": Kind(open=embedded_spread, durable=True, is_variant=True),
     "embedded, switched meanwhile": Kind(open=embedded_switching, durable=True, is_busy=True),
     "embedded, switched to storage nodes": Kind(
@@ -335,7 +341,7 @@ KINDS: dict[str, Kind] = {
     "object-store, directory, three processes": Kind(
         open=object_directory_shared, durable=True, is_variant=True
     ),
-    "object-store, S3": Kind(open=object_s3, durable=True, is_variant=True),
+    "object-store, S3": Kind(open=object_s3, durable=True, is_variant=True, is_costly=True),
     "order-first": Kind(open=order_first, durable=True),
     "owned": Kind(open=owned, durable=True, is_variant=True),
     "embedded, replicated, without local index": Kind(

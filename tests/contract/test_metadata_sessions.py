@@ -24,7 +24,16 @@ from indilog.runtime.metadata.store import (
     Versioned,
     Written,
 )
-from tests.support.metadata_places import EMBEDDED, SERVED, ZOOKEEPER, Place, ServedPlace, place_of
+from tests.support.metadata_places import (
+    EMBEDDED,
+    SERVED,
+    ZOOKEEPER,
+    EmbeddedPlace,
+    Place,
+    ServedPlace,
+    place_of,
+)
+from tests.support.repeated import repeated
 
 CONFIG = node_config(metadata_timeout_s=30.0)
 LONG_S = 60.0
@@ -186,6 +195,10 @@ async def test_a_session_whose_heartbeats_are_unanswered_ends_and_its_key_vanish
     await wait_until_absent(other, "leader")
 
 
+# The served store is an embedded one, whose callers are in other processes.
+@pytest.mark.parametrize(
+    "place", [repeated(EmbeddedPlace, "embedded"), SERVED, ZOOKEEPER], indirect=True
+)
 async def test_a_session_outlives_its_time_by_heartbeats(place: Place) -> None:
     store = await place.client()
     session = await store.session(9.0)

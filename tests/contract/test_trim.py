@@ -15,6 +15,7 @@ from indilog.base.ids import MAX_SEQNUM, UserTag
 from indilog.base.log import Entry, Log, LogSource, Session
 from tests.contract.kinds import KINDS
 from tests.contract.reading import data_of
+from tests.support.repeated import first_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -172,7 +173,7 @@ async def test_a_subscription_below_the_floor_raises_a_trimmed_error(log: Log) -
     assert record.data == b"5"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
 async def test_reads_agree_with_a_naive_list_between_trims(log: Log, seed: int) -> None:
     choose = random.Random(seed)
     tags = ("a", "b", "c")
