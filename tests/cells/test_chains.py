@@ -15,7 +15,7 @@ from tests.cells.chain_world import ChainWorld
 from tests.cells.checkers import check
 from tests.cells.planted import Planted
 
-SEEDS = 60
+SEEDS = 30
 CAUGHT_WITHIN = 300
 
 

@@ -15,7 +15,7 @@ from tests.cells.owned_planted import OWNED_BUGS
 from tests.cells.owned_world import OwnedWorld
 from tests.cells.planted import Planted
 
-SEEDS = 40
+SEEDS = 20
 CAUGHT_WITHIN = 200
 
 

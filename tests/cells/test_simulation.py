@@ -13,7 +13,7 @@ from tests.cells.checkers import check
 from tests.cells.planted import BUGS, Planted
 from tests.cells.world import World
 
-SEEDS = 200
+SEEDS = 100
 CAUGHT_WITHIN = 300
 
 

@@ -14,13 +14,14 @@ from bokistore import ConflictError, Store, checkpoints, collection, decisions
 from bokistore.checkpoints import CHECKPOINT_EVERY, CHECKPOINT_EVERY_SMALL, SMALL_BYTES
 from indilog.base.errors import TrimmedError
 from indilog.testing import MemoryLog, cluster
+from tests.support.repeated import repeated
 from tests.unit.bokistore.counted_log import CountedLog
 from tests.unit.bokistore.processes import Clock, newcomer
 
 pytestmark = pytest.mark.asyncio
 
 
-@pytest.mark.parametrize("count", [9_990, 10_000, 10_047])
+@pytest.mark.parametrize("count", [repeated(9_990), repeated(10_000), 10_047])
 @pytest.mark.parametrize("in_transactions", [False, True], ids=["operations", "transactions"])
 async def test_ten_thousand_operations_cost_as_many_calls_as_ten(
     log: MemoryLog, count: int, *, in_transactions: bool
