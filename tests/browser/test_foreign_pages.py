@@ -178,7 +178,7 @@ def nothing_was_read(seen: list[tuple[str, str]]) -> None:
             assert secret not in text, (what, text)
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1", repeated("localhost"), OTHER_NAME])
+@pytest.mark.parametrize("name", ["127.0.0.1", repeated("localhost"), repeated(OTHER_NAME)])
 @pytest.mark.parametrize("signed_in", [repeated(False), True])
 def test_a_page_of_another_origin_can_neither_read_nor_change_anything(
     world: World, name: str, *, signed_in: bool

@@ -35,7 +35,8 @@ def started(data: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen
             "--data", data, "--port", str(port), *arguments,
         ],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=os.environ | {"JAVA_HOME": "/nowhere"},  # tests/spark has the query
+        # `tests/spark` has the query. Each worker loads all applications.
+        env=os.environ | {"JAVA_HOME": "/nowhere", "INDILOG_NODE_WORKERS": "1"},
         preexec_fn=accept_interrupts,  # noqa: PLW1509 - it calls nothing that takes a lock
     )  # fmt: skip
     with process:

@@ -267,7 +267,7 @@ async def is_appended(client: httpx.AsyncClient, record: Mapping[str, object]) -
         return False
 
 
-@pytest.mark.parametrize("node", ["storage-1", "engine-0", repeated("sequencer-0")])
+@pytest.mark.parametrize("node", ["engine-0", repeated("storage-1"), repeated("sequencer-0")])
 def test_a_hung_process_is_ended_and_appends_continue(tmp_path: Path, node: str) -> None:
     """Formerly no append was acknowledged for 20 seconds, and `/readyz` answered ready."""
 

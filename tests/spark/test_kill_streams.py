@@ -23,7 +23,7 @@ from tests.spark import copy_program
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS: Final = 2
+KILLS: Final = 1
 KILL_S_MAX: Final = 6.0
 RUN_S_MAX: Final = 600.0
 ERRORS_SHOWN_MAX: Final = 4_000

@@ -32,7 +32,7 @@ from tests.support.clients import http_client
 from tests.support.repeated import repeated
 
 ROOT = Path(__file__).resolve().parents[3]
-KILLS = 8
+KILLS = 4
 pytestmark = pytest.mark.cluster
 
 

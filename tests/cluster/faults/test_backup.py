@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from tests.cluster.platform_process import ROOT, platform
 
 pytestmark = pytest.mark.cluster
 S_MAX = 200.0
+KILLS = 2
 APP = """
 import indilog
 
@@ -101,13 +101,13 @@ def test_a_backup_that_is_killed_continues(tmp_path: Path) -> None:
         killed = 0
         while not (backup / "manifest").exists():
             parts = len(list(backup.glob("records-????????")))
-            waits_at = parts + 4 if killed < 3 else -1
+            waits_at = parts + 4 if killed < KILLS else -1
             process = subprocess.Popen([*command, str(waits_at)], cwd=ROOT)
             end = time.monotonic() + S_MAX
             while process.poll() is None and len(list(backup.glob("records-*"))) < parts + 3:
                 assert time.monotonic() < end
                 time.sleep(0.005)
-            if killed < 3:
+            if killed < KILLS:
                 process.send_signal(signal.SIGKILL)
                 killed += process.wait(S_MAX) == -signal.SIGKILL
                 refused = subprocess.run(
@@ -118,7 +118,7 @@ def test_a_backup_that_is_killed_continues(tmp_path: Path) -> None:
                 assert "is not whole; run `indilog backup`" in refused.stderr
             else:
                 assert process.wait(S_MAX) == 0
-    assert killed == 3
+    assert killed == KILLS
     config = config_in(tmp_path / "new")
     restored = restore(backup, config, "embedded")
     found = records_in(LogImage.read(tmp_path / "new"), "load")
@@ -148,12 +148,23 @@ def command(*arguments: str) -> str:
     return done.stdout
 
 
+async def buy(url: str, things: list[str], deployed: str = "") -> list[int]:
+    """Deploy the application if it is given, then call it; return the seqnums of its records."""
+    async with indilog.connect(url) as client:
+        if deployed:
+            await client.deploy({"shop.py": deployed})
+        return [await client.call("shop.buy", what=what) for what in things]
+
+
+async def sold(url: str) -> dict[int, bytes]:
+    async with indilog.connect(url) as client:
+        return {r.seqnum: r.data for r in await client.log("orders").read_range("sold")}
+
+
 def test_a_platform_of_processes_is_restored_with_its_applications_and_other_nodes(
     tmp_path: Path,
 ) -> None:
     """Three sequencers and two storage nodes become one and three, by the commands."""
-    app = tmp_path / "shop.py"
-    app.write_text(APP)
     data, backup, new = (str(tmp_path / name) for name in ("data", "backup", "new"))
     settings = tmp_path / "new.toml"
     settings.write_text(
@@ -161,19 +172,13 @@ def test_a_platform_of_processes_is_restored_with_its_applications_and_other_nod
         f"[node.journal]\nsegment_bytes = {8 << 20}\n"
     )
     with platform(Path(data), "--processes") as running:
-        command("deploy", str(app), "--url", running.url)
-        bought = [
-            int(command("invoke", "shop.buy", f"what={n}", "--url", running.url)) for n in range(3)
-        ]
+        bought = asyncio.run(buy(running.url, ["0", "1", "2"], APP))
         said = command("backup", data, backup)
         assert "Backed up" in said
-        beyond = int(command("invoke", "shop.buy", "what=late", "--url", running.url))
+        [beyond] = asyncio.run(buy(running.url, ["late"]))
     assert "The backup is whole" in command("backup", "verify", backup)
     command("backup", "restore", backup, new, "--processes", "--config", str(settings))
     with platform(Path(new), "--processes", "--config", str(settings)) as running:
-        read = command("log", "read", "orders", "--tag", "sold", "--json", "--url", running.url)
-        records = [json.loads(line) for line in read.splitlines()]
-        assert [(r["seqnum"], r["data"]) for r in records] == [
-            (seqnum, str(n)) for n, seqnum in enumerate(bought)
-        ]
-        assert int(command("invoke", "shop.buy", "what=new", "--url", running.url)) > beyond
+        assert asyncio.run(sold(running.url)) == dict(zip(bought, (b"0", b"1", b"2"), strict=True))
+        [later] = asyncio.run(buy(running.url, ["new"]))
+        assert later > beyond

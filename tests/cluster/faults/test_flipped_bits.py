@@ -145,6 +145,7 @@ def test_after_any_flipped_bit_no_acknowledged_seqnum_is_assigned_again(
 
 
 @pytest.mark.cluster
+@pytest.mark.repeated
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_with_processes_no_acknowledged_seqnum_is_given_again(

@@ -19,6 +19,7 @@ import pytest
 import indilog
 from indilog.link.link_messages import Failed
 from tests.cluster.function_platform import DEMO, Platform, running, until
+from tests.support.repeated import repeated
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -90,7 +91,7 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, repeated(2)])
 async def test_every_call_has_one_outcome_and_at_most_one_effect(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     kinds = chance.sample(KINDS, len(KINDS))

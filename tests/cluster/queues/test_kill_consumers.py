@@ -26,7 +26,7 @@ from tests.cluster.queues.queue_evidence import Replayed, Reported, faults
 SHARDS = 4
 CONSUMERS = 3
 PRODUCERS = 16
-MESSAGES = 3000
+MESSAGES = 2000
 DELIVERIES_BETWEEN_KILLS = 400
 EMPTY_S_MAX = 600.0
 MESSAGES_PER_S_MIN = 100

@@ -69,7 +69,7 @@ async def ended(client: RemoteClient, id: str) -> object:  # noqa: A002
 
 
 @pytest.mark.parametrize(
-    "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
+    "options", [pytest.param((), id="embedded"), repeated(("--processes",), "processes")]
 )
 async def test_a_run_ends_with_the_code_that_began_it(
     tmp_path: Path, options: tuple[str, ...]

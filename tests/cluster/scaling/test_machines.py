@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper]
 DEADLINE_S = 300.0
 """A lost machine is silent after 10 s, and its records are copied; other tests run beside it."""
 FOURTH = {"storage-3", "engine-3", "index-0-2", "aggregator-3"}
+FIFTH = {"storage-4", "engine-4"}
 
 
 async def status(at: Machine) -> dict[str, Any]:
@@ -36,16 +37,16 @@ async def status(at: Machine) -> dict[str, Any]:
 
 
 async def joined(at: Machine) -> set[str]:
-    """Return which nodes of the fourth machine the newest view has."""
+    """Return which nodes of the fourth and fifth machine the newest view has."""
     layout = (await status(at))["layout"]
     index_nodes = [node for nodes in layout["index_shards"].values() for node in nodes]
     here = (*layout["storage_nodes"], *layout["engines"], *layout["aggregators"], *index_nodes)
-    return FOURTH & set(here)
+    return (FOURTH | FIFTH) & set(here)
 
 
 async def wait_for_joined(at: Machine, wanted: set[str]) -> None:
-    """Wait until a machine shows these nodes of the fourth one: it learns of a view by itself, also
-    after another machine or a command has seen it.
+    """Wait until a machine shows these nodes of the fourth and fifth one: it learns of a view by
+    itself, also after another machine or a command has seen it.
     """
     while await joined(at) != wanted:  # noqa: ASYNC110 - another process
         await asyncio.sleep(0.05)
@@ -90,12 +91,13 @@ def test_machines_find_each_other_over_tls_and_outlive_the_loss_of_one(
     assert load.checked == 3
 
 
-def test_a_machine_joins_and_leaves_while_callers_append(
+def test_machines_join_and_leave_or_are_drained_when_gone_while_callers_append(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:
+    """The fourth one leaves in order. The fifth one, without sequencer and index node, is lost."""
     load = Load()
 
-    async def story(machines: list[Machine], fourth: Machine) -> None:
+    async def story(machines: list[Machine], fourth: Machine, fifth: Machine) -> None:
         async with (
             asyncio.timeout(DEADLINE_S),
             indilog.connect(machines[0].url) as client,
@@ -113,43 +115,33 @@ def test_a_machine_joins_and_leaves_while_callers_append(
             assert await asyncio.to_thread(fourth.wait_ended) == 0
             await load.check(client.log("scaled"))
 
+            fifth.start()
+            await asyncio.to_thread(fifth.wait_ready)
+            assert fifth.name == "node-4", "a number is not used again"
+            await wait_for_joined(machines[0], FIFTH)
+            async with indilog.connect(fifth.url) as there:
+                for _ in range(50):
+                    await load.append(there.log("scaled"), "fifth")
+            fifth.kill()
+            while "engine-4" not in (await status(machines[0]))["silent"]:
+                await load.more()
+            await command("drain", "node-4", "--url", machines[0].url)
+            await wait_for_joined(machines[0], set())
+            await load.more()
+            await load.check(client.log("scaled"))
+
     with machines_running(tmp_path, zookeeper) as machines:
         fourth = machine(tmp_path, 3, zookeeper)
+        fifth = machine(tmp_path, 4, zookeeper, options=["--roles", "storage,compute"])
         try:
-            uvloop.run(story(machines, fourth))
+            uvloop.run(story(machines, fourth, fifth))
             fourth.start()
             assert fourth.wait_ended() == 2
             assert "node-3 has left the cluster" in fourth.output
         finally:
             fourth.kill()
-
-
-def test_a_machine_that_is_gone_is_drained(tmp_path: Path, zookeeper: ZooKeeperServer) -> None:
-    """It had a storage node and a compute node only."""
-    load = Load()
-
-    async def story(machines: list[Machine], fourth: Machine) -> None:
-        async with asyncio.timeout(DEADLINE_S), indilog.connect(machines[0].url) as client:
-            async with indilog.connect(fourth.url) as there:
-                for _ in range(50):
-                    await load.append(there.log("scaled"), "fourth")
-            await wait_for_joined(machines[0], {"storage-3", "engine-3"})
-            fourth.kill()
-            while "engine-3" not in (await status(machines[0]))["silent"]:
-                await load.append(client.log("scaled"), "others")
-            await command("drain", "node-3", "--url", machines[0].url)
-            await wait_for_joined(machines[0], set())
-            await load.check(client.log("scaled"))
-
-    with machines_running(tmp_path, zookeeper) as machines:
-        fourth = machine(tmp_path, 3, zookeeper, options=["--roles", "storage,compute"])
-        try:
-            fourth.start()
-            fourth.wait_ready()
-            uvloop.run(story(machines, fourth))
-        finally:
-            fourth.kill()
-    assert load.checked == 1
+            fifth.kill()
+    assert any(data.startswith(b"fifth-") for data in load.acknowledged.values())
 
 
 @pytest.mark.repeated
