@@ -332,7 +332,7 @@ async def test_a_timer_that_a_function_set_survives_a_restart(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "options", [repeated((), "embedded"), pytest.param(("--processes",), id="processes")]
+    "options", [pytest.param((), id="embedded"), repeated(("--processes",), "processes")]
 )
 async def test_a_platform_killed_during_invocations_runs_each_to_one_outcome(
     tmp_path: Path, options: tuple[str, ...]

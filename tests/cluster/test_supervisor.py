@@ -102,7 +102,7 @@ def test_a_cluster_of_processes_keeps_acknowledged_records_over_a_restart(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "node", ["sequencer-0", "storage-0", repeated("sequencer-1"), repeated("index-1-0")]
+    "node", ["storage-0", *map(repeated, ("sequencer-0", "sequencer-1", "index-1-0"))]
 )
 def test_a_killed_process_comes_back_and_nothing_is_lost(tmp_path: Path, node: str) -> None:
     async def story() -> None:
