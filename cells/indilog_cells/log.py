@@ -117,6 +117,12 @@ class CellLogs:
         await self.driver.submit(End())
         return self.driver.state.tail
 
+    @property
+    def ended_at(self) -> SeqNum | None:
+        """The tail, if this process has read that the logspace ended; else None."""
+        state = self.driver.state
+        return state.tail if state.is_ended else None
+
     async def yield_sometimes(self) -> None:
         """Let other tasks run once in 128 calls: reads of cached records never suspend."""
         self._reads += 1

@@ -69,6 +69,10 @@ class OtherLogs(LogSource, Protocol):
         tail, which never grows again. Ending it again is harmless.
         """
 
+    @property
+    def ended_at(self) -> SeqNum | None:
+        """The tail, if this process has read that the logspace ended; else None."""
+
 
 class SharedLogs(LogSource, Protocol):
     """The logs of one compute node."""
@@ -116,6 +120,11 @@ class _Opened:
         compared, and its reads see all appends that were acknowledged before.
         """
         return (await self.logs()).log(self.created.log, Session())
+
+    @property
+    def ended_at(self) -> SeqNum | None:
+        """See `OtherLogs.ended_at`; None also if the logspace is not open."""
+        return None if self._logs is None else self._logs.ended_at
 
     async def close(self) -> None:
         """Close the logspace, if it is open."""
@@ -500,11 +509,16 @@ class LogKinds:
         async def other(segment: Segment) -> Log:
             return await self._opened_segment(name, segment).log()
 
+        def ended_at(segment: Segment) -> SeqNum | None:
+            is_shared = segment.kind == SHARED
+            return None if is_shared else self._opened_segment(name, segment).ended_at
+
         return Route(
             state,
             scope,
             shared=self._logs.shared,
             other=other,
+            ended_at=ended_at,
             follow=self._catch_up,
             append_timeout_s=self._config.appends.append_timeout_s,
             read_timeout_s=self._config.reads.read_timeout_s,
@@ -574,8 +588,8 @@ class LogKinds:
         await self._repeat(self._follow_once, 0.0)
 
     async def _follow_once(self) -> None:
+        await self._announce()  # also if the announcement before failed
         await self._catalog.catch_up(wait_s=math.inf)
-        await self._announce()
 
     async def _enforce(self) -> None:
         """Enforce the retention policies of the logs of other kinds."""

@@ -21,13 +21,17 @@ class Route:
     """The segments of a log, and whether a switch is under way.
 
     During a switch, the log is *held* until this node knows the outcome. It then acknowledges no
-    append. It also answers no read about records at or above the tail from before the switch.
+    append. It also answers no read about records at or above the tail from before the switch. A
+    node that does not know of a switch, because it left the view, holds the log when it reads that
+    the open segment ended.
 
     Args:
         state: the state of the log in the catalog; it changes in place.
         scope: see `Log.scope`.
         shared: opens logs of kind `shared`.
         other: opens a segment of another kind.
+        ended_at: returns the local tail of a segment that this node has read to have ended; None:
+            it has not.
         follow: reads the records of the catalog that were appended before the call.
         append_timeout_s: longest wait of an append for the end of a switch, seconds.
         read_timeout_s: longest wait of a read for the end of a switch, seconds.
@@ -40,6 +44,7 @@ class Route:
         *,
         shared: Callable[[str, Session], Log],
         other: Callable[[Segment], Awaitable[Log]],
+        ended_at: Callable[[Segment], SeqNum | None],
         follow: Callable[[], Awaitable[None]],
         append_timeout_s: float,
         read_timeout_s: float,
@@ -51,6 +56,7 @@ class Route:
         self.append_timeout_s = append_timeout_s
         self.read_timeout_s = read_timeout_s
         self._other = other
+        self._ended_at = ended_at
         self._follow = follow
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held = 0
@@ -59,7 +65,16 @@ class Route:
         """Whether no switch is under way, and none has begun since the log's last record in the
         catalog was `last`.
         """
-        return self.state.last == last and self.state.switch is None
+        is_known = self.state.last == last and self.state.switch is None
+        return is_known and self.ended_at() is None
+
+    def ended_at(self) -> SeqNum | None:
+        """Return the tail of the log, if the segment that is open by the catalog has ended, so that
+        the catalog has more records; else None.
+        """
+        segment = self.state.segments[-1]
+        local = self._ended_at(segment)
+        return None if local is None else segment.seqnum(local)
 
     def segment(self, number: SeqNum) -> Segment:
         """Return the segment with a number."""
@@ -89,25 +104,15 @@ class Route:
         return asyncio.get_running_loop().time() + timeout_s
 
     async def wait_until_open(self, deadline: float) -> None:
-        """Wait while a switch is under way.
+        """Wait while a switch is under way, also one that this node does not know of yet.
 
         Raises:
-            NotReadyError: the switch did not end before `deadline`.
-            OverloadedError: too many calls wait for its end.
-        """
-        while self.state.switch is not None:
-            await self._wait(deadline)
-
-    async def wait_for_successor(self, last: SeqNum, deadline: float) -> None:
-        """Wait until the log has changed since `last`, because its open segment ended.
-
-        Raises:
-            NotReadyError: the next segment is not known before `deadline`.
+            NotReadyError: it did not end before `deadline`, or the catalog cannot be read.
             OverloadedError: too many calls wait for it.
         """
-        if self.state.last == last:
+        if self.state.switch is None and self.ended_at() is not None:
             await self._follow()
-        while self.state.last == last:
+        while self.state.switch is not None or self.ended_at() is not None:
             await self._wait(deadline)
 
     async def _wait(self, deadline: float) -> None:

@@ -130,7 +130,6 @@ class SegmentedLog(Log):
             except SealedError:
                 if segment.kind == SHARED:
                     raise
-                await route.wait_for_successor(last, deadline)
                 continue
             except (ConditionFailedError, TrimmedError, DataLossError):
                 # The record that contradicted the condition may not be in the log.
@@ -384,9 +383,11 @@ class SegmentedLog(Log):
         state = self._route.state
         if self._route.is_open_since(last):
             return MAX_SEQNUM + 1
-        if state.switch is not None and state.segments is segments:  # only a bridge replaces them
+        if state.segments is not segments:  # only a bridge replaces them
+            return 0
+        if state.switch is not None:
             return state.switch.tail
-        return 0
+        return self._route.ended_at() or 0
 
     async def _translated(
         self,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from indilog.base.errors import NotReadyError
+from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.base.ids import NodeId, SeqNum
 from indilog.base.log import Log, Session
 from indilog.base.retention import Retention
@@ -18,7 +18,7 @@ from indilog.config import Config, node_config
 from indilog.kernel.view import View
 from indilog.testing import MemoryLogs
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
-from indilog_compute.log_kinds.catalog import CreatedLog
+from indilog_compute.log_kinds.catalog import Catalog, CreatedLog
 from indilog_compute.log_kinds.kinds import LogKinds
 
 pytestmark = pytest.mark.asyncio
@@ -34,6 +34,10 @@ class OpenedLogs(MemoryLogs):
 
     async def end(self) -> SeqNum:
         return await self.log("events", Session()).tail()
+
+    @property
+    def ended_at(self) -> None:
+        return None
 
     async def policies(self) -> dict[str, Retention]:
         self.enforced.set()
@@ -62,10 +66,18 @@ async def ask_no_cells(_node: NodeId, _question: CellQuestion) -> CellAnswer:
     raise AssertionError("no log of kind order-first is created")
 
 
-def kinds_over(opened: OpenedLogs, config: Config, *, serves: bool) -> LogKinds:
-    node = NodeId("engine-0")
+def kinds_over(
+    opened: OpenedLogs,
+    config: Config,
+    *,
+    serves: bool,
+    logs: SharedLogs | None = None,
+    nodes: Sequence[NodeId] = (NodeId("engine-0"),),
+) -> LogKinds:
+    """Return the kinds of the first node."""
     return LogKinds(
-        SharedLogs(), node, view=lambda: cast("View", SimpleNamespace(engines=[node])),
+        logs or SharedLogs(), nodes[0],
+        view=lambda: cast("View", SimpleNamespace(engines=sorted(nodes))),
         open_logs=opened.open, ask_cells=ask_no_cells, config=config, has_directory=True,
         serves=lambda: serves,
     )  # fmt: skip
@@ -97,3 +109,28 @@ async def test_a_log_that_cannot_be_opened_stops_no_retention_of_others() -> Non
     async with asyncio.timeout(60):
         await opened.enforced.wait()
     await kinds.stop()
+
+
+async def test_an_announcement_that_failed_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a creation would wait until the catalog has a further record."""
+    logs, names = SharedLogs(), [NodeId("engine-0"), NodeId("engine-1")]
+    first, second = (
+        kinds_over(OpenedLogs(), Config(), serves=False, logs=logs, nodes=nodes)
+        for nodes in (names, names[::-1])
+    )
+    announce = Catalog.announce
+    failed: list[SeqNum] = []
+
+    async def fails_once(self: Catalog, seqnum: SeqNum) -> None:
+        if self._node == second.node and not failed:
+            failed.append(seqnum)
+            raise AppendOutcomeUnknownError("The sequencers do not answer.")
+        await announce(self, seqnum)
+
+    await first.start()
+    await second.start()
+    monkeypatch.setattr(Catalog, "announce", fails_once)
+    await first.create("events", "object-store")
+    assert failed
+    await first.stop()
+    await second.stop()

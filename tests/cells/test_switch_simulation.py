@@ -1,0 +1,133 @@
+"""Switches between all kinds of log under crashes and lost messages, by seeds; planted bugs.
+
+`--seeds N` runs more seeds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from indilog.base.errors import IndilogError
+from indilog.base.ids import SeqNum
+from indilog.base.log_kinds import LOG_KINDS
+from indilog_cells.log import CellLogs
+from indilog_compute.log_kinds import catalog
+from indilog_compute.log_kinds.catalog import Home
+from indilog_compute.log_kinds.kinds import LogKinds
+from indilog_compute.log_kinds.route import Route
+from indilog_compute.log_kinds.segmented_log import SegmentedLog
+from indilog_compute.log_kinds.segments import Segment, bridged
+from tests.cells.switch_callers import simulated
+from tests.cells.switching import check
+from tests.support.repeated import first_of
+
+SEEDS = 8
+CAUGHT_WITHIN = 100
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+def test_histories_are_those_of_a_log(seeds_wanted: int | None) -> None:
+    seen: Counter[str] = Counter()
+    pairs: set[tuple[str, str]] = set()
+    seeds = seeds_wanted or SEEDS
+    for seed in range(seeds):
+        callers = simulated(seed)
+        history = callers.history
+        assert not check(history), f"seed {seed}: {check(history)[:5]}"
+        assert history.kinds == callers.kinds[1:]
+        pairs.update(pairwise(callers.kinds))
+        seen["crashes"] += callers.crashes
+        seen["unknown"] += sum(append.is_unknown for append in history.appends)
+        seen["conditions"] += sum(a.known is not None for a in history.appends if a.ended)
+        seen["reads"] += len(history.reads)
+        seen["times"] += len(history.times)
+    for what in ("crashes", "unknown", "conditions", "reads", "times"):
+        assert seen[what] >= seeds, f"too little happened: {seen}"
+    if seeds >= SEEDS:
+        assert len(pairs) == len(LOG_KINDS) * (len(LOG_KINDS) - 1), "each kind follows each other"
+
+
+def test_a_seed_replays_a_run() -> None:
+    first, second = simulated(2), simulated(2)
+    assert first.history == second.history
+    assert first.world.loop.time() == second.world.loop.time()
+
+
+def _endless(patch: pytest.MonkeyPatch) -> None:
+    """Let the old owner, or another process that left the view, append after the switch."""
+
+    async def end(self: CellLogs) -> SeqNum:
+        await self.driver.catch_up()
+        return self.driver.state.tail
+
+    patch.setattr(CellLogs, "end", end)
+
+
+def _stale(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Route, "ended_at", lambda _: None)
+
+
+def _small(patch: pytest.MonkeyPatch) -> None:
+    def small(
+        last: Segment, *, local_end: SeqNum, time: float, to: Segment
+    ) -> tuple[Segment, Segment]:
+        closed, new = bridged(last, local_end=local_end, time=time, to=to)
+        return closed, msgspec.structs.replace(new, start=new.start - 1)
+
+    patch.setattr(catalog, "bridged", small)
+
+
+def _hasty(patch: pytest.MonkeyPatch) -> None:
+    async def wait_for_nodes(*_: object) -> None:
+        return None
+
+    patch.setattr(LogKinds, "_wait_for_nodes", wait_for_nodes)
+
+
+def _acknowledging(patch: pytest.MonkeyPatch) -> None:
+    async def settled(
+        self: SegmentedLog, number: SeqNum, placed: list[SeqNum], _deadline: float | None = None
+    ) -> list[SeqNum]:
+        return [self._route.segment(number).seqnum(each) for each in placed]
+
+    patch.setattr(SegmentedLog, "settled", settled)
+
+
+def _shared_folder(patch: pytest.MonkeyPatch) -> None:
+    home = LogKinds._home
+
+    async def same(self: LogKinds, name: str, kind: str) -> Home:
+        found = await home(self, name, kind)  # type: ignore[arg-type]
+        return msgspec.structs.replace(found, folder=name if found.folder else "")
+
+    patch.setattr(LogKinds, "_home", same)
+
+
+BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a segment in cells has no end for a process that left the view": _endless,
+    "a segment begins one seqnum too low": _small,
+    "a node that left the view reads a segment that ended": _stale,
+    "a switch does not wait for the other nodes": _hasty,
+    "a node acknowledges what a switch overtook": _acknowledging,
+    "all segments of a log have one layout": _shared_folder,
+}
+
+
+@pytest.mark.parametrize("bug", first_of(BUGS, 2))
+@pytest.mark.timeout(600)
+def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[bug](monkeypatch)
+    for seed in range(CAUGHT_WITHIN):
+        try:
+            callers = simulated(seed)
+        except (AssertionError, TimeoutError, IndilogError, KeyError):
+            return
+        if check(callers.history):
+            return
+    pytest.fail(f"no seed below {CAUGHT_WITHIN} shows that {bug}")
