@@ -24,6 +24,7 @@ from indilog.base.errors import AppendOutcomeUnknownError, IndilogError
 from indilog.base.ids import NodeId
 from indilog.base.log import Log
 from indilog.config import Config
+from indilog.runtime.cluster.held_process import HeldProcess
 from indilog.runtime.cluster.supervisor import processes_config, supervised
 from tests.cluster.test_supervisor import SUPERVISOR
 from tests.support.clients import http_client
@@ -309,8 +310,10 @@ def test_a_supervisor_killed_while_the_cluster_grows_is_replaced_and_continues(
                 counts = {"compute_nodes": 2, "storage_nodes": 3, "index_shards": 2}
                 (await http.put("/cluster/members", json=counts)).raise_for_status()
                 await asyncio.sleep(after_s)
-                process.kill()
-                await process.wait()
+                # asyncio's `wait` ends with the output, which processes of nodes keep open.
+                killed = HeldProcess(process.pid, os.pidfd_open(process.pid))
+                killed.kill()
+                await killed.wait()
                 await load.more()
                 supervisor = await next_supervisor.enter_async_context(
                     supervised(config_in(tmp_path))
