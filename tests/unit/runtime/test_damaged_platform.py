@@ -40,6 +40,17 @@ def spoil_batch(directory: Path, index: int, *, whole: bool) -> None:
         spoil(path, place.offset + place.length - 40, 20)
 
 
+def spoil_batches_with(directory: Path, *texts: bytes) -> int:
+    """Damage the end of each batch whose bytes contain all `texts`; return their number."""
+    path = segment_path(directory / "journal", 1)
+    frames = [frame for frame in SegmentScan(path, 1, newest=True) if not isinstance(frame, Damage)]
+    batches = [payload for header, payload, _ in frames if header.kind == FrameKind.RECORDS]
+    found = [n for n, payload in enumerate(batches) if all(text in payload for text in texts)]
+    for index in reversed(found):  # a damaged one no longer counts
+        spoil_batch(directory, index, whole=False)
+    return len(found)
+
+
 def lose_tags(directory: Path, index: int) -> None:
     """Damage a whole batch, and remove the checkpoints, which may hold its tags too."""
     spoil_batch(directory, index, whole=True)
@@ -324,9 +335,8 @@ async def test_a_workflow_resumes_although_all_claims_of_its_dead_process_are_co
         await begun[0].start(id="lost")
         await begun[0].start(id="r")
         kill(dead)
-        spoil_batch(tmp_path, 0, whole=False)  # a heartbeat with a claim
-        spoil_batch(tmp_path, 0, whole=False)  # the first one that is intact: the start of `lost`
-        spoil_batch(tmp_path, 0, whole=False)  # another heartbeat with a claim
+        assert spoil_batches_with(tmp_path, b"claimed") >= 2
+        assert spoil_batches_with(tmp_path, b"started", b"lost") == 1
         driver = asyncio.create_task(other.drive(client))
         handle = begun[1].handle("r")
         await handle.signal("go", "on")
