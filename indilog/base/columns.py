@@ -107,8 +107,10 @@ class Packs:
         def encoded() -> tuple[Pack, ...]:
             fresh = [np.frombuffer(part, kind) for part, kind in zip(parts, types, strict=True)]
             rows = len(fresh[0])
+            # `tuple` of a generator fails if another thread refers to the unfinished tuple, as
+            # `gc.get_objects` of a memory profiler does (CPython issue 59313).
             packs = [
-                tuple(packed(f[at : at + PACK_ROWS].astype(np.uint64)) for f in fresh)
+                tuple([packed(f[at : at + PACK_ROWS].astype(np.uint64)) for f in fresh])
                 for at in range(0, rows, PACK_ROWS)
             ]
             self._made = copy, kept + packs[: rows // PACK_ROWS]

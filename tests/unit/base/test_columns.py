@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections.abc import Sequence
 from unittest.mock import patch
@@ -81,6 +82,18 @@ def test_a_packed_copy_equals_the_columns_at_its_time(steps: list[tuple[str, int
                     del values[place:]
                 else:
                     values[place] += 1
+
+
+def test_a_memory_profiler_does_not_disturb_a_thread_that_packs() -> None:
+    seen: list[object] = []
+
+    def profiled(column: np.ndarray) -> bytes:
+        seen.append(gc.get_objects())
+        return packed(column)
+
+    with patch.object(columns, "packed", profiled):
+        assert len(Packs().copied([array("Q", range(9))] * 20)()[0]) == 20
+    assert seen
 
 
 def test_only_new_values_are_copied() -> None:
