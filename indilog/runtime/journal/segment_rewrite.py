@@ -316,8 +316,10 @@ class SegmentRewrite:
                 crash.
         """
         synced_directory(self._directory)
-        for path in replaced_files(self._directory):
-            path.unlink()
+        path = joined_path(self._directory, self._files[0].first, self._files[-1].last)
+        for file in self._files:
+            if file.path != path:
+                file.path.unlink()
 
     def give_up(self) -> None:
         """Remove the copy; the old files stay valid."""

@@ -21,6 +21,8 @@ class SpareSegment:
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="journal-segment")
         self._made: Future[None] | None = None
         self._starved = False
+        self._judged: Future[None] | None = None
+        """The attempt that `_starved` tells of; asking it again would take its lock."""
         self._closing = False
 
     @property
@@ -28,8 +30,9 @@ class SpareSegment:
         """Whether the last attempt found no room for the segment."""
         if (made := self._made) is None:
             self._starved = False
-        elif made.done():
+        elif made is not self._judged and made.done():
             error = made.exception()
+            self._judged = made
             self._starved = isinstance(error, OSError) and error.errno in NO_ROOM
         return self._starved
 
