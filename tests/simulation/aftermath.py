@@ -351,8 +351,9 @@ class Aftermath:
     ) -> list[Any]:
         found: list[Any] = []
         repaired_by_s = self._cluster.world.now_s + _HEALED_WITHIN_S
+        count = _PAGE
         while seqnums:
-            page = prober.records(replica, shard, seqnums[:_PAGE])
+            page = prober.records(replica, shard, seqnums[:count])
             awaited = set(page.unknown) - self._lost
             if awaited and self._cluster.world.now_s < repaired_by_s:
                 self._cluster.world.run_for(_REPAIR_S)
@@ -362,6 +363,7 @@ class Aftermath:
             done.update(page.unknown, page.trimmed)
             if not done:
                 raise Stuck(f"{replica} answers nothing about {seqnums[:10]}")
+            count = min(_PAGE, 2 * len(done))  # pages may have one record
             found += page.records
             seqnums = [seqnum for seqnum in seqnums if seqnum not in done]
         return found
