@@ -299,7 +299,8 @@ class SegmentedLog(Log):
         while len(page) < limit:
             left = limit - len(page)
             try:
-                if page or end is None or segment.local_end is not None:
+                # A switch may have ended the segment since it was chosen, also unseen by this call.
+                if page or end is None or self._route.state.segments[-1] is not segment:
                     found = await ask(log, at, left, None)
                 else:
                     left_s = max(end - asyncio.get_running_loop().time(), 0.0)
