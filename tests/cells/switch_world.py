@@ -45,6 +45,8 @@ ENGINES = [NodeId(f"engine-{n}") for n in range(3)]
 STORAGE = [NodeId(f"storage-{n}") for n in range(3)]
 ANSWER_S = 0.5
 """A question fails after so many seconds."""
+_PATIENT_S = 10.0
+"""The same after the faults: no message takes so long."""
 _ITERATION_S = 1e-6
 """What an iteration of the loop takes at least."""
 EPOCH_S = 1e9
@@ -156,7 +158,8 @@ class SwitchWorld:
 
         if not self.lost():
             self.loop.call_later(self.delay_s(), serve)
-        self.loop.call_later(ANSWER_S, _fail, answer, failed)
+        timeout_s = _PATIENT_S if self.healed else ANSWER_S
+        self.loop.call_later(timeout_s, _fail, answer, failed)
         return await answer
 
     def _later(self, deliver: Callable[[], None]) -> None:
