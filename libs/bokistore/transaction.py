@@ -437,6 +437,10 @@ class Transaction:
         costly = command.is_conditional and seqnum > command.horizon
         await self._replay.keep(views, seqnum, committed=committed, costly=costly)
         if not committed:
+            # The process then knows the conflict, so transactions that wait append no record.
+            for name in crowded & self._reads.keys():
+                with suppress(IndilogError):
+                    await self._replay.view(name, seqnum)
             await self._refuse(seqnum)
         if self._log_turn is not None:
             self._log_turn.note_left(command.leaves)

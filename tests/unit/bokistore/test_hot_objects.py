@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from bokistore import Store, checkpoints, collection, decisions
+from bokistore import Store, Transaction, checkpoints, collection, decisions
 from bokistore.checkpoints import CHECKPOINT_EVERY
 from indilog.base.errors import NotReadyError, TrimmedError
+from indilog.base.ids import SeqNum
 from indilog.testing import MemoryLog
+from indilog.testing.stepper import SteppedLog
 from tests.unit.bokistore.counted_log import CountedLog
 from tests.unit.bokistore.processes import Clock, newcomer
 
@@ -223,3 +227,35 @@ async def test_a_lookup_succeeds_although_its_checkpoint_append_fails(
 
     monkeypatch.setattr(store, "transact", unready)
     assert await store.find("paid") == {}
+
+
+class LateLog(SteppedLog):
+    """A log whose calls take a few iterations of the event loop, as over a network."""
+
+    async def append(self, data: bytes, **options: Any) -> SeqNum:  # noqa: ANN401
+        await asyncio.sleep(0.002)
+        seqnum = await super().append(data, **options)
+        await asyncio.sleep(0.002)
+        return seqnum
+
+
+async def test_one_lost_transaction_tells_all_others_of_its_process(log: MemoryLog) -> None:
+    """They append no record that cannot commit; the first record of each process may be lost."""
+    stores = [newcomer(LateLog(log)) for _ in range(3)]
+    await stores[0].set("hot", "n", 0)
+    begun, everyone = 0, asyncio.Event()
+
+    async def body(txn: Transaction) -> None:
+        nonlocal begun
+        hot = await txn.get("hot")
+        hot.set("n", hot["n"] + 1)
+        begun += 1
+        if begun == 60:
+            everyone.set()
+        await everyone.wait()  # all have read the same value
+
+    before = await log.tail()
+    await asyncio.gather(*[stores[n % 3].transact(body, retries=1000) for n in range(60)])
+    assert (await newcomer(log).get("hot"))["n"] == 60
+    records = await log.read_range("store:hot", bound=before, limit=1000)
+    assert len(records) <= 20
