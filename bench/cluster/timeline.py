@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import math
 import os
 import signal
 import tempfile
@@ -76,7 +77,7 @@ class RatedAppenders:
             await log.append(bytes(1024), tags=["timeline"])
             now = time.perf_counter()
             self.appends.append(Append(now, now - began))
-            due = max(due + every_s, now)
+            due += every_s * max(1, math.ceil((now - due) / every_s))  # callers stay apart
 
     async def stop(self) -> None:
         """Stop the callers; an append that failed fails here."""
