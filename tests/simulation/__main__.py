@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import multiprocessing
 import os
@@ -102,14 +101,8 @@ def reports(seeds: range, jobs: int) -> Iterator[Report]:
     if jobs == 1:
         yield from map(run_seed, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, _collect_rarely) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
-
-
-def _collect_rarely() -> None:
-    """Scan no imported module for garbage, and new objects less often: a run makes few cycles."""
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 class Caught(NamedTuple):
