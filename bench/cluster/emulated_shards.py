@@ -30,8 +30,9 @@ from indilog.base.ids import Epoch, NodeId, ShardId
 from indilog.base.telemetry import configure_logging
 from indilog.config import Config
 from indilog.kernel.metalog import Entry, NewWriters
-from indilog.kernel.view import View, view_of
+from indilog.kernel.view import View
 from indilog.runtime.cluster.cluster_state import NodeStart, node_start
+from indilog.runtime.cluster.layout import wanted_view
 from indilog.runtime.cluster.metadata_address import metadata_at
 from indilog.runtime.cluster.supervisor import supervised
 from indilog.runtime.transport.stream_transport import StreamTransport
@@ -180,13 +181,7 @@ async def measure(report: Report, shards: int, asked: argparse.Namespace) -> lis
     """Return the row of one number of shards."""
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
         config = _config_of(path, shards)
-        view = view_of(
-            sequencers=3,
-            storage_nodes=shards,
-            replicas=REPLICAS,
-            engines=shards,
-            index_shards=1,
-        )
+        view = wanted_view(config)
         async with (
             supervised(config, left_out=_emulated(view)) as cluster,
             metadata_at(cluster.metadata_address) as store,

@@ -18,7 +18,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from bench.support.harness import Report, command, latency, table_of
 from bench.support.platforms import configured
@@ -52,6 +52,12 @@ async def engine_of(config: Config) -> AsyncIterator[tuple[Supervisor, LocalLogs
         yield cluster, logs
 
 
+def longest_pause_s(times: Iterable[float], began: float, ended: float) -> float:
+    """Return the longest time without an acknowledgement between two instants, in seconds."""
+    during = [began, *(at for at in times if began < at < ended), ended]
+    return max(after - at for at, after in itertools.pairwise(during))
+
+
 class Appenders:
     """Callers that append until they are stopped; `acknowledged_at` has an instant an append."""
 
@@ -71,11 +77,6 @@ class Appenders:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks)
 
-    def pause_s(self, since: float) -> float:
-        """Return the longest time without an acknowledgement after `since`."""
-        later = [since, *(at for at in self.acknowledged_at if at > since)]
-        return max(b - a for a, b in itertools.pairwise(later))
-
 
 async def one_round(cluster: Supervisor, engine: Engine, log: Log, how: str, callers: int) -> float:
     """Lose the primary under load; return the seconds for which appends paused."""
@@ -87,13 +88,14 @@ async def one_round(cluster: Supervisor, engine: Engine, log: Log, how: str, cal
     lost_at = time.perf_counter()
     os.kill(pid, WAYS[how])
     await asyncio.sleep(_AFTER_S)
+    ended = time.perf_counter()
     await appenders.stop()
     if how == "hung":
         os.kill(pid, signal.SIGCONT)
     else:
         async with asyncio.timeout(_BACK_S):
             await process.ready(restarts=restarts + 1)
-    return appenders.pause_s(lost_at)
+    return longest_pause_s(appenders.acknowledged_at, lost_at, ended)
 
 
 async def main(asked: argparse.Namespace) -> None:

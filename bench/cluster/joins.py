@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import tempfile
 import time
 from typing import Any, Final
 
-from bench.cluster.failover import Appenders, engine_of
+from bench.cluster.failover import Appenders, engine_of, longest_pause_s
 from bench.support.harness import Report, command, latency, table_of
 from bench.support.platforms import configured
 from indilog.base.telemetry import configure_logging
@@ -58,13 +57,12 @@ async def one_step(
     ended = time.perf_counter()
     times = [at for at in appenders.acknowledged_at if began - _BEFORE_S <= at <= ended]
     before = sum(at < began for at in times) / _BEFORE_S
-    during = [began, *(at for at in times if at >= began), ended]
     windows = [0] * int((ended - began) / _WINDOW_S)
-    for at in during[1:-1]:
+    for at in (at for at in times if at >= began):
         place = int((at - began) / _WINDOW_S)
         if place < len(windows):
             windows[place] += 1
-    pause_s = max(after - at for at, after in itertools.pairwise(during))
+    pause_s = longest_pause_s(times, began, ended)
     return took_s, pause_s, min(windows) / _WINDOW_S / before
 
 

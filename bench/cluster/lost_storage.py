@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bench.cluster.failover import Appenders, engine_of
+from bench.cluster.failover import Appenders, engine_of, longest_pause_s
 from bench.support.harness import Report, command, latency, table_of
 from bench.support.platforms import configured
 from indilog.base.log import Log
@@ -49,13 +49,14 @@ async def one_round(cluster: Supervisor, engine: Engine, log: Log, callers: int)
     lost_at = time.perf_counter()
     os.kill(pid, signal.SIGSTOP)
     await asyncio.sleep(_AFTER_S)
+    ended = time.perf_counter()
     await appenders.stop()
     os.kill(pid, signal.SIGCONT)
     async with asyncio.timeout(_BACK_S):
         while placement.replicas(shard) != placement.counting(shard):
             await log.append(b"", tags=["copied"])  # the metalog advances
             await asyncio.sleep(0.05)
-    return appenders.pause_s(lost_at)
+    return longest_pause_s(appenders.acknowledged_at, lost_at, ended)
 
 
 async def with_policy(policy: Mapping[str, Any], asked: argparse.Namespace) -> list[float]:

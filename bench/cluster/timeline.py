@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import math
 import os
 import signal
@@ -27,7 +26,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from bench.cluster.failover import engine_of
+from bench.cluster.failover import engine_of, longest_pause_s
 from bench.support.harness import Report, command, latency, table_of
 from bench.support.platforms import configured
 from indilog.base.ids import NodeId
@@ -130,8 +129,7 @@ def row_of(span: Span, appends: list[Append], rate: float) -> tuple[float, float
     percentile of latency in seconds.
     """
     during = [append for append in appends if span.began <= append.at < span.ended]
-    times = [span.began, *(append.at for append in during), span.ended]
-    pause_s = max(after - at for at, after in itertools.pairwise(times))
+    pause_s = longest_pause_s((append.at for append in during), span.began, span.ended)
     edges = np.arange(span.began, span.ended, _WINDOW_S)
     windows, _ = np.histogram([append.at for append in during], edges)
     p99 = float(np.quantile([append.took_s for append in during], 0.99))

@@ -14,10 +14,10 @@ import pytest
 
 from indilog.base.errors import IndilogError
 from indilog.base.ids import SeqNum
-from indilog.base.log_kinds import LOG_KINDS
+from indilog.base.log_kinds import LOG_KINDS, LogKind
 from indilog_cells.log import CellLogs
 from indilog_compute.log_kinds import catalog
-from indilog_compute.log_kinds.catalog import Home
+from indilog_compute.log_kinds.catalog import NewSegment
 from indilog_compute.log_kinds.kinds import LogKinds
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segmented_log import SegmentedLog
@@ -102,13 +102,13 @@ def _acknowledging(patch: pytest.MonkeyPatch) -> None:
 
 
 def _shared_folder(patch: pytest.MonkeyPatch) -> None:
-    home = LogKinds._home
+    new_segment = LogKinds._new_segment
 
-    async def same(self: LogKinds, name: str, kind: str) -> Home:
-        found = await home(self, name, kind)  # type: ignore[arg-type]
+    async def same(self: LogKinds, name: str, kind: LogKind) -> NewSegment:
+        found = await new_segment(self, name, kind)
         return msgspec.structs.replace(found, folder=name if found.folder else "")
 
-    patch.setattr(LogKinds, "_home", same)
+    patch.setattr(LogKinds, "_new_segment", same)
 
 
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

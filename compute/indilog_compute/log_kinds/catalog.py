@@ -39,8 +39,8 @@ _LAYOUT: Final = "$layout:"
 """Before the folder of a segment: the tag of its layouts. No log has such a name."""
 
 
-class Home(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a new segment is kept.
+class NewSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment that a creation or a switch begins.
 
     Attributes:
         kind: its kind.
@@ -182,8 +182,8 @@ class _Followed(msgspec.Struct, frozen=True, kw_only=True, tag="followed"):
 
 
 class _Closing(msgspec.Struct, frozen=True, kw_only=True, tag="closing"):
-    """A record: a switch begins; the fields are those of `Home` and `Switch`. Version 1 has no
-    `layout`.
+    """A record: a switch begins; the fields are those of `NewSegment` and `Switch`. Version 1
+    has no `layout`.
     """
 
     version: Literal[1, 2] = 2
@@ -265,21 +265,23 @@ class Catalog:
         self._log = logs.log(CATALOG_LOG, self._session)
         self._bound: SeqNum = 0
 
-    async def create(self, log: str, home: Home) -> None:
+    async def create(self, log: str, segment: NewSegment) -> None:
         """Record a creation, unless the name was created before; then catch up."""
-        creation = _Creation(log=log, creator=self._node, **msgspec.structs.asdict(home))
+        creation = _Creation(log=log, creator=self._node, **msgspec.structs.asdict(segment))
         await self._append_after(None, creation)
 
-    async def close(self, log: str, last: SeqNum, home: Home, *, tail: SeqNum) -> None:
+    async def close(self, log: str, last: SeqNum, segment: NewSegment, *, tail: SeqNum) -> None:
         """Record that a switch begins, unless the log has changed; then catch up.
 
         Args:
             log: the log.
             last: seqnum of its last record in the catalog, as of which the caller decided this.
-            home: where the new segment is kept.
+            segment: the new segment.
             tail: tail of the log, read before this call.
         """
-        closing = _Closing(log=log, switcher=self._node, tail=tail, **msgspec.structs.asdict(home))
+        closing = _Closing(
+            log=log, switcher=self._node, tail=tail, **msgspec.structs.asdict(segment)
+        )
         await self._append_after(last, closing)
 
     async def seal(self, log: str, last: SeqNum) -> None:

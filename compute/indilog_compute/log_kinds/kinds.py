@@ -39,7 +39,7 @@ from indilog.kernel.cell_layout import CellLayout, new_layout, owned_layout
 from indilog.kernel.view import View
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy
 from indilog.wire.cell_messages import CellAnswer, CellOutcome, CellQuestion, CellsSeal
-from indilog_compute.log_kinds.catalog import Catalog, CreatedLog, Home, LogState
+from indilog_compute.log_kinds.catalog import Catalog, CreatedLog, LogState, NewSegment
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segmented_log import SegmentedLog
 from indilog_compute.log_kinds.segments import FIRST, Segment
@@ -283,7 +283,7 @@ class LogKinds:
         wanted = check_kind(kind)
         await self._catch_up()
         if name not in self._catalog.logs:
-            await self._catalog.create(name, Home(kind=SHARED))
+            await self._catalog.create(name, NewSegment(kind=SHARED))
         state = self._catalog.logs[name]
         for _ in range(_ATTEMPTS_MAX):
             if state.switch is not None:
@@ -303,18 +303,18 @@ class LogKinds:
                 f"Log {name} was switched {len(state.segments) - 1:,} times, which is the limit; "
                 "nothing was changed."
             )
-        home = await self._home(name, kind)
+        segment = await self._new_segment(name, kind)
         if kind == OBJECT_STORE:
             new = msgspec.structs.replace(
-                state.created, kind=kind, place=home.place, folder=home.folder
+                state.created, kind=kind, place=segment.place, folder=segment.folder
             )
             async with self._open_logs(new):
                 pass  # the store answers
         tail = await self._logs.log(name, Session()).tail()
-        await self._catalog.close(name, last, home, tail=tail)
+        await self._catalog.close(name, last, segment, tail=tail)
         await self._announce()
         switch = state.switch
-        if switch is None or switch.folder != home.folder or switch.switcher != self.node:
+        if switch is None or switch.folder != segment.folder or switch.switcher != self.node:
             return False
         try:
             await self._wait_for_nodes(name, switch.number, self.node)
@@ -358,27 +358,27 @@ class LogKinds:
         """Record the creation of a log, after what it needs is there."""
         if kind != SHARED:
             await self._check_unused(name)
-        await self._catalog.create(name, await self._home(name, kind))
+        await self._catalog.create(name, await self._new_segment(name, kind))
 
-    async def _home(self, name: str, kind: LogKind) -> Home:
-        """Return where a new segment of a log is to be kept. On storage nodes, its spaces are open
-        when this returns.
+    async def _new_segment(self, name: str, kind: LogKind) -> NewSegment:
+        """Return a new segment for a log. If it is on storage nodes, its spaces are open when this
+        returns.
 
         Raises:
             WrongStateError: there is no place, or a limit is reached.
             NotReadyError: a storage node does not answer.
         """
         if kind == SHARED:
-            return Home(kind=kind)
+            return NewSegment(kind=kind)
         self._check_limits(kind)
         folder = _new_folder(name)
         if kind == OBJECT_STORE:
             place = self._config.object_logs.object_place
-            return Home(kind=kind, place=place, folder=folder)
+            return NewSegment(kind=kind, place=place, folder=folder)
         first_layout = owned_layout if kind == OWNED else new_layout
         layout = first_layout(folder, self.storage_nodes(), self._copies)
         await self._open_spaces(layout)
-        return Home(kind=kind, folder=folder, layout=layout)
+        return NewSegment(kind=kind, folder=folder, layout=layout)
 
     async def _open_spaces(self, layout: CellLayout) -> None:
         asked = sorted(layout.replicas)

@@ -123,8 +123,7 @@ def test_concurrent_calls_at_one_gateway_run_on_both_nodes(tmp_path: Path) -> No
                     assert len(ran) == 2, "each compute node has one worker, which has its parent"
                 there = await counters(second)
                 here = await counters(first)
-                assert here["calls_forwarded"] >= len(meetings)
-                assert there["calls_taken"] >= len(meetings)
+                assert here["calls_forwarded"] == there["calls_taken"] == len(meetings)
                 assert there["calls_forwarded"] == here["calls_taken"] == 0
 
     uvloop.run(story())
@@ -145,7 +144,7 @@ def test_an_operation_runs_where_there_is_room(tmp_path: Path) -> None:
                 assert not here.done(), "the slot is still in use"
                 await release(http, "x")
                 assert (await here).json() != there
-                assert (await counters(first))["calls_forwarded"] >= 1
+                assert (await counters(first))["calls_forwarded"] == 1
 
     uvloop.run(story())
 

@@ -10,18 +10,18 @@ from indilog.base.log import Session
 from indilog.base.log_kinds import LogKind
 from indilog.kernel.cell_layout import CellLayout, new_layout
 from indilog.testing import MemoryLogs
-from indilog_compute.log_kinds.catalog import CATALOG_LOG, Catalog, Home
+from indilog_compute.log_kinds.catalog import CATALOG_LOG, Catalog, NewSegment
 
 pytestmark = pytest.mark.asyncio
 
 NODES = [NodeId("storage-0"), NodeId("storage-1")]
 
 
-def home(folder: str, kind: LogKind = "order-first") -> Home:
-    return Home(kind=kind, folder=folder, layout=new_layout(folder, NODES, 2))
+def new_segment(folder: str, kind: LogKind = "order-first") -> NewSegment:
+    return NewSegment(kind=kind, folder=folder, layout=new_layout(folder, NODES, 2))
 
 
-def layout_of(of: Home) -> CellLayout:
+def layout_of(of: NewSegment) -> CellLayout:
     assert of.layout is not None
     return of.layout
 
@@ -30,7 +30,7 @@ def catalog_of(logs: MemoryLogs, node: str = "engine-0") -> Catalog:
     return Catalog(logs, NodeId(node), lambda _: None)
 
 
-async def switched(catalog: Catalog, log: str, to: Home) -> None:
+async def switched(catalog: Catalog, log: str, to: NewSegment) -> None:
     state = catalog.logs[log]
     await catalog.close(log, state.last, to, tail=0)
     await catalog.seal(log, state.last)
@@ -40,7 +40,7 @@ async def switched(catalog: Catalog, log: str, to: Home) -> None:
 async def test_layouts_of_two_segments_of_a_log_change_independently() -> None:
     logs = MemoryLogs()
     catalog = catalog_of(logs)
-    one, two = home("one"), home("two", "owned")
+    one, two = new_segment("one"), new_segment("two", "owned")
     await catalog.create("events", one)
     await switched(catalog, "events", two)
     assert [each.folder for each in catalog.logs["events"].segments] == ["one", "two"]
@@ -60,8 +60,8 @@ async def test_layouts_of_two_segments_of_a_log_change_independently() -> None:
 async def test_of_two_layouts_after_one_the_first_is_recorded() -> None:
     logs = MemoryLogs()
     catalogs = [catalog_of(logs, node) for node in ("engine-0", "engine-1")]
-    await catalogs[0].create("events", Home(kind="shared"))
-    await switched(catalogs[0], "events", first := home("one"))
+    await catalogs[0].create("events", NewSegment(kind="shared"))
+    await switched(catalogs[0], "events", first := new_segment("one"))
     await catalogs[1].catch_up()
     before = layout_of(first)
     assert await catalogs[1].change_layout("one", before, before.filled(2))
@@ -71,10 +71,10 @@ async def test_of_two_layouts_after_one_the_first_is_recorded() -> None:
 
 async def test_an_abandoned_switch_leaves_no_layout() -> None:
     catalog = catalog_of(MemoryLogs())
-    await catalog.create("events", Home(kind="shared"))
+    await catalog.create("events", NewSegment(kind="shared"))
     state = catalog.logs["events"]
-    await catalog.close("events", state.last, home("one"), tail=0)
-    assert catalog.layout("one") == home("one").layout
+    await catalog.close("events", state.last, new_segment("one"), tail=0)
+    assert catalog.layout("one") == new_segment("one").layout
     await catalog.reopen("events", state.last)
     with pytest.raises(KeyError):
         catalog.layout("one")
