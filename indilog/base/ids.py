@@ -61,6 +61,7 @@ LOG_NAME_BYTES_MAX: Final = 128
 _TAG_KEY: Final = 0x1D110C
 _SEPARATOR: Final = b"\x1f"
 _TEXT, _INTEGER = "s", "i"
+_TWO_HASHES: Final = struct.Struct("<2Q")
 
 
 def _folded(log: str, name: str) -> TagHash:
@@ -244,7 +245,11 @@ def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
 
 
 def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
-    # Each append with a new tag calls this.
+    # Each append with a new tag calls this, mostly with one. Its hash is that of the names.
+    if len(tags) == 1:
+        names = f"{log}\x1f{_spelled(tags[0])}".encode()
+        hashed = xxh3_64_intdigest(names, _TAG_KEY) or 1
+        return tuple.__new__(TagColumns, (_TWO_HASHES.pack(log_tag(log), hashed), names))
     spelled = dict.fromkeys(map(_spelled, tags))
     names = "\x1f".join((log, *spelled)).encode()
     hashes = [_folded(log, name) for name in spelled]
