@@ -67,6 +67,9 @@ class GatewayRequests:
                 )
         except _NOT_SENT as error:
             raise NotReadyError(f"No platform answers at {endpoint.url}.") from error
+        except AttributeError as error:
+            # With uvloop, anyio reads the socket of a connection that was closed as it was made.
+            raise NotReadyError(f"{endpoint.url} closed the connection.") from error
         except httpx.HTTPError as error:
             if method == "GET":
                 raise NotReadyError(f"{endpoint.url} did not answer: {error!r}.") from error

@@ -203,7 +203,10 @@ class TestedCluster(ABC):
         """Return an HTTP client of one gateway."""
         headers = {"Authorization": f"Bearer {self.token}"}
         url = self.urls[gateway]
-        return httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+        return httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=timeout_s, trust_env=False,
+            transport=_Connections(trust_env=False),
+        )  # fmt: skip
 
     async def seen_by(self, gateway: int) -> ClusterHealth | None:
         """Return what a gateway says of the cluster; None: it does not answer."""
@@ -263,6 +266,18 @@ class TestedCluster(ABC):
         """Write what is wrong into the file `health.txt`, with the time."""
         with (self.directory / "health.txt").open("a") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {' '.join(wrong) or 'healthy'}\n")
+
+
+class _Connections(httpx.AsyncHTTPTransport):
+    """Reports a connection that a killed process closes while it is made as any other failure. With
+    uvloop, anyio raises `AttributeError` for it.
+    """
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await super().handle_async_request(request)
+        except AttributeError as error:
+            raise httpx.ConnectError("closed while it was made", request=request) from error
 
 
 def _python_path() -> list[str]:
