@@ -10,11 +10,12 @@ trims the records that they replace.
   processes.
 - A checkpoint is a cache of what the log says, never the only source. It covers records that were
   applied before it was written. Records are trimmed only when two checkpoints cover them.
-- `ReplicaCache` shares one replica among all callers of a process.
+- `ReplicaCache` shares one replica among all callers of a process. `scope_of` says of which
+  platform a log is, and refuses what is no log.
 - `retry_transient` repeats an operation that fails with a transient error.
 """
 
-from indilog.replayed.cache import ReplicaCache
+from indilog.replayed.cache import ReplicaCache, scope_of
 from indilog.replayed.checkpoints import SubStream
 from indilog.replayed.replica import Replica, State
 from indilog.replayed.retry import RetryPolicy, retry_transient
@@ -26,4 +27,5 @@ __all__ = [
     "State",
     "SubStream",
     "retry_transient",
+    "scope_of",
 ]

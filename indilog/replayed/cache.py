@@ -12,6 +12,17 @@ from indilog.base.log import Log
 _ReplicaT = TypeVar("_ReplicaT")
 
 
+def scope_of(log: Log) -> object:
+    """Return what all logs of a platform share in this process (`Log.scope`).
+
+    Raises:
+        TypeError: it is no log.
+    """
+    if not isinstance(log, Log):
+        raise TypeError(f'Give a log, such as client.log("orders"), not {type(log).__name__}.')
+    return log.scope
+
+
 class ReplicaCache(Generic[_ReplicaT]):
     """The replicas that all callers of a platform share in this process (`Log.scope`).
 
@@ -35,7 +46,7 @@ class ReplicaCache(Generic[_ReplicaT]):
             key: identifies the replica within the log.
             make: makes a new replica.
         """
-        kept = self._kept.setdefault(log.scope, OrderedDict())
+        kept = self._kept.setdefault(scope_of(log), OrderedDict())
         place = (log.name, key)
         replica = kept.get(place)
         if replica is None:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from bokistore.lines import Appends, Lines
 from bokistore.records import ObjectView
 from indilog import Log
+from indilog.replayed import scope_of
 from indilog.sdk import Event, SeqNum
 
 _VIEWS_PER_OBJECT_MAX: Final = 4
@@ -189,7 +190,8 @@ _CACHES: Final[WeakKeyDictionary[object, ViewCache]] = WeakKeyDictionary()
 
 def cache_of(log: Log) -> ViewCache:
     """Return the cache that all stores of one platform share in this process (`Log.scope`)."""
-    cache = _CACHES.get(log.scope)
+    scope = scope_of(log)
+    cache = _CACHES.get(scope)
     if cache is None:
-        cache = _CACHES[log.scope] = ViewCache()
+        cache = _CACHES[scope] = ViewCache()
     return cache
