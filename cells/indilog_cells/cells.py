@@ -1,4 +1,7 @@
-"""Cells that can be written once, as an I/O interface, and what else a log keeps beside them."""
+"""The storage of one log, as an interface: cells that can be written once, and notes beside them.
+
+`object_cells`, `chain_cells` and `owned_cells` implement it; `driver` uses it.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,20 @@ from indilog_cells.index import GenerationLimits
 
 
 class CellsError(Exception):
-    """The cells cannot be reached, or refuse access; a write may have taken effect."""
+    """The cells cannot be reached, or refuse access; a write may have taken effect nevertheless."""
 
 
 class Cells(Protocol):
     """The cells of one log, for any number of processes.
 
-    A cell is unwritten, written, or trimmed. It takes one content, of one writer, for ever: after a
-    read returned a content, each read returns it until the cell is trimmed. A trimmed cell stays
-    taken. A read returns what is there when it is called, or what was written during the call.
+    A cell is unwritten, written, or trimmed. It takes one content, of one writer: after a read has
+    returned a content, each read returns this content until the cell is trimmed. A trimmed cell
+    takes no further content. A read returns what is there when it is called, or what was written
+    during the call.
     """
 
     async def write(self, position: int, content: bytes) -> bool:
-        """Write a content durably; return whether the cell took it. False: it held a content.
+        """Write a content durably; return whether the cell took it. False: the cell had a content.
 
         Raises:
             CellsError: the outcome is unknown.
@@ -38,8 +42,8 @@ class Cells(Protocol):
         """
 
     async def trim(self, start: int, end: int) -> None:
-        """Free the contents of the written cells from `start` to below `end`; all cells below
-        `start` are trimmed. Harmless for trimmed cells.
+        """Free the contents of the written cells from `start` to below `end`. Harmless for trimmed
+        cells. The caller has trimmed all cells below `start`.
 
         Raises:
             CellsError: some of the cells may not be trimmed.
@@ -48,21 +52,22 @@ class Cells(Protocol):
 
 class Notes(Protocol):
     """What a log derives from its cells and keeps beside them: closed generations of its index, and
-    checkpoints. Each has a position as its name, and takes the first content that is written.
+    checkpoints of its state. A position names each note. A note has the first content that was
+    written under its name.
     """
 
     async def write_generation(self, start: int, content: bytes) -> None:
         """Keep the generation that begins at cell `start`, durably.
 
         Raises:
-            CellsError: it may not be kept.
+            CellsError: the generation may be missing.
         """
 
     async def read_generation(self, start: int) -> bytes | None:
-        """Return a generation; None: there is none (any more).
+        """Return a generation; None: it was not written, or is deleted.
 
         Raises:
-            CellsError: it is unknown.
+            CellsError: the generation is unknown.
         """
 
     async def generations(self) -> list[int]:
@@ -73,31 +78,33 @@ class Notes(Protocol):
         """
 
     async def drop_generation(self, start: int) -> None:
-        """Delete a generation, if it exists; all before it are deleted.
+        """Delete a generation, if it exists. The caller has deleted all generations before it.
 
         Raises:
-            CellsError: it may still exist.
+            CellsError: the generation may still exist.
         """
 
     async def write_checkpoint(self, position: int, content: bytes) -> None:
-        """Keep the checkpoint of the state below cell `position`, durably; then delete those before
-        the last two.
+        """Keep the checkpoint of the state below cell `position`, durably. Then delete all
+        checkpoints but the newest two.
 
         Raises:
-            CellsError: it may not be kept.
+            CellsError: the checkpoint may be missing.
         """
 
     async def newest_checkpoint(self) -> bytes | None:
         """Return the checkpoint with the greatest position; None: there is none.
 
         Raises:
-            CellsError: it is unknown.
+            CellsError: the checkpoint is unknown.
         """
 
 
 class CellsAndNotes(Cells, Notes, Protocol):
-    """All that a log keeps."""
+    """The whole storage of one log."""
 
     @property
     def generation_limits(self) -> GenerationLimits:
-        """When generations of this log are closed, for all processes and for ever."""
+        """When generations of this log are closed. All processes read the same limits, and the
+        limits never change.
+        """

@@ -1,13 +1,16 @@
 """Cells on storage nodes, replicated by chains that the clients drive (decision 0085; CORFU 2).
 
-A content is written to the replicas of its chain in order. The head decides which content a cell
-gets, because it takes the first one. A write is complete when the last replica has it. A reader
-asks the last replica. If that replica lacks the content and another one has it, the reader
-completes the write before it returns the content: otherwise a later read could miss it.
+A writer writes a content to the replicas of its chain in order. The first replica (the head)
+decides which content a cell gets, because it takes only the first content that arrives. A write is
+complete when the last replica has the content. A reader that does not know whether a cell is
+written asks the last replica. If the last replica lacks the content and another replica has it, the
+reader completes the write before it returns the content: otherwise a later read could miss it.
 
-Each question has the epoch of the layout. After a change of the layout, at least one replica of
-each chain refuses the epochs before. So a cell counts as unwritten only if all replicas of its
-chain say so: a client with an old layout then asks one that refuses. There are no leases.
+Each question has the epoch of the asker's layout. After a change of the layout, at least one
+replica of each chain refuses smaller epochs. A cell counts as unwritten only if all replicas of its
+chain say so. So an asker with an old layout is refused, and no leases are needed.
+
+The layout is changed by `chain_upkeep`. `owned_cells` builds on this module.
 """
 
 from __future__ import annotations
@@ -35,10 +38,10 @@ from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
 from indilog_cells.layout_changes import CellNodes, Layouts
 
 _CHANGES_MAX: Final = 4
-"""Changes of the layout, or of the newest checkpoint, that one call follows."""
+"""How often one call starts again because the layout, or the newest checkpoint, was replaced."""
 _CHECKPOINTS_KEPT: Final = 2
 _WHOLE, _PARTS = b"\0", b"\1"
-"""First byte of a note: the content follows, or the numbers of its parts."""
+"""First byte of a note, before its content (`_WHOLE`) or the numbers of its parts (`_PARTS`)."""
 
 
 class LayoutSealedError(CellsError):
@@ -53,9 +56,9 @@ class ChainCells:
 
     Args:
         nodes: the storage nodes.
-        layouts: the layouts.
-        part_bytes: bytes of a note in one cell; a longer note has several parts.
-        new_part: returns a number from 1 on for a part of a note; no other part has it.
+        layouts: the layouts of the log.
+        part_bytes: largest number of bytes of a note in one cell; a longer note has several parts.
+        new_part: returns a number from 1 on for a part of a note; no other part has this number.
         generation_limits: when generations of the index are closed.
     """
 
@@ -90,10 +93,10 @@ class ChainCells:
         await self._trim(CellSection.RECORDS, end)
 
     async def complete(self, key: CellKey) -> None:
-        """If a replica has the content of a cell, copy it to all replicas.
+        """If a replica has the content of a cell, copy the content to all replicas.
 
         Raises:
-            CellsError: some replica may lack it.
+            CellsError: a replica may lack the content.
         """
         await self._read(key)
 
@@ -107,7 +110,9 @@ class ChainCells:
         raise CellsError("the layout of the log changes too often")
 
     async def _write_along(self, layout: CellLayout, key: CellKey, content: bytes) -> bool:
-        """Write to the replicas of a chain in order; return whether all have this content."""
+        """Write to the replicas of a chain in order; return whether all have this content. False:
+        the cell has another content.
+        """
         for replica in layout.chain(key.position):
             question = CellWrite(0, replica.space, layout.epoch, key, content)
             answer = await self._ask(replica, question)
@@ -129,8 +134,8 @@ class ChainCells:
         raise CellsError("the layout of the log changes too often")
 
     async def _read_any(self, layout: CellLayout, key: CellKey) -> bytes | None:
-        """Return the copy of one replica: readers of different cells ask different ones. None: no
-        replica has a copy.
+        """Return the copy of one replica. None: no replica has one. The replica that is asked first
+        depends on the cell, which spreads the reads.
         """
         chain = layout.chain(key.position)
         first = key.position // len(layout.chains) % len(chain)
@@ -146,8 +151,8 @@ class ChainCells:
         return None
 
     async def _read_last(self, layout: CellLayout, key: CellKey) -> bytes | None:
-        """Return the content of the last replica. If it has none, ask all others, and complete what
-        they have.
+        """Return the content that the last replica has. If it has none, ask all other replicas; if
+        one of these has a content, complete its write and return it.
         """
         *others, last = layout.chain(key.position)
         answer = await self._ask(last, CellWanted(0, last.space, layout.epoch, key))
@@ -188,7 +193,7 @@ class ChainCells:
         """Learn the layout after `layout`, because a call failed: a replica may be replaced.
 
         Raises:
-            CellsError: there is none; `error`, or the layout cannot be read.
+            CellsError: no layout follows (then it is `error`), or the layout cannot be read.
         """
         if self._layouts.layout.epoch == layout.epoch:
             await self._layouts.renew()
@@ -238,7 +243,9 @@ class ChainCells:
         raise CellsError("the newest checkpoint is replaced repeatedly")
 
     async def _write_note(self, key: CellKey, content: bytes) -> None:
-        """Write a note, unless there is one. Unused parts are trimmed with the note."""
+        """Write a note, unless a note has this key. Its parts are written first; parts of a note
+        that was not written are trimmed together with the note that was.
+        """
         note = _WHOLE + content
         if len(content) > self._part_bytes:
             parts = []

@@ -1,12 +1,15 @@
-"""Upkeep of the layout of a log over cells of storage nodes: lost nodes are replaced, and their
-successors are filled (decision 0086; CORFU 2.5).
+"""Upkeep of the layout of a log over cells of storage nodes: replaces lost nodes, and fills their
+successors (decision 0086; CORFU 2.5).
 
 One compute node checks each log periodically, and changes its layout (`layout_changes`) if a node
-is lost. If a process crashed during a change, the next check finds sealed replicas, and finishes
-the change.
+is lost. If a process crashed during a change, the next check finds sealed replicas, and makes the
+change anew.
 
-A new replica is at the end of its chain and *filling*: contents are copied to it from a complete
-replica, while appends and reads go on. When all are copied, a further layout says so.
+A new replica is *filling*, and comes last in its chain. Contents are copied to it from a complete
+replica while appends and reads continue. When all contents are copied, a further layout records
+that the replica is complete.
+
+`opening` calls `check`; `owned_upkeep` adapts it to logs of kind `owned`.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ _COPIED_AT_ONCE: Final = 8
 
 _CellsT = TypeVar("_CellsT", bound=ChainCells)
 RunAll: TypeAlias = Callable[[Sequence[Coroutine[Any, Any, object]]], Awaitable[object]]
-"""Runs coroutines at once; returns when all have ended, or raises the error of one."""
+"""Runs coroutines concurrently; returns when all have ended, or raises the error of one."""
 
 _log = structlog.get_logger(__name__)
 
@@ -47,10 +50,10 @@ class ChainUpkeep(Generic[_CellsT]):
     Args:
         cells: the cells of the log.
         nodes: the storage nodes.
-        layouts: the layouts.
+        layouts: the layouts of the log.
         changes: changes the layout.
-        run_all: runs coroutines at once.
-        replace_after_s: seconds after which a silent node is replaced.
+        run_all: runs coroutines concurrently.
+        replace_after_s: seconds after which a node that does not answer is replaced.
         clock: returns seconds, and never goes back.
     """
 
@@ -78,7 +81,7 @@ class ChainUpkeep(Generic[_CellsT]):
         """Replace lost nodes, or fill new replicas, if necessary.
 
         Raises:
-            CellsError: something is to be done, and cannot be done now.
+            CellsError: a node must be replaced, or a replica filled, which is impossible now.
         """
         layout = self._layouts.layout
         asked = sorted(layout.replicas)
@@ -108,11 +111,11 @@ class ChainUpkeep(Generic[_CellsT]):
             await self._settle(layout)
 
     def _late(self) -> set[Place]:
-        """Return the replicas that are replaced although they may answer."""
+        """Return the replicas to replace even if they answer."""
         return set()
 
     async def _settle(self, layout: CellLayout) -> None:
-        """Do what is left to do when all replicas are complete and answer: nothing."""
+        """Finish the upkeep when all replicas are complete and answer: nothing is left to do."""
 
     def _is_lost(self, replica: Place, answer: CellAnswer | None, now: float) -> bool:
         if answer is not None and answer.outcome is not CellOutcome.REFUSED:
@@ -121,7 +124,7 @@ class ChainUpkeep(Generic[_CellsT]):
         return now - self._silent_since.setdefault(replica, now) >= self._replace_after_s
 
     def _may_improve(self, layout: CellLayout) -> bool:
-        """Whether a chain has too few replicas, or one on a node that is not available any more."""
+        """Whether a chain has too few replicas, or one on a node that is no longer available."""
         available = set(self._changes.available())
         copies = min(self._changes.copies, len(available))
         return not layout.is_filling and any(
@@ -176,7 +179,7 @@ class ChainUpkeep(Generic[_CellsT]):
         source: CellReplica,
         target: CellReplica,
     ) -> None:
-        """Copy a section of the chain number `at`."""
+        """Copy the cells or notes of one section, of the chain with number `at`."""
         after: CellKey | None = None
         while True:
             questions = [

@@ -1,7 +1,10 @@
 """The content of a cell: items in order, with a checksum (docs/FORMATS.md).
 
 Layout: magic `ILCL`, version u8, CRC32C u32 of what follows, then msgpack. A *junk* cell has the
-header alone: it fills a position and changes nothing. An empty object is a *trimmed* cell.
+header alone: it fills a position and changes nothing. Empty bytes are the content of a *trimmed*
+cell.
+
+`core` writes contents, and `state` applies them.
 """
 
 from __future__ import annotations
@@ -25,12 +28,13 @@ ITEM_OVERHEAD_BYTES: Final = 64
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True):
-    """The condition of an append, and what its writer has checked already.
+    """The condition of an append, and the part of it that the writer has checked.
 
     Attributes:
         log, tag: hashes of the log and of the tag.
         known: the last record with the tag that the caller knows; -1: none.
-        checked: no record with the tag has a seqnum in (`known`, `checked`).
+        checked: the writer knows that no record with the tag has a seqnum above `known` and below
+            `checked`. So `state` need not look at records below `checked`.
     """
 
     log: TagHash
@@ -87,7 +91,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, tag="p"):
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """Asks for the time of the log at this place."""
+    """Asks for the time of the log at this place in its order."""
 
     size_bytes = ITEM_OVERHEAD_BYTES
 
@@ -106,9 +110,11 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         epoch: of the writer. A cell whose epoch is smaller than that of an earlier cell is void.
-        is_claim: the content begins its epoch: it is void if an earlier cell has the same epoch.
-        writer, serial: name this content: a writer's own number, and how many it had written. So a
-            writer recognizes its content after an unknown outcome.
+        is_claim: whether the content begins its epoch. Such a content is also void if an earlier
+            cell has the same epoch.
+        writer, serial: name this content: bytes that only this writer has, and the number of
+            contents that it wrote before. With this name, a writer recognizes its own content after
+            an unknown outcome.
         stamp_us: the writer's time, microseconds since 1970.
     """
 

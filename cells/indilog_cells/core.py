@@ -5,13 +5,17 @@ if another writer was faster, the items go into a later cell. The core applies a
 (`indilog_cells.state`), and an append is complete when its own cell is applied. So a process that
 has read all cells up to the first unwritten one knows every append that was complete before.
 
-The first content of a core *claims* an epoch: it makes contents void that the same process wrote
-before it crashed, if they reach their cells later.
+The first content of a core *claims* an epoch, greater than all before. Contents of smaller epochs
+are void in later cells. So a content that a crashed process wrote takes no effect if it reaches its
+cell after the next process's claim. A running core whose content is void writes the items again,
+with the new epoch.
 
-A cell below an own content that no writer writes within `fill_after_us` is filled with junk: its
-writer probably crashed. If an outcome is unknown, the same content is written to the same cell
-again, never to another one, until the cell is known to hold some content. So no record is in the
-log twice.
+A core fills an unwritten cell below an own content with junk after `fill_after_us`: the writer of
+that cell has probably crashed. If the outcome of a write is unknown, the core writes the same
+content to the same cell again, never to another one, until it knows that the cell holds a content.
+So no record is in the log twice.
+
+`driver` runs a core: it turns effects into requests, and answers into events.
 """
 
 from __future__ import annotations
@@ -25,13 +29,19 @@ from indilog_cells.state import Closed, LogState, Outcome, Placed
 
 _RETRY_US: Final = 100_000
 _RETRY_US_MAX: Final = 2_000_000
-"""Microseconds until a failed request is repeated: the first one, doubled up to the second."""
+"""Microseconds until a failed request is repeated: `_RETRY_US` after the first failure, doubled
+after each further one, up to `_RETRY_US_MAX`.
+"""
 _LOOKS: Final = 64
-"""An unwritten cell below an own content is first read again after this part of `fill_after_us`."""
+"""An unwritten cell below an own content is read at once, and again after 1/`_LOOKS` of
+`fill_after_us`; each further pause is twice as long.
+"""
 _SKIPPED_MAX: Final = 4
-"""Cells that a core leaves to a faster writer after it has lost several of them."""
+"""Cells, at most, that a core leaves to other writers after it lost several cells in succession."""
 _OWN: Final = -1
-"""The ticket of catching up before the first own append, and after an own cell was taken."""
+"""The core's own ticket of catching up: before its first append, and after another writer took a
+cell in which it had an own content.
+"""
 
 
 class CoreLimits(NamedTuple):
@@ -39,12 +49,13 @@ class CoreLimits(NamedTuple):
 
     Attributes:
         cells_in_flight: own cells that may be unfinished at once.
-        cell_bytes: bytes of items in a cell; a larger item has a cell of its own.
+        cell_bytes: largest number of bytes of the items in one cell; a larger item has a cell of
+            its own.
         items_waiting: items that may wait for a cell.
-        read_ahead: cells that are read at once while catching up.
+        read_ahead: cells that are read at once, at most, while catching up.
         fill_after_us: microseconds after which an unwritten cell below an own content is filled.
-        token_after_us: microseconds after which a core that has no answer of the sequencer chooses
-            a cell itself.
+        token_after_us: microseconds after which a core without an answer of the sequencer chooses a
+            cell itself.
     """
 
     cells_in_flight: int = 2
@@ -69,14 +80,14 @@ class TokenGiven(NamedTuple):
 
 
 class CellWritten(NamedTuple):
-    """The cell took the content of a `WriteCell`."""
+    """The cell took this content, that of a `WriteCell`."""
 
     position: int
     content: bytes
 
 
 class CellTaken(NamedTuple):
-    """The cell holds some content, so it refused that of `WriteCell`."""
+    """The cell refused the content of a `WriteCell`, because it holds a content or is trimmed."""
 
     position: int
 
@@ -120,14 +131,14 @@ class ReadCell(NamedTuple):
 
 
 class ItemApplied(NamedTuple):
-    """An item has its outcome; None: it is unknown."""
+    """A submitted item has its outcome; None: the outcome is unknown."""
 
     ticket: int
     outcome: Outcome | None
 
 
 class CaughtUp(NamedTuple):
-    """All appends are applied that were complete when `Core.catch_up` was called."""
+    """All appends that were complete when `Core.catch_up` was called are applied."""
 
     ticket: int
 
@@ -145,7 +156,9 @@ class _Submitted(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a submitted item is in a content: in an item, with this many records before it."""
+    """Where a submitted item is in a content: the number of the item that contains it, and the
+    number of records before it there.
+    """
 
     item: int
     offset: int
@@ -204,13 +217,13 @@ class Core:
     """Appends to the cells of one log, and applies them.
 
     Args:
-        state: what the process knows of the log so far.
-        writer: bytes that no other core has; they name its contents.
-        limits: limits.
+        state: the state to continue from; all cells below its position are applied.
+        writer: bytes that no other core has; they name the contents of this core.
+        limits: limits of this core.
 
     Attributes:
         state: the state of the log.
-        stamp_us: the time of the next contents, microseconds since 1970.
+        stamp_us: the time of the next contents, microseconds since 1970; the caller sets it.
     """
 
     def __init__(self, state: LogState, writer: bytes, limits: CoreLimits = CORE_LIMITS) -> None:
@@ -223,10 +236,12 @@ class Core:
         """Epoch of the next contents; None: the next one begins a later epoch than any before."""
         self._waiting: deque[_Submitted] = deque()
         self._token_until_us: int | None = None
-        """When to go without the sequencer; None: it was not asked for a token."""
+        """When to choose a cell without the sequencer; None: no token is awaited."""
         self._in_flight: dict[int, _Sent] = {}
         self._filling: dict[int, int | None] = {}
-        """Cells for which junk is in flight, and when to try again."""
+        """Cells that are being filled with junk, and when to write the junk again; None: the write
+        is in flight.
+        """
         self._known: dict[int, Content | None] = {}
         """Contents above the first cell that is not applied; None: junk."""
         self._taken: set[int] = set()
@@ -240,7 +255,7 @@ class Core:
         self._catching_up: dict[int, int] = {_OWN: 0}
         """Tickets, and the number of reads that were issued before."""
         self._hole = -1
-        """The next cell, if it is unwritten below an own content."""
+        """The next cell, if it is unwritten below an own content; -1 at first: there is none."""
         self._hole_look_us = 0
         self._hole_pause_us = 0
         self._hole_fill_us = 0
@@ -282,8 +297,8 @@ class Core:
         return False
 
     def catch_up(self, ticket: int) -> None:
-        """Apply all appends that are complete now; `CaughtUp` says when. Call `handle`
-        afterwards.
+        """Apply all appends that are complete now; `CaughtUp` follows when they are applied. Call
+        `handle` afterwards.
         """
         assert ticket > _OWN, "the ticket is not that of the core's own catching up"
         assert ticket not in self._catching_up, "each call has its own ticket"
@@ -294,8 +309,8 @@ class Core:
         self._catching_up.pop(ticket, None)
 
     def restart(self, state: LogState, now_us: int) -> list[Effect]:
-        """Continue from a newer state. The outcome of own cells below it is unknown, unless they
-        hold another content.
+        """Continue from a newer state, and return what to do. Items in own cells below the state's
+        position get an unknown outcome.
         """
         assert state.position >= self.state.position, "a checkpoint is newer"
         self.state = state
@@ -312,6 +327,10 @@ class Core:
     def handle(self, events: Sequence[Event], now_us: int) -> list[Effect]:
         """Take events; return what to do.
 
+        Args:
+            events: what happened.
+            now_us: microseconds of a clock that never goes back, from any origin.
+
         Raises:
             MalformedFrameError: a cell is damaged, so the log cannot be read beyond it.
         """
@@ -326,7 +345,7 @@ class Core:
         return effects
 
     def deadline_us(self) -> int | None:
-        """When to call `handle` even without events, microseconds since 1970; None: never."""
+        """When to call `handle` even without events, by the clock of its `now_us`; None: never."""
         times = [sent.retry_us for sent in self._in_flight.values()]
         times += [*self._filling.values(), self._read_again_us, self._token_until_us]
         if self._hole == self.state.position:
@@ -368,8 +387,8 @@ class Core:
     def _on_token(self, position: int) -> list[Effect]:
         is_late, self._token_until_us = self._token_until_us is None, None
         if position < self.state.position or position in self._in_flight:
-            return []  # given by a sequencer that knows less; `_dispatch` asks again
-        if is_late or not self._waiting:  # nothing is written there, and others need not wait
+            return []  # the sequencer knew of fewer cells; `_dispatch` asks again
+        if is_late or not self._waiting:  # no own content goes there: fill, so that none waits
             self._filling[position] = None
             return [WriteCell(position, JUNK)]
         assert len(self._in_flight) < self._limits.cells_in_flight, "`_dispatch` asks below it"
@@ -414,7 +433,7 @@ class Core:
             return []
         if not content:
             if position > self.state.position or self._is_behind:
-                return []  # so is the next one
+                return []  # the next cell is trimmed too, and the read of that cell reports it
             self._is_behind = True
             return [FellBehind()]
         self._known[position] = decode(content)
@@ -465,7 +484,9 @@ class Core:
     def _settle(
         self, sent: _Sent, content: Content | None, outcomes: list[Outcome] | None
     ) -> list[Effect]:
-        """Give the items of an own cell their outcomes, or put them back."""
+        """Give the items of an own cell their outcomes. If the cell is void or has the content of
+        another writer, put the items back in front of those that wait.
+        """
         is_own = (
             content is not None and content.writer == self.writer and content.serial == sent.serial
         )
@@ -494,8 +515,8 @@ class Core:
         return effects
 
     def _repair_hole(self, now_us: int) -> list[Effect]:
-        """Read the next cell repeatedly, and finally fill it, if it is unwritten below an own
-        content: its writer may be slow, or may have crashed.
+        """If the next cell is unwritten below an own content, read it repeatedly, and fill it after
+        `fill_after_us`: its writer may be slow, or may have crashed.
         """
         position = self.state.position
         if not self._in_flight or position in self._in_flight or position in self._taken:
@@ -516,8 +537,8 @@ class Core:
         return []
 
     def _read_on(self, now_us: int) -> list[Effect]:
-        """Read cells that are known to be written; while a caller is catching up, read the next
-        ones.
+        """Read cells that other writers took; while a caller is catching up, read the next cells
+        too.
         """
         if self._read_again_us is not None and self._read_again_us <= now_us:
             self._read_again_us = None
@@ -540,8 +561,8 @@ class Core:
         return effects
 
     def _dispatch(self, now_us: int) -> list[Effect]:
-        """Ask for a cell if there are items for it. If the sequencer does not answer, take the next
-        cell that this core does not know to be written: slower when others do so, too.
+        """Ask for a cell if items wait. If the sequencer does not answer in time, take the next
+        cell that this core does not know to be written. Without tokens, writers compete for cells.
         """
         at_least = max(self.state.position, max(self._in_flight, default=-1) + 1)
         if self._token_until_us is not None:
@@ -550,7 +571,7 @@ class Core:
         if not self._waiting or len(self._in_flight) >= in_flight_max:
             return []
         if _OWN in self._catching_up:
-            return []  # the next cell would be taken, too
+            return []  # until the core has caught up, another writer probably has the next cell
         self._token_until_us = now_us + self._limits.token_after_us
         skipped = min(max(0, self._conflicts - 1), _SKIPPED_MAX)
         if isinstance(self._waiting[0].item, End):

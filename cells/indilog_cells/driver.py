@@ -1,8 +1,11 @@
 """Runs the core of a log over cells on the event loop: requests, timers, caches.
 
 A driver serves all sessions of one log in one process. Several processes may have drivers of one
-log. If `is_shared` is not set, this process is the only one; then what the driver has applied is
-all that there is, and reads need no request to the store.
+log. If `is_shared` is not set, this process is the only one. Then the log has no acknowledged
+records that the driver has not applied, so reads need not look for new cells.
+
+Below a driver is the storage of the log (`cells`); above it is the `Log` interface (`log`,
+`lookups`).
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ _WRITER_BYTES: Final = 8
 _NOTE_PAUSE_S: Final = 1.0
 _NOTE_PAUSE_S_MAX: Final = 60.0
 _UNWRITTEN_MAX: Final = 64
-"""Closed generations that may wait for the store; then appends are refused."""
+"""Closed generations that may wait to be stored; while more wait, appends are refused."""
 _STOP_S: Final = 5.0
 
 _log = structlog.get_logger(__name__)
@@ -64,11 +67,13 @@ _ValueT = TypeVar("_ValueT")
 
 
 class TrimmedCellError(Exception):
-    """What a read needs was trimmed; catch up, and read the floors again."""
+    """A cell or generation that a read needs was trimmed. Catch up, and read again: the floors are
+    higher then.
+    """
 
 
 class _Cache(Generic[_ValueT]):
-    """Values by number, bounded in bytes; the least recently used one goes first."""
+    """Values by number, bounded in bytes; the least recently used value is removed first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -102,9 +107,9 @@ class CellDriver:
     Args:
         cells: the cells of the log.
         limits: limits of appends.
-        cache_bytes_max: bytes of cells, and again of closed generations, that are cached.
+        cache_bytes_max: bytes of cached cells, at most; cached generations may take as many more.
         timeout_s: seconds after which a call fails.
-        is_shared: other processes may write to the log, too.
+        is_shared: whether other processes may write to the log too.
         clock: returns seconds since 1970.
     """
 
@@ -146,12 +151,14 @@ class CellDriver:
 
     @property
     def state(self) -> LogState:
-        """The state of the log as applied here. Do not keep it over an await."""
+        """The state of the log as applied here. Do not keep it across an await: `_load` may replace
+        it.
+        """
         return self._core.state
 
     def now_us(self) -> int:
-        """Return this process's time, microseconds since 1970; it never goes back, and is not
-        before that of any applied cell.
+        """Return the time of this process, microseconds since 1970. It never goes back, and is at
+        least the time of each applied cell.
         """
         core = self._core
         core.stamp_us = max(core.stamp_us, core.state.time_us, int(self._clock() * 1e6))
@@ -165,7 +172,7 @@ class CellDriver:
     # --- calls
 
     async def open(self) -> None:
-        """Apply what is there.
+        """Apply the newest checkpoint and all cells that are written.
 
         Raises:
             NotReadyError: the store does not answer.
@@ -179,7 +186,7 @@ class CellDriver:
         self._start(self._collect())
 
     async def _load(self) -> None:
-        """Continue from the newest checkpoint, if it is newer."""
+        """Continue from the newest checkpoint, if it is newer than the applied state."""
         stored = await self._cells.newest_checkpoint()
         if stored is None:
             return
@@ -191,7 +198,9 @@ class CellDriver:
             self._perform(self._core.restart(state, self._time_us()))
 
     async def close(self) -> None:
-        """Stop; appends in flight may still happen."""
+        """Stop. Calls that wait fail with `NotReadyError`; the items of `submit` may still take
+        effect.
+        """
         self._fail(NotReadyError("The platform has stopped; open it again."))
         if self._notes:
             await asyncio.wait(self._notes, timeout=_STOP_S)
@@ -207,7 +216,9 @@ class CellDriver:
         Raises:
             OverloadedError: too many items wait.
             AppendOutcomeUnknownError: the store did not answer in time; the item may take effect.
-            NotReadyError: the store did not answer in time; the item never takes effect.
+            NotReadyError: the store did not answer in time, and the item never takes effect; or
+                the driver was closed.
+            DataLossError: a cell is damaged; the item may take effect.
         """
         self.check_open()
         if not self._core.has_room or len(self._unwritten) > _UNWRITTEN_MAX:
@@ -242,10 +253,11 @@ class CellDriver:
         return outcome
 
     async def catch_up(self) -> None:
-        """Apply every append that was complete when this was called, in any process.
+        """Apply every append that was complete, in any process, when this was called.
 
         Raises:
-            NotReadyError: the store did not answer in time.
+            NotReadyError: the store did not answer in time, or the driver was closed.
+            DataLossError: a cell is damaged.
         """
         self.check_open()
         ticket = self._ticket()
@@ -266,8 +278,8 @@ class CellDriver:
             self._caught_up.pop(ticket, None)
 
     def watch(self) -> asyncio.Future[None]:
-        """Return a future that is resolved when the next cell is applied; then, or when it is no
-        longer needed, call `unwatch`.
+        """Return a future that is resolved when the next cell is applied, or the driver fails. Call
+        `unwatch` when it is resolved or no longer needed.
         """
         self.check_open()
         waiter: asyncio.Future[None] = self._loop.create_future()
@@ -305,9 +317,9 @@ class CellDriver:
         """Return a closed generation of the index.
 
         Raises:
-            TrimmedCellError: it is trimmed.
+            TrimmedCellError: the generation is trimmed.
             NotReadyError: the store does not answer.
-            DataLossError: it is damaged.
+            DataLossError: the generation is damaged.
         """
         if (cached := self._generations.get(info.start)) is not None:
             return cached
@@ -337,7 +349,9 @@ class CellDriver:
         return int(self._loop.time() * 1e6)
 
     def _soon(self) -> None:
-        """Run the core in the next turn of the loop, so that appends of one turn share a cell."""
+        """Run the core in the next iteration of the event loop, so that appends of one iteration
+        share a cell.
+        """
         if self._turn is None:
             self._turn = self._loop.call_soon(self._handle, [])
 
@@ -453,7 +467,9 @@ class CellDriver:
             await self._collect()
 
     async def _collect(self) -> None:
-        """Free the cells and generations that the newest checkpoint in the store does not need."""
+        """Free the cells and generations that the newest stored checkpoint does not need. If that
+        fails, a later call frees them.
+        """
         try:
             stored = await self._cells.newest_checkpoint()
             if stored is not None:

@@ -1,10 +1,12 @@
 """The index of a log over cells: which seqnums have a tag, and which cell has a seqnum.
 
-The index is a sequence of *generations*. The newest one is open: it grows with each cell that is
-applied, in memory. It is closed after a number of records or cells that the log states, so every
-process closes the same generations. A closed generation is an immutable object of
-the store, loaded when a read needs it. Its filter (a Bloom filter of its tags) stays in memory, so
-that most reads load only generations with their tag.
+The index is a sequence of *generations*. The newest one is open: it is in memory, and grows with
+each applied cell. It is closed at limits that are fixed for the log (`GenerationLimits`), so every
+process closes the same generations. A closed generation is immutable and stored beside the cells
+(`cells.Notes`); a read that needs it loads it. Its filter (a Bloom filter of its tags) stays in
+memory, so most reads load only generations that have their tag.
+
+`state` builds the index, and `lookups` reads it.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ class GenerationLimits(NamedTuple):
     """When an open generation is closed. All processes of a log use the same limits.
 
     Attributes:
-        records: after the cell with which it has this many records.
-        cells: when it has this many cells, so an open of the log reads fewer.
+        records: it is closed after the cell with which it has this many records.
+        cells: it is closed when it has this many cells. A process that opens the log reads fewer
+            cells than this.
     """
 
     records: int = 65_536
@@ -47,8 +50,12 @@ GENERATION_LIMITS: Final = GenerationLimits()
 
 
 class CellPlace(NamedTuple):
-    """The place of a record: its cell, and how many records of the items from `item` on are before
-    it.
+    """The place of a record.
+
+    Attributes:
+        position: its cell.
+        item: number of an item of the cell, at or before the item of the record.
+        offset: number of records from the beginning of `item` to the record.
     """
 
     position: int
@@ -57,11 +64,11 @@ class CellPlace(NamedTuple):
 
 
 class CellTable:
-    """The cells with records, by seqnum. Each row has consecutive items of one cell, all of which
-    were appended: an item whose condition failed ends a row.
+    """The cells with records, by seqnum. A row stands for consecutive items of one cell, all of
+    which took effect. An item whose condition failed ends a row.
 
     Attributes:
-        positions: of the cells, ascending.
+        positions: the cell of each row, ascending; a cell may have several rows.
         items: the first item of each row.
         firsts: seqnum of the first record of each row.
         times_us: when the records of each row were ordered, microseconds since 1970.
@@ -87,7 +94,9 @@ class CellTable:
         self.times_us.append(time_us)
 
     def place(self, seqnum: SeqNum) -> tuple[CellPlace, int]:
-        """Return the place of a record that is in this table, and when it was ordered."""
+        """Return the place of a record that is in this table, and the time at which it was ordered
+        (microseconds since 1970).
+        """
         at = bisect_right(self.firsts, seqnum) - 1
         assert at >= 0, "the record is in this table"
         place = CellPlace(self.positions[at], self.items[at], seqnum - self.firsts[at])
@@ -105,8 +114,10 @@ class OpenGeneration:
     Attributes:
         start: position of its first cell.
         first: the first seqnum that may be in it.
-        cells: number of applied cells, also of those without records.
+        cells: number of applied cells, including those without records.
         records: number of records.
+        table: the cells that have records.
+        streams: seqnums by tag, ascending.
     """
 
     def __init__(self, start: int, first: SeqNum) -> None:
@@ -141,8 +152,9 @@ class GenerationInfo(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         start, end: range of its cells (half-open).
         first, tail: range of its seqnums (half-open).
-        first_us, last_us: when its first and its last record were ordered; 0: it has no records.
-        filter: bits of its tags.
+        first_us, last_us: when its first and its last record were ordered, microseconds since
+            1970; 0: it has no records.
+        filter: the Bloom filter of its tags.
     """
 
     start: int
@@ -154,7 +166,9 @@ class GenerationInfo(msgspec.Struct, frozen=True, array_like=True):
     filter: bytes
 
     def may_have(self, tag: TagHash) -> bool:
-        """Whether the generation may have records with `tag`; a wrong yes is rare."""
+        """Whether the generation may have records with `tag`. False is certain; True is wrong for
+        about 1 tag in 100.
+        """
         bits = self.filter
         return bool(bits) and all(bits[b >> 3] >> (b & 7) & 1 for b in _bits(tag, 8 * len(bits)))
 
@@ -177,8 +191,10 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     """A closed generation as stored; arrays are u64, little-endian.
 
     Attributes:
-        tags: sorted.
-        ends: where the seqnums of each tag end in `seqnums`.
+        positions, items, firsts, times_us: the columns of `CellTable`.
+        tags: all tags, sorted.
+        ends: for each tag, where its seqnums end in `seqnums`.
+        seqnums: the seqnums of all tags, in the order of `tags`.
     """
 
     positions: bytes
@@ -195,7 +211,7 @@ _decoder = msgspec.msgpack.Decoder(_Stored)
 
 
 class Generation:
-    """A closed generation, loaded."""
+    """A closed generation in memory."""
 
     __slots__ = ("_ends", "_seqnums", "_tags", "size_bytes", "table")
 
@@ -227,7 +243,7 @@ class Generation:
 
 
 def closed(generation: OpenGeneration, end: int, tail: SeqNum) -> tuple[GenerationInfo, bytes]:
-    """Return what stays in memory of a generation that is closed, and its bytes for the store.
+    """Close a generation: return what stays in memory of it, and its bytes for the store.
 
     Args:
         generation: the open generation.

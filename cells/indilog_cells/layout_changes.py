@@ -1,9 +1,13 @@
 """Changes of the layout of a log over cells of storage nodes (decision 0086; CORFU 2.5).
 
-To change a layout, a process first seals the replicas that answer for the epoch of the next layout.
-From then on no write of the epoch before completes. Then it records the next layout, unless another
-process has recorded one. It writes no cell before: another process may win. A process that crashes
-in between leaves sealed replicas, which the next change seals for a later epoch.
+To change a layout, a process first *seals* replicas with the epoch of the next layout: they refuse
+questions of smaller epochs. When enough replicas are sealed, no write of the old layout can
+complete any more. Then the process records the next layout, which consists of sealed and new
+replicas, unless another process has recorded one. Before that, the process writes no cell, because
+the layout of another process may be recorded instead. A process that crashes in between leaves
+sealed replicas; the next change seals them with a greater epoch.
+
+`chain_upkeep` and the claims of `owned_cells` change layouts this way.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from indilog.wire.cell_messages import CellAnswer, CellOutcome, CellQuestion, Ce
 from indilog_cells.cells import CellsError
 
 _SEALS_MAX: Final = 3
-"""Attempts to seal, if others have sealed for later epochs."""
+"""Attempts to seal, if other processes have sealed with greater epochs."""
 
 Asks: TypeAlias = Sequence[tuple[NodeId, CellQuestion]]
 Place: TypeAlias = tuple[NodeId, str]
@@ -28,7 +32,9 @@ class CellNodes(Protocol):
     """The storage nodes."""
 
     async def ask_all(self, asks: Asks) -> Sequence[CellAnswer | None]:
-        """Ask nodes at once; None: a node did not answer in time."""
+        """Ask nodes concurrently; return their answers in order. None: the node did not answer in
+        time.
+        """
 
 
 class Layouts(Protocol):
@@ -42,14 +48,15 @@ class Layouts(Protocol):
         """Learn the newest recorded layout.
 
         Raises:
-            CellsError: it cannot be read.
+            CellsError: the layout cannot be read.
         """
 
     async def change(self, before: CellLayout, after: CellLayout) -> bool:
-        """Record the layout after `before`; return whether no other process recorded one.
+        """Record `after` as the layout that follows `before`. Return False if another layout
+        follows it.
 
         Raises:
-            CellsError: it may be recorded.
+            CellsError: `after` may be recorded.
         """
 
 
@@ -58,7 +65,7 @@ class LayoutChanges:
 
     Args:
         nodes: the storage nodes.
-        layouts: the layouts.
+        layouts: the layouts of the log.
         folder: a name of the log that no other log has.
         copies: replicas that a chain should have.
         available: returns the storage nodes that may keep cells.
@@ -88,21 +95,20 @@ class LayoutChanges:
         adds: bool = False,
         only_if_better: bool = False,
     ) -> CellLayout | None:
-        """Seal the replicas of a layout except lost ones, and record the next layout.
-
-        Replicas that do not answer are left out of it.
+        """Seal the replicas of a layout except lost ones, and record the next layout. Replicas that
+        do not answer are not in the next layout.
 
         Args:
-            layout: the layout.
+            layout: the layout to change.
             revised: what the next layout is made from: `layout`, or its replicas with other
                 attributes.
-            lost: replicas that are not asked any more.
-            adds: new replicas are added to chains that have too few.
-            only_if_better: nothing is done unless a chain gets other replicas.
+            lost: replicas that are not asked.
+            adds: whether chains with too few replicas get new ones.
+            only_if_better: whether nothing is done if all chains would keep their replicas.
 
         Returns:
-            The layout that was recorded; None: another process has recorded one, or there is no
-            better one.
+            The layout that was recorded. None: another process has recorded one, or
+            `only_if_better` is set and all chains would keep their replicas.
 
         Raises:
             CellsError: too few replicas answer, or the layout may be recorded.
@@ -161,7 +167,7 @@ class LayoutChanges:
         )
 
     async def _opened(self, epoch: int, lost: Collection[Place]) -> list[NodeId]:
-        """Open a space on each node that may keep cells; return those that have."""
+        """Open a space on each node that may keep cells; return the nodes that did so."""
         space = space_of(self.folder, epoch)
         gone = {node for node, _ in lost}
         candidates = [node for node in self.available() if node not in gone]
@@ -177,7 +183,9 @@ class LayoutChanges:
         ]
 
     async def _seal(self, places: Sequence[Place], epoch: int) -> tuple[list[Place], int]:
-        """Seal replicas; return those that are sealed, and the greatest epoch that one knows."""
+        """Seal replicas. Return those that are sealed, and the greatest epoch that any replica
+        knows.
+        """
         if not places:
             return [], 0
         answers = await self._nodes.ask_all(

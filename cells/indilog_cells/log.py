@@ -2,7 +2,7 @@
 
 A `CellLogs` is one logspace, kept in the cells of one driver. Seqnums, tags, conditions, trims and
 times follow from the cells in order, so all processes agree on them. The position of a session is
-the number of cells that it has seen.
+the number of cells that the session has seen.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ _AUX_BYTES_MAX: Final = 8 * MIB
 _CHECKS_MAX: Final = 10
 _POLL_S: Final = 0.05
 _POLL_S_MAX: Final = 1.0
-"""Seconds between two looks of a waiting read for records of other processes: the first, doubled up
-to the second.
+"""Seconds between two reads of a call that waits for records of other processes: first `_POLL_S`,
+then doubled up to `_POLL_S_MAX`.
 """
 _READS_PER_ITERATION: Final = 128
 
@@ -103,16 +103,18 @@ class CellLogs:
         return CellLog(self, name, session or Session())
 
     async def policies(self) -> dict[str, Retention]:
-        """Return the retention policies of all logs that do not keep everything."""
+        """Return the retention policies of the logs, by name; a log that keeps all its records has
+        none.
+        """
         await self.driver.catch_up()
         return dict(self.driver.state.policies)
 
     async def end(self) -> SeqNum:
         """End the logspace: every later append, by any process, raises `SealedError`. Return the
-        tail, which never grows again. Ending it again is harmless.
+        tail, which never grows again. Ending an ended logspace is harmless.
 
         Raises:
-            NotReadyError, AppendOutcomeUnknownError: it may have ended; repeat the call.
+            NotReadyError, AppendOutcomeUnknownError: the logspace may have ended; repeat the call.
         """
         await self.driver.submit(End())
         return self.driver.state.tail
@@ -124,18 +126,20 @@ class CellLogs:
         return state.tail if state.is_ended else None
 
     async def yield_sometimes(self) -> None:
-        """Let other tasks run once in 128 calls: reads of cached records never suspend."""
+        """Let other tasks run, once in `_READS_PER_ITERATION` calls: reads of cached records do not
+        suspend otherwise.
+        """
         self._reads += 1
         if self._reads >= _READS_PER_ITERATION:
             self._reads = 0
             await asyncio.sleep(0)
 
     def aux(self, seqnum: SeqNum) -> bytes | None:
-        """Return the aux data of a record; None: there is none (any more)."""
+        """Return the aux data of a record; None: none was set, or it was dropped."""
         return self._aux.get(seqnum)
 
     def keep_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Keep aux data in memory; the oldest is dropped if there is too much."""
+        """Keep aux data in memory; above `_AUX_BYTES_MAX`, the oldest is dropped."""
         self._aux_bytes += len(aux) - len(self._aux.pop(seqnum, b""))
         self._aux[seqnum] = aux
         while self._aux_bytes > _AUX_BYTES_MAX:
@@ -144,7 +148,13 @@ class CellLogs:
 
 
 class CellLog(Log):
-    """One log over cells."""
+    """One log over cells.
+
+    Args:
+        logs: its logspace.
+        name: its name.
+        session: the session of its calls.
+    """
 
     def __init__(self, logs: CellLogs, name: str, session: Session) -> None:
         self.name = name
@@ -218,8 +228,8 @@ class CellLog(Log):
     async def _append_if(
         self, after: After, records: Sequence[tuple[bytes, bytes, bytes, int]]
     ) -> list[SeqNum]:
-        """Append if the condition holds. It is checked before, so that all processes need only
-        look at newer records when they apply the append.
+        """Append if the condition holds. This process checks the condition before the append. So
+        when processes apply the append, they look only at the newest records.
         """
         known = -1 if after.seqnum is None else after.seqnum
         tag = tag_hash(self.name, after.tag)
@@ -417,7 +427,7 @@ class CellLog(Log):
         self._session.saw(self._driver.state.position)
 
     async def _begin(self, *, fresh: bool) -> None:
-        """Apply what the read must see; raise the session to the position that is read."""
+        """Apply the cells that the read must see; raise the session to their position."""
         driver = self._driver
         driver.check_open()
         if driver.is_shared or fresh:
@@ -437,7 +447,9 @@ class CellLog(Log):
     async def _matching(
         self, seqnum: SeqNum, table: CellTable, tag: UserTag | None
     ) -> Record | None:
-        """Return a record of the index, unless it is dead, or another tag has the same hash."""
+        """Return a record that the index has found for a tag. None: the record is dead, or its tag
+        is another one with the same hash.
+        """
         record, tags = await self._lookups.record(seqnum, table)
         if not names_match(record.names, self.name, tag):
             return None
@@ -450,7 +462,7 @@ class CellLog(Log):
         return record
 
     async def _read(self, once: Callable[[], Awaitable[_AnswerT]], *, fresh: bool) -> _AnswerT:
-        """Read; again after catching up, if what was found is trimmed meanwhile."""
+        """Read. If a needed cell was trimmed meanwhile, catch up and read again."""
         await self._begin(fresh=fresh)
         while True:
             try:
@@ -464,9 +476,9 @@ class CellLog(Log):
     async def _read_until_found(
         self, once: Callable[[], Awaitable[_FoundT | None]], wait_s: float, *, fresh: bool
     ) -> _FoundT | None:
-        """Read until something is found or the time is over.
+        """Read until something is found or `wait_s` seconds are over.
 
-        It watches before it reads, so no record is missed in between.
+        The watch begins before the read, so no record is missed in between.
         """
         if not wait_s:
             return await self._read(once, fresh=fresh)

@@ -1,4 +1,8 @@
-"""Finds records of a log over cells by its index, forwards and backwards."""
+"""Finds records of a log over cells by its index, forwards and backwards.
+
+The index has seqnums and the cells of records (`index`); the records are read from their cells
+through the driver. `log` turns these lookups into the reads of a `Log`.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,10 @@ from indilog_cells.index import CellTable
 
 
 class Lookups:
-    """Reads through the driver of a log.
+    """Lookups through the driver of a log.
 
-    All answers are about the state when the lookup began, or a later one.
+    Each answer is about the state when the lookup began, or about a later state. A lookup raises
+    `TrimmedCellError` if what it needs was trimmed since.
     """
 
     def __init__(self, driver: CellDriver) -> None:
@@ -61,8 +66,8 @@ class Lookups:
         return -1
 
     async def table_of(self, seqnum: SeqNum) -> CellTable | None:
-        """Return the table that has the cell of a record; None: there is no such record (any
-        more).
+        """Return the table that has the cell of a record. None: no record has this seqnum yet, or
+        its generation is trimmed.
         """
         state = self._driver.state
         if seqnum >= state.tail:

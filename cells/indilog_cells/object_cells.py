@@ -1,8 +1,10 @@
 """Cells as objects of a store, one object each (docs/FORMATS.md, "Logs in an object store").
 
-The cells of a log are spread over `stripes` folders, cell p in folder p modulo `stripes`: an object
-store limits requests per prefix. An object named `LOG` says the number of stripes, and when
-generations of the index are closed; it is written once, before the first cell.
+An object store limits requests per prefix, so the cells of a log are spread over `stripes` folders:
+cell p is in folder p modulo `stripes`. An object named `LOG` has the number of stripes, and the
+limits at which generations of the index are closed. It is written once, before the first cell.
+
+This is the storage (`cells`) of logs of kind `object-store`, over an `ObjectStore`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _VERSION: Final = 1
 _LOG: Final = "LOG"
 _CHECKPOINTS_KEPT: Final = 2
 _REPLACED_MAX: Final = 4
-"""Replacements of the newest checkpoint that one call follows."""
+"""How often one call starts again because the newest checkpoint was replaced."""
 STRIPES: Final = 16
 """Default number of folders of the cells of a log."""
 
@@ -64,7 +66,8 @@ class ObjectCells:
         stripes: int = STRIPES,
         generation_limits: GenerationLimits = GENERATION_LIMITS,
     ) -> ObjectCells:
-        """Return the cells of a log. If it is new, it is created with these stripes and limits.
+        """Return the cells of a log. A new log is created with these stripes and limits; an
+        existing one keeps its own.
 
         Raises:
             CellsError: the store cannot be reached.
@@ -102,7 +105,7 @@ class ObjectCells:
         return await self._store.get(self._cell(position))
 
     async def trim(self, start: int, end: int) -> None:
-        """See `Cells.trim`. Empty objects stay, so that no writer takes the cells again."""
+        """See `Cells.trim`. Empty objects replace the cells, so no writer writes them again."""
         for position in range(start, end):
             self.requests["replace"] += 1
             await self._store.replace(self._cell(position), b"")

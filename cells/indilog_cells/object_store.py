@@ -5,7 +5,10 @@ A place is an absolute path (`/mnt/logs`) or `s3://bucket/prefix`, with `endpoin
 environment or the usual AWS files; a place never contains them.
 
 A store must be strongly consistent, and must support `If-None-Match: *` for puts, as Amazon S3
-does. A directory must support hard links: link(2) is atomic, and fails if the name exists.
+does. A directory must support hard links, with a link(2) that is atomic and fails if the name
+exists.
+
+`object_cells` keeps the cells and notes of logs here.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ def object_store_at(place: str, *, timeout_s: float) -> ObjectStore:
     """Return the store at a place.
 
     Args:
-        place: see the module.
+        place: see the docstring of the module.
         timeout_s: seconds after which a request over the network fails.
     """
     return S3ObjectStore(place, timeout_s) if "://" in place else DirectoryStore(Path(place))

@@ -1,5 +1,8 @@
 """Opens logs over cells with the settings of a platform: cells in an object store, or on storage
 nodes.
+
+`indilog_compute.log_kinds` calls this for each created log that is not `shared`. A log on storage
+nodes also gets the periodic check of its layout, which runs while the log is open.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class Created(Protocol):
 
     @property
     def folder(self) -> str:
-        """A name that no other log has."""
+        """A name that no other log has; part of the names of its objects or spaces."""
 
 
 class ComputeNodes(Protocol):
@@ -68,23 +71,23 @@ class ComputeNodes(Protocol):
 
     @property
     def node(self) -> NodeId:
-        """This one."""
+        """This compute node."""
 
     def compute_nodes(self) -> Sequence[NodeId]:
-        """Return those of the newest view."""
+        """Return the compute nodes of the newest view."""
 
 
 class CellPlatform(ComputeNodes, Protocol):
     """What a compute node knows of other nodes and of layouts."""
 
     async def ask_cells(self, node: NodeId, question: CellQuestion, /) -> CellAnswer:
-        """Ask a storage node; raises `IndilogError` if there is no answer."""
+        """Ask a storage node; raises `IndilogError` if it does not answer."""
 
     def storage_nodes(self) -> Sequence[NodeId]:
         """Return the storage nodes of the newest view."""
 
     def serves(self) -> bool:
-        """Whether this compute node keeps layouts up to date."""
+        """Whether this compute node is the one that checks the layouts of all logs."""
 
     def layout(self, folder: str) -> CellLayout:
         """Return the newest known layout of the logspace in `folder`."""
@@ -93,7 +96,9 @@ class CellPlatform(ComputeNodes, Protocol):
         """Read the recorded layouts; raises `IndilogError`."""
 
     async def change_layout(self, folder: str, before: CellLayout, after: CellLayout) -> bool:
-        """Record a layout after `before`; return whether it is recorded. Raises `IndilogError`."""
+        """Record the layout that follows `before`; return whether it is recorded. Raises
+        `IndilogError`.
+        """
 
 
 class PlatformCells:
@@ -101,7 +106,7 @@ class PlatformCells:
 
     Args:
         platform: the platform.
-        folder: of the logspace; no other one has it.
+        folder: the folder of the logspace; no other logspace has it.
     """
 
     def __init__(self, platform: CellPlatform, folder: str) -> None:
@@ -154,7 +159,7 @@ class PlatformCells:
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """Forget the answers that are not there yet."""
+        """Stop waiting for outstanding answers."""
         for task in self._telling:
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
@@ -200,7 +205,7 @@ def created_logs(
         platform: the storage nodes and layouts.
         config: settings.
         platform_dir: a directory that all compute nodes reach; None: there is none.
-        is_shared: other compute nodes may append to the log at the same time.
+        is_shared: whether other compute nodes may append to the log at the same time.
 
     Raises:
         NotReadyError, DataDirectoryError, DataLossError: see `object_logs`, `node_logs`.
@@ -215,16 +220,17 @@ def created_logs(
 async def node_logs(
     created: Created, platform: CellPlatform, config: Config, *, is_shared: bool
 ) -> AsyncIterator[CellLogs]:
-    """Open the logs in the cells that storage nodes keep of a created log, while the block runs.
+    """Open a created log whose cells are on storage nodes, and check its layout, while the block
+    runs.
 
     Args:
         created: the log, of kind `order-first` or `owned`.
         platform: the storage nodes and layouts.
         config: settings of the platform.
-        is_shared: other compute nodes may append to the log at the same time.
+        is_shared: whether other compute nodes may append to the log at the same time.
 
     Raises:
-        NotReadyError: the storage nodes do not answer, and could not be replaced in time.
+        NotReadyError: storage nodes do not answer, and were not replaced in time.
         DataLossError: a cell is damaged.
     """
     settings = config.node.cells
@@ -290,8 +296,8 @@ def _chained(
 def _owned(
     created: Created, nodes: PlatformCells, platform: CellPlatform, config: Config
 ) -> tuple[ChainCells, Callable[[], Awaitable[None]]]:
-    """Return the cells of a log of kind `owned`, and the check of its layout. The owner checks it,
-    too, and completes the cells that a replica lacks.
+    """Return the cells of a log of kind `owned`, and the check of its layout. The owner's process
+    checks the layout too, and completes the cells that a replica lacks.
     """
     changes = _changes(created, nodes, platform, config)
     tenure = Tenure(
@@ -326,13 +332,13 @@ def _owned(
 
 
 class Tenure:
-    """Decides when a compute node may take a log of kind `owned` from its owner: at once, if the
-    owner's process has ended; else after the owner had the log for a while. So two nodes with
-    callers do not claim the log from each other all the time.
+    """Decides when a compute node may claim a log of kind `owned`. At once, if the owner was an
+    earlier process of this node, or its node left the view; else when the owner has had the log for
+    `keeps_s` seconds. So two nodes with callers do not claim the log from each other continually.
 
     Args:
         platform: this compute node, and the others.
-        keeps_s: seconds for which an owner keeps the log.
+        keeps_s: seconds for which an owner keeps the log from the claims of running nodes.
         clock: returns seconds, and never goes back.
     """
 
@@ -342,16 +348,16 @@ class Tenure:
         self._platform, self._keeps_s, self._clock = platform, keeps_s, clock
         self._owner: str | None = None
         self._since_s = -math.inf
-        """The first owner may have the log for long."""
+        """When the owner got the log; the first owner that is noticed may have had it for long."""
 
     def notice(self, owner: str) -> None:
-        """Note who is the owner now."""
+        """Note the present owner."""
         if self._owner is not None and owner != self._owner:
             self._since_s = self._clock()
         self._owner = owner
 
     def may_claim(self, owner: str) -> bool:
-        """Whether this compute node may take the log from its owner."""
+        """Whether this compute node may claim the log from `owner`."""
         self.notice(owner)
         node, _, _ = owner.rpartition("/")
         if node == self._platform.node or node not in self._platform.compute_nodes():
@@ -376,7 +382,7 @@ def _new_part() -> int:
 
 
 async def _repeat(check: Callable[[], Awaitable[None]]) -> None:
-    """Check a layout periodically. The same failure is logged once."""
+    """Check a layout periodically. A failure that repeats is logged once."""
     failure = ""
     while True:
         await asyncio.sleep(_CHECK_S)
@@ -395,7 +401,7 @@ def platform_place(place: str, platform_dir: Path | None) -> str:
     """Return the place of a log.
 
     Args:
-        place: the recorded place; empty: a directory of the platform.
+        place: the recorded place; empty: a directory in that of the platform.
         platform_dir: directory of the platform; None: it is on another machine.
 
     Raises:
@@ -416,13 +422,13 @@ async def object_logs(
 
     Args:
         place: see `indilog_cells.object_store`.
-        folder: folder of the logspace.
+        folder: the folder of the logspace.
         config: settings of the platform.
-        is_shared: other processes may use the folder at the same time.
+        is_shared: whether other processes may use the folder at the same time.
 
     Raises:
         NotReadyError: the store does not answer.
-        DataDirectoryError: the logs are of another version.
+        DataDirectoryError: another version wrote the logs.
         DataLossError: a cell is damaged.
     """
     settings = config.node.object_logs

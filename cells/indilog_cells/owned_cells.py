@@ -1,18 +1,19 @@
 """Cells of a log that one process at a time appends to (decision 0090; DistributedLog, BookKeeper).
 
 The *owner* writes a content to all replicas at once. The write is complete when the ack quorum of
-the complete replicas has it; the others get it meanwhile. The owner is part of the layout. A claim
-is a change of the layout: it seals enough replicas to meet every acknowledged cell, and leaves out
-those that it does not seal. So an earlier owner completes no write any more. Before the new owner
-writes, it copies each cell that one replica has to all of them. So a cell never gets two contents:
-what no replica of the layout has is unwritten, and only the owner writes it.
+the complete replicas has the content; the other replicas get it in the background. The layout names
+the owner. A *claim* is a change of the layout that names another owner. It seals enough replicas
+that each acknowledged cell is on a sealed one, and leaves out the replicas that it does not seal.
+So an earlier owner completes no write any more. Before the new owner writes, it *recovers* the log:
+it copies each cell that any replica has to all of them. So a cell never gets two contents: a cell
+that no replica of the layout has is unwritten, and only the owner writes it.
 
-The copy of a claim is short, because an owner begins no cell that is `window` cells above one that
-a replica lacks: below that, all replicas have all cells.
+A recovery is short, because an owner begins no cell that is `window` or more cells above one that a
+replica lacks. All replicas have all cells further below.
 
-A reader asks a read quorum. What it finds on fewer replicas than the ack quorum, it writes to the
-others before it returns it. So nothing is shown that can disappear, and nothing needs to be
-announced.
+A reader asks a read quorum. If it finds a content on fewer replicas than the ack quorum, it writes
+the content to more replicas before it returns it. So no read returns a content that can disappear,
+and the owner need not announce which cells are acknowledged.
 """
 
 from __future__ import annotations
@@ -39,49 +40,54 @@ from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
 from indilog_cells.layout_changes import Asks, CellNodes, LayoutChanges, Layouts, Place
 
 WINDOW: Final = 2048
-"""How far the owner may be ahead of a replica, in cells. A list of keys has more."""
+"""How far the owner may be ahead of a replica, in cells; less than the length of a list of keys."""
 _CHANGES_MAX: Final = 4
 _UNANSWERED_MAX: Final = 64
-"""Writes to one replica that wait for an answer; further ones are repeated later."""
+"""Writes to one replica that may wait for an answer. Further cells are not sent to it, and
+`OwnedCells.repair` writes them later.
+"""
 _AT_ONCE: Final = 8
-"""Cells that are completed at once."""
+"""Cells that are completed concurrently."""
 _PAUSE_S: Final = 0.01
 _LOOKS: Final = 20
-"""Looks for the layout after a seal, before this process changes the layout itself."""
+"""How often a process that finds a seal reads the layout, before it changes the layout itself."""
 _WAIT_S: Final = 5.0
-"""Seconds that a write waits to become the owner's, or for a slow replica."""
+"""Seconds that a write waits until this process is the owner, and again for a slow replica."""
 
 assert WINDOW < CELLS_LISTED_MAX, "one list has all cells of a window"
 
 
 class OwnedNodes(CellNodes, Protocol):
-    """The storage nodes, and time."""
+    """The storage nodes, and the event loop's concurrency and time."""
 
     async def ask_until(self, asks: Asks, heard: Callable[[int, CellAnswer | None], bool]) -> None:
-        """Ask nodes at once. `heard` takes the number of each question and its answer (None: none
-        in time), also those that arrive later. This returns when it has returned True, or all
-        have answered.
+        """Ask nodes concurrently. `heard` is called with the number of each question and its answer
+        (None: the node did not answer in time). This call returns when `heard` has returned True,
+        or all questions have their answers. `heard` is called for later answers too.
         """
 
     def tell(self, asks: Asks, heard: Callable[[int, CellAnswer | None], object]) -> None:
-        """Ask nodes at once, and wait for nothing; `heard` takes each answer."""
+        """Ask nodes concurrently, and return at once; `heard` is called with each answer."""
 
     async def run_all(self, works: Sequence[Coroutine[Any, Any, object]]) -> None:
-        """Run coroutines; return when all have ended, or raise the error of one."""
+        """Run coroutines concurrently; return when all have ended, or raise the error of one."""
 
     async def pause(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a time."""
 
 
 class _Lag:
-    """Which cells some replicas may lack, of those that the owner has begun in one layout.
+    """The cells that the owner has begun in one layout and that some replicas may lack.
+
+    A replica has a number: its place in the chain.
 
     Attributes:
         layout: the layout.
-        missing: by position, numbers of replicas that are not known to have the cell.
-        failed: positions of which a replica has not confirmed the cell in time.
-        unanswered: by number of a replica, the writes that wait for its answer.
-        end: all cells that were begun are below it.
+        missing: by position, the numbers of the replicas that are not known to have the cell.
+        failed: positions of cells that a replica did not confirm; `OwnedCells.repair` completes
+            them.
+        unanswered: by number of a replica, how many writes wait for its answer.
+        end: the position after all cells that were begun.
     """
 
     def __init__(self, layout: CellLayout, end: int) -> None:
@@ -92,7 +98,7 @@ class _Lag:
         self.unanswered: Counter[int] = Counter()
 
     def begin(self, position: int, replicas: int) -> None:
-        """Note that a cell is written."""
+        """Note that the write of a cell begins."""
         self.missing[position] = set(range(replicas))
         self.end = max(self.end, position + 1)
 
@@ -109,7 +115,7 @@ class _Lag:
             self.complete(position)
 
     def complete(self, position: int) -> None:
-        """Note that all replicas have a cell, or that its content is not the owner's."""
+        """Note that no replica has to get a cell: all have it, or it has another content."""
         self.missing.pop(position, None)
         self.failed.discard(position)
 
@@ -120,19 +126,21 @@ class _Lag:
 
 
 class OwnedCells(ChainCells):
-    """The cells and notes of one log: a `CellsAndNotes`. Its notes are written along the chain.
+    """The cells and notes of one log: a `CellsAndNotes`. Notes are written as in `ChainCells`: to
+    one replica after another.
 
     Args:
         nodes: the storage nodes.
-        layouts: the layouts.
+        layouts: the layouts of the log.
         changes: changes the layout.
-        owner: a name that no other process has, nor an earlier one.
-        may_claim: tells whether this process may become the owner, given the owner now.
+        owner: the name of this process as an owner; no other process, also no earlier one, has it.
+        may_claim: tells whether this process may claim the log, given the name of the present
+            owner.
         part_bytes: see `ChainCells`.
         new_part: see `ChainCells`.
         generation_limits: see `ChainCells`.
-        window: how far the owner may be ahead of a replica, in cells. All processes of a log use
-            the same.
+        window: how far the owner may be ahead of a replica, in cells. All processes that use the
+            log have the same window.
     """
 
     def __init__(
@@ -161,12 +169,14 @@ class OwnedCells(ChainCells):
         self._may_claim = may_claim
         self._window = window
         self._lag: _Lag | None = None
-        """Of the layout in which this process may write; None: it is not the owner."""
+        """For the layout in which this process is the owner; None: it is not the owner."""
         self._useless_epoch = 0
-        """A layout with this epoch must be changed before this process may write."""
+        """A layout with this or a smaller epoch must be changed before this process may write."""
         self._is_claiming = False
         self._begun: dict[int, bytes] = {}
-        """Contents of unfinished writes: a cell gets one of this process, whatever it asks for."""
+        """By position, the contents of unfinished writes. A further `write` to such a cell repeats
+        this content, even if it is called with another one.
+        """
 
     # --- writes
 
@@ -190,13 +200,15 @@ class OwnedCells(ChainCells):
         raise CellsError("the layout of the log changes too often")
 
     async def _holds(self, position: int, content: bytes) -> bool:
-        """Return whether a cell that is so old that its content is settled has this content."""
+        """Return whether a cell has this content. The cell is so old that it gets no other one."""
         if (found := await self.read(position)) is None:
             raise CellsError(f"cell {position} is too far below the end of the log")
         return found == content
 
     async def _write_all(self, lag: _Lag, position: int, content: bytes) -> bool:
-        """Write to all replicas; return whether the ack quorum has this content."""
+        """Write to all replicas. Return True when the ack quorum has this content; False: the cell
+        has another content.
+        """
         await self._wait_for_room(lag, position)
         layout, complete = lag.layout, lag.layout.complete
         asks, numbers = self._writes(lag, position, content, complete, 0)
@@ -228,7 +240,9 @@ class OwnedCells(ChainCells):
         raise CellsError("too few storage nodes take the cell")
 
     async def _follow(self, layout: CellLayout, error: CellsError) -> None:
-        """See `ChainCells._follow`. After a seal, the next layout is recorded soon."""
+        """See `ChainCells._follow`. After a seal, wait a while for the layout of the process that
+        sealed. If it is not recorded, note that this process has to change the layout.
+        """
         for _ in range(_LOOKS if isinstance(error, LayoutSealedError) else 0):
             if self._layouts.layout.epoch > layout.epoch:
                 return
@@ -254,7 +268,9 @@ class OwnedCells(ChainCells):
     def _writes(
         lag: _Lag, position: int, content: bytes, replicas: Chain, first: int
     ) -> tuple[Asks, list[int]]:
-        """Return writes to those replicas that answer, and their numbers in the chain."""
+        """Return writes to the replicas without too many unanswered writes, and the numbers of
+        these replicas in the chain.
+        """
         numbers = [
             number
             for number in range(first, first + len(replicas))
@@ -267,7 +283,7 @@ class OwnedCells(ChainCells):
         ], numbers
 
     async def _wait_for_room(self, lag: _Lag, position: int) -> None:
-        """Wait until no replica lacks a cell that is a window below this one."""
+        """Wait until no replica lacks a cell that is a window or more below this one."""
         left_s = _WAIT_S
         while (oldest := lag.oldest) is not None and position - oldest >= self._window:
             if left_s <= 0 or self._layouts.layout != lag.layout:
@@ -277,12 +293,14 @@ class OwnedCells(ChainCells):
 
     @property
     def is_owner(self) -> bool:
-        """Whether this process is the owner in the newest layout that it knows."""
+        """Whether this process has recovered the log as the owner in the newest layout that it
+        knows.
+        """
         return self._lag is not None and self._lag.layout == self._layouts.layout
 
     def late(self) -> set[Place]:
-        """Return the replicas that do not answer, and may soon hold up the owner: they lack a cell
-        that is half a window old.
+        """Return the replicas that did not confirm the owner's oldest incomplete cell, if that cell
+        is half a window below the newest one: they may soon block the owner.
         """
         lag = self._lag
         if lag is None or not self.is_owner or (oldest := lag.oldest) is None:
@@ -293,10 +311,10 @@ class OwnedCells(ChainCells):
         return {(chain[at].node, chain[at].space) for at in lag.missing[oldest]}
 
     async def repair(self) -> None:
-        """Complete the cells of the owner that a replica did not confirm in time.
+        """As the owner, complete the cells that a replica did not confirm.
 
         Raises:
-            CellsError: some are still not complete.
+            CellsError: some cells are still incomplete.
         """
         lag = self._lag
         if lag is None:
@@ -315,7 +333,8 @@ class OwnedCells(ChainCells):
     # --- ownership
 
     async def _owned(self) -> _Lag:
-        """Return what replicas lack in the newest layout, as its owner; claim the log if necessary.
+        """Return the lag of this process as the owner in the newest layout. Claim and recover the
+        log first, if necessary.
 
         Raises:
             CellsError: another process is the owner, or the log cannot be claimed now.
@@ -339,7 +358,7 @@ class OwnedCells(ChainCells):
             await self._all.pause(_PAUSE_S)
 
     async def _begin_epoch(self, layout: CellLayout, *, claims: bool) -> _Lag:
-        """Become the owner, and complete what earlier owners have begun."""
+        """Become the owner, and recover the log: complete what earlier owners began."""
         self._lag = None
         if claims:
             revised = _owned_by(layout, self._owner)
@@ -360,9 +379,9 @@ class OwnedCells(ChainCells):
         return self._lag
 
     async def recover(self, layout: CellLayout) -> int:
-        """Copy each cell that one complete replica of a layout has to all complete ones: all cells
-        that were acknowledged before are on all of them then. Return the end of the log: no
-        replica has a cell at or above it, unless it is written meanwhile.
+        """Copy each cell that any complete replica of a layout has to all complete ones. Then all
+        of them have all cells that were acknowledged before this call. Return the end of the log:
+        no replica had a cell at or above it when it was asked.
 
         Raises:
             CellsError: a replica may lack a cell.
@@ -392,7 +411,9 @@ class OwnedCells(ChainCells):
         return end
 
     async def _recover(self, layout: CellLayout, key: CellKey) -> None:
-        """Copy a cell that a replica has. A read could miss it: a quorum may not have it."""
+        """Copy a cell that a replica has to all complete ones. It asks all replicas, not a read
+        quorum, which might miss the cell.
+        """
         replicas = layout.complete
         answers = await self._nodes.ask_all(
             [(each.node, CellWanted(0, each.space, layout.epoch, key)) for each in replicas]
@@ -409,7 +430,11 @@ class OwnedCells(ChainCells):
         raise CellsError(f"cell {key.position} cannot be read from any storage node")
 
     async def _ask_each(self, asks: Asks, replicas: Chain) -> list[CellAnswer]:
-        """Return the answers if all are `DONE`."""
+        """Ask replicas, and return their answers.
+
+        Raises:
+            CellsError: an answer is missing, or is not `DONE`.
+        """
         answers = await self._nodes.ask_all(asks)
         done: list[CellAnswer] = []
         for replica, answer in zip(replicas, answers, strict=True):
@@ -429,7 +454,7 @@ class OwnedCells(ChainCells):
         await self._completed(key)
 
     async def _completed(self, key: CellKey) -> bytes | None:
-        """Return the content of a cell, after all replicas have it."""
+        """Return the content of a cell, after copying it to all replicas; None: it is unwritten."""
         content = await self._read(key)
         if content and key.section == CellSection.RECORDS:
             layout = self._layouts.layout
@@ -438,7 +463,9 @@ class OwnedCells(ChainCells):
         return content
 
     async def _read_last(self, layout: CellLayout, key: CellKey) -> bytes | None:
-        """Return what a read quorum says, after the ack quorum has it."""
+        """Return the content that a read quorum has, after writing it to the ack quorum; None: the
+        cell is unwritten.
+        """
         if key.section != CellSection.RECORDS:
             return await super()._read_last(layout, key)
         replicas = layout.complete
@@ -479,10 +506,10 @@ class OwnedCells(ChainCells):
     async def _spread(
         self, layout: CellLayout, key: CellKey, content: bytes, replicas: Chain, needed: int
     ) -> None:
-        """Write a content that a replica has to others; return when so many replicas have it.
+        """Write a content that a replica has to all; return when `needed` replicas have it.
 
         Raises:
-            CellsError: they may not have it.
+            CellsError: fewer replicas may have it.
         """
         found: Counter[CellOutcome | None] = Counter()
 

@@ -1,8 +1,9 @@
 """Upkeep of the layout of a log that one process at a time appends to (decision 0090).
 
-Each change of the layout seals `lacking + 1` complete replicas at least, also the change that
-makes filled replicas complete. `lacking` is lowered, or replicas become complete, only after all
-cells that were acknowledged before are on all complete replicas.
+An acknowledged cell may be missing on at most `CellLayout.lacking` complete replicas. So each
+change of the layout seals at least `lacking + 1` complete replicas; so does the change that makes
+filled replicas complete. Before `lacking` is lowered, or replicas become complete, all cells that
+were acknowledged earlier are copied to all complete replicas (`OwnedCells.recover`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ class OwnedUpkeep(ChainUpkeep[OwnedCells]):
         await self._record_complete(layout)
 
     async def _settle(self, layout: CellLayout) -> None:
-        """Lower `lacking` after replicas were left out, or became complete."""
+        """Set `lacking` to its normal value, after replicas were left out or became complete."""
         if layout.lacking != lacking_of(len(layout.complete)):
             await self._cells.recover(layout)
             await self._record_complete(layout)
 
     async def _record_complete(self, layout: CellLayout) -> None:
-        """Record that all replicas are complete, and on how many of them a cell may be missing."""
+        """Record that all replicas are complete, and on how many of them an acknowledged cell may
+        be missing.
+        """
         count = len(layout.chains[0])
         # A cell that was acknowledged since `recover` may be missing on the replicas outside of
         # the ack quorum.

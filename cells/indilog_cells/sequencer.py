@@ -1,8 +1,8 @@
 """The token sequencer: a counter without I/O (CORFU 2.3, ZLog).
 
-A token names a cell that no other caller was given. Tokens are for speed only: of two writers of
-one cell, the cell accepts one (decision 0077). So a new sequencer may begin anywhere, and a lost
-one loses nothing.
+A token names a cell that this sequencer gave to no other caller. Tokens are for speed only: if two
+writers write one cell, the cell takes the content of one of them (decision 0077). So a new
+sequencer may begin at any cell, and nothing is lost with a sequencer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class TokenSequencer:
         self.next = start
 
     def take(self, at_least: int = 0) -> int:
-        """Return a cell that was not given before.
+        """Return a cell that this sequencer has not given before.
 
         Args:
             at_least: the caller knows that all cells below are written.

@@ -3,6 +3,9 @@
 `LogState.apply` is deterministic: every process that applies the same cells has the same state. So
 seqnums, conditions, floors and times need no agreement besides the order of the cells. Seqnums are
 dense: junk cells, void cells and appends whose condition fails take none.
+
+`core` calls `apply` for one cell after another. `index` is the part of the state that finds
+records.
 """
 
 from __future__ import annotations
@@ -54,14 +57,14 @@ class Contradicted(NamedTuple):
 
 
 class BelowFloor(NamedTuple):
-    """Trimmed records may contradict a condition; nothing was appended."""
+    """A trimmed record may contradict a condition; nothing was appended."""
 
     floor: SeqNum
 
 
 class CheckedTooEarly(NamedTuple):
-    """A condition was checked before the open generation began; nothing was appended. The writer
-    checks again.
+    """The writer checked a condition before the open generation began. Records since then may be in
+    closed generations, whose tags are not in memory. Nothing was appended; the writer checks again.
     """
 
 
@@ -70,7 +73,7 @@ class Ended(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Something else than records took effect at this time of the log, microseconds since 1970."""
+    """An item other than records took effect, at this time of the log (microseconds since 1970)."""
 
     time_us: int
 
@@ -84,8 +87,8 @@ class Closed(NamedTuple):
     Attributes:
         info, generation: the generation, and its bytes for the store.
         checkpoint: the state at its end.
-        has_trimmed: whether the state no longer has generations that it had before, because their
-            records are trimmed.
+        has_trimmed: whether the state dropped earlier generations, because all of their records
+            are trimmed.
     """
 
     info: GenerationInfo
@@ -126,9 +129,9 @@ class LogState:
         generations: closed generations that are not trimmed, in order.
         open: the open generation.
         floors: floors of sub-streams.
-        log_floors: floors of all logs that have or had records.
+        log_floors: floors of all logs that had records or were trimmed; 0: not trimmed.
         policies: retention policies that keep less than everything.
-        is_ended: the log has ended: `tail` never grows again.
+        is_ended: whether the log has ended, so that `tail` never grows again.
     """
 
     def __init__(self, limits: GenerationLimits = GENERATION_LIMITS) -> None:
@@ -175,8 +178,8 @@ class LogState:
     def apply(self, content: Content | None) -> list[Outcome] | None:
         """Apply the cell at `position`: a content, or None for junk.
 
-        Return the outcome of each item; None: the cell is void, because a later epoch began before
-        it. Then nothing in it took effect.
+        Return the outcome of each item. None: the cell is void, because a later epoch began in an
+        earlier cell; nothing in the void cell took effect.
         """
         outcomes: list[Outcome] | None = []
         if content is not None:
@@ -267,8 +270,8 @@ class LogState:
         floors[key] = max(until, floors.get(key, 0))
 
     def floor(self, log: TagHash, tag: TagHash | None) -> SeqNum:
-        """Return the floor of a log, or of a sub-stream: the greater one of its own and that of
-        its log.
+        """Return the floor of a log; with a tag, that of the sub-stream: its own floor or the
+        log's, whichever is greater.
         """
         whole = self.log_floors.get(log, 0)
         return whole if tag is None else max(whole, self.floors.get(tag, 0))
