@@ -1,4 +1,14 @@
-"""Kinds of log on a compute node: the catalog of created logs, and logs that are not `shared`."""
+"""Kinds of log on a compute node (docs/KINDS.md; decisions 0082 and 0088).
+
+| module | task |
+|---|---|
+| `catalog` | replays the catalog of created and switched logs |
+| `kinds` | creates and switches logs, and opens those that are not `shared` |
+| `segments` | the parts of a switched log, and their seqnums |
+| `route`, `segmented_log` | send the calls of one log to its segments |
+| `following_log` | a `shared` log that becomes a `SegmentedLog` when a switch begins |
+| `routes` | the HTTP routes `/logs` |
+"""
 
 from __future__ import annotations
 

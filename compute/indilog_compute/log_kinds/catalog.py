@@ -1,19 +1,23 @@
 """The catalog of created logs: records of the reserved log `$logs` (docs/FORMATS.md).
 
-A creation is one record, tagged with the name of the log. Its condition lets only one creation of a
-name succeed. In the same way, the condition of a layout lets only one layout follow the layout
-before it. Each segment on storage nodes has a chain of layouts, known by the segment's folder. Each
-compute node replays the catalog, and records up to which seqnum it has done so. The creator waits
-for these records, so that no node appends to a created log as if it were `shared`.
+A creation is one record, tagged with the name of the log. The condition of its append lets only one
+creation of a name succeed. Each compute node replays the catalog, and records up to which seqnum it
+has *followed* the catalog. The creator waits for these records. So no node appends to a created log
+as if it were `shared`.
 
-A switch to another kind is a chain of records. The condition of each record names the record before
-it. So a chain has one outcome, even if several nodes continue it:
+Each segment on storage nodes has a sequence of layouts, named by the segment's folder. The
+condition of each layout lets only one layout follow the previous one.
 
-- `closing`: a compute node that has replayed it acknowledges no append, and answers no read of new
-  records, until it knows the outcome;
-- `sealing`: all compute nodes have followed, so the switch can only be completed;
-- `switched`, the bridge: the place where the old segment ends and the new one begins;
+A switch to another kind is a sequence of records. The condition of each record names the previous
+record. So a switch has one outcome, even if several nodes continue it:
+
+- `closing` begins the switch. From then on, a compute node that has replayed this record
+  acknowledges no append, and answers no read of new records, until it knows the outcome.
+- `sealing`: all compute nodes have followed, so the switch can only be completed.
+- `switched`, the bridge: names the place where the old segment ends and the new one begins.
 - `reopened`, in place of `sealing`: a compute node did not answer, so the kind stays.
+
+`kinds` appends these records, and routes calls by the states that follow from them.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ CATALOG_LOG: Final = "$logs"
 _FOLLOWED: Final = "$followed"
 """The tag of records about how far nodes have followed. No log has such a name."""
 _LAYOUT: Final = "$layout:"
-"""Before the folder of a segment: the tag of its layouts. No log has such a name."""
+"""The tag of the layouts of a segment is this and its folder. No log has such a name."""
 
 
 class NewSegment(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +50,7 @@ class NewSegment(msgspec.Struct, frozen=True, kw_only=True):
         kind: its kind.
         place: the object store; empty: the platform's own directory.
         folder: a name that no other segment has; empty: the segment is `shared`.
-        layout: the first layout of a segment on storage nodes; None: it is elsewhere.
+        layout: the first layout of a segment on storage nodes; None: the segment is not there.
     """
 
     kind: LogKind
@@ -61,8 +65,8 @@ class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         log, kind: the name, and the present kind.
         place: the object store; empty: the platform's own directory.
-        folder: folder of the log in the store; also a part of the names of its spaces on storage
-            nodes.
+        folder: folder of the log in the store; part of the names of its spaces on storage nodes. Of
+            a switched log, the catalog has that of the first segment here (also `place`).
         creator: the compute node that created it.
         seqnum: seqnum of the record of its creation.
         created_at: time of the creation, seconds since 1970.
@@ -102,7 +106,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     is_sealing: bool = False
 
     def segment(self, log: str, bridge: SeqNum) -> Segment:
-        """Return the new segment; its place in the log is not known yet.
+        """Return the new segment. Its `start` and `time_floor` are not known yet (`bridged`).
 
         Args:
             log: name of the log.
@@ -117,7 +121,8 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
             # A name of its own: late records of an earlier segment are never in this one.
             local_log=f"{CATALOG_LOG}/{self.number}" if is_shared else log,
             start=0,
-            local_first=bridge + 1 if is_shared else 0,  # its records come after the bridge
+            # Records of a `shared` segment are in the logspace of the catalog, after the bridge.
+            local_first=bridge + 1 if is_shared else 0,
         )
 
 
@@ -126,11 +131,12 @@ class LogState(msgspec.Struct, kw_only=True):
 
     Attributes:
         created: its creation, and its present kind.
-        segments: its parts, in order.
+        segments: its segments, in order.
         last: seqnum of its last record in the catalog.
-        switch: the switch that has begun; None: there is none.
+        switch: the switch that is under way; None: there is none.
         switches: number of completed switches.
-        position: the metalog position at which `last` was read; all closed segments are below it.
+        position: the metalog position at which `last` was read. A session at this position sees
+            all records of the closed `shared` segments.
     """
 
     created: CreatedLog
@@ -163,8 +169,9 @@ class _Laid(msgspec.Struct, frozen=True, kw_only=True, tag="layout"):
     """A record: a later layout of a segment on storage nodes.
 
     Attributes:
-        log: its log.
-        folder: of the segment; version 1 has none: it is the first segment of the log.
+        log: the log of the segment.
+        folder: the folder of the segment; empty (version 1): the first segment of the log.
+        layout: the layout.
     """
 
     version: Literal[1, 2] = 2
@@ -174,7 +181,7 @@ class _Laid(msgspec.Struct, frozen=True, kw_only=True, tag="layout"):
 
 
 class _Followed(msgspec.Struct, frozen=True, kw_only=True, tag="followed"):
-    """A record: a node has replayed the catalog up to `seqnum`, inclusive."""
+    """A record: a node has replayed the catalog up to and including `seqnum`."""
 
     version: Literal[1] = 1
     node: NodeId
@@ -230,7 +237,9 @@ _decoder = msgspec.json.Decoder(_Creation | _Laid | _Followed | _Change)
 
 
 class _Layout(NamedTuple):
-    """A layout, its log, and the seqnum of its record; None: it is the first one of its segment."""
+    """A layout, its log, and the seqnum of its record; None: the first layout of a segment, which
+    is in the record that creates the segment.
+    """
 
     log: str
     layout: CellLayout
@@ -240,15 +249,16 @@ class _Layout(NamedTuple):
 class Catalog:
     """The created logs, as of the records that were read.
 
+    Args:
+        logs: the `shared` logs.
+        node: this node.
+        on_change: called with the state of a log right after a record changed it, before any other
+            task runs.
+
     Attributes:
         logs: the states of logs, by name.
         last: seqnum of the last record by which another node created a log or began a switch; None:
             there is none.
-
-    Args:
-        logs: the `shared` logs.
-        node: this node.
-        on_change: called with the state of a log within the iteration that changed it.
     """
 
     def __init__(
@@ -258,7 +268,7 @@ class Catalog:
         self.last: SeqNum | None = None
         self._followed: dict[NodeId, SeqNum] = {}
         self._layouts: dict[str, _Layout] = {}
-        """By the folder of their segment."""
+        """The newest layout of each segment on storage nodes, by the segment's folder."""
         self._node = node
         self._on_change = on_change
         self._session = Session()
@@ -275,7 +285,7 @@ class Catalog:
 
         Args:
             log: the log.
-            last: seqnum of its last record in the catalog, as of which the caller decided this.
+            last: seqnum of the log's last record in the catalog when the caller decided to switch.
             segment: the new segment.
             tail: tail of the log, read before this call.
         """
@@ -293,8 +303,8 @@ class Catalog:
         await self._append_after(last, _Reopened(log=log))
 
     async def bridge(self, log: str, last: SeqNum, *, end: SeqNum, time: float) -> None:
-        """Record the bridge, unless the log has changed; then catch up. Arguments after `last` are
-        those of the record.
+        """Record the bridge, unless the log has changed; then catch up. `end` and `time` are the
+        fields of the record.
         """
         await self._append_after(last, _Switched(log=log, end=end, time=time))
 
@@ -305,11 +315,12 @@ class Catalog:
         await self.catch_up()
 
     def layout(self, folder: str) -> CellLayout:
-        """Return the newest layout that was read of the segment in `folder`."""
+        """Return the newest known layout of the segment in `folder`."""
         return self._layouts[folder].layout
 
     async def change_layout(self, folder: str, before: CellLayout, after: CellLayout) -> bool:
-        """Record the layout after `before`; return whether it is recorded. False: another one is.
+        """Record `after` as the layout that follows `before`. Return whether it is the newest
+        layout; False: another layout was recorded.
 
         Raises:
             AppendOutcomeUnknownError: the layout may be recorded.
@@ -338,7 +349,7 @@ class Catalog:
         """Read all records of the catalog that were appended before this call.
 
         Args:
-            wait_s: seconds to wait for a further record (`math.inf`: without limit).
+            wait_s: seconds to wait for a record if there is no new one (`math.inf`: without limit).
         """
         fresh = True
         while True:
@@ -408,7 +419,7 @@ class Catalog:
             self._layouts[found.folder] = _Layout(found.log, found.layout, None)
 
     def _change(self, state: LogState, found: _Change, seqnum: SeqNum) -> bool:
-        """Apply a step of a switch; return whether the step follows from the state before."""
+        """Apply a record of a switch; return False if such a record cannot follow in this state."""
         switch = state.switch
         match found:
             case _Closing() if switch is None:

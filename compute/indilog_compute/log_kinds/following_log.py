@@ -1,5 +1,7 @@
-"""A log of kind `shared` as an object that callers keep: after a switch it follows to the new
-kind.
+"""The log object of a caller whose log is `shared` when it is opened. After a switch, the object
+continues with the new kind.
+
+`LocalLogs` makes these objects; the work after a switch is that of `segmented_log`.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ _FoundT = TypeVar("_FoundT")
 class FollowingLog(LocalLog):
     """A `shared` log until a switch of it begins; from then on, a `SegmentedLog`.
 
-    Each call looks for a switch before and after its work. If a switch has begun meanwhile, the
-    outcome of the call is settled, or the call is repeated as a new call. Without a switch, this
-    costs two look-ups in a dictionary. Calls on hot paths repeat a few lines of `LocalLog`, because
-    a further coroutine takes a twentieth of the time of a read.
+    Each call looks for a switch before and after its work. If a switch has begun meanwhile, an
+    append asks whether its records are in the log (`SegmentedLog.settled`); if not, and for a read,
+    the `SegmentedLog` makes the call again. Without a switch, this costs two look-ups in a
+    dictionary. Calls on hot paths repeat a few lines of `LocalLog`, because a further coroutine
+    takes a twentieth of the time of a read.
     """
 
     __slots__ = ("_moved",)
@@ -40,7 +43,7 @@ class FollowingLog(LocalLog):
         super().__init__(logs, name, session, logs.routes)
 
     def _followed(self) -> SegmentedLog:
-        """Return this log as a `SegmentedLog`, which is of several kinds or may become so."""
+        """Return the `SegmentedLog` of this log; a switch of the log has begun."""
         try:
             return self._moved
         except AttributeError:

@@ -1,5 +1,9 @@
 """Creates, switches and routes logs of other kinds than `shared` on one compute node, and enforces
 their retention.
+
+All nodes agree by the records of the catalog (`catalog`), which this module appends and follows. A
+log that is not `shared`, or that was switched, has a `Route`; calls of other logs do not pass
+through this module. `OpenLogs` opens logspaces of other kinds (`indilog_cells.opening`).
 """
 
 from __future__ import annotations
@@ -47,26 +51,28 @@ from indilog_compute.retention import RetentionRounds
 
 _PAUSE_S: Final = 1.0
 _FOLLOW_S: Final = 10.0
-"""Seconds that a creation or a switch waits for the other compute nodes to follow."""
+"""Seconds that a creation or a switch waits for the other compute nodes to follow the catalog."""
 _FINISH_S: Final = 15.0
-"""Seconds without a step after which any compute node ends a switch; more than `_FOLLOW_S`."""
+"""Seconds without a record of a switch after which any compute node ends it; > `_FOLLOW_S`."""
 _SEGMENTS_MAX: Final = 64
 """Largest number of segments of one log."""
 _ON_NODES: Final = (ORDER_FIRST, OWNED)
 """Kinds whose cells are on storage nodes. Their logs have layouts."""
 _ATTEMPTS_MAX: Final = 3
-"""Attempts to begin a switch while others switch the same log."""
+"""Attempts to begin a switch while other callers switch the same log."""
 
 
 class OtherLogs(LogSource, Protocol):
-    """The logs of an opened logspace of another kind."""
+    """The logs of an opened logspace of another kind than `shared`."""
 
     async def policies(self) -> Mapping[str, Retention]:
-        """Return the retention policies of all logs that do not keep everything."""
+        """Return the retention policies of the logs, by name; a log that keeps all its records has
+        none.
+        """
 
     async def end(self) -> SeqNum:
         """End the logspace: every later append, by any process, raises `SealedError`. Return the
-        tail, which never grows again. Ending it again is harmless.
+        tail, which never grows again. Ending an ended logspace is harmless.
         """
 
     @property
@@ -93,7 +99,7 @@ AskCells: TypeAlias = Callable[[NodeId, CellQuestion], Coroutine[Any, Any, CellA
 
 
 class _Opened:
-    """A segment of another kind; opened by its first use."""
+    """A segment of another kind than `shared`. Its first use opens its logspace."""
 
     def __init__(self, created: CreatedLog, open_logs: OpenLogs) -> None:
         self.created = created
@@ -103,10 +109,10 @@ class _Opened:
         self._logs: OtherLogs | None = None
 
     async def logs(self) -> OtherLogs:
-        """Return the logspace.
+        """Return the logspace, after opening it if necessary.
 
         Raises:
-            NotReadyError: its store does not answer.
+            NotReadyError: the store does not answer.
         """
         if self._logs is None:
             async with self._opening:
@@ -116,8 +122,9 @@ class _Opened:
         return self._logs
 
     async def log(self) -> Log:
-        """Return the log, with a session of its own. Positions of different kinds cannot be
-        compared, and its reads see all appends that were acknowledged before.
+        """Return the log, with a new session. It needs none of its caller's: reads of such a log
+        see all appends that were acknowledged before. Positions of different kinds cannot be
+        compared.
         """
         return (await self.logs()).log(self.created.log, Session())
 
@@ -132,8 +139,8 @@ class _Opened:
 
 
 class _OneLog:
-    """A source whose logs are all one log. Retention asks it for the tail and the time of that
-    log.
+    """A source that has one log under all names. `RetentionRounds` asks it for the tail and the
+    time of that log, whatever name it uses.
     """
 
     def __init__(self, route: Route) -> None:
@@ -156,11 +163,15 @@ class LogKinds:
         config: settings.
         has_directory: whether logs may be kept in a directory of the platform, which all compute
             nodes reach.
-        serves: tells whether this node enforces retention policies, and keeps layouts up to date.
+        serves: tells whether this compute node is the one that enforces retention policies, and
+            checks layouts.
 
     Attributes:
         node: the node.
-        routes: by name, the logs whose calls do not go directly to the `shared` log of that name.
+        ask_cells: asks a storage node about cells.
+        serves: see the argument.
+        routes: by name, the routes of logs whose calls do not go directly to the `shared` log of
+            that name.
     """
 
     def __init__(
@@ -187,12 +198,12 @@ class LogKinds:
         self._catalog = Catalog(logs, node, self._on_change)
         self.routes: dict[str, Route] = {}
         self._made: dict[str, Route] = {}
-        """All routes, including those of logs whose switch was abandoned, because callers keep
-        them.
+        """By name, all routes that were made. A route stays after its switch was abandoned, because
+        callers keep it.
         """
         self._opened: dict[tuple[str, SeqNum], _Opened] = {}
         self._rounds: dict[tuple[str, bool], RetentionRounds] = {}
-        """The rounds of retention by log, and whether the log was switched."""
+        """The retention rounds, by the name of the log and whether it was switched."""
         self._announced = -1
         self._tasks: list[asyncio.Task[None]] = []
         self._finishing: dict[str, asyncio.Task[None]] = {}
@@ -243,10 +254,10 @@ class LogKinds:
         Raises:
             InvalidTagError: no log can have that name.
             ValueError: there is no such kind.
-            WrongStateError: the log has another kind, or has records already; or there is no object
-                store, or there are `object_logs_max` logs in it. Nothing was created.
-            NotReadyError: the log may be created, but a compute node does not answer; repeat the
-                call.
+            WrongStateError: the log has another kind, or has records already; or there is no place
+                for objects, or the limit of logs of this kind is reached. Nothing was created.
+            NotReadyError: a storage node does not answer, and nothing was created; or a compute
+                node does not answer, and the log may be created. Repeat the call.
             AppendOutcomeUnknownError: the log may be created; repeat the call.
         """
         check_log_name(name)
@@ -269,14 +280,16 @@ class LogKinds:
         """Continue a log as one of another kind. A log that already has this kind stays as it is.
 
         Appends, reads and subscriptions continue; see docs/KINDS.md. If this call fails or its node
-        crashes, other nodes end the switch: they complete or abandon it.
+        crashes, any other node completes or abandons the switch.
 
         Raises:
             InvalidTagError: no log can have that name.
             ValueError: there is no such kind.
-            WrongStateError: there is no object store, or a limit is reached; nothing was changed.
-            NotReadyError: a compute node or the store does not answer, or others switch the log at
-                the same time. The kind stays, unless the switch is completed later.
+            WrongStateError: there is no place for objects, or a limit is reached; nothing was
+                changed.
+            NotReadyError: a compute node, a storage node or the object store does not answer, or
+                other callers switch the log at the same time. The kind stays, unless another node
+                completes the switch later.
             AppendOutcomeUnknownError: the log may be switched; repeat the call.
         """
         check_log_name(name)
@@ -296,7 +309,9 @@ class LogKinds:
         raise NotReadyError(f"Log {name} is being switched by other callers; repeat the call.")
 
     async def _switch_once(self, state: LogState, kind: LogKind) -> bool:
-        """Switch a log; return False if another switch began before."""
+        """Try to switch a log. Return whether the log has this kind now; False: another switch
+        began before, or was made instead.
+        """
         name, last = state.created.log, state.last
         if len(state.segments) >= _SEGMENTS_MAX:
             raise WrongStateError(
@@ -309,7 +324,7 @@ class LogKinds:
                 state.created, kind=kind, place=segment.place, folder=segment.folder
             )
             async with self._open_logs(new):
-                pass  # the store answers
+                pass  # checks that the store answers
         tail = await self._logs.log(name, Session()).tail()
         await self._catalog.close(name, last, segment, tail=tail)
         await self._announce()
@@ -328,7 +343,7 @@ class LogKinds:
         return state.created.kind == kind
 
     async def _complete(self, state: LogState) -> None:
-        """Append the bridge of a switch that can only be completed, unless the bridge exists."""
+        """If a switch can only be completed, end the old segment and record the bridge."""
         name, last, switch = state.created.log, state.last, state.switch
         if switch is None or not switch.is_sealing:
             return
@@ -344,9 +359,8 @@ class LogKinds:
         await self._catalog.bridge(name, last, end=end, time=time)
 
     async def _move_policy(self, name: str, log: Log) -> None:
-        """Copy the policy of a log to `$retention`, which has the policies of switched logs,
-        because the log is switched for the first time. It is copied only once, so that a late
-        repetition replaces no newer policy.
+        """At the first switch of a log, copy its retention policy to `$retention`, which has the
+        policies of switched logs. A policy that is there already is not replaced: it is newer.
         """
         policy = await log.retention()
         if not policy.keeps_all:
@@ -355,17 +369,16 @@ class LogKinds:
                 await record_policy(policies, name, policy, after=After(name))
 
     async def _create(self, name: str, kind: LogKind) -> None:
-        """Record the creation of a log, after what it needs is there."""
+        """Prepare the storage of a log, then record its creation."""
         if kind != SHARED:
             await self._check_unused(name)
         await self._catalog.create(name, await self._new_segment(name, kind))
 
     async def _new_segment(self, name: str, kind: LogKind) -> NewSegment:
-        """Return a new segment for a log. If it is on storage nodes, its spaces are open when this
-        returns.
+        """Return a new segment for a log, after opening its spaces if it is on storage nodes.
 
         Raises:
-            WrongStateError: there is no place, or a limit is reached.
+            WrongStateError: there is no place for objects, or a limit is reached.
             NotReadyError: a storage node does not answer.
         """
         if kind == SHARED:
@@ -396,7 +409,7 @@ class LogKinds:
         """Check that there may be a further segment of a kind.
 
         Raises:
-            WrongStateError: there is no place, or a limit is reached.
+            WrongStateError: there is no place for objects, or a limit is reached.
         """
         objects, cells = self._config.object_logs, self._config.cells
         if kind == OBJECT_STORE and not objects.object_place and not self._has_directory:
@@ -434,10 +447,11 @@ class LogKinds:
         )
 
     async def _wait_for_nodes(self, name: str, seqnum: SeqNum, author: NodeId) -> None:
-        """Wait until all other compute nodes have replayed the record at `seqnum`.
+        """Wait until all compute nodes but this one and `author`, which recorded it, have replayed
+        the record at `seqnum`.
 
         Raises:
-            NotReadyError: some did not in time; the message names them.
+            NotReadyError: a node did not replay it in time; the message names such nodes.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _FOLLOW_S
@@ -482,7 +496,7 @@ class LogKinds:
     # --- inside
 
     def _on_change(self, state: LogState) -> None:
-        """Route a log as the catalog says."""
+        """Route a log by its state in the catalog, which has changed."""
         name = state.created.log
         for segment in state.segments:
             if segment.kind != SHARED and (name, segment.number) not in self._opened:
@@ -546,8 +560,8 @@ class LogKinds:
         await self._announce()
 
     async def _announce(self) -> None:
-        """Record that this node routes logs, and holds calls, as of the last record of another
-        node.
+        """Record that this node has followed the catalog up to the last creation or switch of
+        another node: it routes new logs, and holds logs that are being switched.
         """
         last = self._catalog.last
         if last is not None and last > self._announced:
@@ -565,7 +579,9 @@ class LogKinds:
         task.add_done_callback(lambda _: self._finishing.pop(name, None))
 
     async def _finish(self, state: LogState) -> None:
-        """End the switches of a log that no node continues; return when no switch is under way."""
+        """Complete or abandon a switch that no node has continued for `_FINISH_S` seconds; return
+        when no switch of the log is under way.
+        """
         while (switch := state.switch) is not None:
             last = state.last
             await asyncio.sleep(_FINISH_S)
@@ -608,7 +624,7 @@ class LogKinds:
             await self._enforce_other(name, opened)
 
     async def _enforce_other(self, name: str, opened: _Opened) -> None:
-        """Enforce the policies in the logspace of another kind."""
+        """Enforce the policies of a log of another kind that was never switched."""
         logs = await opened.logs()
         await self._run_rounds((name, False), logs, await logs.policies())
 
@@ -628,7 +644,9 @@ class LogKinds:
             continue
 
     async def _keep_open(self) -> None:
-        """Open the logs on storage nodes, on the compute node that keeps layouts up to date."""
+        """On the compute node that checks layouts, keep the logs on storage nodes open: an open log
+        checks its layout.
+        """
         await self._changed.wait()
         await self._repeat(self._open_once, _PAUSE_S)
 
@@ -654,10 +672,10 @@ class LogKinds:
 
 
 async def _each(works: Iterable[Awaitable[object]]) -> None:
-    """Await all works, one after another. A log that cannot be used now does not stop the others.
+    """Await all works, one after another. After an error, the further works are awaited too.
 
     Raises:
-        IndilogError: the first error of the works.
+        IndilogError: the first error of a work.
     """
     errors: list[IndilogError] = []
     for work in works:

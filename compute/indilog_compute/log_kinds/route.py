@@ -1,4 +1,7 @@
-"""The route of one log: the segments to which its calls go, as one compute node knows them."""
+"""The route of one log: the segments to which its calls go, as one compute node knows them.
+
+`kinds` creates routes and reports changes of the catalog to them; `segmented_log` asks them.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ _HELD_MAX: Final = 10_000
 class Route:
     """The segments of a log, and whether a switch is under way.
 
-    During a switch, the log is *held* until this node knows the outcome. It then acknowledges no
-    append. It also answers no read about records at or above the tail from before the switch. A
-    node that does not know of a switch, because it left the view, holds the log when it reads that
-    the open segment ended.
+    During a switch, this node *holds* the log until it knows the outcome. While the node holds the
+    log, it acknowledges no append, and answers no read about seqnums at or above the tail from
+    before the switch. A node that left the view may not know of a switch. It holds the log when it
+    reads that the open segment ended.
 
     Args:
         state: the state of the log in the catalog; it changes in place.
         scope: see `Log.scope`.
         shared: opens logs of kind `shared`.
         other: opens a segment of another kind.
-        ended_at: returns the local tail of a segment that this node has read to have ended; None:
-            it has not.
+        ended_at: returns the local tail of a segment, if this node has read that the segment ended;
+            else None.
         follow: reads the records of the catalog that were appended before the call.
         append_timeout_s: longest wait of an append for the end of a switch, seconds.
         read_timeout_s: longest wait of a read for the end of a switch, seconds.
@@ -62,15 +65,15 @@ class Route:
         self._held = 0
 
     def is_open_since(self, last: SeqNum) -> bool:
-        """Whether no switch is under way, and none has begun since the log's last record in the
-        catalog was `last`.
+        """Whether no switch is under way, and no switch has begun since `last` was the log's last
+        record in the catalog.
         """
         is_known = self.state.last == last and self.state.switch is None
         return is_known and self.ended_at() is None
 
     def ended_at(self) -> SeqNum | None:
-        """Return the tail of the log, if the segment that is open by the catalog has ended, so that
-        the catalog has more records; else None.
+        """Return the tail of the last segment, if this node knows it as open but has read that it
+        ended; else None. The catalog then has records that this node has not read.
         """
         segment = self.state.segments[-1]
         local = self._ended_at(segment)
@@ -84,7 +87,7 @@ class Route:
         """Return the log of a segment.
 
         Raises:
-            NotReadyError: its store does not answer.
+            NotReadyError: the store of the segment does not answer.
         """
         if segment.kind != SHARED:
             return await self._other(segment)
@@ -96,7 +99,9 @@ class Route:
         change.set_result(None)
 
     def change(self) -> asyncio.Future[None]:
-        """Return a future that is resolved at the next change; it must not be cancelled."""
+        """Return a future that is resolved at the next change of `state`. All callers share it, so
+        none may cancel it.
+        """
         return self._change
 
     def deadline(self, timeout_s: float) -> float:
@@ -107,8 +112,8 @@ class Route:
         """Wait while a switch is under way, also one that this node does not know of yet.
 
         Raises:
-            NotReadyError: it did not end before `deadline`, or the catalog cannot be read.
-            OverloadedError: too many calls wait for it.
+            NotReadyError: the switch did not end before `deadline`, or the catalog cannot be read.
+            OverloadedError: too many calls wait for the end of the switch.
         """
         if self.state.switch is None and self.ended_at() is not None:
             await self._follow()

@@ -14,7 +14,7 @@ from indilog_compute.log_kinds.kinds import LogKinds
 
 
 class LogIn(pydantic.BaseModel):
-    """A log to create."""
+    """The body of a creation: the name of the log, and its kind."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -23,7 +23,7 @@ class LogIn(pydantic.BaseModel):
 
 
 class KindIn(pydantic.BaseModel):
-    """The kind of a log."""
+    """The body of a switch: the new kind of the log."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ def catalog_router(kinds: LogKinds) -> APIRouter:
 
     @router.get("")
     async def logs() -> Response:
-        """List the logs that were created or switched. Another log has the kind shared."""
+        """List the logs that were created or switched. Every other log is of kind `shared`."""
         created = await kinds.created()
         return _json({"logs": [msgspec.to_builtins(info) for info in created]})
 

@@ -1,4 +1,8 @@
-"""A log of any kind, or of several kinds one after another, with the interface of any log."""
+"""A log of any kind, or of several kinds one after another, with the interface of any log.
+
+Segments and switches come from a `Route`. `kinds` makes a `SegmentedLog` for each caller of a log
+that is not `shared`, was switched, or is being switched.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +51,15 @@ _Asking: TypeAlias = Coroutine[Any, Any, Record | list[Record] | None]
 class SegmentedLog(Log):
     """Passes each call to the segments that the call is about, and follows switches.
 
-    If a switch begins during an append, the bridge decides between two outcomes. Either the record
-    is below the end of the old segment. Or it is not in the log, and is appended to the new
-    segment.
+    If a switch begins during an append to the old segment, the bridge decides the outcome. If the
+    record is below the end of the old segment, the append is acknowledged. Else the record is not
+    in the log, and is appended to the new segment.
 
     Args:
-        route: where calls go.
-        session: the session of `shared` segments. Positions of other kinds cannot be compared with
-            it, and reads of these kinds see all appends that were acknowledged before.
+        route: the segments of the log.
+        session: the session for `shared` segments. Segments of other kinds need none: their reads
+            see all appends that were acknowledged before. Their positions cannot be compared with
+            those of `shared` logs.
     """
 
     def __init__(self, route: Route, session: Session) -> None:
@@ -70,8 +75,8 @@ class SegmentedLog(Log):
 
     async def _local(self, segment: Segment) -> Log:
         if segment.kind == SHARED:
-            # A read of a closed segment must see all of it, whatever the position of the session
-            # is.
+            # A read of a closed segment must see all its records, also in a session at an older
+            # position.
             self._session.saw(self._route.state.position)
         if (log := self._logs.get(segment.number)) is None:
             log = self._logs[segment.number] = await self._route.local(segment, self._session)
@@ -132,7 +137,7 @@ class SegmentedLog(Log):
                     raise
                 continue
             except (ConditionFailedError, TrimmedError, DataLossError):
-                # The record that contradicted the condition may not be in the log.
+                # The record that caused the error may be beyond the end of the segment.
                 if route.is_open_since(last):
                     raise
                 continue
@@ -144,7 +149,8 @@ class SegmentedLog(Log):
     async def settled(
         self, number: SeqNum, placed: Sequence[SeqNum], deadline: float | None = None
     ) -> list[SeqNum] | None:
-        """Return the seqnums of appended records, after a switch that began during the append.
+        """Wait for the end of a switch that began during an append; return the seqnums of the
+        appended records.
 
         Args:
             number: number of their segment.
@@ -152,7 +158,7 @@ class SegmentedLog(Log):
             deadline: time of the event loop; None: `append_timeout_s` from now.
 
         Returns:
-            None: the records are not in the log.
+            None: the records are not in the log, because the segment ended before them.
 
         Raises:
             AppendOutcomeUnknownError: the switch did not end in time.
@@ -172,7 +178,18 @@ class SegmentedLog(Log):
         return [segment.seqnum(each) for each in placed]
 
     async def _check_closed(self, segments: _Segments, condition: After, log: Log) -> None:
-        """Raise an error if a record of a closed segment contradicts a condition, or may do so."""
+        """Check a condition in the closed segments.
+
+        Args:
+            segments: the segments of the log.
+            condition: the condition, with seqnums of the log.
+            log: the log of the open segment.
+
+        Raises:
+            ConditionFailedError: a record contradicts the condition.
+            TrimmedError: a trimmed record may contradict it.
+            DataLossError: a lost record may contradict it.
+        """
         known = -1 if condition.seqnum is None else condition.seqnum
         for segment in reversed(segments[:-1]):
             if segment.end <= known + 1:
@@ -256,8 +273,8 @@ class SegmentedLog(Log):
         wait_s: float,
         ask: Callable[[Log, SeqNum, int, float | None], _Asking],
     ) -> list[Record]:
-        """Return the first records from `bound` on, at most `limit`. A call waits up to `wait_s`
-        seconds for the first record.
+        """Return the first records from `bound` on, at most `limit`, with the calls that `ask`
+        makes. Wait up to `wait_s` seconds for the first record.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s if wait_s else None
@@ -291,15 +308,15 @@ class SegmentedLog(Log):
     ) -> None:
         """Add records of a segment to a page, from the local seqnum `at` on.
 
-        From a closed segment, all its records are added, or as many as fit. Only an empty answer
-        proves that it has no more. In the open segment, the first record is awaited until the
-        loop's time `end`.
+        Of a closed segment, all further records are added, or as many as fit. Only an empty answer
+        proves that a closed segment has no more records. Of the open segment, one answer is added;
+        if the page is empty, the call waits for a record until the loop's time `end`.
         """
         log = await self._local(segment)
         while len(page) < limit:
             left = limit - len(page)
             try:
-                # A switch may have ended the segment since it was chosen, also unseen by this call.
+                # The segment may be closed by now: then no record in it is worth waiting for.
                 if page or end is None or self._route.state.segments[-1] is not segment:
                     found = await ask(log, at, left, None)
                 else:
@@ -338,7 +355,7 @@ class SegmentedLog(Log):
         return await self._read(once, lambda _, tail: bound < tail)
 
     async def _unless_changed(self, reading: Coroutine[Any, Any, _FoundT]) -> _FoundT | None:
-        """Return the result of a waiting read; None if the log changes before."""
+        """Return the result of a waiting read; None: the route changed first."""
         task = asyncio.get_running_loop().create_task(reading)
         try:
             waiting: list[asyncio.Future[Any]] = [task, self._route.change()]
@@ -352,12 +369,13 @@ class SegmentedLog(Log):
         once: Callable[[_Segments], Awaitable[_FoundT]],
         is_final: Callable[[_FoundT, SeqNum], bool],
     ) -> _FoundT:
-        """Read; read again after a switch that began or ended meanwhile.
+        """Read. If a switch began or ended meanwhile, and can change the result, read again after
+        it.
 
         Args:
             once: reads the segments.
-            is_final: tells whether a switch that is under way can no longer change the result,
-                given the tail before the switch.
+            is_final: tells whether the result is about seqnums below the tail from before the
+                switch (its second argument), so that the switch cannot change it.
         """
         route = self._route
         deadline: float | None = None
@@ -378,8 +396,8 @@ class SegmentedLog(Log):
             await route.wait_until_open(deadline)
 
     def _final_below(self, last: SeqNum, segments: _Segments) -> SeqNum:
-        """Return the seqnum below which a read is final. The read began when `last` was the log's
-        last record in the catalog.
+        """Return the seqnum below which a read is final: no switch can change what it has read. The
+        read began when `last` was the log's last record in the catalog.
         """
         state = self._route.state
         if self._route.is_open_since(last):
@@ -397,7 +415,7 @@ class SegmentedLog(Log):
         segment: Segment,
         error: TrimmedError | DataLossError,
     ) -> TrimmedError | DataLossError:
-        """Return the error of a segment with seqnums of the log."""
+        """Return the error of a segment as an error of the log, with its seqnums."""
         if isinstance(error, DataLossError):
             return segment.loss(error)
         return TrimmedError(await self._floor(segments, tag, segment, error))
@@ -412,8 +430,8 @@ class SegmentedLog(Log):
         return await self._floor_from(segments, tag, floor)
 
     async def _floor_from(self, segments: _Segments, tag: UserTag | None, floor: SeqNum) -> SeqNum:
-        """Return the floor, given that everything below the segment that begins at `floor` is
-        trimmed.
+        """Return the floor of the log, or of a tag. All segments that end at or below `floor` are
+        trimmed; the first segment with a record that is not trimmed has the result.
         """
         for segment in from_bound(segments, floor):
             log = await self._local(segment)
@@ -432,7 +450,7 @@ class SegmentedLog(Log):
     # --- the log as a whole
 
     async def _ask(self, once: Callable[[_Segments, Log], Awaitable[_FoundT]]) -> _FoundT:
-        """Make the call when no switch is under way; make it again if a switch began meanwhile."""
+        """Make a call while no switch is under way; make it again if a switch began meanwhile."""
         route = self._route
         deadline = route.deadline(route.read_timeout_s)
         while True:

@@ -1,8 +1,10 @@
 """The segments of a log that was switched from one kind to another.
 
-Each segment is a log of its own in some logspace, and only the last one is open. Seqnums of each
-segment are shifted, so that they continue where the segment before it ends. A logspace may have
-ordered records at or above the end of a closed segment; these are not in the log.
+Each segment is a log of its own in some logspace, and only the last one is open. The seqnums of
+each segment are shifted, so that they continue where the previous segment ends. A logspace may have
+ordered records at or above the end of a closed segment; these records are not in the log.
+
+`catalog` derives the segments from its records; `segmented_log` reads and appends through them.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a log, of one kind. A *local* seqnum is a seqnum in the segment's logspace.
 
     Attributes:
-        number: seqnum of the catalog's record with which the segment began; `FIRST`: it is the
-            first one.
+        number: seqnum of the record `closing` with which the switch to this segment began; `FIRST`
+            for the first segment.
         kind: its kind.
-        place, folder: those of its object store (`CreatedLog`).
-        local_log: name of the log in its logspace.
+        place, folder: see `NewSegment`.
+        local_log: name of the log in the segment's logspace.
         start: its first seqnum.
         local_first: the local seqnum of `start`.
-        local_end: the first local seqnum after it; None: it is open.
-        time_floor: the log's time when it began, seconds since 1970.
+        local_end: the first local seqnum after the segment; None: the segment is open.
+        time_floor: the log's time when the segment began, seconds since 1970.
     """
 
     number: SeqNum
@@ -60,7 +62,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return local - self.local_first + self.start
 
     def local(self, seqnum: SeqNum) -> SeqNum:
-        """Return the local seqnum, limited to those of the segment and the one after them."""
+        """Return the local seqnum of a seqnum of the log; from `local_first` to `local_end`."""
         local = max(seqnum - self.start, 0) + self.local_first
         return min(local, MAX_SEQNUM if self.local_end is None else self.local_end)
 
@@ -69,13 +71,13 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return self.local_first <= local and (self.local_end is None or local < self.local_end)
 
     def ordered_at(self, local: float) -> float:
-        """Return the log's time of a record with the logspace's time `local`. Clocks of two kinds
-        may differ, but the time of a log never goes back.
+        """Return the time of the log for the time `local` of the logspace. Logspaces may have
+        different clocks, but the time of a log never goes back.
         """
         return max(local, self.time_floor)
 
     def record(self, found: Record, log: str) -> Record:
-        """Return a record of the segment as a record of `log`."""
+        """Return a record of the segment with the seqnum, names and time of `log`."""
         if not self.start and not self.local_first and not self.time_floor:
             return found
         _, separator, tags = found.names.partition(_NAMES_SEPARATOR)
@@ -89,7 +91,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def loss(self, error: DataLossError) -> DataLossError:
-        """Return the error with seqnums of the log."""
+        """Return the error of a segment with seqnums of the log."""
         found, after = error.seqnum, error.next_seqnum
         return DataLossError(
             str(error),
@@ -110,12 +112,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return After(condition.tag, self.local(seqnum))
 
     def closed(self, local_end: SeqNum) -> Segment:
-        """Return the segment with an end."""
+        """Return the segment as closed at `local_end`."""
         return msgspec.structs.replace(self, local_end=local_end)
 
 
 def from_bound(segments: Sequence[Segment], bound: SeqNum) -> Iterator[Segment]:
-    """Yield the segments that have seqnums from `bound` on, in order."""
+    """Yield the segments with seqnums >= `bound`, in order."""
     first = bisect_right(segments, bound, key=lambda segment: segment.start) - 1
     for segment in segments[max(first, 0) :]:
         if segment.end > max(bound, segment.start):
@@ -123,7 +125,7 @@ def from_bound(segments: Sequence[Segment], bound: SeqNum) -> Iterator[Segment]:
 
 
 def down_from(segments: Sequence[Segment], bound: SeqNum) -> Iterator[Segment]:
-    """Yield the segments that have seqnums up to `bound`, the last one first."""
+    """Yield the segments with seqnums <= `bound`, the last one first."""
     last = bisect_right(segments, bound, key=lambda segment: segment.start)
     for segment in reversed(segments[:last]):
         if segment.end > segment.start:
@@ -137,9 +139,9 @@ def bridged(
 
     Args:
         last: the open segment.
-        local_end: its end.
-        time: the log's time at its end.
-        to: the new segment; `start` and `time_floor` are replaced.
+        local_end: the local end of `last`.
+        time: the log's time at that end, seconds since 1970.
+        to: the new segment; its `start` and `time_floor` are replaced.
     """
     closed = last.closed(max(local_end, last.local_first))
     return closed, msgspec.structs.replace(
