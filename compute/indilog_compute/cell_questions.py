@@ -1,7 +1,8 @@
 """Questions of this compute node to storage nodes about write-once cells (decision 0085).
 
 A question goes to one storage node, and is resent until the node answers or `cell_timeout_s` have
-passed. Then the outcome of a write is unknown.
+passed. After this time, the outcome of a write is unknown. `indilog_cells` asks these questions
+through `LocalLogs.ask_cells`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Asked:
         self.waiter = waiter
         self.resend = resend
         self.expires: Instant | None = None
-        """None: the question was not sent yet."""
+        """When to fail the question; None: it was not sent yet."""
 
     def deadline(self) -> Instant | None:
         """When to resend or to fail the question; None: it was not sent yet."""

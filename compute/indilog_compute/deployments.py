@@ -1,19 +1,19 @@
 """Deployments as records of the reserved log `$apps`: they survive a restart and reach all nodes.
 
-Each deployment is one record, tagged with the application's name. The newest record of a name wins
-on every compute node. The sources are in the record, so a node needs only the log. An undeployment
-is such a record, too, without sources and functions: it keeps the version of the record before, and
-frees the name for any owner.
+Each deployment is one record, tagged with the application's name. The newest record of a name is in
+force on every compute node. The sources are in the record, so a node needs only the log. An
+undeployment is such a record too, without sources and functions. It keeps the version of the
+previous record, and frees the name for any owner.
 
-A record summarises its application's earlier records, so they are trimmed when it is read
-(`collect`). A start therefore reads one record of each deployed application, and one of each of the
-`UNDEPLOYED_KEPT` applications that were undeployed last. When two nodes deploy at once, the later
-record does not summarise the earlier one. Then nothing of that application is trimmed before its
-next deployment.
+A record summarises the earlier records of its application. So the earlier records are trimmed once
+the record is read (`collect`), and a start reads one record of each deployed application and one of
+each of the `UNDEPLOYED_KEPT` applications that were undeployed last. If two nodes deploy at once,
+the later record does not summarise the earlier one. Then no record of that application is trimmed
+before its next deployment.
 
-Open runs may need the code of earlier deployments. So a record names the earlier ones that are kept
-(`Deployment.keeps`). Each record also has a tag of its own, and is trimmed by it when a later
-record does not keep it.
+Open runs of workflows may need the code of earlier deployments. So a record names the earlier
+deployments that are kept (`Deployment.keeps`). Each record also has a tag of its own, by which it
+is trimmed when a later record does not keep it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         follows: the seqnum of the application's newest record that the writer knew; None: none.
             `version` and `since` are computed from that record.
-        read_below: its writer had read all records below this seqnum. If `follows` is None, the
-            writer found no record of the application there. All nodes then ignore earlier records
-            there, even if they remember one.
+        read_below: the writer had read all records below this seqnum. If `follows` is None, the
+            writer found no record of the application below it. All nodes then ignore records of the
+            application below it, even if they know one.
         since: `Placed.since` of each of `schedules`; None: the time at which this record was
             ordered.
         keeps: seqnums of the earlier deployments whose code is kept.
@@ -81,7 +81,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def info(self) -> AppInfo:
-        """The public part of it."""
+        """The part that callers get."""
         return AppInfo(
             self.name,
             self.version,
@@ -111,7 +111,7 @@ class Placed(NamedTuple):
             the earliest one from which on all deployments, up to this one, have that schedule.
             Schedules that differ only in `catch_up` count as the same.
         time: when the deployment was made, by the wall clock of its writer, seconds since 1970.
-        is_whole: whether this record alone, without those before it, gives the same result.
+        is_whole: whether this record, without the earlier ones, gives the same result.
     """
 
     seqnum: SeqNum
@@ -130,7 +130,7 @@ class Placed(NamedTuple):
 
 
 class DeploymentLog:
-    """The deployments in a log source.
+    """Appends and replays the deployments of one platform.
 
     Attributes:
         newest: by name, the newest deployment or undeployment among the records read so far
@@ -151,7 +151,9 @@ class DeploymentLog:
         self._superseded: set[str] = set()
         """Applications with untrimmed records before their newest one."""
         self._dropped: dict[str, dict[str, SeqNum]] = {}
-        """By application: tags of records that are not kept, and up to where to trim each."""
+        """By application: tags of records that are not kept, and the seqnum below which to trim
+        each tag.
+        """
 
     def placed(self, name: str) -> Placed:
         """Return the newest deployment of an application that was deployed or undeployed here.
@@ -167,7 +169,7 @@ class DeploymentLog:
         )
 
     async def append(self, deployment: Deployment) -> SeqNum:
-        """Append a deployment and return its seqnum; it is durable then.
+        """Append a deployment durably, and return its seqnum.
 
         The record summarises the application's records that were read.
 
@@ -193,7 +195,8 @@ class DeploymentLog:
             return  # `catch_up` reports it
 
     async def catch_up(self, *, fresh: bool = False) -> None:
-        """Read new records into `newest`; `fresh`: all that any node appended before this call.
+        """Read new records into `newest`; `fresh`: all records that any node appended before this
+        call.
 
         All nodes that read the same records reach the same result, even if several compute nodes
         deploy at once. The first owner of a name keeps it, and versions count up. Records that a
@@ -244,7 +247,7 @@ class DeploymentLog:
         if before is not None and before.seqnum >= first:
             taken = _placed_after(before, record, deployment)
         elif deployment.is_undeployed and follows is None:
-            return  # no deployment precedes it
+            return  # an undeployment that follows no deployment
         else:
             taken = _placed_alone(record, deployment)
         if taken is not None:
@@ -380,5 +383,5 @@ def _seqnum(placed: Placed) -> SeqNum:
 
 
 def _times(spec: ScheduleSpec) -> ScheduleSpec:
-    """Return a schedule without its own `catch_up`, which does not make it another schedule."""
+    """Return a schedule without its `catch_up`; schedules that differ only in it are the same."""
     return msgspec.structs.replace(spec, catch_up="last")

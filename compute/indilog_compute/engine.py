@@ -1,17 +1,18 @@
 """The engine: the compute node's role between functions and the log (ARCHITECTURE 8-10, thesis 5).
 
-The engine appends to its shard (`ShardWriter`). It applies type-O data (metalog entries) to its
-Suffix, and resolves appends with it. It applies type-S data (index data) to its Tag Cache. Reads
-are answered from the local index and the record cache, or by the index tier and storage (`Reads`).
+The engine appends to its shard (`ShardWriter`). It applies type-O data (metalog entries) to the
+suffix of its local index, and gives appends their seqnums by these entries. It applies type-S data
+(index data) to its tag cache. Reads are answered from the local index and the record cache, or by
+the index tier and storage (`Reads`).
 
 Callers in this process use direct methods, which put work into the open batch or answer at once.
 The caller then wakes the shell, which calls `handle`. Outcomes are `AnswerAppends` and `Answer`
 effects.
 
 There are two positions. `position` counts the applied metalog entries, which say which records
-exist, and where. `tag_position` counts the entries whose index data is also applied; reads by tag
-reflect them. An engine starts at the primary's committed position, and has no index of the log
-before it.
+exist, and where they are. `tag_position` counts the entries whose index data is also applied; reads
+by tag reflect only these entries. An engine starts at the primary's committed position, and has no
+local index of older records.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class Engine:
         self._own_shards: set[ShardId] = set()
         """The shards that this incarnation has written."""
         self._had_shard = False
-        """Whether a view took away the shard that this incarnation wrote."""
+        """Whether a view has taken away the shard that this incarnation wrote."""
 
     def _new_resend(self) -> Resend:
         messages = self._config.node.messages
@@ -203,7 +204,9 @@ class Engine:
 
     @property
     def tail(self) -> SeqNum:
-        """The first seqnum not known to be ordered; may lag behind the primary's."""
+        """The first seqnum that is not ordered by the applied entries; the primary may have ordered
+        more.
+        """
         return self._replay.tail
 
     def append(self, data: bytes, columns: TagColumns, waiter: object) -> bool:
@@ -224,7 +227,7 @@ class Engine:
         return first
 
     def append_batch(self, records: Sequence[tuple[bytes, TagColumns]], waiter: object) -> None:
-        """Put records, all or none, into one batch; the waiter gets the first seqnum.
+        """Put records into one batch, all or none of them; the waiter gets the first seqnum.
 
         The shell must call this role afterwards.
 
@@ -544,7 +547,7 @@ class Engine:
             effects = writer.give_up()
             return effects if self._had_shard else effects + self._follow_view(now)
         if shard is None or writer is not None or self._had_shard:
-            return []  # a second writer of one incarnation would have the same epoch
+            return []  # a second writer in this incarnation would have the epoch of the first
         replicas = self.placement.replicas(shard)
         copies = len(self.placement.counting(shard))
         self._own_shards.add(shard)
@@ -594,12 +597,13 @@ class Engine:
         return effects
 
     def _note_ordered(self, writer: ShardWriter, message: TailIs) -> list[Effect]:
-        """Let the writer know what is ordered of its shard, and who writes it."""
+        """Tell the writer how many records of its shard are ordered, and which node writes it."""
         epoch = message.writers.get(writer.shard, NO_INCARNATION)
         return writer.joined(epoch, message.cut.get(writer.shard, 0))
 
     def _join_again(self, now: Instant, reason: str) -> list[Effect]:
-        """Join again: entries that were applied here were replaced, or the next ones are not kept.
+        """Join again, because entries that were applied here were replaced, or the next entries are
+        no longer kept.
 
         The index and the caches depend on these entries, so they begin empty. Reads in flight fail
         as retryable. The writer keeps its shard, and gets the number of its ordered records at the
@@ -771,7 +775,7 @@ class Engine:
         return effects + self._index_fetch.ask(now, self.position, self.tag_position)
 
     def check_invariants(self) -> None:
-        """Assert that index data is not ahead of the metalog, and that sums are right."""
+        """Assert that no index data is applied ahead of the metalog, and that sums are right."""
         assert self.tag_position <= self.position
         if self._local is not None:
             assert self._local.tag_tail <= self.tail, "index data is about ordered records"

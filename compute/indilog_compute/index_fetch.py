@@ -1,5 +1,5 @@
-"""When an engine requests missing index data from storage (PITFALLS 8: a gap is fetched, so it
-never stalls the engine).
+"""Decides when an engine requests missing index data from storage (PITFALLS 8: a gap is fetched, so
+that it never stalls the engine).
 
 The metalog says which positions have index data. Under load, index data always lags a little behind
 the metalog. So an engine requests missing index data only after a pause in which none arrived.

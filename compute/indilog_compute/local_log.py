@@ -1,9 +1,9 @@
 """The log inside a compute node: `Log` over an engine in this process.
 
-The hot paths of the platform end here. An append is a future and a few list operations. A read that
-the local index and the record cache answer is complete within the call, without suspending. A busy
-reader could starve other tasks, so every `_READS_PER_ITERATION`-th of these reads yields to the
-event loop.
+Functions, workers and the gateway append and read here, so these are the hot paths of the platform.
+An append costs a future and a few list operations. A read that the local index and the record cache
+answer completes without suspending. So that a busy reader does not starve other tasks, every
+`_READS_PER_ITERATION`-th of these reads yields to the event loop.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class LocalLogs:
         self.kinds: LogKinds | None = None
         """Logs of other kinds; None: there are none."""
         self.routes: Mapping[str, object] = {}
-        """By name, the logs that are not simply `shared` (`LogKinds.routes`)."""
+        """By name, the logs that are of another kind, or that are or were switched
+        (`LogKinds.routes`).
+        """
         self.opened: Callable[[LocalLogs, str, Session], LocalLog] = LocalLog
         """Opens a `shared` log that may be switched to another kind."""
 
@@ -142,7 +144,7 @@ class LocalLogs:
         return LocalLog(self, name, session or Session())
 
     def wake_readers(self) -> None:
-        """Let all waiting reads look again."""
+        """Let all waiting reads check again for a record, or for a switch of their log."""
         resolve_each(self.engine.watches.clear(), None)
 
     async def wait_until_synced(self, session: Session, position: MetalogPosition) -> None:
@@ -172,7 +174,7 @@ class LocalLog(Log):
         logs: the logs of the engine.
         name: name of the log.
         session: session of its calls.
-        routes: names of logs that a switch has led elsewhere.
+        routes: by name, the logs whose calls go elsewhere because a switch of them has begun.
     """
 
     __slots__ = (
@@ -223,7 +225,7 @@ class LocalLog(Log):
         return seqnum
 
     def _followed(self) -> Log:
-        """Return the log to which a switch leads; overridden where there are routes."""
+        """Return the log that continues this one after a switch began; see `FollowingLog`."""
         raise AssertionError(f"log {self.name} follows no switch")
 
     async def _append_overtaken(
@@ -232,7 +234,7 @@ class LocalLog(Log):
         data: bytes,  # noqa: ARG002
         tags: tuple[UserTag, ...],  # noqa: ARG002
     ) -> SeqNum:
-        """Return the seqnum of an append that a switch overtook; overridden likewise."""
+        """Return the seqnum of an append during which a switch began; see `FollowingLog`."""
         raise AssertionError(f"log {self.name} follows no switch")
 
     async def append_batch(
@@ -373,8 +375,8 @@ class LocalLog(Log):
         return seqnum
 
     async def places(self, start: SeqNum, end: SeqNum) -> Sequence[PlacedSpan]:
-        """Return the places of the first records, of any log, in [start, end), as spans; none if
-        `start` is not ordered yet.
+        """Return the places of records of all logs in [start, end), as spans, from `start` on.
+        There may be more records than these; no span means that `start` is not ordered yet.
 
         Raises:
             ValueError: the seqnums are not 0 <= start < end.
@@ -446,7 +448,7 @@ class LocalLog(Log):
         *,
         fresh: bool = False,
     ) -> Record | None:
-        """Read by the tag's hash; the record may carry another text with the same hash."""
+        """Read by the hash of a tag; the record may have another tag with the same hash."""
         engine, session = self._engine, self._session
         waiter = self._logs.future()
         try:
@@ -491,7 +493,7 @@ class LocalLog(Log):
     ) -> _FoundT | None:
         """Read until a record is found or the time is over; a wait without limit has no timer.
 
-        It adds the watch before it reads: a record that arrives in between fires the watch.
+        The watch is added before the read: a record that arrives in between resolves the watch.
         """
         hashed = self._hash(tag)
         loop = asyncio.get_running_loop()
@@ -520,7 +522,7 @@ def sharded(log: Log) -> LocalLog:
     """Return the log, if its records are in shards.
 
     Raises:
-        WrongStateError: it is of another kind.
+        WrongStateError: the log is of another kind.
     """
     if not isinstance(log, LocalLog):
         raise WrongStateError(f"Log {log.name} is not of kind shared, so it has no shards.")

@@ -1,10 +1,10 @@
 """The log for workers and clients: answers the log questions of one link.
 
-Every question carries the position of its session, and every answer the position that it reflects.
-So one session may use several links. Up to `questions_max` questions are answered at once. When the
-link closes, or the client sends `Cancel`, its waiting reads end. A cancelled question is answered
-too; each answer frees its question's share of the limit. A read that need not wait is answered
-within the call; all other questions have a task.
+Every question carries the position of its session, and every answer the position that the answer
+reflects. So one session may use several links. Up to `questions_max` questions are answered at
+once. When the link closes, or the client sends `Cancel`, waiting reads end. A cancelled question is
+answered too, because each answer frees a place under the limit. A read that need not wait is
+answered within the call; all other questions run in tasks of their own.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class LogService:
         if isinstance(question, _READS) or (
             isinstance(question, LogReadNext) and question.wait_s is None
         ):
-            # Mostly the local index and the record cache answer it without suspending.
+            # Most reads are answered by the local index and the record cache, without suspending.
             begun = _run_to_first_wait(answering)
             if begun is None:
                 return
@@ -133,9 +133,9 @@ class LogService:
 def _run_to_first_wait(
     answering: Coroutine[object, None, None],
 ) -> Coroutine[object, None, None] | None:
-    """Run `answering` in the caller's task to where it suspends first.
+    """Run `answering` in the caller's task up to its first suspension.
 
-    Return the rest, for a task of its own; None: it is done.
+    Return the rest, for a task of its own; None: `answering` has ended.
     """
     try:
         suspended_on = answering.send(None)
@@ -152,18 +152,18 @@ class _Rest(Coroutine[object, None, None]):
         self._suspended_on = [suspended_on]
 
     def send(self, value: None) -> object:
-        """Run it to where it suspends next."""
+        """Run the coroutine up to its next suspension."""
         if self._suspended_on:
             return self._suspended_on.pop()
         return self._coroutine.send(value)
 
     def throw(self, *raised: Any) -> object:  # noqa: ANN401 - as a coroutine takes it
-        """Raise an error where it is suspended."""
+        """Raise an error where the coroutine is suspended."""
         self._suspended_on.clear()
         return self._coroutine.throw(*raised)
 
     def close(self) -> None:
-        """End it."""
+        """Close the coroutine."""
         self._coroutine.close()
 
     def __await__(self) -> Generator[object, None, None]:
@@ -179,8 +179,8 @@ async def _execute(  # noqa: C901, PLR0911 - one answer per question
 ) -> _AnswerAt:
     """Execute a question.
 
-    The session is not passed, so that no answer carries a position that was read before the
-    operation was done.
+    The session is no argument: an answer must not carry a position that was read before the
+    operation ended.
     """
     match question:
         case LogAppend():

@@ -31,7 +31,7 @@ class Positions:
 
     def __init__(self, logs: LogSource) -> None:
         self._logs = logs
-        # Once: `isinstance` with a protocol costs as much as an append.
+        # Tested here, once: `isinstance` with a protocol costs as much as an append.
         self._applied = logs if isinstance(logs, HasPosition) else None
         self._reached: MetalogPosition = 0
 
@@ -42,10 +42,11 @@ class Positions:
         return self._applied is not None and position <= self._applied.position
 
     async def fault(self, position: MetalogPosition) -> str | None:
-        """Return what is wrong with a position, as the end of a sentence about it; None: nothing.
+        """Return what is wrong with a position, as the end of a sentence whose subject is the
+        position; None: nothing.
 
         Raises:
-            NotReadyError, QuorumUnavailableError: the log does not say how far it is.
+            NotReadyError, QuorumUnavailableError: the tail of the log cannot be read now.
         """
         if self.is_known(position):
             return None

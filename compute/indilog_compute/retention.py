@@ -3,9 +3,9 @@
 `RetentionService` runs a *round* every `retention_interval_s`; this module is the work of a round.
 For a limit of age, a round asks the log for its time, and for the first seqnum ordered at a given
 time. For a limit of size, the rounds read each record once and keep *marks*: seqnums, each with the
-number of bytes that were read before it. There are at most about `_MARKS` marks per log, so memory
-is bounded. After a restart the retained records are read again. Trimming twice is harmless, so two
-nodes may enforce policies at once.
+number of bytes that were read before it. Memory is bounded, because a log has at most about
+`_MARKS` marks. After a restart, the retained records are read again. A repeated trim is harmless,
+so two nodes may enforce policies at once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from indilog.sdk.retention_log import RETENTION_LOG
 _MARKS: Final = 1000
 """Marks per log with a limit of size; they divide the limit into equal steps."""
 _PAGE_COST_BYTES_MIN: Final = 64 * KIB
-"""A page counts at least this many bytes toward those that a round may read, because small pages
-cost the log a request too.
+"""Bytes that a page counts at least, of those that a round may read: a small page costs a request
+too.
 """
 _FAILURES_MAX: Final = 10
 """A round ends after this many failed logs."""
 
 
 class SizeMarks:
-    """Where the newest `size_bytes` of a log begin, exact to a thousandth of `size_bytes`.
+    """Finds where the newest `size_bytes` of a log begin, exact to 1/`_MARKS` of `size_bytes`.
 
     Attributes:
         bound: the first seqnum that was not read.
@@ -101,7 +101,7 @@ class _RetainedLog:
 
     async def old_until(self, now: float) -> SeqNum:
         """Return the seqnum below which records are too old for the policy at `now`, the time of
-        the log; 0: none is.
+        the log; 0: no record is too old.
         """
         age_s = self.policy.age_s
         if age_s is None:
@@ -110,7 +110,7 @@ class _RetainedLog:
         if until <= self.floor:
             return 0
         first = await self._first()
-        # The read has looked at all records below `until`, so none of them is asked for again.
+        # The read has looked at all records below `until`, so no later round asks for them.
         self.floor = until if first is None else min(first, until)
         return until if first is not None and first < until else 0
 
@@ -199,9 +199,10 @@ class RetentionRounds:
                 self._kept[name] = _RetainedLog(self._logs.log(name, self._session), policy)
 
     async def run(self) -> bool:
-        """Trim what the policies do not keep now; return whether there is more to read.
+        """Trim the records that the policies do not keep now. Return whether records are left to
+        read.
 
-        A log that fails is tried again in the next round, after the others.
+        A log whose calls fail is tried again in the next round, after the other logs.
 
         Raises:
             IndilogError: the time of the log is not available; nothing was trimmed.
@@ -249,8 +250,8 @@ class RetentionRounds:
         return is_more
 
     async def _read_up_to(self, tail: SeqNum, reading: list[str]) -> bool:
-        """Read pages of the logs round robin, until all are read or the round has read enough;
-        return whether there is more.
+        """Read pages of the logs round robin, until all are read or the round has read enough.
+        Return whether records are left to read.
         """
         left = self._round_bytes_max
         while reading:

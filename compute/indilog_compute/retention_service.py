@@ -55,7 +55,7 @@ class RetentionService:
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop; a trim in flight may still happen."""
+        """Stop; a trim in flight may still take effect."""
         if self._running is not None:
             self._running.cancel()
             with suppress(asyncio.CancelledError):

@@ -2,16 +2,16 @@
 and 5.5.1).
 
 A writer first requests its shard from the primary, under a new epoch. It owns the shard from the
-metalog entry that names it (`NewWriters`). It begins at the first localid that is not ordered at
-that entry; what earlier writers stored from there on is never ordered. A replica refuses batches
-until it has applied the entry, and then notifies the writer.
+metalog entry on that names this writer (`NewWriters`). It begins at the first localid that is not
+ordered at that entry; records that earlier writers stored from there on are never ordered. A
+replica refuses batches until it has applied the entry, and then notifies the writer.
 
-Then records collect in the open batch, which is sent when the iteration ends. While
-`frames_in_flight_max` batches are in flight, further records collect, so batches grow with the load
-(self-clocking).
+The writer collects records in the open batch, which is sent when the iteration of the event loop
+ends. While `frames_in_flight_max` batches are in flight, further records collect, so batches grow
+with the load (self-clocking).
 
-When an entry finalizes the shard, the writer continues on a new one with all records that are not
-ordered (decision 0055).
+When a metalog entry finalizes the shard, the writer continues on a new shard with all records that
+are not ordered (decision 0055).
 
 A batch leaves memory when a metalog entry orders its records. Without such an entry, the writer
 asks the replicas for their stored prefixes, after `resend_s` and then after pauses that double. A
@@ -72,10 +72,10 @@ class _Batch:
     An encoded batch was sent. An ordered batch is no longer in the queue.
 
     Attributes:
-        bytes: the size that it will have, encoded.
+        bytes: the size of the encoded batch.
         expired: whether its callers got an unknown outcome, because it took too long.
-        bytes_max, records_max: up to these the batch accepts records without checking limits again.
-            They are 0 until the limits are first checked.
+        bytes_max, records_max: the size up to which the batch accepts records without checking the
+            limits again; 0 until the limits are first checked.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class ShardWriter:
         *,
         copies: int | None = None,
     ) -> None:
-        """`copies`: how many replicas count, the first ones; None: all."""
+        """`copies`: how many replicas, the first ones, count for the ack quorum; None: all."""
         node = config.node
         self.shard = shard
         self.epoch = epoch
@@ -142,7 +142,7 @@ class ShardWriter:
         self._question = Resend(*self._resend_s)
         """For asking the primary for the shard."""
         self._ordering = Resend(*self._resend_s)
-        """For asking replicas what they have stored, while batches in flight are not ordered."""
+        """For asking replicas for stored prefixes, while batches in flight are not ordered."""
         self._open = _Batch()
         self._closed: deque[_Batch] = deque()
         self._in_flight: deque[_Batch] = deque()
@@ -205,10 +205,10 @@ class ShardWriter:
     def add_batch(self, records: Sequence[tuple[bytes, TagColumns]], waiter: object) -> None:
         """Put records into one batch, so that they are stored and ordered together, or not at all.
 
-        They share the open batch with others if there is room: a batch is atomic as a whole. Then
-        `flush` must be called.
+        The records may share the open batch with others, because a batch as a whole is atomic. The
+        caller calls `flush` afterwards.
 
-        Raises: as `add`; then none of them is taken.
+        Raises: as `add`; then no record is taken.
         """
         size = sum(record_bytes(*record) for record in records)
         batch = self._open_for(len(records), size)
@@ -218,10 +218,10 @@ class ShardWriter:
         batch.waiters += [waiter, *[None] * (len(records) - 1)]
 
     def _open_for(self, records: int, size_bytes: int) -> _Batch:
-        """Return the open batch for `records` more records; a new one, if they do not fit.
+        """Return the open batch for `records` more records; a new batch, if they do not fit.
 
-        Checks all limits, and sets those of the batch. These stay valid while the batch is open,
-        because the other waiting appends only become fewer.
+        Checks all limits, and sets `bytes_max` and `records_max` of the batch. They stay valid
+        while the batch is open, because the other waiting appends only become fewer.
         """
         records_left = self._pending_max - self.pending
         bytes_left = self._pending_bytes_max - self._pending_bytes
@@ -254,7 +254,7 @@ class ShardWriter:
             self._open = _Batch()
 
     def _forget(self, batch: _Batch) -> None:
-        """Subtract a closed batch that does not wait to be ordered any more."""
+        """Subtract a closed batch, which no longer waits to be ordered, from the sums."""
         self._closed_records -= len(batch.waiters)
         self._closed_bytes -= batch.bytes
 
@@ -289,7 +289,7 @@ class ShardWriter:
         """Remove and return the batches that `span` of this shard orders.
 
         Cuts fall between batches, so a span has a batch whole or not at all. All records of the
-        span are this writer's: after an entry that names another one, nothing is in flight.
+        span are from this writer: after an entry that names another writer, no batch is in flight.
         """
         done: list[OrderedBatch] = []
         self._ordering.stop()
@@ -315,12 +315,12 @@ class ShardWriter:
         return ShardWanted(self.shard, self.epoch)
 
     def make_due(self) -> None:
-        """Let the next request be sent at once: there is a new primary."""
+        """Let the next request be sent at once, because there is a new primary."""
         self._question.stop()
 
     def named(self, epoch: Epoch, cut: LocalId) -> list[Effect]:
         """Note the writer that a metalog entry names, and how many records of the shard are ordered
-        there.
+        up to that entry.
         """
         if epoch > self.epoch:
             return self.give_up()
@@ -334,8 +334,9 @@ class ShardWriter:
     def joined(self, epoch: Epoch, cut: LocalId) -> list[Effect]:
         """Note the writer that the metalog names, and how many records of the shard are ordered.
 
-        When the node joins again, the outcome of batches that were ordered meanwhile is not known.
-        If the entry that named this writer was replaced, it asks for the shard again.
+        When the node joins again, it does not learn the outcome of batches that were ordered
+        meanwhile. If the entry that named this writer was replaced, the writer asks for the shard
+        again.
         """
         unknown = AppendOutcomeUnknownError(
             "The order of the newest records was corrected meanwhile; the record is in the log."
@@ -351,11 +352,11 @@ class ShardWriter:
         return effects + self.named(epoch, cut)
 
     def continue_on(self, shard: ShardId, replicas: Sequence[NodeId]) -> None:
-        """Continue on a new shard: the applied entry has finalized the other one.
+        """Continue on a new shard, because the applied entry has finalized the old one.
 
-        What that entry and earlier ones have not ordered is never ordered there. So it is sent
-        again, in the same order, once an entry names this writer of the new shard. Batches whose
-        callers got an unknown outcome are dropped: their records are not in the log.
+        Batches that are not ordered by now are never ordered on the old shard. They are sent again
+        to the new shard, in the same order, once an entry names this node as its writer. Batches
+        whose callers got an unknown outcome are dropped: their records are not in the log.
         """
         kept: list[_Batch] = []
         for batch in self._in_flight:
@@ -400,7 +401,7 @@ class ShardWriter:
         if sender not in self.replicas:
             return [Ignore(message, "stored by a node that is no replica")]
         if message.epoch < self.epoch:
-            return []  # it answers again when it has applied the entry that names this writer
+            return []  # the replica answers again when it applies the entry that names this writer
         start, resend = self._sent_again.get(sender, (-1, Resend(*self._resend_s)))
         if message.stored != start:
             resend.stop()
@@ -420,8 +421,8 @@ class ShardWriter:
         ]
 
     def on_disk_full(self, sender: NodeId, *, full: bool, now: Instant) -> list[Effect]:
-        """Refuse appends while disks that they need are full; batches in flight may still be
-        stored.
+        """Note whether a disk is full. Appends are refused while disks that they need are full;
+        batches in flight may still be stored.
         """
         self._full_disks.note(sender, full=full, now=now)
         if not self.is_read_only:
@@ -434,7 +435,9 @@ class ShardWriter:
         return effects
 
     def give_up(self) -> list[Effect]:
-        """Fail all appends: another writer has the shard; this one does not claim it again."""
+        """Fail all appends, because another writer has the shard. This writer does not request the
+        shard again.
+        """
         self.takeover = Takeover.LOST
         unknown = AppendOutcomeUnknownError(
             f"Another writer took over shard {self.shard}; the record may or may not be in the log."
@@ -558,7 +561,7 @@ class ShardWriter:
 
 
 def _answers(batch: _Batch, error: IndilogError) -> list[Effect]:
-    """Answer the callers of a batch, once; the batch keeps its place in the queue."""
+    """Fail the callers of a batch, once; the batch keeps its place in the queue."""
     effects: list[Effect] = [Answer(w, error) for w in batch.waiters if w is not None]
     batch.waiters = [None] * len(batch.waiters)
     return effects

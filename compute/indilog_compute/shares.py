@@ -1,4 +1,4 @@
-"""The share of one application in what all applications use (docs/decisions/0033)."""
+"""How much of a shared resource one application may use (docs/decisions/0033)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Trims that callers of a compute node wait for (ARCHITECTURE 13).
 
-`TrimWanted` is sent to the primary, and resent until the primary says which metalog position has
-the trim. The caller is answered when this engine has applied the metalog up to that position. A
-repeated `TrimWanted` is harmless: a floor only grows.
+The engine sends `TrimWanted` to the primary, and resends it until the primary answers which metalog
+position has the trim. The caller is answered when this engine has applied the metalog up to that
+position. A repeated `TrimWanted` is harmless, because a floor only grows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Trim(NamedTuple):
     """The metalog position that has the trim; None: the primary has not answered."""
 
     def deadline(self) -> Instant:
-        """When to send it again, or to fail it."""
+        """When to resend the trim, or to fail it."""
         return min(self.resend.due or self.expires, self.expires)
 
 
@@ -70,7 +70,9 @@ class Trims:
             trim.resend.make_due(now)
 
     def on_answer(self, message: TrimIs, reader: MetalogReader) -> list[Effect]:
-        """Take in the primary's answer, and note the entries that it says exist."""
+        """Note the position that the primary has answered; the reader learns that entries up to it
+        exist.
+        """
         reader.known_end = max(reader.known_end, message.position or 0)
         trim = self._under_way.get(message.request)
         if trim is None or trim.position is not None:
@@ -116,7 +118,7 @@ class Trims:
         return Send(self._leadership.primary, TrimWanted(request, trim.floor))
 
     def deadline(self) -> Instant | None:
-        """When to send a trim again, or to fail it after `read_timeout_s`; None: none is here."""
+        """When to resend a trim, or to fail it after `read_timeout_s`; None: there is no trim."""
         return min((trim.deadline() for trim in self._under_way.values()), default=None)
 
     def check_invariants(self) -> None:
@@ -127,7 +129,7 @@ class Trims:
             assert trim.position is None or trim.resend.due is None, "an answer ends the resends"
 
     def abandon(self, error: IndilogError) -> list[Effect]:
-        """Fail every trim: with `error` those that were not sent; the others may still happen."""
+        """Fail every trim, those that were not sent with `error`; others may still take effect."""
         effects: list[Effect] = [Answer(waiter, error) for _, waiter in self._starting]
         unsure = QuorumUnavailableError(
             "The platform was closed before the trim was confirmed; it may still happen. Trimming "
