@@ -1,8 +1,8 @@
 """`python -m bokiflow replay-check APP FILE`: check before a deployment whether the code of a file
 continues the open runs of a deployed application.
 
-An error is one sentence on standard error. The exit code is 1 if a run would be parked or the
-platform did not answer, and 2 for a mistake in the command.
+An error is one sentence on standard error. The exit code is 0 if the code continues all runs, 1 if
+a run would be parked or the platform did not answer, and 2 for a mistake in the command.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Garbage-collects ended runs: trims their histories, and the lists that name them. Releases the
-outcomes of calls that are held for them.
+"""Garbage-collects ended runs: trims their histories, and the lists that name them. Also releases
+the outcomes of calls that are held for such runs.
 
-A driver does this for the partitions that its process owns, and for its share of those without an
-owner. It reads the ends of runs that are older than the retention period; open runs are not read,
-however old they are. Floors only grow, so concurrent collections are safe.
+A driver (`driver`) does this for the partitions that its process owns, and for its share of the
+partitions without an owner. It reads the ends of runs that are older than the retention period.
+Open runs are not read, however old they are. Floors only grow, so concurrent collections are safe.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ _AT_ONCE: Final = 32
 """Runs that are read and trimmed concurrently, so that their trims share entries of the metalog."""
 _RELISTED_TOGETHER: Final = 100
 _ENTRIES_PER_KEPT: Final = 8
-"""Entries of a list of ended runs that may be trimmed for each run that is listed again."""
+"""See `_PINNED_MAX`."""
 _PINNED_MAX: Final = 256
-"""Entries of a list that runs which are kept may pin without being listed again."""
+"""Kept runs are listed anew when they pin more entries of their list than this, plus
+`_ENTRIES_PER_KEPT` for each kept run.
+"""
 INTERVAL_S_MIN: Final = 1.0
 INTERVAL_S_MAX: Final = 600.0
 
@@ -85,7 +87,7 @@ class Collector:
             collected += await self._collect_partition(log, number, before, lists)
         for tag, floor in lists.items():
             await self._trim(log, tag, floor)
-        for number in mine:  # after the lists, whose names are in these records
+        for number in mine:  # the lists come first: the records trimmed here have their names
             kept = self._kept[number].values()
             await self._trim(log, ended_tag(number), min((*kept, self._cursors.get(number, 0))))
         if 0 in mine:
@@ -93,10 +95,11 @@ class Collector:
         return collected
 
     async def release_calls(self, ctx: Context) -> int:
-        """Release the outcomes of calls that are held for runs that are not open: their executor
-        crashed after the end of the run. Return the number of these runs.
+        """Release the outcomes of calls that are held for runs that are not open: the executor of
+        such a run crashed after the end of the run. Return the number of these runs.
 
-        The holders are read before the partitions, so the start of each holder's run is read.
+        The holders are read before the partitions. So a run that holds a call and is open is found
+        in its partition.
         """
         runner, prefix = self._runner, holder_of(self._runner.log_name, "")
         holders = dict[int, list[str]]()
@@ -115,8 +118,8 @@ class Collector:
     async def _collect_partition(
         self, log: Log, number: int, before: float, lists: dict[str, SeqNum]
     ) -> int:
-        """Trim ended runs of a partition. Add the lists of ended runs that name them to `lists`,
-        with the seqnum below which all their records are old.
+        """Trim ended runs of a partition. Add to `lists` the lists that name these runs, each with
+        the seqnum below which all its records are old.
         """
         kept = self._kept.setdefault(number, {})
         collected = await self._look_again(log, number, kept, before)
@@ -142,7 +145,7 @@ class Collector:
         return collected
 
     async def _relist_if_due(self, log: Log, number: int, kept: dict[str, SeqNum]) -> None:
-        """List the runs that are kept again, if they pin many other entries of the list."""
+        """List the kept runs anew, if their old entries prevent the trim of many other entries."""
         if not kept:
             self._pinned[number] = 0
         if self._pinned.get(number, 0) <= _PINNED_MAX + _ENTRIES_PER_KEPT * len(kept):
@@ -171,7 +174,7 @@ class Collector:
         kept: dict[str, SeqNum],
         before: float,
     ) -> int:
-        """Trim those runs that may be forgotten, some at a time; return how many were trimmed."""
+        """Trim the runs that need not be kept, some at a time; return how many were trimmed."""
         trimmed = 0
         for first in range(0, len(runs), _AT_ONCE):
             some = runs[first : first + _AT_ONCE]
@@ -195,7 +198,7 @@ class Collector:
         kept: dict[str, SeqNum],
         before: float,
     ) -> int:
-        """Trim a run if it may be forgotten; return how many runs were trimmed (0 or 1). A run that
+        """Trim a run unless it must be kept; return how many runs were trimmed (0 or 1). A run that
         cannot be read is kept.
         """
         try:
@@ -213,8 +216,8 @@ class Collector:
         return int(end > 0)
 
     async def _trim_starts(self, log: Log, before: float) -> None:
-        """Trim the lists of starts by age. Runs that are open for longer are listed by their
-        partition, and after their end by the record of their end.
+        """Trim the lists of starts by age. A run that was open for longer is listed by its
+        partition while it is open, and by the record of its end afterwards.
         """
         floor, workflows = self._floors.get(RUNS_TAG, 0), set[str]()
         while page := await self._page(log, RUNS_TAG, floor):
@@ -247,8 +250,8 @@ class Collector:
 async def _forgettable_end(
     log: Log, run: str, partition: OwnedPartition, before: float
 ) -> SeqNum | None:
-    """Return the seqnum after the last record of an ended run; None: the run must be kept; 0: it is
-    trimmed already.
+    """Return the seqnum below which an ended run can be trimmed: the one after its last record.
+    None: the run must be kept; 0: it is already trimmed.
     """
     if run in partition.state.runs:
         return None
@@ -264,8 +267,8 @@ async def _forgettable_end(
 
 
 async def _has_open_parent(log: Log, run: str, partition: OwnedPartition) -> bool:
-    """Tell whether the executor of an open run must still see the end of this child, which its
-    current round started.
+    """Tell whether a run is a child that the current round of an open run started: the parent's
+    executor may still have to read the child's end.
     """
     if "/" not in run:
         return False

@@ -82,7 +82,8 @@ class Definition:
     @cached_property
     def is_pinned(self) -> bool:
         """Whether runs of earlier deployments keep their code. If the workflow does not say, they
-        do unless the body, or a function of its module that it names, calls `Workflow.patched`.
+        keep it, unless the body calls `Workflow.patched`, itself or through functions of its
+        module.
         """
         return not _calls_patched(self.body) if self._pinned is None else self._pinned
 
@@ -167,7 +168,7 @@ class Definition:
 
 
 def check_workflow(id: str, workflow: str, begun: str, advice: str = "") -> None:  # noqa: A002
-    """Raise if a run that began as one of workflow `begun` is none of `workflow`.
+    """Check that a run that began with workflow `begun` is a run of `workflow`.
 
     Raises:
         RunIdInUseError: the run is of another workflow; the message ends with `advice`.
@@ -179,9 +180,9 @@ def check_workflow(id: str, workflow: str, begun: str, advice: str = "") -> None
 
 
 def check_same_run(id: str, definition: Definition, arguments: bytes, run: Run) -> None:  # noqa: A002
-    """Raise if a start uses the id of a run of another workflow.
+    """Check that a start with the id of an existing run is a start of the same workflow.
 
-    A start with other arguments is accepted, because a start may be repeated; a warning is logged.
+    A start with other arguments is accepted, because it may be a repetition; a warning is logged.
     The arguments of a later round differ from those of the start, so they are not compared.
 
     Raises:
@@ -221,7 +222,9 @@ def _takes_no_workflow(name: str) -> FlowSettingsError:
 
 
 def _calls_patched(body: Callable[..., object]) -> bool:
-    """Tell whether a function, or one of its module that it names, calls `Workflow.patched`."""
+    """Tell whether a function calls `Workflow.patched`, itself or through functions of its module
+    that are named in the code.
+    """
     left, seen = [body], {body}
     while left:
         function = left.pop()

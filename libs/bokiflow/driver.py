@@ -6,8 +6,11 @@ another executor is live or owns partitions, the driver also reads heartbeats, e
 lease duration.
 
 Rendezvous hashing over the live drivers gives the preferred owner of each partition. When the lease
-of an owner has ended, each driver claims those of the owner's partitions for which it is the
-preferred owner. A driver releases a partition of its own process if another driver is preferred.
+of an owner has ended, each driver claims those partitions of this owner for which the driver is
+preferred. A driver releases a partition of its own process if another driver is preferred.
+
+`taking` executes the open runs of claimed partitions. `ownership` has the records and the state of
+executors and partitions.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Flow:
             as a sixteenth.
         retention: seconds for which an ended run is kept (0 or greater).
         passive_after: seconds after which a run that only waits (for a time, a signal, a child) is
-            removed from memory (0 or greater). It is replayed when its wait may be over.
+            removed from memory (0 or greater). The run is replayed when its wait may be over.
         cancel_grace: seconds after the cancellation of a run until a body of a step that still runs
             is ended (0 or greater; infinite: never). Default: 30.
         query_timeout: seconds after which a query fails (greater than 0). Default: 10.
@@ -253,10 +253,10 @@ class Flow:
     def runner_of(self, logs: Logs) -> Runner:
         """Return the executor of runs in this process for a platform.
 
-        The flow keeps one. Its leases, partitions and cancellations are those of one platform. So
-        for another platform (as in tests, each with its own logs) it begins a new one. What was
-        attached is one platform, also if its logs reach it over several connections. In code of an
-        earlier deployment, it is the executor of the newest one.
+        The flow keeps one executor, whose leases, partitions and cancellations are those of one
+        platform. For another platform (as in tests, each with its own logs), the flow makes a new
+        executor. An attached source of logs counts as one platform, also if it uses several
+        connections. The flow of an earlier deployment returns the executor of the newest one.
         """
         if isinstance(newest := self._versions.newest, Flow) and newest is not self:
             return newest.runner_of(logs)
@@ -309,9 +309,9 @@ class Flow:
         and restarts; its id is `<workflow>@<due time>`. Its parameter `due` gets the due time (a
         datetime in UTC); all others need defaults. The flow must be that of an application.
 
-        With `concurrency` or `rate`, further runs are durable and wait for their turn in the order
-        of their starts. The limits hold for all processes together. A run has its turn from its
-        first line until it ends or is parked, also while it waits.
+        With `concurrency` or `rate`, runs above the limit are durable, and wait for their *turn* in
+        the order of their starts. The limits hold for all processes together. A run keeps its turn
+        from its first line until it ends or is parked, also while it waits.
 
         Args:
             body: the function, if the decorator has no arguments.
@@ -322,15 +322,17 @@ class Flow:
                 (the run is cancelled at once), `queue` (it waits for earlier ones), `concurrent`.
             concurrency: largest number of runs that execute at a time (1 to 10,000); with `key`, of
                 the runs with one key.
-            total: with `key`, the same for all keys together, which are served round robin.
+            total: with `key`, largest number of runs of all keys together that execute at a time.
+                The keys are served round robin.
             rate: largest number of runs that begin in an interval, such as `10/s`, `100/min`
                 or `5/2h`; with `key`, of the runs with one key.
-            key: what a run counts for: the name of an argument, or a function whose parameters are
+            key: the key of a run: the name of an argument, or a function whose parameters are
                 arguments. Its value as text has 1 to 256 characters.
-            priority: name of an argument, or a function of arguments: a whole number. Of the
-                waiting runs with one key, those with a larger number (up to 1,000,000) are first.
+            priority: the priority of a run, a whole number: the name of an argument, or a function
+                of arguments. Of the waiting runs with one key, those with a larger number (up to
+                1,000,000) are first.
             pinned: whether runs of earlier deployments keep their code, while the platform has it,
-                or continue with this code. None: they do, unless this code calls `wf.patched`.
+                or continue with this code. None: they keep it, unless this code calls `wf.patched`.
 
         Raises:
             FlowSettingsError: the function is not async, its first parameter is not the workflow,
@@ -372,11 +374,11 @@ class Flow:
     def query(self, body: _QueryT, /) -> _QueryT:
         """Make a function a query of this flow's runs, and return it unchanged.
 
-        `Handle.query` and `indilog runs query` answer it, for a run of any workflow and in any
-        state. Its first parameter is a `RunView`, whose `vars` are what the workflow has put into
-        `wf.vars` up to the last durable outcome. The run is replayed for that; nothing is executed
-        or appended. It runs in a thread, and fails after `Flow(query_timeout=)`. The other
-        parameters, and the result, have JSON forms.
+        `Handle.query` and `indilog runs query` answer the query for a run of any workflow, in any
+        state. The first parameter of the function is a `RunView`. Its `vars` are the values that
+        the workflow has put into `wf.vars` up to the last durable outcome. For this, the run is
+        replayed; nothing is executed or appended. The function runs in a thread, and fails after
+        `Flow(query_timeout=)`. Its other parameters and its result have JSON forms.
 
         Raises:
             FlowSettingsError: the function is async, takes no `RunView`, or the flow has a query of
@@ -469,8 +471,8 @@ class Flow:
     ) -> RunPage:
         """Return runs, newest first: by their starts; with an ended `state`, by their ends.
 
-        The runs' histories are not read, so the call takes as long for few runs as for many. A page
-        continues at the same place while runs begin and end.
+        The histories of runs are not read, so the time of a call does not depend on the number of
+        runs. The next page continues at the same place, even if runs begin and end meanwhile.
 
         Args:
             workflow: only runs of this workflow.
@@ -503,7 +505,8 @@ class Flow:
         return await list_runs(log, self.runner, wanted, limit)
 
     async def check_replay(self, *, limit: int = 1000) -> list[ReplayMismatch]:
-        """Check whether the code of this flow continues the open runs; return those it does not.
+        """Check whether the code of this flow continues the open runs; return those for which it
+        does not.
 
         Nothing is executed or written: each workflow is replayed against the decided outcomes of
         its runs. Use it before a deployment, with a program that imports the new code and is

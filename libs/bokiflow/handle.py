@@ -132,10 +132,10 @@ class Handle(Generic[_ResultT_co]):
     async def status(self) -> Status:
         """Return the status of the run.
 
-        It reads the last records of the run. If these do not suffice, the first call in a process
-        reads the history, and further ones what is new, if the run is one of the 64 that were asked
-        about last. That is so after a takeover until the next two operations, and while branches
-        run concurrently.
+        It reads the last records of the run. They do not suffice after a takeover, until two
+        further operations are decided, and while branches run concurrently. Then the first call in
+        a process reads the whole history. Later calls read only new records, if the run is one of
+        the 64 runs whose status was read last.
 
         Raises:
             UnknownRunError, RunIdInUseError: as `result`.
@@ -158,8 +158,9 @@ class Handle(Generic[_ResultT_co]):
         return status_of(self.id, run)
 
     async def _take_known(self) -> Run:
-        """Return the run as read for its last status, so that no other call reads into it; an
-        unread one, if it is not known or may have been trimmed.
+        """Return the run as read for its last status, and remove it from the runs that were read,
+        so that no concurrent call changes it. If it is not known, or may have been trimmed, return
+        a run without records.
         """
         run = self._runner.runs_read.pop(self.id, None) or Run()
         if run.finished is None:
@@ -257,7 +258,7 @@ class Handle(Generic[_ResultT_co]):
         return await self.move_read(run, version)
 
     async def move_read(self, run: Run, version: int | None) -> int:
-        """Do the same as `move`, for this run as it was read."""
+        """Do the same as `move` for a run that was read."""
         assert run.started is not None, "a run that was read has begun"
         if run.finished is not None:
             raise RunEndedError(f"Run {self.id!r} has ended; it is not moved.")
@@ -321,7 +322,7 @@ class Handle(Generic[_ResultT_co]):
         return await self.answer(run, name, arguments)
 
     async def answer(self, run: Run, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401
-        """Return the answer of a query of this run, as it was read; see `query`."""
+        """Return the answer of a query for a run that was read; see `query`."""
         runner = self._runner
         versions = runner.versions
         if (why := versions.missing(run)) is not None:

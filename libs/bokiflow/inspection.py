@@ -1,8 +1,8 @@
 """Lets people see and steer the runs of an application: the operations `runs.*` of its flows.
 
 The gateway, the command line and clients call these operations in a worker of the application
-(`indilog.App.add_operation`, `indilog.sdk.runs`). They read everything from the log, so any worker
-answers, also while the executor of a run hangs or is dead.
+(`indilog.App.add_operation`, `indilog.sdk.runs`). The operations read everything from the log, so
+any worker can answer, also while the executor of a run hangs or is dead.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from indilog.sdk import SeqNum, plain_value, runs
 _VALUE_BYTES_MAX: Final = 2_000
 """Larger results are shown as the first characters of their JSON text."""
 _EVENTS_BYTES_MAX: Final = 256 * 1024
-"""Bytes of the records of events in one answer, but for the first one."""
+"""Bytes of the records of events in one answer. A larger first record is answered alone."""
 _PAGE: Final = 1_000
 
 
@@ -211,8 +211,8 @@ class RunOperations:
     async def check(self, ctx: Context, limit: int = 100) -> runs.RunsCheck:
         """Check whether the deployed code continues the open runs, without executing them.
 
-        The newest runs are checked first. The check ends after some seconds, although there may be
-        further runs.
+        The newest runs are checked first. The check ends after some seconds, even if further runs
+        follow.
 
         Args:
             ctx: context of the call.
@@ -222,7 +222,7 @@ class RunOperations:
         is_whole = True
         checked: dict[tuple[str, str], str | None] = {}
         end_s = waiting.monotonic_now() + SCAN_S_MAX
-        for state in (State.RUNNING, State.PARKED):  # a run may be parked meanwhile
+        for state in (State.RUNNING, State.PARKED):  # in this order: a run may be parked meanwhile
             page = await self.list(ctx, state=state, limit=limit)
             is_whole = is_whole and page.next is None
             for run in page.runs:
@@ -292,7 +292,7 @@ class RunOperations:
         info, tail = await self._info(ctx, id, log), 0
         if info.end is None:
             tail = await ctx.log(info.log).tail()
-            info = await self._info(ctx, id, info.log)  # what happened below the tail is seen
+            info = await self._info(ctx, id, info.log)  # reflects all records below the tail
         result = b""
         if info.end is not None and info.state == State.DONE:
             result = await _result_at(ctx.log(info.log), id, info.end)
@@ -353,9 +353,9 @@ class RunOperations:
         arguments: dict[str, Any] | None = None,
         log: str = "",
     ) -> Any:  # noqa: ANN401 - any JSON value
-        """Return a value of a run: the answer of a query (`Flow.query`), or the result of its last
-        step with a name or number. Without a name, return what the workflow has set last as its
-        status.
+        """Return a value of a run: the answer of a query (`Flow.query`) with this name, or the
+        result of the run's last step with this name or number. Without a name, return the status
+        that the workflow set last.
         """
         found = await self.find(ctx, id, log)
         queries = self.flow_of(found).runner_of(ctx).versions.queries_of(found.run)
@@ -394,8 +394,8 @@ class RunOperations:
         events_after: int | None = None,
         round: int | None = None,  # noqa: A002
     ) -> _Found:
-        """Return a run with its last steps, and its events after a seqnum; in a round, if it has
-        such a round.
+        """Return a run with its last steps, and its events after a seqnum; with a round, those of
+        that round.
 
         Raises:
             NotFoundError: no flow has a run with this id.
@@ -430,7 +430,7 @@ class RunOperations:
             return None
         versions = self.flow_of(found).runner_of(ctx).versions
         if versions.missing(found.run) is not None:
-            return None  # it waits for its code
+            return None  # the run waits for its code
         definition = versions.choose(found.run)
         if definition is None:
             return f"The code has no workflow {info.workflow!r}."
@@ -438,7 +438,7 @@ class RunOperations:
         return None if mismatch is None else mismatch.reason
 
     async def _info(self, ctx: Context, id: str, log: str) -> runs.RunInfo:  # noqa: A002
-        """Return what a list says of a run. Its history is not read.
+        """Return what a list shows of a run. The history of the run is not read.
 
         Raises:
             NotFoundError, InvalidArgumentsError: as `find`.
@@ -456,7 +456,7 @@ class RunOperations:
         return found[0]
 
     async def _handle(self, ctx: Context, id: str, log: str) -> Handle[Any]:  # noqa: A002
-        """Return a handle on a run. Its history is not read.
+        """Return a handle on a run. The history of the run is not read.
 
         Raises:
             NotFoundError, InvalidArgumentsError: as `find`.
@@ -469,7 +469,7 @@ class RunOperations:
         flow = self._flow_with(log, workflow)
         runner = flow.runner_of(ctx)
         definition = runner.definitions.get(workflow)
-        if definition is None:  # the code of the workflow is gone; another one serves as well
+        if definition is None:  # the workflow has no code any more; that of another one will do
             definition = next(iter(runner.definitions.values()), None)
         if definition is None:
             raise WrongStateError(f"App {self._app.name} has no code of workflow {workflow}.")
@@ -493,9 +493,9 @@ class RunOperations:
             )
 
     async def _waits(self, ctx: Context, found: _Found) -> tuple[runs.RunWait, ...]:
-        """Return the operations that have begun and not ended. If this process executes the run,
-        these are all of them. Otherwise they are those in the log: timers, operations that take
-        long, and what a run waits for that is not in memory.
+        """Return the operations of a run that have begun and not ended. If this process executes
+        the run, all are returned. Otherwise those that the log has: timers, operations that take
+        long, and the waits of a run that has left memory.
         """
         if found.run.state is not State.RUNNING or found.has_successor:
             return ()
@@ -530,8 +530,8 @@ class RunOperations:
 
 
 def add_run_operations(app: App, flow: InspectedFlow) -> RunOperations | None:
-    """Add the runs of a flow to the operations of its application. Return these operations if it is
-    the first flow.
+    """Add the runs of a flow to the operations of its application. Return the operations if the
+    flow is the first one of the application.
     """
     flows = flows_of(app)
     operations = None if flows else RunOperations(app)
@@ -592,7 +592,7 @@ class _Found:
         now: time of the log when it was read; seconds since 1970.
         changed: when its last record that took effect was ordered, other than a note.
         waits_since: when the record `Run.waits` was ordered, if there is one.
-        has_successor: whether the round that is shown has ended, and the next one has begun.
+        has_successor: whether the shown round has ended and the next one has begun.
     """
 
     def __init__(
@@ -655,7 +655,7 @@ class _Found:
             self.steps.clear()
 
     def details(self, waits: tuple[runs.RunWait, ...]) -> runs.RunDetails:
-        """Return what people see of it."""
+        """Return the description of the run for people."""
         run, started = self.run, self.started
         result = run.finished.result if run.finished is not None else b""
         info = _info(self.id, run, self.app, self.log)
@@ -689,7 +689,7 @@ async def _read(log: Log, found: _Found) -> bool:
         try:
             page = await log.read_range(tag, bound, limit=_PAGE)
         except TrimmedError as error:
-            found.run = run = Run()  # its old rounds were trimmed, or all of it
+            found.run = run = Run()  # old rounds of the run were trimmed, or the whole run
             found.steps.clear()
             run.end = max(bound, error.first_seqnum)
             continue

@@ -61,7 +61,7 @@ class _MoveOperations:
     ) -> runs.MovedRuns:
         """Do the same as `runs.move` for runs of a list, newest first.
 
-        A call ends after some seconds, although there may be further runs.
+        A call ends after some seconds, even if further runs follow.
 
         Args:
             ctx: context of the call.

@@ -1,10 +1,10 @@
 """Queries: read-only functions over a run, for people and programs (`Flow.query`).
 
 A query is answered by a replay: the workflow runs again against the outcomes that the log has, up
-to the first operation without one. Nothing is executed or appended. So any process answers, also
-for a run that has ended, or whose executor hangs.
+to the first operation without an outcome. Nothing is executed or appended. So any process can
+answer, also for a run that has ended, or whose executor hangs.
 
-The query runs in a thread and has a time limit, so a query that does not end stops nothing else.
+The query runs in a thread and has a time limit, so a query that does not end blocks no other work.
 """
 
 from __future__ import annotations

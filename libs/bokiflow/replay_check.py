@@ -1,9 +1,9 @@
 """Replays runs without executing or writing anything: for checks of changed code, and for queries.
 
-The workflow is executed against the decided outcomes of a run. An operation that is not decided yet
-never ends here. The replay ends when all coroutines of the workflow wait. The code matches if it
-has asked for every decided operation, each with its name and kind. An execution
-(`bokiflow.runs.execution`) parks a run for the same mismatches, but only when it reaches them.
+The workflow is executed against the decided outcomes of a run. An operation that is not decided
+never ends here. The replay ends when all coroutines of the workflow wait. The code continues the
+run if it has asked for every decided operation, with the same name and kind. An execution
+(`bokiflow.runs.execution`) finds the same mismatches when it reaches them, and parks the run then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bokiflow.workflow import Workflow
 from indilog import InvalidArgumentsError, Log
 
 _ITERATIONS: Final = 64
-"""Iterations of the event loop in which a workflow that is not done asks for something."""
+"""After so many iterations of the event loop without a request, a workflow counts as waiting."""
 
 
 class ReplayMismatch(NamedTuple):
@@ -56,7 +56,7 @@ class _NoLease:
 
 
 class _ReplayedExecution(Execution):
-    """An execution of which undecided operations never end."""
+    """An execution in which undecided operations never end."""
 
     is_check = True
 
@@ -83,13 +83,13 @@ class _ReplayedExecution(Execution):
         """Append nothing."""
 
     async def _continue(self, continued: ContinuedAsNew) -> RunFinished:  # noqa: ARG002
-        """Begin no other round."""
+        """Begin no further round."""
         return RunFinished(self.epoch, b"")
 
     async def replay_until_idle(self) -> None:
-        """Return when the workflow's tasks ask for nothing more.
+        """Return when the workflow's tasks ask for no further operation.
 
-        It terminates, because each decision is replayed once.
+        The replay terminates, because each decision is replayed once.
         """
         is_on = True
         while is_on:
@@ -112,7 +112,7 @@ class _ReplayedExecution(Execution):
 
 
 _NOT_ASKED_FOR: Final = frozenset({PATCH, RETURN, COMPENSATE, CANCEL_CHILD})
-"""Kinds of decisions for which the code of a run that goes on need not ask."""
+"""Kinds of decisions that the code of a continuing run need not ask for."""
 
 
 async def _never() -> Never:
@@ -140,13 +140,13 @@ async def replay(
     run_id: str,
     run: Run,
 ) -> AsyncIterator[Replayed | str]:
-    """Enter a block with a replayed run; with text that says why the code does not continue it, if
-    it does not.
+    """Enter a block with a replayed run. If the code does not continue the run, the block gets a
+    text instead, which says why.
 
     Args:
         definition: the workflow with the code to replay.
         log: log of the run; it is not written.
-        logs: source of logs for code between steps; nothing should use it.
+        logs: source of logs for code between steps, which should use no log.
         run_id: id of the run.
         run: the run, read from the log.
     """

@@ -1,14 +1,16 @@
 """Lists the runs of a flow, newest first, and finds single ones, without reading their histories.
 
-Open runs are in the states of their partitions. The record with which a run ended has all that a
-list shows of the run. Three kinds of records have a tag each: the starts of all runs, the starts of
-one workflow, and the ends in one state. So a page reads about as many records as it lists runs,
-whatever the number of runs. A prefix of ids is compared with the starts in memory
-(`bokiflow.runs.recent_starts`). It is also compared with each older start, or each end, that fits
-the other filters.
+Open runs are in the states of their partitions. The record that ends a run has all that a list
+shows of the run. There are tags for the starts of all runs, the starts of each workflow, and the
+ends in each state. So a page reads about as many records as it lists runs, whatever the number of
+runs. A prefix of ids is compared with the newest starts in memory (`bokiflow.runs.recent_starts`),
+then with each older start that fits the other filters. In a list by ends, it is compared with each
+end that fits them.
 
-The list of starts is trimmed by age. After it come the runs that began earlier: open ones, and
-those whose end has the tag `flows-late`.
+The list of starts is trimmed by age. A page continues after it with the runs that began earlier:
+open ones, and those whose end has the tag `flows-late`.
+
+`inspection`, `handle` and `flow` list and find runs here.
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ from indilog.sdk import MAX_SEQNUM, SeqNum, runs
 
 OPEN: Final = frozenset({State.RUNNING, State.PARKED})
 SCAN_S_MAX: Final = 2.0
-"""Seconds after which a page ends although it is not full."""
+"""Seconds after which a page ends even if it is not full."""
 _LATE_RECORDS_MAX: Final = 16
-"""Records after the end of a run that are read to find it; with more, the whole run is read."""
+"""Records at the end of a run's sub-stream that are read to find the end of the run. If there are
+more records after that end, the whole run is read.
+"""
 _TICK_S: Final = 1e-6
 """Resolution of the time of the log."""
 _PAGE_MIN: Final = 16
@@ -59,7 +63,7 @@ _UNREADABLE: Final = "unreadable"
 
 
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs of a log are listed, and from where.
+    """The runs of a log that are listed, and the place where the list begins.
 
     The time of a run in a list is that of its start; in a list of runs that ended in one state, it
     is that of its end.
@@ -93,8 +97,8 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
         newer_s: float | None,
         before: runs.RunPlace | None,
     ) -> RunFilter:
-        """Return a question about those of the runs that are at least `older_s` and at most
-        `newer_s` seconds old, by the time of the log, and come after the place `before`.
+        """Return a narrower filter: for runs that are at least `older_s` and at most `newer_s`
+        seconds old by the time of the log, and come after the place `before`.
         """
         now = 0.0 if older_s is None and newer_s is None else await log.now()
         return msgspec.structs.replace(
@@ -190,9 +194,10 @@ async def find_open(log: Log, state: PartitionState, id: str) -> OpenRun | None:
 
 
 async def _is_repeated(log: Log, state: PartitionState, id_: str, run: OpenRun) -> bool:
-    """Tell whether a start in the state of a partition repeats that of a run that has ended.
+    """Tell whether a start in the state of a partition repeats the start of a run that has ended.
 
-    The partition's owner removes it soon. A run that was taken, waits or is parked is none.
+    The partition's owner removes such a start soon. A run that was executed, waits or is parked is
+    no repetition.
     """
     if run.phase != Phase.RUNNING or run.epoch > 1:
         return False
@@ -202,7 +207,7 @@ async def _is_repeated(log: Log, state: PartitionState, id_: str, run: OpenRun) 
 async def _find_ended(
     log: Log, state: PartitionState, id_: str, app: str, bound: SeqNum
 ) -> runs.RunInfo | None:
-    """Return the run whose end is at `bound` or before; None: there is none."""
+    """Return the run whose end is at seqnum `bound` or below; None: there is none."""
     for _ in range(_LATE_RECORDS_MAX):
         if bound < 0:
             return None
@@ -415,7 +420,7 @@ class _Starts:
     """Reads the starts of runs that are wanted, newest first.
 
     Attributes:
-        looked_at: where the reading ended early because it took long.
+        looked_at: the place where the reading ended early because it took long; else None.
     """
 
     def __init__(self, log: Log, wanted: RunFilter, bound: SeqNum) -> None:
@@ -427,14 +432,11 @@ class _Starts:
 
     @property
     def floor(self) -> SeqNum:
-        """The seqnum below which the starts are trimmed, as far as they are wanted."""
+        """The seqnum below which the starts that are wanted are trimmed."""
         return 0 if self._has_ended else self._backwards.floor
 
     async def next(self, count: int, end_s: float) -> list[RecentStart]:
-        """Return the next starts, `count` or fewer; [] if there are none, or the time is `end_s`.
-
-        Fewer than `count` are returned only then.
-        """
+        """Return the next `count` starts. Fewer: there are no more, or the time is `end_s`."""
         found = self._left
         while len(found) < count and not self._has_ended and self.looked_at is None:
             page = await self._read(count - len(found))
@@ -459,7 +461,7 @@ class _Starts:
 
     def _note(self, last: tuple[float, SeqNum] | None, end_s: float) -> None:
         """End the reading if it is complete, or took long. A page that ends early must end after
-        the place where it began, so that the next one makes progress.
+        the place where it began, so that the next page makes progress.
         """
         if last is None:
             return
@@ -472,8 +474,8 @@ class _Starts:
 
 
 class _StartPage(NamedTuple):
-    """Starts, newest first, and time and seqnum of the last one that was read; None: it is not
-    known.
+    """Starts, newest first, and the time and seqnum of the last start that was read; None: they are
+    not known.
     """
 
     starts: Sequence[RecentStart]
@@ -489,7 +491,7 @@ class _NamedStarts(_Starts):
         self._recent: RecentStarts | None = recent
         self._has_begun = False
         self._before: SeqNum = 0
-        """The starts at this seqnum and later ones were read."""
+        """The starts at or above this seqnum were read."""
 
     @property
     def floor(self) -> SeqNum:
@@ -520,7 +522,7 @@ def _is_start_wanted(start: RecentStart, wanted: RunFilter) -> bool:
 
 
 def _may_be_named(record: Record, wanted: RunFilter) -> bool:
-    """Whether the id of a run in this record may begin as wanted: a test without decoding."""
+    """Whether the id of a run in this record may have the wanted prefix, without decoding it."""
     return not wanted.id_prefix or f"{RUN_PREFIX}{wanted.id_prefix}".encode() in record.names
 
 
@@ -638,6 +640,6 @@ async def _first_bound(log: Log, wanted: RunFilter) -> SeqNum:
 
 
 def _page_size(wanted: RunFilter, missing: int) -> int:
-    """Return how many records are read together: with some filters, few of them fit."""
+    """Return how many records are read together: more if only few of them fit the filters."""
     is_rare = wanted.id_prefix or wanted.version is not None
     return runs.RUNS_MAX if is_rare else max(missing, _PAGE_MIN)

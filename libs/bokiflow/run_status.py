@@ -1,9 +1,10 @@
 """The status of a run, from its last records if they suffice.
 
-The state of a run's partition has its epoch, and what a list shows. The last decisions of the run
-say how many there are, and where the status was set (`bokiflow.runs.decision_numbers`). So the
-status of a run with a long history costs a few reads. If the last records do not suffice, such as
-after a takeover or while branches decide concurrently, the whole run is read.
+The state of a run's partition has the epoch of the run, and all that a list shows of it. The last
+decisions of a run have the number of its decisions, and the place where the status was set
+(`bokiflow.runs.decision_numbers`). So the status of a run with a long history costs a few reads. If
+the last records do not suffice, as after a takeover or while branches decide concurrently, the
+whole run is read.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from indilog import DataLossError, Log, TrimmedError
 from indilog.sdk import MAX_SEQNUM, SeqNum, plain_value
 
 _LOOK: Final = 12
-"""Records of the run that are read, from its end."""
+"""Number of records at the end of the run that are read."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Status:
         steps: number of decided operations.
         epoch: 1 for the first executor, and one more for each later executor.
         executor: name of the current or last executor.
-        problem: why the run is parked or failed. For a running run: how many processes in a row
-            crashed right after they had begun to execute it. Otherwise None.
+        problem: why the run is parked or failed; for a running run, how many processes in a row
+            crashed right after they had begun to execute it; else None.
         place: seqnum of the record of its start.
         began: time of the start, seconds since 1970.
         value: what the workflow set last with `Workflow.set_status`; None if it has set nothing.
@@ -97,8 +98,8 @@ class _LastRecords:
     Attributes:
         finished: the record of its end.
         parked: the record that parked it.
-        last: its last decision.
-        is_whole: whether `last` is certain (also if it is None), so no more records are to be read.
+        last: its last decision; None: none was found.
+        is_whole: whether `last` is final, so that no more records need to be read.
         is_unclear: whether the whole run must be read.
     """
 
@@ -123,7 +124,7 @@ class _LastRecords:
         return "" if self.finished is None else self.finished[1].executor
 
     def take(self, seqnum: SeqNum, record: RunRecord) -> None:
-        """Take the record before those that were taken."""
+        """Take the record that precedes those taken so far."""
         match record:
             case RunFinished() if self._open is None and self.finished is None:
                 self.finished = seqnum, record
@@ -131,7 +132,7 @@ class _LastRecords:
             case StepDecided():
                 self._take_decision(record)
             case RunTaken() if record.epoch == self._epoch and record.executor == self._executor:
-                # Decisions of earlier epochs are counted by the first one of this epoch only.
+                # Only the first decision of this epoch counts the decisions of earlier epochs.
                 self.is_whole = self.last is not None
                 self.is_unclear = not self.is_whole
             case RunStarted() | RunContinued():
@@ -141,10 +142,10 @@ class _LastRecords:
             case RunFinished() | RunTaken() | RunParked():
                 self.is_unclear = self._epoch is None or record.epoch >= self._epoch
             case _:
-                pass  # it changes nothing of the status
+                pass  # such a record does not change the status
 
     def _take_begin(self, seqnum: SeqNum, record: RunStarted | RunContinued) -> None:
-        """Take the record with which a round may have begun; a copy of it has no effect."""
+        """Take a record with which a round may have begun, unless it is a copy without effect."""
         if self._open is not None:
             self.is_whole = seqnum == self._open.round_at
         elif self.finished is None:
@@ -204,7 +205,7 @@ async def _value(log: Log, last: StepDecided | None) -> object:
     """Return the value that the run has set last as its status.
 
     Raises:
-        ValueError: its record does not have it.
+        ValueError: the record that should have the value does not have it.
     """
     if last is None or (last.kind != STATUS and last.status_at < 0):
         return None

@@ -1,8 +1,11 @@
 """Executes the runs of one process.
 
 A run that is started here begins in a partition that this process owns, so no other process
-executes it. After an interrupted execution, the next execution has a new epoch. So appends of the
-interrupted execution that are still in flight have no effect.
+executes the run. After an interrupted execution, the next execution has a new epoch. So appends of
+the interrupted execution that are still in flight have no effect.
+
+`flow` starts runs here. `taking` takes over the open runs of a partition. `runs.execution` executes
+one run.
 """
 
 from __future__ import annotations
@@ -78,8 +81,8 @@ RUNS_PER_EXECUTION: Final = 16
 """Waiting runs that count as much as one executing run."""
 _CANCELS_MAX: Final = 4096
 _RUNS_READ_MAX: Final = 64
-"""Largest number of runs that are kept for the next question about their status; the least recently
-used is dropped first. Each takes as much memory as a run that executes.
+"""Largest number of runs that are kept in memory after a read of their status. The least recently
+used one is dropped first. Each takes as much memory as an executing run.
 """
 _AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 60.0
@@ -96,7 +99,7 @@ class _Exclusive:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerSettings:
-    """The settings of an executor; `bokiflow.Flow` says what they mean.
+    """The settings of an executor; see also the arguments of `bokiflow.Flow`.
 
     Attributes:
         lease_s: seconds after this process's last heartbeat until other processes take over its
@@ -129,10 +132,10 @@ class Runner(RunExecutor):
 
     Attributes:
         settings: its settings.
-        recent_starts: the newest starts, to find runs by the beginning of an id.
+        recent_starts: the newest starts, by which runs are found by the beginning of their ids.
         taking: takes over open runs of the partitions that this process owns.
         runs_read: runs, by id, as read for their last status.
-        query_limits: bound the queries that this process answers.
+        query_limits: limits of the queries that this process answers.
     """
 
     def __init__(
@@ -146,13 +149,13 @@ class Runner(RunExecutor):
         self.recent_starts = RecentStarts()
         self.runs_read: LRUCache[str, Run] = LRUCache(_RUNS_READ_MAX)
         self._partitions_read: dict[int, OwnedPartition] = {}
-        """Partitions of other executors, as last read to list or find runs."""
+        """Partitions of other executors, as read last in order to list or find runs."""
         self._starting = 0
         self._resting = 0
         self._exclusive: dict[str, _Exclusive] = {}
         self._cancels: LRUCache[str, SeqNum] = LRUCache(_CANCELS_MAX)
-        """The last cancellations that were read. They are kept because a run may have been read
-        before its cancellation.
+        """By run, the seqnum of its last cancellation that was read. It is kept because a run may
+        have been read before its cancellation, and be executed after it.
         """
 
     # --- beginning runs
@@ -167,8 +170,8 @@ class Runner(RunExecutor):
         parent: Origin | None = None,
         limit: RunLimit | None = None,
     ) -> tuple[str, LocalRun | None]:
-        """Start a run, unless a run with this id exists. Return the id, and the run if it executes
-        here. `limit` is that of the run; None: that of its workflow, if it has one.
+        """Start a run, unless a run with this id exists. Return the id, and the run if this process
+        executes it. `limit` is the limit of the run; None: that of its workflow, if there is one.
 
         Raises:
             RunIdInUseError: a run of another workflow has this id.
@@ -246,7 +249,7 @@ class Runner(RunExecutor):
         run = Run()
         if partition is not None:
             partition.note_record()
-        if partition is not None and is_new and not again:  # else an earlier copy may be the start
+        if partition is not None and is_new and not again:  # no earlier copy can be the start
             run.apply(seqnum, max(0.0, log_clock(log).now()), started)
         else:
             await read_run(log, run_id, run, seqnum, is_reused=True)
@@ -258,13 +261,15 @@ class Runner(RunExecutor):
         if run.finished is None:
             await self._leave_to_owner(logs, number, run_id, started.limit)
         elif partition is not None:
-            self.taking.want(run_id)  # it removes this start from the open runs
+            self.taking.want(run_id)  # `Taking` removes this start from the open runs
         return None
 
     async def _leave_to_owner(
         self, logs: Logs, number: int, run_id: str, limit: RunLimit | None
     ) -> None:
-        """Let the owner of the partition execute a run; this process, if there is none."""
+        """Let the owner of the partition execute a run. If there is no owner, this process executes
+        it.
+        """
         if self.owns(number) is not None:
             self._want_started(run_id, limit)
             return
@@ -353,8 +358,8 @@ class Runner(RunExecutor):
 
     @asynccontextmanager
     async def _looked_for(self, run: str) -> AsyncIterator[None]:
-        """Enter a block that appends the start of a run. If it fails, the record may be in flight
-        or in the log, so the run is looked for.
+        """Enter a block that appends the start of a run. If the append fails, its record may be in
+        flight or in the log, so this process looks for the run afterwards.
         """
         try:
             yield
@@ -366,8 +371,8 @@ class Runner(RunExecutor):
             raise
 
     async def read_partition(self, log: Log, number: int, *, own: SeqNum = -1) -> PartitionState:
-        """Return the open runs of a partition of any executor, as of all records that the session
-        of `log` sees; with `own`, at least as of the record of the partition at this seqnum.
+        """Return the open runs of a partition of any executor. They reflect all records that the
+        session of `log` sees, and the record of the partition at seqnum `own`, if it is given.
         """
         partition = self.owned.get(number)
         if partition is None:
@@ -607,8 +612,8 @@ class Runner(RunExecutor):
             self.want(run)
 
     def _is_cancelled(self, execution: Execution) -> bool:
-        """Tell whether a cancellation of this run was read (not of an earlier run with the same
-        id, or of an earlier round).
+        """Tell whether a cancellation of this run and round was read. A cancellation of an earlier
+        run with the same id, or of an earlier round, does not count.
         """
         return self._cancels.get(execution.id, -1) > execution.run.round_at
 
@@ -662,7 +667,7 @@ class Runner(RunExecutor):
         what = ", ".join(map(str, execution.asked.left()))
         running.is_passive = execution.is_passive = True
         running.is_notified = False
-        # What was read up to here was handled long ago; a later record may be in the middle of it.
+        # Records read up to here were handled long ago; a later record may be being handled now.
         end = running.waits_end
         try:
             await execution.note_waits(None if until == math.inf else until, what, end)
@@ -680,7 +685,7 @@ class Runner(RunExecutor):
             self.taking.wake_at(execution.id, until - log_clock(execution.log).now())
 
     async def _end_for_move(self, running: LocalRun) -> None:
-        """End an execution when its bodies have ended; then the run is taken again."""
+        """End an execution when its bodies have ended; then `Taking` takes the run again."""
         running.is_passive = running.execution.is_passive = True
         while (task := running.task) is not None and not task.done():
             if running.may_stop:
@@ -708,8 +713,10 @@ class Runner(RunExecutor):
 
 
 def _start_tags(run: str, started: RunStarted, partition: int, *, is_here: bool) -> tuple[str, ...]:
-    """Return the tags of a start. `is_here`: the executor that appends it executes the run, so
-    no other one needs to handle the record at once.
+    """Return the tags of a start.
+
+    `is_here`: whether the executor that appends the start executes the run. Then no other executor
+    needs to read the record at once.
     """
     wakes = () if is_here else (INBOX_TAG,)
     lists = (starts_tag(None), starts_tag(started.workflow), *limit_tags(started.limit))

@@ -21,20 +21,21 @@ class LocalRun:
         definition: its workflow.
         execution: its current execution; each retry and each round has its own.
         partition: its partition.
-        ended: a future with the record that ended the run. None: the execution ended, but the run
-            did not: another process continues it, it is parked, or it left memory while it waits.
+        ended: a future with the record that ended the run. Its result is None if only the execution
+            ended: another process continues the run, the run is parked, or it left memory while it
+            waits.
         task: the task that executes the run; None: it has not begun.
         waits_since: when this process first found that the run only waits (monotonic time); None:
-            it does not only wait.
-        waits_end: the end of the run's history at `waits_since`. When the history has grown,
-            `waits_since` is set anew.
+            the run also does something else.
+        waits_end: the end of the run's history at `waits_since`. When the history has grown, both
+            are set anew.
         waits: number of its operations that wait for a record or a time.
-        is_notified: whether a record for the run arrived during this execution. Then a run that
-            left memory is executed again at once.
+        is_notified: whether a record for the run arrived during this execution. If the run then
+            leaves memory, it is executed again at once.
         was_stopped: whether this process cancelled the execution, because the lease ended or this
             process no longer owns the partition.
-        is_passive: whether this execution is ended although the run continues: the run only waits,
-            or moves to another deployment.
+        is_passive: whether this process ends the execution although the run continues: the run only
+            waits, or moves to another deployment.
         calls: the calls of its execution; None: the execution has not begun.
     """
 
@@ -56,7 +57,7 @@ class LocalRun:
 
     @property
     def has_finished(self) -> bool:
-        """Whether it has ended here."""
+        """Whether the execution has ended."""
         return self.ended.done() and self.ended.result() is not None
 
     @property
@@ -66,12 +67,12 @@ class LocalRun:
 
     @property
     def may_stop(self) -> bool:
-        """Whether its execution can be ended now, for example to release its partition: all its
+        """Whether the execution can be ended now, for example to release the run's partition: all
         operations in progress wait for a record, a time or a lock.
 
-        A run that waits for a lock must be among them. Otherwise it would keep its partition, and a
-        run of the same partition that holds the lock could not continue in another process. The
-        next execution of a run keeps its place in the queue of a lock.
+        A wait for a lock must not keep the partition here: the holder of the lock may be a run of
+        the same partition, which would then never continue in another process. The next execution
+        of the waiting run keeps its place in the queue of the lock.
         """
         execution = self.execution
         return 0 < self.waits + execution.lock_waits == len(execution.in_progress)
@@ -84,7 +85,7 @@ class LocalRun:
         execution = self.execution
         if not self.only_waits or execution.pins or execution.has_unflushed:
             return False
-        # A task that the workflow began itself would not end with the execution.
+        # A task that the workflow's own code began would not end with the execution.
         return all(task is self.task for _, task, is_main in execution.waits.values() if is_main)
 
     def check_same_run(self, definition: Definition, arguments: bytes) -> None:

@@ -1,8 +1,8 @@
 """Schedules of workflows: the platform starts a run at each due time (`Flow.workflow(schedule=)`).
 
 The platform calls a function of the application at each due time, as for `App.schedule`. The
-function starts a run whose id contains the due time, so a due time starts one run, however often
-the function is called. All runs of a schedule lie in one partition, whose owner decides which of
+function starts a run whose id contains the due time. So each due time starts one run, however often
+the function is called. All runs of a schedule are in one partition, whose owner decides which of
 them may begin.
 """
 
@@ -71,10 +71,10 @@ class ScheduledFlow(Protocol):
 
 
 class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule of a workflow.
+    """The status of a schedule of a workflow.
 
-    `next_due`: the next due time, seconds since 1970; None: it is never due again. `open_runs`: the
-    ids of its runs that have not ended, the first ones of 1,000.
+    `next_due`: the next due time, seconds since 1970; None: there is none. `open_runs`: the ids of
+    its runs that have not ended, 1,000 at most.
     """
 
     workflow: str
@@ -178,11 +178,11 @@ class Schedule:
         await self._set(is_paused=False)
 
     async def backfill(self, start: datetime, end: datetime) -> list[str]:
-        """Start the runs of the due times from `start` up to, and without, `end`; return their ids.
+        """Start the runs of the due times from `start` to before `end`; return their ids.
 
-        A due time that has run already is not run again. If runs must not overlap, the runs wait
-        for each other, in the order of their due times. It also works while the schedule is paused.
-        If it fails, repeat it.
+        A due time that has a run gets no further one. If runs must not overlap, these runs wait for
+        each other, in the order of their due times. A paused schedule can be backfilled too. If the
+        call fails, repeat it.
 
         Raises:
             FlowSettingsError: a time has no time zone or has not passed, or there are more than
@@ -305,7 +305,7 @@ class ScheduleOperations:
         start: datetime,
         end: datetime,
     ) -> StartedRuns:
-        """Start the runs of the due times from `start` up to, and without, `end`."""
+        """Start the runs of the due times from `start` to before `end`."""
         schedule = self._of(workflow)
         with errors_for_people():
             return StartedRuns(tuple(await schedule.backfill(start, end)))

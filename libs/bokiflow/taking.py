@@ -1,9 +1,11 @@
 """Takes over the open runs of the partitions that this process owns.
 
-When this process begins to own a partition, it reads which runs of it are open. It executes those
-that do not wait, as many at a time as it may execute. Runs that wait stay out of memory until their
-time has come or a record for them arrives. Crash-looping runs are taken in small groups
-(`bokiflow.ownership.crash_loops`).
+When this process begins to own a partition, it reads which runs of the partition are open. It
+executes those that do not wait, as many at a time as its limits permit. Runs that wait stay out of
+memory until their time has come or a record for them arrives. Crash-looping runs are taken in small
+groups (`bokiflow.ownership.crash_loops`).
+
+`driver` claims the partitions, and `runner` executes the runs.
 """
 
 from __future__ import annotations
@@ -62,12 +64,14 @@ _TAKEN_AT_ONCE: Final = 16
 _PROBLEM_S: Final = 1.0
 _WATCH_BEATS: Final = 2
 _LOOKS: Final = 64
-"""Heartbeats for which a start of unknown outcome is looked for."""
+"""For how many heartbeats this process looks for a run whose start has an unknown outcome."""
 _UNCERTAIN_MAX: Final = 1024
-"""Largest number of such starts. For further ones, only the partition is kept."""
+"""Largest number of starts with an unknown outcome that are kept. Of further ones, only the
+partition is kept.
+"""
 _FAILURES_MAX: Final = 6
 _GIVES_WAY_MAX: Final = 4
-"""Growing pauses (about 8 leases together) after which a run of a later deployment is taken."""
+"""A run of a later deployment is taken after so many growing pauses (about 8 leases together)."""
 _TICK_S_MIN: Final = 0.001
 _TAKE: Final = "take"
 _TIMERS: Final = "timers"
@@ -99,9 +103,9 @@ class RunExecutor(LimitExecutor):
 
     @abstractmethod
     def want(self, run: str) -> None:
-        """Execute a run of an owned partition if it is open. If a task has exclusive access to it,
-        the run is taken afterwards, unless that task has begun its execution: the task may have
-        left the run to an owner before this process became the owner.
+        """Execute a run of an owned partition if it is open. If a task has exclusive access to the
+        run, the run is taken after that, unless the task executes it. The task may have left the
+        run to the owner of the partition before this process became the owner.
         """
 
     @abstractmethod
@@ -114,9 +118,9 @@ class RunExecutor(LimitExecutor):
         crashes: int,
         code: CodeVersion | None = None,
     ) -> bool:
-        """Begin a new epoch of a run, executed here; with other code, if `code` is given. Then
-        appends in flight of all earlier executions have no effect. Return whether the run is open
-        and of this executor.
+        """Begin a new epoch of a run that is executed here; with other code, if `code` is given.
+        From then on, appends in flight of earlier executions have no effect. Return whether the run
+        is open and this executor owns it.
         """
 
     @abstractmethod
@@ -136,8 +140,9 @@ class Taking:
 
     Attributes:
         turns: the limits of the runs.
-        uncertain: runs that this process may have started, and how often each is looked for.
-        lost_sight_of: partitions in which such a run may begin later.
+        uncertain: runs that this process may have started, each with the number of heartbeats for
+            which it is still looked for.
+        lost_sight_of: partitions in which a run that is no longer looked for may still begin.
     """
 
     def __init__(self, runner: RunExecutor) -> None:
@@ -198,7 +203,7 @@ class Taking:
         self._at(2.0**failures * self._runner.member.lease.lease_s / BEATS, run)
 
     def wake_at(self, run: str, in_s: float) -> None:
-        """Execute a run that waits, after so many seconds."""
+        """Execute a waiting run after `in_s` seconds."""
         self._at(in_s, run)
 
     def _at(self, in_s: float, run: str) -> None:
@@ -228,7 +233,9 @@ class Taking:
         return self._runner.owns(partition_of(run, self._runner.member.count))
 
     def tidy(self) -> None:
-        """Look for starts with an unknown outcome, and check turns; after a heartbeat."""
+        """Look for runs whose start has an unknown outcome, and check turns. Called after each
+        heartbeat.
+        """
         self.turns.tidy()
         for run, looks in list(self.uncertain.items()):
             if looks <= 0:
@@ -267,7 +274,7 @@ class Taking:
             self.turns.look(name)
 
     def _schedule(self, log: Log, id_: str, run: OpenRun) -> None:
-        """Take a run now or later, as its phase says. Parked runs are retried with the current
+        """Take a run now or later, according to its phase. A parked run is retried with the current
         code.
         """
         if run.phase == Phase.WAITING and not run.is_notified:
@@ -394,7 +401,9 @@ class Taking:
         return await self._take_run(log, id_, run, partition, crashes)
 
     async def _has_turn(self, log: Log, id_: str, run: Run, partition: OwnedPartition) -> bool:
-        """Tell whether a run of a limit may execute now. End it if it must not wait."""
+        """Tell whether a run with a limit may execute now. If it may neither execute nor wait, end
+        it.
+        """
         limited = await self.turns.find(log, id_, run)
         if limited is None or limited.turn == Turn.HAS_TURN:
             return True
@@ -466,12 +475,12 @@ class Taking:
         definition = runner.versions.choose(run)
         code = None if definition is None else code_after(run, definition)
         if run.move_asked is not None:
-            code = None  # the run is moved when no earlier execution can decide anything
+            code = None  # the run is moved later, when earlier executions can decide nothing more
         if await self._waits_for_code(log, id_, run) or self._gives_way(id_, run, code):
             return
         if not await runner.take_epoch(log, id_, run, partition, crashes, code):
             if run.finished is None:
-                self._at(_PROBLEM_S, id_)  # an executor that had lost the partition took it
+                self._at(_PROBLEM_S, id_)  # a former owner of the partition took the run
             return
         assert run.started is not None, "only a run that has begun is executed"
         assert runner.logs is not None, "runs are taken with access to logs"
@@ -529,8 +538,13 @@ class Taking:
         return definition
 
     def _gives_way(self, id_: str, run: Run, code: CodeVersion | None) -> bool:
-        """Leave a run of a later deployment than that of this process for a while, and tell so.
-        This process is likely to get that deployment soon. `code`: to which the run would move.
+        """Leave a run of a later deployment than that of this process for a while; return whether
+        this was done. This process is likely to get that deployment soon.
+
+        Args:
+            id_: id of the run.
+            run: the run.
+            code: the code to which the run would change here.
         """
         needed, own = run.code, code
         if run.move_asked is not None:
@@ -542,10 +556,10 @@ class Taking:
         return True
 
     async def _park_crash_loop(self, execution: Execution) -> None:
-        """Park a crash-looping run. If it crashed a process after its cancellation, end it instead.
+        """Park a crash-looping run. If it also crashed a process after its cancellation, end it
+        instead.
 
-        After its cancellation, a run is executed once more, alone, so that it can run its
-        compensations.
+        A cancelled run is executed once more, alone, so that it can run its compensations.
         """
         run = execution.run
         structlog.get_logger().warning("run parked", run=execution.id, crashes=run.crashes)

@@ -1,8 +1,8 @@
-"""For tests of workflows: time that passes at once, forced replay, crashes
+"""Tools for tests of workflows: time that passes at once, forced replay, crashes
 (docs/guides/testing.md).
 
-The executions are those of the platform: a test stops the executor of a run, and starts it again,
-as a deployment does.
+Runs are executed by the code that the platform uses. A test stops the executor of a run and starts
+it again, as a deployment does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SKIPPED: Final = "$skipped"
 """Name of the signals by which `skip` wakes waiting runs. No workflow waits for it."""
 _LOOK_S: Final = 0.01
 _LOOKS_AT_REST: Final = 5
-"""Looks without a newly decided operation after which runs count as waiting."""
+"""Runs count as waiting after so many looks that found no newly decided operation."""
 _LOOKS_MAX: Final = 3000
 _DAYS_MAX: Final = 20_000
 """Days after which a run that still waits does not wait for a timer."""
@@ -45,8 +45,8 @@ class Skipping(Protocol):
 
 
 class RunParkedError(FlowError):
-    """A run was parked: an execution does not match what earlier ones have decided. The message
-    names the first operation that differs.
+    """A run was parked, because an execution does not match the decisions of earlier executions.
+    The message names the first operation that differs.
     """
 
 
@@ -60,8 +60,8 @@ async def skip(
 ) -> None:
     """Let time pass at once: timers, timeouts of signals and leases of the flows' runs end.
 
-    First it waits until no run decides an operation for 50 ms, so that a run that was just started
-    reaches its timer. A timer that ends later than the time that passes continues to wait.
+    First this call waits until no run has decided an operation for 50 ms, so that a run that was
+    just started reaches its timer. A timer that ends after the skipped time continues to wait.
 
     Raises:
         ValueError: the duration is negative or no number.
@@ -120,7 +120,8 @@ async def crashed(
         flow: the flow of the workflow.
         workflow: the workflow.
         arguments: its arguments.
-        after: the number of operations; one append may decide several, then the crash is later.
+        after: the number of operations. One append may decide several operations; then the crash
+            comes after that append.
         fakes: the functions that it calls, as in `indilog.testing.context`.
         logs: where records go; None: new `MemoryLogs`.
         named: its arguments by name.
@@ -148,12 +149,13 @@ async def changed(
     logs: MemoryLogs | None = None,
     **named: Any,  # noqa: ANN401
 ) -> _ResultT:
-    """Return the result of a run that begins with old code. It continues with new code when `after`
-    operations are decided, as by a deployment. Timers end at once.
+    """Return the result of a run that begins with old code. When `after` operations are decided, it
+    continues with new code, as after a deployment. Timers end at once.
 
     Args:
         old: the flow and the workflow with which the run begins.
-        new: those with which it continues. Names of workflows and of the flows' logs are equal.
+        new: the flow and the workflow with which it continues. Both workflows have the same name,
+            and both flows the same name of their log.
         arguments: the arguments of the old workflow.
         after: the number of operations.
         fakes: the functions that it calls, as in `indilog.testing.context`.
@@ -286,7 +288,7 @@ class _Tested:
 
     async def appended(self) -> None:
         """Called after each append to the log of the runs. If the executor must be stopped, this
-        never returns, as if the process had crashed: the executor is then cancelled.
+        call never returns, and the executor is cancelled: this stands for a crash of the process.
         """
         if self._stops_at is None:
             return

@@ -1,8 +1,11 @@
 """The limits of the runs of this process: finds out which of its runs have their turn.
 
-A limit is opened when a run of it lies in a partition of this process. Then each record that may
-free a place is an item of the inbox, so a waiting run needs no read of its own. If a run waits only
-for its interval, the owner of the run appends a reminder when the interval has passed.
+A limit is opened when a run with this limit is in a partition of this process. From then on, each
+record that may free a place arrives with the inbox, so a waiting run needs no read of its own. If a
+run waits only for the interval of its rate, the owner of the run appends a reminder when the
+interval has passed.
+
+`limits` has the records and the state of a limit; `taking` executes the runs that get their turn.
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ class LimitExecutor(Executor):
     """The executor whose runs have limits.
 
     Attributes:
-        definitions: the workflows of its code, by name.
-        versions: the workflows, in the deployments that are loaded here.
+        definitions: the workflows of this process's code, by name.
+        versions: the workflows, in all deployments that are loaded here.
     """
 
     def __init__(self, log_name: str, lease_s: float, partitions: int, versions: Versions) -> None:
@@ -65,9 +68,9 @@ class _Opened:
     """A limit in this process.
 
     Attributes:
-        is_due: whether a record of it is to be read.
+        is_due: whether records of the limit are to be read.
         has_settings: whether the settings of this process's code are known to be in the log.
-        changed: set when records of it were read.
+        changed: set when records of the limit were read.
     """
 
     def __init__(self, name: str) -> None:
@@ -91,7 +94,7 @@ class Turns:
     Args:
         executor: the executor of this process.
         on_turn: called with each run of an owned partition that has got its turn, or is to be
-            ended; and whether it was parked.
+            ended; its second argument says whether the run was parked.
     """
 
     def __init__(self, executor: LimitExecutor, on_turn: Callable[[str, bool], None]) -> None:
@@ -126,7 +129,7 @@ class Turns:
         return opened.state
 
     def is_full(self, name: str) -> bool:
-        """Tell whether so many runs are known to wait that a further one would be refused."""
+        """Tell whether a further run would be refused, because too many are known to wait."""
         opened = self._opened.get(name)
         return opened is not None and opened.state.is_full
 
@@ -195,10 +198,11 @@ class Turns:
         await catch_up_readable(opened.replica, log, seqnum)
 
     async def _remind(self, log: Log, opened: _Opened) -> None:
-        """Append a record whenever the next run is due by its interval and no other record came.
+        """Append a reminder whenever the next run is due by its interval, and no other record has
+        arrived meanwhile.
 
-        If the run lies in a partition of another process, wait a lease longer, in case that process
-        has crashed.
+        For a run in a partition of another process, the reminder is appended a lease later: that
+        process appends it itself, unless it has crashed.
         """
         while self._executor.owned and (due := opened.state.next_due()) is not None:
             at, id_ = due
@@ -222,9 +226,8 @@ class Turns:
     # --- single runs
 
     async def find(self, log: Log, id_: str, run: Run) -> LimitedRun | None:
-        """Return a run in its limit. A parked one asks for its turn first.
-
-        None: its records in the limit are lost, so the limit cannot count it.
+        """Return a run in its limit; for a parked run, after asking for its turn. None: the limit
+        cannot count the run, because its records there are lost.
         """
         assert run.started is not None, "only a run that has begun has a limit"
         assert run.started.limit is not None, "only a limited run waits for a turn"
@@ -268,7 +271,7 @@ class Turns:
     async def _check(
         self, log: Log, opened: _Opened, id_: str, run: LimitedRun, partition: OwnedPartition
     ) -> None:
-        """Free the place of a run that is not open: its start was a repeated one, or of a run of
+        """Free the place of a run that is not open: its start was a repetition, or was that of
         another workflow.
         """
         known = partition.state.runs.get(id_)

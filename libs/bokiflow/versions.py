@@ -1,8 +1,8 @@
 """Chooses the code with which a run continues (docs/decisions/0067-pinned-runs.md).
 
-A worker has loaded the newest deployment of an application, and earlier ones whose code open runs
-need. Only the flow of the newest one executes runs. It takes the workflows of the earlier ones from
-here.
+A worker has loaded the newest deployment of an application, and the earlier deployments whose code
+open runs need. Only the flow of the newest deployment executes runs. It gets the workflows of the
+earlier deployments from `Versions`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Versions:
 
     @property
     def newest(self) -> VersionedFlow:
-        """The flow of the same log in the newest deployment; the flow itself if that has none."""
+        """The flow of the same log in the newest deployment. If that deployment has no such flow,
+        this flow itself.
+        """
         deployed = self._deployed
         if deployed is None or deployed.newest is self._app:
             return self._flow
@@ -82,15 +84,15 @@ class Versions:
     def choose(self, run: Run) -> Definition | None:
         """Return the code with which a run continues; None: no loaded code has its workflow.
 
-        It is the code with which the run has begun, while that is kept; ask `missing` before. It is
-        the newest code if the run is parked, or if the newest code of the workflow is not pinned.
+        This is the code with which the run began, as long as it is kept; call `missing` first. If
+        the run is parked, or the newest code of its workflow is not pinned, it is the newest code.
         """
         assert run.started is not None, "only a run that has begun continues"
         return self._chosen(run).definitions.get(run.started.workflow)
 
     def missing(self, run: Run) -> str | None:
-        """Return why a run must wait for its code, which is kept but not loaded here; None: it need
-        not wait.
+        """Return why a run must wait: its code is kept, but not loaded here. None: the run need not
+        wait.
         """
         assert run.started is not None, "only a run that has begun waits for its code"
         newest = self._flow.definitions.get(run.started.workflow)

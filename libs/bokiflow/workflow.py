@@ -1,5 +1,5 @@
-"""The `Workflow` object that a workflow's body gets. It has steps whose outcomes are decided once,
-and values that are the same in every re-execution.
+"""The `Workflow` object that a workflow's body gets: steps whose outcomes are decided once, and
+values that are the same in every re-execution.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BACKOFF_S: Final = 0.1
 _BODIES_MAX: Final = 1024
 _ValueT = TypeVar("_ValueT")
 Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
-"""A type of errors, or several."""
+"""A type of errors, or several types."""
 
 
 class Workflow(Operations):
@@ -46,8 +46,8 @@ class Workflow(Operations):
     to logs, networks and files belongs into steps.
 
     Attributes:
-        vars: values that queries of the run see (`Flow.query`). Each execution begins with none,
-            and the workflow's code sets them.
+        vars: values that queries of the run see (`Flow.query`). Each execution begins without
+            values; the workflow's code sets them.
     """
 
     def __init__(self, execution: Execution, logs: Logs) -> None:
@@ -139,7 +139,7 @@ class Workflow(Operations):
             timeout: seconds (or a timedelta) after which an attempt has failed with `TimeoutError`.
                 An async body is cancelled then. A sync body continues in its thread, and its result
                 is dropped. None: without limit.
-            give_up_on: a type of errors, or several, after which no further attempt is made.
+            give_up_on: a type of errors, or several types, after which no further attempt is made.
             name: name of the step in the log; default: the name of the body.
             compensate: function that undoes the step. It is called with the step's result, as a
                 separate step, if the workflow fails or is cancelled later.
@@ -256,9 +256,9 @@ class Workflow(Operations):
         """Tell whether this run takes the path of the changed code; the log decides it once.
 
         Write `if wf.patched("name"): new steps; else: old steps` to deploy changed code while runs
-        of the old code are open. Runs that had already passed this place keep the old path. All
-        others take the new one. When no run of the old code is left, delete the old path; then the
-        call may be deleted, too.
+        of the old code are open. Runs that had already passed this place keep the old path; all
+        other runs take the new path. When no run of the old code is left, delete the old path and
+        this call.
 
         Args:
             name: name of the change, unique among the changes of the workflow.
