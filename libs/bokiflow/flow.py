@@ -322,15 +322,13 @@ class Flow:
                 (the run is cancelled at once), `queue` (it waits for earlier ones), `concurrent`.
             concurrency: largest number of runs that execute at a time (1 to 10,000); with `key`, of
                 the runs with one key.
-            total: with `key`, largest number of runs of all keys together that execute at a time.
-                The keys are served round robin.
+            total: with `key`, the same for all keys together, which are served round robin.
             rate: largest number of runs that begin in an interval, such as `10/s`, `100/min`
                 or `5/2h`; with `key`, of the runs with one key.
             key: the key of a run: the name of an argument, or a function whose parameters are
                 arguments. Its value as text has 1 to 256 characters.
-            priority: the priority of a run, a whole number: the name of an argument, or a function
-                of arguments. Of the waiting runs with one key, those with a larger number (up to
-                1,000,000) are first.
+            priority: a whole number, up to 1,000,000: the name of an argument, or a function of
+                arguments. Of the waiting runs with one key, those with a larger number are first.
             pinned: whether runs of earlier deployments keep their code, while the platform has it,
                 or continue with this code. None: they keep it, unless this code calls `wf.patched`.
 
