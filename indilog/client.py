@@ -71,8 +71,8 @@ class Client(Runs[App]):
 
     async def switch_log(self, name: str, kind: LogKind) -> LogInfo:
         """Continue a log as one of another kind ([kinds](../KINDS.md)), while it is used: appends,
-        reads and subscriptions continue, and seqnums go on in order. A log that has this kind
-        already stays as it is.
+        reads and subscriptions continue, and seqnums continue in order. A log that already has this
+        kind does not change.
 
         Raises:
             InvalidTagError: no log can have that name.
@@ -86,11 +86,11 @@ class Client(Runs[App]):
         return await self._catalog().switch(name, kind)
 
     async def logs(self) -> list[LogInfo]:
-        """Return the logs that were created or switched, by name. Another log has the kind
-        `shared`, and is not listed.
+        """Return the logs that were created or switched, by name. All other logs are of kind
+        `shared`, and are not listed.
 
         Raises:
-            NotReadyError, QuorumUnavailableError: they cannot be determined now.
+            NotReadyError, QuorumUnavailableError: the logs cannot be determined now.
         """
         return await self._catalog().created()
 
@@ -134,7 +134,7 @@ class Client(Runs[App]):
 
 
 class _NoCaller:
-    """Refuses calls of functions: a program without workers runs none."""
+    """Refuses calls of functions, because a program without workers runs no function."""
 
     async def call(
         self,
@@ -164,7 +164,7 @@ class _NoCaller:
         """Do nothing: no outcome is held."""
 
     async def holders(self, _prefix: str, _after: str, _session: Session) -> Sequence[str]:
-        """Return no holder."""
+        """Return no holder: no outcome is held."""
         return ()
 
 

@@ -1,8 +1,8 @@
 """Copies a log to another platform, exactly once (docs/decisions/0083).
 
-The copied records of a batch, and a mark with the position in the source, are appended to the
-target atomically, on the condition that no other mark was appended. So the marks say at any time
-which records are in the target. A mirror that crashes, or a second one, continues at the last mark.
+A mirror appends copied records, and a mark with the position in the source, as one batch to the
+target, on the condition that no other mark was appended. So the marks say at any time which records
+are in the target. After a crash, or if a second mirror runs, a mirror continues at the last mark.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _decode_mark = msgspec.msgpack.Decoder(Mark).decode
 
 
 class MirrorProgress(NamedTuple):
-    """How far a mirror is.
+    """The progress of a mirror.
 
     Attributes:
         copied: number of records that this process has copied.
-        next_seqnum: the target has all records of the source below it.
+        next_seqnum: the target has all records of the source below this seqnum.
         lag_s: seconds since the last copied record was ordered, if further records wait; else 0.
     """
 
@@ -62,8 +62,8 @@ class MirrorProgress(NamedTuple):
 class LogMirror:
     """Copies the records of `source`, with their data and tags, to `target`.
 
-    The target has each record once, in the order of the source, whatever process crashes. Its
-    seqnums differ from those of the source. Besides, it has marks with the tag `mirror`.
+    The target has each record once, in the order of the source, even if processes crash. Seqnums in
+    the target differ from those in the source. The target also has marks, with the tag `mirror`.
 
     Args:
         source: log to copy; only its records that are not trimmed are copied.
@@ -90,7 +90,7 @@ class LogMirror:
         self._batch_records_max = _BATCH_RECORDS
         self._mark_seqnum: SeqNum | None = None
         self._next: SeqNum | None = None
-        """All records below this seqnum are in the target; None: it has no mark."""
+        """All records below this seqnum are in the target; None: the target has no mark."""
 
     async def run(self, *, follow: bool = True) -> None:
         """Copy all records; with `follow`, wait for new ones until cancelled.
@@ -119,10 +119,10 @@ class LogMirror:
         self._progress(MirrorProgress(self._copied, self._next or 0, lag_s))
 
     async def _read_mark(self) -> None:
-        """Read how far the target is.
+        """Read the last mark in the target.
 
         Raises:
-            ConfigError: it is the mirror of another log, or its marks were trimmed.
+            ConfigError: the target is the mirror of another log, or its marks were trimmed.
         """
         await self._target.tail()  # the session then sees the marks of other mirrors
         try:

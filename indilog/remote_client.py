@@ -118,7 +118,7 @@ class Connection(Protocol):
     """A connection with a platform.
 
     Attributes:
-        link: the link to it.
+        link: the link to the platform.
         welcome: what the platform said when the connection began.
     """
 
@@ -296,7 +296,7 @@ class RemoteClient(Runs[str]):
         return msgspec.json.decode(text, type=LogInfo)
 
     async def logs(self) -> list[LogInfo]:
-        """Return the logs that were created; see `indilog.Client.logs`."""
+        """Return the logs that were created or switched; see `indilog.Client.logs`."""
         text = await self._requests.send("GET", "/logs")
         return msgspec.json.decode(text, type=_LogsAnswer).logs
 
@@ -379,15 +379,15 @@ class RemoteClient(Runs[str]):
         """Release outcomes that are held for runs of an application that is not deployed again.
         Return the number of calls.
 
-        They are then kept for a day (`results_kept_s`). A run that continues later makes the call
-        again.
+        Released outcomes are kept for a day (`results_kept_s`). A run that continues later makes
+        its call again.
 
         Args:
             log: the log of the flow, such as `shop/flow`.
             run: only what is held for this run; empty: for all runs of the flow.
 
         Raises:
-            CallOutcomeUnknownError: they may be released; repeating this is harmless.
+            CallOutcomeUnknownError: the outcomes may be released; repeating this is harmless.
         """
         query = {"log": log} | ({"run": run} if run else {})
         text = await self._requests.send("DELETE", "/invocations/held", query=query)

@@ -65,7 +65,7 @@ class Run:
     Attributes:
         app: name of its application.
         id: id of the run.
-        info: what the list that returned it said; None: it comes from no list.
+        info: what a list showed of the run; None: this handle is from no list.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Run:
         steps: int = STEPS_SHOWN,
         round: int | None = None,  # noqa: A002 - a run's round
     ) -> RunDetails:
-        """Return its state, its last decided operations (0 to 1,000), what it waits for, and what
-        to do if it does not continue.
+        """Return the run's state, its last decided operations, what it waits for, and what to do if
+        it does not continue.
 
         Args:
-            steps: largest number of decided operations.
+            steps: largest number of decided operations (0 to 1,000).
             round: the round of a run that continues as new; None: the current one.
 
         Raises:
@@ -104,8 +104,8 @@ class Run:
         return msgspec.json.decode(text, type=RunDetails)
 
     async def result(self, *, wait: float = math.inf) -> RunResult:
-        """Return how the run ended, after waiting up to `wait` seconds for its end. If it has not
-        ended then, the state is that of an open run.
+        """Return how the run ended, after waiting up to `wait` seconds for its end. If the run has
+        not ended by then, the returned state is that of an open run.
 
         Raises:
             NotFoundError: there is no such run, or it was trimmed.
@@ -119,7 +119,7 @@ class Run:
                 return found.shown()
             await asyncio.sleep(min(_PAUSE_S, max(ends - clock(), 0)))
             left = min(_WAIT_S, max(ends - clock(), 0))
-            with suppress(TrimmedError):  # the application then says that the run was trimmed
+            with suppress(TrimmedError):  # the next answer says that the run was trimmed
                 await self._log(found.log).read_next(found.tag, found.next, wait=left)
 
     async def cancel(self) -> None:
@@ -186,9 +186,9 @@ class Run:
         await self._act("signal", name=name, value=value, **more)
 
     async def query(self, name: str = "", /, **arguments: object) -> Any:  # noqa: ANN401 - any JSON value
-        """Return a value of the run: the answer of a query of its application, or the result of the
-        run's last step with a name or number; without a name, what its workflow has set last as its
-        status.
+        """Return a value of the run: the answer of a query of its application with this name, or
+        the result of the run's last step with this name or number. Without a name, return the
+        status that its workflow set last.
 
         Args:
             name: a query, or a step.
@@ -240,7 +240,7 @@ class RunList(Sequence[Run]):
         not_answered: as the attribute.
 
     Attributes:
-        next: `page` of the next call; None: there are no further runs. A page may be short although
+        next: `page` of the next call; None: there are no further runs. A page may be short even if
             there are further runs.
         not_answered: the applications whose runs are missing, and why.
     """
@@ -273,8 +273,8 @@ class RunList(Sequence[Run]):
 class Runs(abc.ABC, Generic[_AppT]):
     """The part of a client that sees and steers runs.
 
-    `_AppT` is how it names an application: by its name, or, if the program itself runs its
-    workflows, by the `App`.
+    `_AppT` is the type by which the client names an application: its name, or the `App` if the
+    program itself runs the workflows.
     """
 
     async def runs(

@@ -85,8 +85,8 @@ class ScalogLog:
 
     Args:
         name: the log.
-        clients: each is connected to another compute node; of two at one node, the last is used
-            for appends. At least one.
+        clients: at least one. Each is connected to another compute node; of two at one node, the
+            last is used for appends.
 
     Raises:
         ValueError: there is no client, or one that is no client of a platform.
@@ -98,7 +98,7 @@ class ScalogLog:
             raise ValueError("A ScalogLog needs clients of indilog.open or indilog.connect.")
         self._policy: Policy = at_random
         self._by_shard: dict[ShardId, Log] = {}
-        """The log through which records get to each live shard; empty: not known."""
+        """By live shard, the log that appends to it; empty: the live shards are not known."""
 
     def set_shard_policy(self, policy: Policy) -> None:
         """Let `policy` choose the shard of each later record (`setShardPolicy`)."""
@@ -113,7 +113,7 @@ class ScalogLog:
             try:
                 shard = await cast("_ShardLog", log).shard()
             except NotReadyError:
-                continue  # its compute node has left, or restarts
+                continue  # the compute node has left, or restarts
             if shard is not None:
                 found[shard] = log
         self._by_shard = found
@@ -167,7 +167,7 @@ class ScalogLog:
         spans = await cast("_ShardLog", log).places(seqnum, seqnum + 1)
         assert spans, "an acknowledged record is ordered"
         if self._by_shard.get(shard := spans[0].shard) is not log:
-            self._by_shard.clear()  # the one before was finalized
+            self._by_shard.clear()  # the earlier shard was finalized
         return shard
 
     async def read_record(self, seqnum: SeqNum, shard: ShardId) -> Record | None:

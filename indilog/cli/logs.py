@@ -66,7 +66,7 @@ def create(
     ] = "shared",
     url: Url = DEFAULT,
 ) -> None:
-    """Create a log of a kind; a log that is not created is shared."""
+    """Create a log of a kind. A log that was not created is of kind shared."""
     from indilog.base.log import check_log_name
     from indilog.base.log_kinds import check_kind
 

@@ -258,7 +258,7 @@ def _move_all(gateway: Gateway, app: str, given: dict[str, Any], states: list[st
             moved, refused = moved + len(found["moved"]), refused + len(found["refused"])
             for one in found["refused"]:
                 printed.line(_plain(one["reason"]))
-            if found["version"] is not None:  # that of the first page, also after a deployment
+            if found["version"] is not None:  # the next pages use it, even after a deployment
                 given = {**given, "version": found["version"]}
             if found["next"] is None:
                 break

@@ -57,7 +57,7 @@ def backfill(
     *,
     url: Url = DEFAULT,
 ) -> None:
-    """Start the runs of due times that have passed; those that have run are not run again."""
+    """Start the runs of due times that have passed, except those that have a run already."""
     given = {"workflow": workflow, "start": start, "end": end}
     for started in _operate(url, app, "backfill", given)["ids"]:
         printed.line(started)

@@ -18,7 +18,7 @@ from indilog.base.ids import SeqNum
 
 
 def check_own_append(seqnum: SeqNum, read_to: SeqNum) -> None:
-    """Raise if a read does not show a record that its session appended.
+    """Check that a read shows a record that its session appended.
 
     A read after an append of the same session must show the record. If it does not, the state that
     was read lacks the record's effect, so no caller may rely on that state.

@@ -65,11 +65,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One run in a list.
 
     `steps`: number of decided operations; None: a list does not count those of an open run.
-    `problem`: why the run is parked or failed. `waits`: for what a run waits that is not in memory.
-    `value`: what the workflow has set last as its status; a list does not read it. `log` and
-    `seqnum`: where the record of its start is. `ended`, `end`: time and seqnum of the record of its
-    end; None: it is open. `version`: number of the deployment with whose code it continues, or
-    ended; None: not known.
+    `problem`: why the run is parked or failed. `waits`: what the run waits for, if it is not in
+    memory. `value`: what the workflow has set last as its status; a list does not read it. `log`
+    and `seqnum`: where the record of its start is. `ended`, `end`: time and seqnum of the record of
+    its end; None: the run is open. `version`: number of the deployment with whose code the run
+    continues, or ended; None: not known.
     """
 
     id: str
@@ -98,8 +98,8 @@ class RunPage(msgspec.Struct, frozen=True):
     """Consecutive runs of a list, newest first, that fit a question. It can be iterated.
 
     `next`: all runs up to this place were looked at; None: there are no further ones. A page may be
-    short, or empty, although there are further runs. `by_end`: the list is ordered by the ends of
-    the runs, else by their starts.
+    short, or empty, even if there are further runs. `by_end`: whether the list is ordered by the
+    ends of the runs; else by their starts.
     """
 
     runs: tuple[RunInfo, ...] = ()
@@ -136,9 +136,9 @@ class RunStep(msgspec.Struct, frozen=True, kw_only=True):
 class RunWait(msgspec.Struct, frozen=True, kw_only=True):
     """An operation of a run that has not ended.
 
-    `since`: when it began, as far as is known. `until`: when its time is up. `attempts`: failed
-    attempts so far, the last one with `error`. `next_attempt`: when the next one begins; None: an
-    attempt is in progress, or the operation has no attempts.
+    `since`: when it began, as far as is known. `until`: when its time limit ends. `attempts`:
+    number of failed attempts so far; `error`: the error of the last one. `next_attempt`: when the
+    next attempt begins; None: an attempt is in progress, or the operation has no attempts.
     """
 
     what: str
@@ -192,7 +192,7 @@ class RunMismatch(msgspec.Struct, frozen=True):
 class RunsCheck(msgspec.Struct, frozen=True):
     """Which open runs the deployed code does not continue.
 
-    `checked`: number of runs that were checked. `is_whole`: these are all open runs.
+    `checked`: number of runs that were checked. `is_whole`: whether these are all open runs.
     """
 
     checked: int
@@ -234,9 +234,9 @@ class RunEvent(msgspec.Struct, frozen=True):
 class RunEvents(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive events of a run.
 
-    `next`: records of the run below this seqnum were looked at. `has_more`: there are further ones
-    now. `has_ended`: the last event is the end of the run. `log`, `tag`: the sub-stream with the
-    run's records, where a reader waits for the next one.
+    `next`: records of the run below this seqnum were looked at. `has_more`: whether there are
+    further records now. `has_ended`: whether the last event is the end of the run. `log`, `tag`:
+    the sub-stream with the run's records, where a reader waits for the next record.
     """
 
     log: str
@@ -268,8 +268,8 @@ class RunResult(msgspec.Struct, frozen=True):
 class FoundResult(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of `runs.result`; `state`, `result` and `problem` are those of `RunResult`.
 
-    `has_ended`: nothing changes any more. `log`, `tag`: the sub-stream with the run's records, of
-    which those below seqnum `next` were seen.
+    `has_ended`: whether the run has ended, so that nothing changes any more. `log`, `tag`: the
+    sub-stream with the run's records; those below seqnum `next` were read.
     """
 
     log: str
@@ -281,7 +281,7 @@ class FoundResult(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
     def shown(self) -> RunResult:
-        """Return what people see of it."""
+        """Return the part that callers get."""
         return RunResult(self.state, self.result, self.problem)
 
 

@@ -1,4 +1,4 @@
-"""Checks of what callers pass to a queue; each raises `QueueSettingsError`."""
+"""Checks of the arguments of queues; each check raises `QueueSettingsError`."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Popping:
         try:
             await self._delivery.requeue(delay=self._pause(self._delivery.tries, kind))
         except IndilogError:
-            return  # the end of the lease returns it; the block's error has priority
+            return  # the message returns when its lease ends; the block's error has priority
 
     def _pause(self, tries: int, kind: type[BaseException]) -> float:
         return _pause_s(self._backoff, tries, kind)
@@ -233,4 +233,4 @@ class PoppingMany:
             for pause_s, ones in pauses.items():
                 await ones[0].requeue_all(ones, pause_s)
         except IndilogError:
-            return  # the end of the lease returns them; the block's error has priority
+            return  # the messages return when their lease ends; the block's error has priority

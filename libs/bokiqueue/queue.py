@@ -264,7 +264,7 @@ class Queue:
         return taken[0] if taken else None
 
     async def _take(self, limit: int, *, wait: float | None, lease: float) -> list[Delivery]:
-        """Take up to `limit` messages with one claim; empty: as None of `take`."""
+        """Take up to `limit` messages with one claim; empty where `take` returns None."""
         check_lease(lease)
         replica, log = self.replica, self.log
         await replica.open(log)
@@ -284,7 +284,8 @@ class Queue:
                         continue
                     return []
             except BaseException:
-                replica.notifications.pass_on()  # it was woken, or was left a message
+                # This consumer may have been woken for a message that it does not take.
+                replica.notifications.pass_on()
                 raise
             since = await replica.notifications.wait(log, since, left)
 
@@ -372,7 +373,7 @@ class Queue:
         """Make all dead letters ready again, with all their tries; return their number.
 
         Raises:
-            AppendOutcomeUnknownError: some of them may be dead letters still; repeat the call.
+            AppendOutcomeUnknownError: some of them may still be dead letters; repeat the call.
         """
         await self._refresh()
         count = 0

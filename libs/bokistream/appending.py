@@ -64,7 +64,7 @@ class _Batch:
             raise
 
     async def has_effect(self) -> bool | None:
-        """Return whether the batch has effect; None: that is not decided yet."""
+        """Return whether the batch has effect; None: this is not decided yet."""
         try:
             first = await self._read_next(self._after + 1)
         except TrimmedError as error:

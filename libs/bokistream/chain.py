@@ -1,9 +1,9 @@
 """Decides which records of a stream have effect, from the log alone (docs/decisions/0079).
 
-A batch has effect if the record that it names precedes it in the sub-stream. A program that appends
-a batch names the last record that it knows. So of all batches that name the same record, the first
-one in the log has effect, and the others never do. The claim of a new writer is such a record, so
-it fences all batches of earlier writers that are not in the log yet.
+A batch has effect if the record that it names directly precedes it in the sub-stream. A program
+that appends a batch names the last record that it knows. So of all batches that name the same
+record, the first one in the log has effect, and the others never do. The claim of a new writer
+follows the same rule. So it fences all batches of earlier writers that are ordered after it.
 
 Truncations trim a stream only below the first record of a batch that has effect. So the first batch
 at the floor of the sub-stream has effect.

@@ -76,9 +76,10 @@ def read_journals(directory: Path) -> StoredNodes:
     """
     layout = layout_in(directory)
     view = layout.view
-    # Sequencers first: records that their copies order are then on the disks of storage nodes. In
-    # shared processes they are read together. Then a committed entry is in two journals, and of two
-    # replicas on which it rests one is not read before the first of these.
+    # Sequencers are read first: the records that their copies of the metalog order are then already
+    # on the disks of storage nodes. In shared processes, a sequencer and a storage node have one
+    # journal. Then a committed entry is in two journals, and of the two replicas of its records,
+    # one is read after the first of these journals, or together with it.
     journals = layout.journals((*view.sequencers, *view.storage_nodes))
     missing = [name for name in journals if not (directory / name).is_dir()]
     if layout.arrangement == "machines" and missing:

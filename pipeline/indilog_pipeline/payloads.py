@@ -48,7 +48,7 @@ class Payloads:
     """Reads chunks of an image; a damaged batch is taken from another replica.
 
     If a batch cannot be read, a platform may have moved or discarded it. So the image is read
-    again. A batch counts as damaged when two images name the same places for it.
+    again. If the new image names the same places for the batch, the batch counts as damaged.
 
     Attributes:
         image: the image that was read last.

@@ -135,7 +135,7 @@ def read_records(
             data of records is neither copied nor verified.
         wanted: selects the records.
         skip_lost: count lost and damaged records instead of raising an error.
-        counts: the counts of this call are added to it.
+        counts: gets the counts of this call added.
 
     Raises:
         DataLossError: records that might be wanted are lost, or the data of wanted records is.

@@ -1,5 +1,5 @@
-"""Finds the one sentence that explains an error of Spark, whose own text has stacks of Java and
-Python.
+"""Finds the one sentence that explains an error of Spark, in a text with the stack traces of Java
+and Python.
 """
 
 from __future__ import annotations
