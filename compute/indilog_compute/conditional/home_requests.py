@@ -8,6 +8,9 @@ requests of each sender, so a repeated copy is not executed either.
 A home may leave the cluster. Appends that were not sent to it, or that it refused, are then sent to
 the next home of their tags. For all other appends, only the old home can answer; without its answer
 their outcome is unknown.
+
+`conditional_appends` uses both sides: `HomeRequests` for appends of this node's callers,
+`ServedRequests` for appends that other nodes send to this one. `home` checks the conditions.
 """
 
 from __future__ import annotations
@@ -61,8 +64,8 @@ class _Request:
     """One append at another node.
 
     Attributes:
-        asked_until: time until which another home is asked after a refusal; later, a refusal is
-            final.
+        asked_until: if the home refuses the append before this time, another home is asked; after
+            this time, the refusal is final.
         incarnation: the home's incarnation that may execute the append; None: the home has not
             answered yet.
     """
@@ -139,7 +142,7 @@ class HomeRequests:
         return effects
 
     def _number(self, request: _Request) -> None:
-        """Give a request a number that no message of it had before."""
+        """Give a request a new number, which no message has had before."""
         self._last_number += 1
         request.number = self._last_number
         self._requests[request.number] = request
@@ -174,11 +177,15 @@ class HomeRequests:
         return [self._send(request, now)]
 
     def follow(self, homes: Sequence[NodeId], now: Instant) -> list[Moved]:
-        """Remove and return the appends that another node of `homes` may execute. `homes` are the
-        compute nodes of the slots.
+        """Remove and return the appends whose tag has another home now, and that the old home
+        cannot have executed.
 
-        Appends that were sent to their home wait a little longer, because an answer may be in
+        Appends that were sent to the old home wait a little longer, because its answer may be in
         flight.
+
+        Args:
+            homes: the compute node of each slot (`View.conditional_homes`).
+            now: the time.
         """
         moved = [r for r in self._starting if r.home != home_of(homes, r.append.tag)]
         self._starting = [request for request in self._starting if request not in moved]

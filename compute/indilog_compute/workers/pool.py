@@ -2,6 +2,8 @@
 
 A process that ends is replaced. If it ended soon after its start, its replacement starts after a
 pause, which grows each time. The number of processes may change (`resize`).
+
+`process` starts a single worker. The function host uses the pool, and sends calls to its workers.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from indilog_compute.workers.process import STOP_S, Serve, StartWorker, Worker, 
 
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
-"""Seconds after which a blocked worker is killed when the platform stops. They begin when the time
-that running calls get is over.
+"""Seconds until a blocked worker is killed when the platform stops, counted from the end of the
+time that running calls get.
 """
 
 
@@ -74,9 +76,7 @@ class WorkerPool:
         self._started = itertools.count(1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._wanted: set[int] = set()
-        """Indexes of the workers that are kept running. Indexes of removed workers are not in
-        it.
-        """
+        """Indexes of the workers that are kept running, without those of removed workers."""
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
         self._all_up = asyncio.Event()

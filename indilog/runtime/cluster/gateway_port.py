@@ -19,8 +19,8 @@ class GatewayPort(NamedTuple):
 
     Attributes:
         port: the port; 0: the system chooses one.
-        words: the rule that chose the port, for people; empty: it is the configured one.
-        added: number to add to each other port that is configured for the gateway.
+        words: the rule that chose the port, for people; empty: the port is the configured one.
+        added: number that is also added to all other configured ports of this gateway.
     """
 
     port: int
