@@ -6,7 +6,7 @@ log decides which run is next, so every process derives the same turns.
 
 **Order.** Of the runs with one key, those with a larger priority come first, then those that
 started earlier. Keys are served round robin: when a run has begun, its key goes to the end of the
-line.
+queue of keys.
 
 **Time** is `Record.ordered_at`. A run may wait only for the end of its interval. It then gets its
 turn with the next record of the limit, so a process appends a reminder when the turn is due.
@@ -154,8 +154,8 @@ class LimitState(State[None]):
         having: the ids of those that have their turn.
         waiting: number of those that wait.
         ended_at_start: the ids of those that are skipped, refused or deadlocked.
-        granted: the ids of those that got their turn since a reader has removed them from here. It
-            is no part of the state.
+        granted: the ids of those that got their turn and that no reader has removed from here yet.
+            Not a part of the state.
     """
 
     def __init__(self) -> None:
@@ -174,8 +174,8 @@ class LimitState(State[None]):
         self._idle: list[tuple[float, str]] = []
         """When keys without runs are forgotten, as a heap."""
         self._awaiting: Counter[tuple[str | None, str]] = Counter()
-        """For each run that cannot end before others, how many of those wait for their turn: by key
-        (None: any) and id.
+        """By a key (None: any key) and the id of a run: how many runs with this key wait for their
+        turn, and must end before that run can end.
         """
 
     # --- applying records

@@ -134,7 +134,7 @@ class Child(Generic[_ResultT_co]):
         raise_failure(decided)
         self.id = msgspec.json.decode(
             decided.result, type=str
-        )  # a fork uses the child of the run that it forks
+        )  # a fork uses the child that the original run started
         compensations.add(self.number, name, CANCEL_CHILD, self._cancel)
         if not execution.is_check:
             with execution.asked.performing():

@@ -1,6 +1,7 @@
 """The operations of a workflow other than steps: waits, branches, locks, calls, children, stores.
 
-Each operation takes its number when its method is called, before anything is awaited.
+Each operation gets its number when its method is called, before anything is awaited. The other
+modules of this package have the work of single operations; `bokiflow.workflow` adds steps.
 """
 
 from __future__ import annotations

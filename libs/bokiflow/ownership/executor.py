@@ -12,6 +12,8 @@ Four tasks run while it has work:
   run itself, so such a start is not in the inbox. If that executor loses the partition while its
   append is in flight, the new owner may have read the partition before the start is ordered. So
   each executor also reads pages of the list of starts, several times per lease.
+
+`bokiflow.runner.Runner` is an executor, and `bokiflow.driver` claims partitions for it.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _uncertain(self) -> set[int]:
-        """Return the partitions that may have open runs which this process does not know."""
+        """Return the partitions that may have open runs that this process does not know."""
 
     @abstractmethod
     def _tidy(self) -> None:

@@ -1,9 +1,11 @@
 """This process as an executor of a flow: its heartbeats, its lease, and the partitions it owns.
 
-While it has work, it writes a heartbeat each quarter of its lease, and reads the records of all
-executors up to that heartbeat. Until 0.8 of the lease have passed since the heartbeat was sent, no
-other process can own its partitions. So it is sure of them without a read. When 0.8 of the lease
-have passed without a new heartbeat, it must have stopped its runs.
+While this process has work, it writes a heartbeat each quarter of its lease, and reads the records
+of all executors up to that heartbeat. Until 0.8 of the lease have passed since the heartbeat was
+sent, no other process can own its partitions, so it relies on its ownership without a read. When
+0.8 of the lease have passed without a new heartbeat, it must have stopped its runs.
+
+`owners` derives the owners of partitions from these records; `executor` writes the heartbeats.
 """
 
 from __future__ import annotations
@@ -194,8 +196,8 @@ class Member:
         return due
 
     def due_releases(self) -> list[int]:
-        """Return the partitions that another executor should own, if that one has been live for a
-        lease.
+        """Return the partitions of this process for which another executor is preferred, if that
+        executor has been live for a lease.
         """
         now, lease_s = waiting.monotonic_now(), self.lease.lease_s
         for name in [name for name in self._seen if name not in self.owners.executors]:

@@ -18,8 +18,8 @@ _READ_MIN: Final = 8
 class Backwards:
     """Reads the records of a tag, newest first.
 
-    A log reads ranges forwards only. So each page reads a window of seqnums. The width of a window
-    follows from the number of records in the windows read before.
+    A log reads ranges only forwards. So each page reads a window of seqnums. The width of a window
+    follows from the number of records in the windows that were read before.
 
     Args:
         log: log of the records.

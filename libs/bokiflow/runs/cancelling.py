@@ -1,9 +1,12 @@
 """Ends the code that a cancelled run still executes: bodies of steps, and workflow code.
 
-A cancellation of a run is raised at the run's next operation. A body that runs then gets a time of
-grace. After it, `asyncio.CancelledError` is raised where the body waits. If the body continues to
-wait for another `ENDING_S`, it is abandoned: its coroutine is closed and never resumed. Workflow
-code that waits outside of operations is ended in the same way, but with `Cancelled`.
+A cancellation of a run is raised at the run's next operation. If the body of a step is running, it
+first gets a time of grace. After this time, `asyncio.CancelledError` is raised where the body
+waits. If the body still waits `ENDING_S` seconds later, it is abandoned: its coroutine is closed
+and never resumed. Workflow code that waits outside of operations is ended in the same way, but with
+`Cancelled`.
+
+`execution` runs the workflow's code and the bodies of its steps through `CancelGrace`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from bokiflow.runs.errors import Cancelled
 
 _ValueT = TypeVar("_ValueT")
 ENDING_S: Final = 5.0
-"""Seconds that code gets for its own clean-up, from when a cancellation is raised in it."""
+"""Seconds that code gets for its clean-up after a cancellation was raised in it."""
 _LOOK_S_MAX: Final = 1.0
 _LOOK_S_MIN: Final = 0.01
 

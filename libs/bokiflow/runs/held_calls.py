@@ -1,11 +1,11 @@
 """The calls of a run whose outcomes the platform holds until the run has recorded them
 (docs/decisions/0061).
 
-The platform holds an outcome from the call on, without a limit in time. So an execution that
-repeats the call gets the outcome, however long the run was stopped. When the outcome is a durable
-record of the run, no execution makes the call again, and this module releases the outcome. A crash
-may leave outcomes held. The next execution releases them when it replays the recorded calls; after
-the end of the run, `bokiflow.collecting` does.
+The platform holds an outcome from the call on, without a time limit. So an execution that repeats
+the call gets the outcome, however long the run was stopped. When the outcome is a durable record of
+the run, no execution makes the call again, and this module releases the outcome. A crash may leave
+outcomes held. The next execution releases them when it replays the recorded calls; after the end of
+the run, `bokiflow.collecting` releases them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class HeldCalls:
             del self._recorded[next(iter(self._recorded))]
 
     async def release_if_many(self) -> None:
-        """Release the recorded outcomes, if at least `_TOGETHER` of them have come together."""
+        """Release the recorded outcomes, if there are at least `_TOGETHER` of them."""
         if len(self._recorded) >= _TOGETHER:
             await self.release_recorded()
 

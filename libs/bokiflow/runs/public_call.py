@@ -89,7 +89,7 @@ def public_call() -> Iterator[None]:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Enter a block whose appends are not a part of the current public call."""
+    """Enter a block whose appends do not belong to the current public call."""
     call = CALL.get()
     before = None if call is None else (call.unknown, call.has_appended)
     try:

@@ -1,7 +1,8 @@
-"""Keeps the ids of the newest runs in memory, so that a run is found by the beginning of its id.
+"""Keeps the ids of the newest runs in memory, so that runs are found by a prefix of their ids.
 
-The log has no index of the beginnings of ids. So the first search in a process reads the list of
-starts backwards, as far as the search needs. Later searches read only new starts.
+The log has no index of prefixes of ids. So the first search in a process reads the list of starts
+backwards, as far as the search needs. Later searches read only new starts. `run_lists` searches
+here.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class RecentStarts:
     def __init__(self) -> None:
         self.floor: SeqNum = 0
         self._starts: deque[RecentStart] = deque(maxlen=KEPT_MAX)
-        """The newest first."""
+        """The known starts, newest first."""
         self._end: SeqNum | None = None
         self._has_older = True
         """Whether the log may have starts before the known ones."""
@@ -73,7 +74,7 @@ class RecentStarts:
 
     @property
     def oldest(self) -> SeqNum:
-        """The seqnum from which on all starts are known."""
+        """The seqnum from which on all starts in the list are known."""
         return self._starts[-1].seqnum if self._starts else self._end or 0
 
     async def find(self, log: Log, prefix: str) -> list[RecentStart]:

@@ -30,7 +30,7 @@ NO_SIGNAL: Final = b"null"
 SIGNAL_KEYS_MAX: Final = 256
 """Number of signal keys that a round keeps from the rounds before it."""
 PAST_MAX: Final = 256
-"""Number of records of old rounds from which on a history is trimmed."""
+"""A history is trimmed when it has at least so many records of old rounds."""
 _decode_got = msgspec.json.Decoder(tuple[SeqNum, Any]).decode
 
 
@@ -105,8 +105,8 @@ def next_round(
 
 
 async def trim_past(log: Log, id: str, run: Run) -> None:  # noqa: A002
-    """Trim the history of a run up to its previous round, if `PAST_MAX` older records have come
-    together.
+    """Trim the history of a run up to its previous round, if it has at least `PAST_MAX` older
+    records.
     """
     if run.past < PAST_MAX:
         return

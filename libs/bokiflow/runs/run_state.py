@@ -7,7 +7,8 @@ decisions of one step, the first in the log takes effect. `bokiflow.runs.states`
 transitions.
 
 A run may have rounds (`Workflow.continue_as_new`). The record that ends a round begins the next
-one. Of earlier rounds only unconsumed signals, and an unnoticed cancellation, remain.
+one. Only unconsumed signals, and a cancellation that the workflow has not noticed, remain of
+earlier rounds.
 """
 
 from __future__ import annotations
