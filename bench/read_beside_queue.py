@@ -2,8 +2,9 @@
 other records.
 
 A queue writes a checkpoint every thousand commands, then trims its sub-streams up to that
-checkpoint. Two platforms hold the same log; in one of them a queue has written checkpoints since.
-Both have the records in their record cache, so both should answer without a message.
+checkpoint. Two platforms hold the same log; on one of them, a queue has written checkpoints after
+the records that are read. Both have these records in their record cache, so both should answer
+without a message.
 
     python -m bench.read_beside_queue [--seconds 1] [--rounds 3] [--callers 1 64] [--messages 2000]
 """

@@ -111,7 +111,9 @@ async def filled(log: Log, fill: Fill) -> list[int]:
 
 
 async def trim(log: Log, fill: Fill, share: float, seqnums: list[int]) -> None:
-    """Trim a share of a log: of its beginning, or of its tags; check that the rest is there."""
+    """Trim a share of a log: its oldest records, or all records of some tags. Check that the other
+    records can be read.
+    """
     if fill.by_tags:
         dead = int(fill.tags * share)
         for tag in range(dead):

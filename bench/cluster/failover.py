@@ -1,8 +1,8 @@
 """Measures for how long appends pause when the primary is lost (decision 0046; Scalog 4.4).
 
-Three sequencers, one storage node and the compute node are processes of their own; this one is the
-compute node. Some callers append without pauses. In each round the primary is killed, hangs
-(SIGSTOP), or stops in order (SIGTERM). The pause is the longest time without an acknowledgement.
+Three sequencers and one storage node run in processes of their own; this process is the compute
+node. Some callers append without pauses. In each round the primary is killed, hangs (SIGSTOP), or
+stops in order (SIGTERM). The pause is the longest time without an acknowledgement.
 
     python -m bench.cluster.failover [--lost-s 0.5] [--rounds 5] [--appenders 4]
 """
@@ -36,7 +36,7 @@ ENGINE = NodeId("engine-0")
 WAYS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP, "stopped": signal.SIGTERM}
 _BEFORE_S, _AFTER_S = 1.0, 3.0
 _BACK_S = 60.0
-"""Seconds within which a lost sequencer is back."""
+"""Seconds within which a lost sequencer must run again."""
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +59,7 @@ def longest_pause_s(times: Iterable[float], began: float, ended: float) -> float
 
 
 class Appenders:
-    """Callers that append until they are stopped; `acknowledged_at` has an instant an append."""
+    """Callers that append until they are stopped; `acknowledged_at` has an instant per append."""
 
     def __init__(self, log: Log, callers: int) -> None:
         self.acknowledged_at: list[float] = []
@@ -99,7 +99,7 @@ async def one_round(cluster: Supervisor, engine: Engine, log: Log, how: str, cal
 
 
 async def main(asked: argparse.Namespace) -> None:
-    """Lose primaries, in each of the ways alternately."""
+    """Lose primaries, alternately in each way, and print the pauses."""
     configure_logging("console", "error")
     report = Report("failover", asked)
     pauses: dict[str, list[float]] = {how: [] for how in WAYS}

@@ -91,7 +91,7 @@ class GatewayApp(FastAPI):
         self._described_at = -1
         self._base: dict[str, Any] | None = None
         self._streams: set[asyncio.Task[Any]] = set()
-        """Tasks that are sending an answer; the long ones are streams of records."""
+        """Tasks that are sending an answer. Those that last long send streams of records."""
 
     def end_streams(self) -> None:
         """End all streams and unused connections, because the platform stops."""
@@ -127,7 +127,7 @@ class GatewayApp(FastAPI):
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer by a FastAPI route. A request that is cancelled before its answer begins gets a
-        503. A stream that has begun is ended properly.
+        503. If the answer is a stream that has begun, its body is ended.
         """
         begun = False
         task = asyncio.current_task()

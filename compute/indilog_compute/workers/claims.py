@@ -2,9 +2,11 @@
 
 A worker with a blocked event loop answers no message, so the node cannot ask which calls it has
 begun. Instead, each call has two bytes. The worker writes `begun`, then reads `revoked`. The node
-writes `revoked`, and reads `begun` after `VISIBLE_S`. The process that writes second sees the
-other's byte. So either the worker does not run the call, or the node knows that the call may have
-begun. A store becomes visible to all processors in far less than `VISIBLE_S`.
+writes `revoked`, and reads `begun` after `VISIBLE_S`. The process that writes second sees the byte
+of the other process. So either the worker does not run the call, or the node knows that the call
+may have begun. A store becomes visible to all processors in far less than `VISIBLE_S`.
+
+`process` has the node's side, `starting.worker_process` the worker's side.
 """
 
 from __future__ import annotations
