@@ -16,7 +16,7 @@ from indilog.base.ids import NodeId
 from indilog.kernel.zones import shares_zones
 
 
-class Node(NamedTuple):
+class NodeHealth(NamedTuple):
     """One node; None: the status does not have the figure."""
 
     node: str
@@ -175,7 +175,7 @@ class ClusterHealth:
     # --- nodes
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[NodeHealth]:
         """All nodes, by role."""
         roles = (
             ("sequencer", self.sequencers),
@@ -186,12 +186,12 @@ class ClusterHealth:
         )
         return [self._node(node, role) for role, nodes in roles for node in nodes]
 
-    def _node(self, node: str, role: str) -> Node:
+    def _node(self, node: str, role: str) -> NodeHealth:
         figures = self._figures.get(node, {})
         if node == self._answering:
             figures = self._status["engine"]["progress"]
         lost = role == "storage" and node in self.lost
-        return Node(
+        return NodeHealth(
             node=node,
             role="primary" if node == self.primary else role,
             state="silent" if node in self.silent else "lost" if lost else "running",
