@@ -65,7 +65,7 @@ def at_a_rate(rate: float, paper: Mapping[str, str] = MappingProxyType({})) -> S
     return Step(f"{rate:g}/s", _CLIENTS_AT_A_RATE, rate, paper)
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """One round of a step, and the platform's figures before and after."""
 
     run: LoadRun
@@ -94,7 +94,7 @@ async def _measure(
 ) -> list[str]:
     report = Report(application.name, asked, platform="embedded, R = 1, fsync")
     report.say(f"loaded: {await application.load(url, lambda _: None)}")
-    rounds: dict[str, list[Measured]] = {step.name: [] for step in steps}
+    rounds: dict[str, list[MeasuredStep]] = {step.name: [] for step in steps}
     order = list(steps)
     await _round(url, application, steps[0], _WARM_UP_S, seed=0)
     seeds = itertools.count(1)
@@ -115,7 +115,7 @@ async def _measure(
 
 async def _round(
     url: str, application: Application, step: Step, seconds: float, *, seed: int
-) -> Measured:
+) -> MeasuredStep:
     before = await figures(url, application.name)
     run = await run_load(
         url,
@@ -126,13 +126,13 @@ async def _round(
         rate=step.rate,
     )
     await application.settle(url)
-    return Measured(run, before, await figures(url, application.name))
+    return MeasuredStep(run, before, await figures(url, application.name))
 
 
 def _show(
     report: Report,
     application: Application,
-    rounds: Sequence[tuple[Step, list[Measured]]],
+    rounds: Sequence[tuple[Step, list[MeasuredStep]]],
     replay: TraceReplay,
 ) -> None:
     columns = (
@@ -167,7 +167,7 @@ def _percentile(runs: Sequence[LoadRun], percent: float, function: str | None = 
     return latency(median(answered)) if answered else "-"
 
 
-def _conflicts(measured: Sequence[Measured], replay: TraceReplay) -> float:
+def _conflicts(measured: Sequence[MeasuredStep], replay: TraceReplay) -> float:
     """Return the share of the application's records without effect, because of a conflict."""
     appends = sum(one.after.tail - one.before.tail for one in measured)
     lost = sum(

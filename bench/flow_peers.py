@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from bench.sides.flow_install import MissingError, default_directory
-from bench.sides.flows import OPERATIONS, SIDES, Ask, Served, Side
+from bench.sides.flows import OPERATIONS, SIDES, Ask, FlowSide, Served
 from bench.support import servers
 from bench.support.harness import (
     Report,
@@ -67,7 +67,7 @@ async def measure(served: Served, ask: Ask, callers: int, seconds: float) -> Rou
             connection.close()
 
 
-async def one_round(side: Side, asked: argparse.Namespace) -> tuple[dict[Cell, Round], str]:
+async def one_round(side: FlowSide, asked: argparse.Namespace) -> tuple[dict[Cell, Round], str]:
     """Start a side, run the requested measurements, stop it; return its description, too."""
     cells = [(operation, callers) for operation in asked.operations for callers in asked.callers]
     groups = [[cell] for cell in cells] if side.starts_anew else [cells]

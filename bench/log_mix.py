@@ -70,7 +70,7 @@ SEQ_READS = ("own", "popular", "suffix", "head", "tail")
 TAG_READS = ("direct", "left", "right", "head", "tail")
 
 
-class Caller:
+class ClosedLoopCaller:
     """One closed-loop caller: what it has appended, and what it does next."""
 
     def __init__(self, number: int, mixing: Mixing) -> None:
@@ -156,7 +156,7 @@ class Mixing:
         self.newest = 0
         self.popular: list[int] = []
         self.latencies_s: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
-        self._callers = [Caller(number, self) for number in range(callers)]
+        self._callers = [ClosedLoopCaller(number, self) for number in range(callers)]
 
     def appended(self, seqnum: int) -> None:
         """Note a new record."""

@@ -38,7 +38,7 @@ MIB = 1024 * 1024
 _ANY_TAG = TagFilter(b"\xff" * 8)
 
 
-class Node:
+class DiskIndex:
     """The index of a node with a disk.
 
     Attributes:
@@ -101,7 +101,7 @@ async def main(asked: argparse.Namespace) -> None:
     report = Report("new_tags", asked, records_a_position=RECORDS)
     chance = np.random.default_rng(SEED)
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as directory:
-        node = Node(Path(directory), asked.memory_mib * MIB)
+        node = DiskIndex(Path(directory), asked.memory_mib * MIB)
         known = array("Q")
         for _ in range(0, asked.tags, RECORDS):
             tags = chance.integers(1, 2**64 - 1, RECORDS, dtype=np.uint64)

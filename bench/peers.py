@@ -109,7 +109,7 @@ async def serving(side: str, clients: int) -> AsyncIterator[Server]:
                 yield Server({"url": url}, "", _SYNCED)
 
 
-class Client:
+class SideClient:
     """A client process of one side (`bench.sides.client`)."""
 
     def __init__(self, process: Process) -> None:
@@ -132,13 +132,13 @@ class Client:
 
 
 @asynccontextmanager
-async def client_process() -> AsyncIterator[Client]:
+async def client_process() -> AsyncIterator[SideClient]:
     """Run a client process until the block is left."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.sides.client", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES_MAX
     )
     try:
-        yield Client(process)
+        yield SideClient(process)
     finally:
         assert process.stdin is not None, "it is a pipe"
         process.stdin.close()

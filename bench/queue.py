@@ -37,7 +37,7 @@ PAPER = {"128/128": ("  Boki", "20,700", "1.1 ms", "4.3 ms")}
 
 
 @dataclass
-class Tally:
+class QueueTally:
     """The messages that producers and consumers of one round pushed and received."""
 
     pushed: set[int] = field(default_factory=set)
@@ -64,11 +64,11 @@ class Tally:
 
 async def one_round(
     log: Log, name: str, producers: int, consumers: int, seconds: float, shards: int | None = None
-) -> Tally:
+) -> QueueTally:
     """Run producers for `seconds`, and consumers until the queue is empty. Each producer pushes at
     least one message.
     """
-    tally = Tally()
+    tally = QueueTally()
 
     def queue() -> Queue:
         return Queue(log, name, shards=shards or consumers)

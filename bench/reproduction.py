@@ -86,7 +86,7 @@ EXPERIMENTS: Final[dict[str, dict[str, Side]]] = {
 """The first side of each experiment is the base of the comparison."""
 
 
-class Found(NamedTuple):
+class SideMeasurements(NamedTuple):
     """The measurements of one side."""
 
     rounds: list[Round]
@@ -118,7 +118,7 @@ class Found(NamedTuple):
 
 async def measure(
     sides: Mapping[str, Side], callers: int, asked: argparse.Namespace
-) -> dict[str, Found]:
+) -> dict[str, SideMeasurements]:
     """Run the sides of one experiment interleaved, each on a platform of its own."""
     async with AsyncExitStack() as stack:
         mixings: dict[str, Mixing] = {}
@@ -147,10 +147,10 @@ async def measure(
         }
 
 
-def _found(rounds: list[Round], mixing: Mixing, before: Status, after: Status) -> Found:
+def _found(rounds: list[Round], mixing: Mixing, before: Status, after: Status) -> SideMeasurements:
     tier = {kind: after["index_tier"][kind] - before["index_tier"][kind] for kind in TIER}
     reads = sum(len(values) for kind, values in mixing.latencies_s.items() if kind != "append")
-    return Found(rounds, reads, tier, dict(mixing.latencies_s))
+    return SideMeasurements(rounds, reads, tier, dict(mixing.latencies_s))
 
 
 async def main(asked: argparse.Namespace) -> None:

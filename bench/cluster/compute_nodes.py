@@ -74,7 +74,7 @@ async def _append(append: Callable[..., Awaitable[int]], entry: Entry) -> None:
     await append(entry.data, tags=entry.tags)
 
 
-class Cluster:
+class AppendingCluster:
     """A cluster of processes, each compute node of which appends."""
 
     def __init__(self, config: Config, asked: argparse.Namespace) -> None:
@@ -139,7 +139,7 @@ async def main(asked: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
             cluster = {"engines": nodes, "durability": "memory"}
             config = platforms.configured(path, processes=True, cluster=cluster)
-            rounds = await Cluster(config, asked).measured()
+            rounds = await AppendingCluster(config, asked).measured()
         report.keep(str(nodes), rounds)
         figures = [median(one[role] for one in rounds) for role in roles]
         first = first or figures[-1]

@@ -48,7 +48,7 @@ _REPORTS_WAITING_MAX: Final = 10_000
 _BEGAN: Final = time.perf_counter()
 
 
-class Node:
+class EmulatedNode:
     """An emulated node: its connections to the sequencers."""
 
     def __init__(self, name: NodeId, start: NodeStart, config: Config) -> None:
@@ -74,7 +74,7 @@ class Node:
         self._transport.flush()
 
 
-class StorageNode(Node):
+class EmulatedStorageNode(EmulatedNode):
     """Reports the progress of its shards, as if records were appended to them all the time.
 
     Attributes:
@@ -154,7 +154,9 @@ class StorageNode(Node):
 
 
 async def _open_shards(
-    writers: Mapping[ShardId, Node], replicas: Sequence[StorageNode], start: NodeStart
+    writers: Mapping[ShardId, EmulatedNode],
+    replicas: Sequence[EmulatedStorageNode],
+    start: NodeStart,
 ) -> None:
     """Request all shards, until the primary has named all writers."""
     async with asyncio.timeout(_STARTS_S):
@@ -192,11 +194,15 @@ async def measure(report: Report, shards: int, asked: argparse.Namespace) -> lis
                 for node in start.view.storage_nodes
             }
             replicas = [
-                StorageNode(node, shards_of, start, config, asked.interval_ms / 1e3)
+                EmulatedStorageNode(node, shards_of, start, config, asked.interval_ms / 1e3)
                 for node, shards_of in of.items()
             ]
-            writers = {s: Node(p.writer, start, config) for s, p in start.view.shards.items()}
-            others = [Node(n, start, config) for n in (*view.index_nodes, *view.aggregators)]
+            writers = {
+                s: EmulatedNode(p.writer, start, config) for s, p in start.view.shards.items()
+            }
+            others = [
+                EmulatedNode(n, start, config) for n in (*view.index_nodes, *view.aggregators)
+            ]
             await _open_shards(writers, replicas, start)
             await asyncio.sleep(asked.seconds / 4)
             primary = cluster.processes[replicas[0].primary].pid
@@ -212,7 +218,7 @@ async def measure(report: Report, shards: int, asked: argparse.Namespace) -> lis
             cuts = max(replica.cuts for replica in replicas)
             reports = sum(replica.reports for replica in replicas)
             for node in (*replicas, *writers.values(), *others):
-                node.stop() if isinstance(node, StorageNode) else node.close()
+                node.stop() if isinstance(node, EmulatedStorageNode) else node.close()
     used = [b - a for a, b in zip(before, after, strict=True)]
     report.keep(str(shards), [latencies[:: max(1, len(latencies) // 1000)], cuts, reports, used])
     return [

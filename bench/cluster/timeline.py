@@ -43,14 +43,14 @@ _CUTS: Final = 10
 """Cuts until a finalized shard gets no further records, as in the paper."""
 
 
-class Append(NamedTuple):
+class AcknowledgedAppend(NamedTuple):
     """When an append was acknowledged, and how long it took, in seconds."""
 
     at: float
     took_s: float
 
 
-class Span(NamedTuple):
+class EventSpan(NamedTuple):
     """An event, and the seconds in which its effects are counted."""
 
     name: str
@@ -62,7 +62,7 @@ class RatedAppenders:
     """Callers that together begin `rate` appends a second, as long as no caller waits too long."""
 
     def __init__(self, log: Log, rate: float) -> None:
-        self.appends: list[Append] = []
+        self.appends: list[AcknowledgedAppend] = []
         self._tasks = [
             asyncio.create_task(self._append(log, _CALLERS / rate, number / rate))
             for number in range(_CALLERS)
@@ -75,7 +75,7 @@ class RatedAppenders:
             began = time.perf_counter()
             await log.append(bytes(1024), tags=["timeline"])
             now = time.perf_counter()
-            self.appends.append(Append(now, now - began))
+            self.appends.append(AcknowledgedAppend(now, now - began))
             due += every_s * max(1, math.ceil((now - due) / every_s))  # callers stay apart
 
     async def stop(self) -> None:
@@ -124,7 +124,9 @@ def events_of(
     }
 
 
-def row_of(span: Span, appends: list[Append], rate: float) -> tuple[float, float, float]:
+def row_of(
+    span: EventSpan, appends: list[AcknowledgedAppend], rate: float
+) -> tuple[float, float, float]:
     """Return the longest pause in seconds, the share of the rate in the worst window, and the 99th
     percentile of latency in seconds.
     """
@@ -136,7 +138,7 @@ def row_of(span: Span, appends: list[Append], rate: float) -> tuple[float, float
     return pause_s, float(windows.min()) / _WINDOW_S / rate, p99
 
 
-def picture(spans: list[Span], appends: list[Append], path: Path) -> None:
+def picture(spans: list[EventSpan], appends: list[AcknowledgedAppend], path: Path) -> None:
     """Draw acknowledged appends a second, and the events."""
     import matplotlib as mpl
 
@@ -189,7 +191,7 @@ async def main(asked: argparse.Namespace) -> None:
                 began = time.perf_counter()
                 await happen()
                 await asyncio.sleep(max(0.0, began + asked.seconds - time.perf_counter()))
-                spans.append(Span(name, began, time.perf_counter()))
+                spans.append(EventSpan(name, began, time.perf_counter()))
             await appenders.stop()
     table = table_of(
         f"{asked.rate:g} appends/s", "event", "longest pause", "worst 100 ms", "p99 latency"

@@ -51,7 +51,7 @@ class SlowStore(DirectoryStore):
         return await super().get(name)
 
 
-class Measured(NamedTuple):
+class MeasuredRequests(NamedTuple):
     """A round, and the requests in it."""
 
     round: Round
@@ -62,7 +62,7 @@ class Measured(NamedTuple):
         return 1e6 * self.requests[kind] / max(self.round.operations, 1)
 
 
-async def measure(asked: argparse.Namespace, callers: int) -> Measured:
+async def measure(asked: argparse.Namespace, callers: int) -> MeasuredRequests:
     """Append through `asked.writers` drivers of a new log."""
     data = bytes(asked.record_bytes)
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
@@ -86,7 +86,7 @@ async def measure(asked: argparse.Namespace, callers: int) -> Measured:
             before = sum((each.requests for each in cells), Counter())
             measured = await closed_loop(append, callers=callers, seconds=asked.seconds)
             after = sum((each.requests for each in cells), Counter())
-    return Measured(measured, after - before)
+    return MeasuredRequests(measured, after - before)
 
 
 async def main(asked: argparse.Namespace) -> None:

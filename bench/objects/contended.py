@@ -33,7 +33,7 @@ RETRIES: Final = 2000
 _rounds = count()
 
 
-class Attempts:
+class BodyRuns:
     """Counts how often bodies of transactions ran."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ stock_of: Final[ContextVar[str]] = ContextVar("stock")
 """The object that the body of the current caller uses."""
 
 
-def sides(flow: Flow, attempts: Attempts) -> dict[str, Take]:
+def sides(flow: Flow, attempts: BodyRuns) -> dict[str, Take]:
     """Return the ways to take a piece of a stock."""
     stores: dict[str, Store] = {}
 
@@ -114,7 +114,7 @@ async def main(asked: argparse.Namespace) -> None:
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="indilog-contended-") as directory:
         async with indilog.open(directory) as client:
-            flow, attempts = Flow("contended"), Attempts()
+            flow, attempts = Flow("contended"), BodyRuns()
             ways = sides(flow, attempts)
             flow.attach(client)
             log = client.log("objects")

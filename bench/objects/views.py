@@ -57,7 +57,7 @@ class Execute(msgspec.Struct, array_like=True):
     data: bytes
 
 
-class Places(StateMachine[Execute, int]):
+class FixedPlaces(StateMachine[Execute, int]):
     """Fixed places, each with the data of the last command for it; counts commands."""
 
     kind: ClassVar[str] = "places"
@@ -181,12 +181,12 @@ def _rate(one: Round) -> float:
     return one.per_second
 
 
-async def replicas_of(log: Log, group: str, count: int) -> list[Machine[Places]]:
+async def replicas_of(log: Log, group: str, count: int) -> list[Machine[FixedPlaces]]:
     """Open a state machine as several processes would, each with a replica of its own."""
     return [
-        await Views(log, group, machines=[Places], hosts=["places", f"replica {number}"]).machine(
-            "places", Places
-        )
+        await Views(
+            log, group, machines=[FixedPlaces], hosts=["places", f"replica {number}"]
+        ).machine("places", FixedPlaces)
         for number in range(count)
     ]
 
@@ -198,7 +198,9 @@ async def one_round(
     machines = await replicas_of(logs[0], group, count)
     following = [
         asyncio.create_task(
-            Views(logs[0], group, machines=[Places], hosts=["places", f"replica {number}"]).follow()
+            Views(
+                logs[0], group, machines=[FixedPlaces], hosts=["places", f"replica {number}"]
+            ).follow()
         )
         for number in range(count)
     ]

@@ -49,7 +49,7 @@ class Served(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Side:
+class FlowSide:
     """A side, and the durability of its answers."""
 
     promise: str
@@ -216,16 +216,18 @@ async def indilog(_peers: Path) -> AsyncIterator[Served]:
 
 
 _RESTATE: Final = "every write synced (its log's RocksDB, fsync of the WAL)"
-SIDES: Final[Mapping[str, Side]] = {
-    "Restate, as shipped": Side(_RESTATE, partial(restate, partitions=None, on_node=False)),
-    "Restate, as shipped, Node": Side(_RESTATE, partial(restate, partitions=None, on_node=True)),
-    "Restate, 2 partitions": Side(_RESTATE, partial(restate, partitions=2, on_node=False)),
-    "Restate, 2 partitions, Node": Side(_RESTATE, partial(restate, partitions=2, on_node=True)),
-    "DBOS on SQLite": Side(
+SIDES: Final[Mapping[str, FlowSide]] = {
+    "Restate, as shipped": FlowSide(_RESTATE, partial(restate, partitions=None, on_node=False)),
+    "Restate, as shipped, Node": FlowSide(
+        _RESTATE, partial(restate, partitions=None, on_node=True)
+    ),
+    "Restate, 2 partitions": FlowSide(_RESTATE, partial(restate, partitions=2, on_node=False)),
+    "Restate, 2 partitions, Node": FlowSide(_RESTATE, partial(restate, partitions=2, on_node=True)),
+    "DBOS on SQLite": FlowSide(
         "every commit synced (synchronous=FULL)", partial(dbos, postgres=False), starts_anew=True
     ),
-    "DBOS on PostgreSQL": Side(
+    "DBOS on PostgreSQL": FlowSide(
         "every commit synced (synchronous_commit)", partial(dbos, postgres=True)
     ),
-    "IndiLog": Side("every write synced", indilog),
+    "IndiLog": FlowSide("every write synced", indilog),
 }

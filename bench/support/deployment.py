@@ -13,7 +13,7 @@ from bench.support.servers import HOST, free_port, temporary
 from indilog.cli.start import PlatformLog, platform, run_step, wait_ready
 
 
-class Deployed(NamedTuple):
+class DeployedPlatform(NamedTuple):
     """The address of the platform, and its process."""
 
     url: str
@@ -22,7 +22,7 @@ class Deployed(NamedTuple):
 
 
 @contextmanager
-def deployed(app: Path, name: str | None = None) -> Iterator[Deployed]:
+def deployed(app: Path, name: str | None = None) -> Iterator[DeployedPlatform]:
     """Run a platform with `app`, under its own name or under `name`."""
     port = free_port()
     url = f"http://{HOST}:{port}"
@@ -33,4 +33,4 @@ def deployed(app: Path, name: str | None = None) -> Iterator[Deployed]:
             wait_ready(process, url, log)
             named = [] if name is None else ["--name", name]
             run_step("Deploying", "indilog", "deploy", str(app), *named, "--url", url)
-            yield Deployed(url, port, process.pid)
+            yield DeployedPlatform(url, port, process.pid)

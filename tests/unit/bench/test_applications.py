@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.applications import Measured, Step, _conflicts, _measure, at_a_rate, in_a_loop
+from bench.applications import MeasuredStep, Step, _conflicts, _measure, at_a_rate, in_a_loop
 from functions.media import app as media
 from functions.media.load import Media
 from functions.workload.demonstration import Figures
@@ -55,8 +55,8 @@ async def test_a_fault_is_the_verdict(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_conflicts_are_counted_per_round_and_as_a_share_of_its_records() -> None:
-    def one(first: int, last: int) -> Measured:
-        return Measured(LoadRun({}), Figures(first, 0, 0), Figures(last, 0, 0))
+    def one(first: int, last: int) -> MeasuredStep:
+        return MeasuredStep(LoadRun({}), Figures(first, 0, 0), Figures(last, 0, 0))
 
     replay = TraceReplay(conflicts=[3, 10, 14, 19, 30])
     assert _conflicts([one(10, 15), one(20, 35)], replay) == 3 / 20

@@ -17,7 +17,7 @@ import pytest
 
 from bench import flow_peers
 from bench.sides.flow_install import MissingError, python_in
-from bench.sides.flows import Served, Side, post
+from bench.sides.flows import FlowSide, Served, post
 from bench.support.harness import ROOT, Round, closed_loop
 
 NPM = ROOT / "requirements" / "peers-npm"
@@ -102,7 +102,7 @@ async def test_a_missing_side_does_not_end_the_comparison_of_the_others(
         yield Served(0, {}, "")
 
     sides = {
-        name: Side("", how) for name, how in zip("abc", (missing, there, failing), strict=True)
+        name: FlowSide("", how) for name, how in zip("abc", (missing, there, failing), strict=True)
     }
     monkeypatch.setattr(flow_peers, "SIDES", sides)
     asked = argparse.Namespace(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench.queue import CORRECT, Tally, one_round
+from bench.queue import CORRECT, QueueTally, one_round
 from indilog.testing import MemoryLog
 
 
-def tally(**changed: object) -> Tally:
+def tally(**changed: object) -> QueueTally:
     """Return the tally of a correct round with two shards, except for the fields in `changed`."""
-    seen = Tally(
+    seen = QueueTally(
         pushed={1, 2, 3, 4},
         acknowledged={1: 1, 2: 1, 3: 1, 4: 1},
         firsts={0: [(10, 1), (12, 3)], 1: [(13, 4), (11, 2)]},

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from bench.reproduction import EXPERIMENTS, Found, measure
+from bench.reproduction import EXPERIMENTS, SideMeasurements, measure
 
 READS_MIN = 200
 """Reads of each side, so that its shares are not those of a few reads."""
 
 
-def found(experiment: str) -> dict[str, Found]:
+def found(experiment: str) -> dict[str, SideMeasurements]:
     """Measure for as long as this machine needs for enough reads."""
     seconds = 0.2
     while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.objects.views import Execute, Places, one_round, sides_of
+from bench.objects.views import Execute, FixedPlaces, one_round, sides_of
 from bokiviews import At
 from indilog.testing import MemoryLog
 
@@ -20,12 +20,12 @@ async def test_replicas_execute_all_commands_and_are_equal() -> None:
 
 
 async def test_replicas_that_lack_a_command_are_not_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, calls = Places.apply, iter(range(1 << 30))
+    right, calls = FixedPlaces.apply, iter(range(1 << 30))
 
-    def forgetful(self: Places, command: Execute, at: At) -> int:
+    def forgetful(self: FixedPlaces, command: Execute, at: At) -> int:
         return right(self, command, at) if next(calls) % 7 else self.executed
 
-    monkeypatch.setattr(Places, "apply", forgetful)
+    monkeypatch.setattr(FixedPlaces, "apply", forgetful)
     assert not (await one_round([MemoryLog("bench")], "g", 2, callers=4, seconds=0.05)).equal
 
 
