@@ -62,7 +62,7 @@ SERVICE_RETRIES: Final = 9
 _DAY_S: Final = 86_400.0
 
 
-class Refused(Exception):  # noqa: N818 - an outcome of an order
+class OrderRefused(Exception):  # noqa: N818 - an outcome of an order
     """The order cannot be sold.
 
     Attributes:
@@ -248,8 +248,8 @@ async def order_to_cash(wf: Workflow, order: Order) -> str:
     wf.compensate(end)  # the first compensation runs last
     try:
         await sell(wf, order)
-    except (Refused, StepFailedError) as error:
-        ends = error.ends if isinstance(error, Refused) else REJECTED
+    except (OrderRefused, StepFailedError) as error:
+        ends = error.ends if isinstance(error, OrderRefused) else REJECTED
         why = str(error)
 
         async def note(txn: Transaction) -> None:
@@ -267,7 +267,7 @@ async def sell(wf: Workflow, order: Order) -> None:
     lost may have taken effect.
 
     Raises:
-        Refused: a person or a service refused.
+        OrderRefused: a person or a service refused.
         StepFailedError: a service failed in all attempts.
     """
     store = Store(wf.log(LOG))
@@ -291,7 +291,7 @@ async def sell(wf: Workflow, order: Order) -> None:
     await charge(wf, store, sale, order.card)
     await ship(wf, store, sale)
     if not await wf.transact(store, finish):
-        raise Refused(CANCELLED, "another execution of this run undoes it")
+        raise OrderRefused(CANCELLED, "another execution of this run undoes it")
 
 
 async def approve(wf: Workflow, sale: Sale) -> None:
@@ -299,9 +299,9 @@ async def approve(wf: Workflow, sale: Sale) -> None:
     await wf.step(tell, sale.id, WAITING)
     approved = await wf.signal("approval", timeout=sale.approval_s)
     if approved is None:
-        raise Refused(CANCELLED, "not approved in time")
+        raise OrderRefused(CANCELLED, "not approved in time")
     if not approved:
-        raise Refused(REJECTED, "not approved")
+        raise OrderRefused(REJECTED, "not approved")
 
 
 async def charge(wf: Workflow, store: Store, sale: Sale, card: str) -> None:
@@ -311,13 +311,13 @@ async def charge(wf: Workflow, store: Store, sale: Sale, card: str) -> None:
         if await store.transact(functools.partial(sales.begin_undo, order=sale.id)):
             await services.refund(store, sale.id, wf.key)
 
-    async def pay() -> services.Answer:
+    async def pay() -> services.ServiceAnswer:
         return await services.charge(store, sale, card, wf.key)
 
     wf.compensate(refund)
     payment = await wf.step(pay, retries=SERVICE_RETRIES)
     if payment.refused:
-        raise Refused(REJECTED, payment.refused)
+        raise OrderRefused(REJECTED, payment.refused)
     await wf.step(tell, sale.id, CHARGED)
 
 
@@ -328,13 +328,13 @@ async def ship(wf: Workflow, store: Store, sale: Sale) -> None:
         if await store.transact(functools.partial(sales.begin_undo, order=sale.id)):
             await services.recall(store, sale.id, wf.key)
 
-    async def hand_over() -> services.Answer:
+    async def hand_over() -> services.ServiceAnswer:
         return await services.ship(store, sale, wf.key)
 
     wf.compensate(recall)
     parcel = await wf.step(hand_over, retries=SERVICE_RETRIES)
     if parcel.refused:
-        raise Refused(REJECTED, parcel.refused)
+        raise OrderRefused(REJECTED, parcel.refused)
 
 
 async def tell(ctx: Context, order: str, status: str) -> None:

@@ -29,42 +29,42 @@ class ServiceError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServiceAnswer:
     """A decided answer of a service: its id for what was done, or why it refused."""
 
     id: str
     refused: str = ""
 
 
-async def charge(store: Store, sale: Sale, card: str, key: str) -> Answer:
+async def charge(store: Store, sale: Sale, card: str, key: str) -> ServiceAnswer:
     """Take the order's total from the card."""
     asked = {"order": sale.id, "card": card, "amount": sale.total}
     return await _ask(store, "payments", key, asked)
 
 
-async def refund(store: Store, order: str, key: str) -> Answer:
+async def refund(store: Store, order: str, key: str) -> ServiceAnswer:
     """Return what was taken for an order, also by a request whose answer was lost; later charges of
     the order are refused.
     """
     return await _ask(store, "refunds", key, {"order": order})
 
 
-async def ship(store: Store, sale: Sale, key: str) -> Answer:
+async def ship(store: Store, sale: Sale, key: str) -> ServiceAnswer:
     """Hand the order's parcel to the carrier."""
     return await _ask(store, "parcels", key, {"order": sale.id, "city": sale.city})
 
 
-async def recall(store: Store, order: str, key: str) -> Answer:
+async def recall(store: Store, order: str, key: str) -> ServiceAnswer:
     """Have the carrier return an order's parcel; later parcels of the order are refused."""
     return await _ask(store, "recalls", key, {"order": order})
 
 
-async def send_mail(store: Store, mail: dict[str, Any]) -> Answer:
+async def send_mail(store: Store, mail: dict[str, Any]) -> ServiceAnswer:
     """Send a mail; order and status are its key, so that each status is mailed once."""
     return await _ask(store, "mails", f"{mail['order']}.{mail['status']}", mail)
 
 
-async def _ask(store: Store, what: str, key: str, content: dict[str, Any]) -> Answer:
+async def _ask(store: Store, what: str, key: str, content: dict[str, Any]) -> ServiceAnswer:
     """Send one request.
 
     Raises:
@@ -82,7 +82,7 @@ async def _ask(store: Store, what: str, key: str, content: dict[str, Any]) -> An
     if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise ServiceError(f"The service for {what} failed: {answer.status_code}.")
     told = answer.json()
-    return Answer(str(told.get("id", "")), str(told.get("refused", "")))
+    return ServiceAnswer(str(told.get("id", "")), str(told.get("refused", "")))
 
 
 @cache
