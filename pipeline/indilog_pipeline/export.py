@@ -114,7 +114,7 @@ def export(
         reads.range_of(Bounds(logs=frozenset({log})))  # a wrong source leaves no directory behind
     try:
         with _locked(directory):
-            files = _Files(directory, _manifest_of(directory, log, buckets))
+            files = _ExportFiles(directory, _manifest_of(directory, log, buckets))
             return _export(reads, files, chunk_bytes, progress, skips_gaps=skips_gaps)
     except OSError as error:
         raise DataDirectoryError(
@@ -124,7 +124,7 @@ def export(
 
 def _export(
     reads: LogReads,
-    files: _Files,
+    files: _ExportFiles,
     chunk_bytes: int,
     progress: Callable[[SeqNum, SeqNum, SeqNum], None],
     *,
@@ -174,7 +174,7 @@ def _refusal(gap: Gap) -> str:
     return f"Records at seqnums [{gap.start}, {gap.end}) are {what}; --skip-gaps skips them."
 
 
-class _Files:
+class _ExportFiles:
     """The files of an export, and its manifest."""
 
     def __init__(self, directory: Path, manifest: ExportManifest) -> None:

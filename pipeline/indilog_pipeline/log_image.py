@@ -183,7 +183,7 @@ class _Replica(NamedTuple):
     gone: NDArray[np.uint64]
 
 
-class _Files:
+class _JournalFiles:
     """The files of all journals, by their index."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class _Spans(NamedTuple):
 def _image_of(directory: Path, stored: StoredNodes) -> LogImage:
     position = stored.committed.length
     ordered = stored.ordering.columns(position)
-    files = _Files()
+    files = _JournalFiles()
     shards: list[tuple[int, _Spans, list[_Replica]]] = []
     width = 1
     gone, lost = [np.empty((0, 2), np.int64)], [np.empty((0, 2), np.int64)]
@@ -267,7 +267,7 @@ def _spans_of(ordered: OrderedColumns, shard: int) -> _Spans:
     return _Spans(localids, seqnums, lengths, ordered.positions[rows])
 
 
-def _replica(node: StoredNode, shard: ShardId, cut: int, files: _Files) -> _Replica | None:
+def _replica(node: StoredNode, shard: ShardId, cut: int, files: _JournalFiles) -> _Replica | None:
     """Return the ordered batches of a node's replica; None: it keeps none of the shard.
 
     Records that the node does not know to be ordered are left out: they may differ from the

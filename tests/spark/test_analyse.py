@@ -16,7 +16,7 @@ import pytest
 import bokiflow
 import indilog
 from bokistore import Store
-from indilog_pipeline.analytics.jobs import LAG, JobError, Report, Source, analyse
+from indilog_pipeline.analytics.jobs import LAG, JobError, JobReport, Source, analyse
 from indilog_pipeline.analytics.objects import objects
 from tests.spark.test_directory_read import damage
 
@@ -76,13 +76,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Records]:
     return directory, asyncio.run(fill(directory))
 
 
-def rows_of(report: Report) -> list[dict[str, object]]:
+def rows_of(report: JobReport) -> list[dict[str, object]]:
     assert not report.has_more
     assert report.svg.startswith("<svg")
     return [dict(zip(report.columns, row, strict=True)) for row in report.rows]
 
 
-def run(spark: SparkSession, name: str, directory: Path, log: str | None = None) -> Report:
+def run(spark: SparkSession, name: str, directory: Path, log: str | None = None) -> JobReport:
     return analyse(spark, name, Source(str(directory), log=log), rows_max=1000)
 
 

@@ -69,7 +69,7 @@ class Job(NamedTuple):
     chart: Chart
 
 
-class Report(NamedTuple):
+class JobReport(NamedTuple):
     """The result of a job.
 
     Attributes:
@@ -197,7 +197,7 @@ def check_job(name: str, source: Source) -> None:
         raise ConfigError("A read through a platform is of one log: give --log.")
 
 
-def analyse(session: SparkSession, name: str, source: Source, *, rows_max: int = 20) -> Report:
+def analyse(session: SparkSession, name: str, source: Source, *, rows_max: int = 20) -> JobReport:
     """Run a job.
 
     Raises:
@@ -216,7 +216,7 @@ def analyse(session: SparkSession, name: str, source: Source, *, rows_max: int =
     columns, rows = list(frame.columns), found[:rows_max]
     bars = [(_label(job.chart, columns, row), _number(job.chart, columns, row)) for row in rows]
     svg = bar_chart(job.title, job.chart.unit, bars)
-    return Report(job.title, columns, rows, len(found) > rows_max, svg)
+    return JobReport(job.title, columns, rows, len(found) > rows_max, svg)
 
 
 def _label(chart: Chart, columns: Sequence[str], row: Sequence[object]) -> str:

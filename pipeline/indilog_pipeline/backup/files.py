@@ -95,7 +95,7 @@ class StoredBatch(NamedTuple):
     payload: bytes
 
 
-class Order(NamedTuple):
+class OrderFile(NamedTuple):
     """The content of the file `order`. It has the stamp of each entry. Each span is a row of entry,
     shard and number of records; each new writer is a row of entry, shard and epoch.
     """
@@ -233,7 +233,7 @@ def _value(path: Path, kind: type[_StructT]) -> _StructT:
         ) from error
 
 
-def order_in(directory: Path) -> Order:
+def order_in(directory: Path) -> OrderFile:
     """Return the order that a backup holds, whose digest was checked."""
     content = (directory / ORDER_FILE).read_bytes()
     columns, at = [], 0
@@ -243,7 +243,7 @@ def order_in(directory: Path) -> Order:
         columns.append(np.frombuffer(column, "<i8").astype(np.int64))
         at += 8 + size
     times, positions, shards, lengths, writers = columns
-    return Order(
+    return OrderFile(
         np.cumsum(times).astype(np.uint64),
         np.cumsum(positions),
         shards.astype(np.uint16),

@@ -46,7 +46,7 @@ from indilog.runtime.journal.segment import synced_directory
 from indilog_ordering.metalog_state import MetalogState, encode_state
 from indilog_pipeline.backup.files import (
     Manifest,
-    Order,
+    OrderFile,
     Plan,
     StoredBatch,
     batches_in,
@@ -164,7 +164,7 @@ class _Entries:
     """
 
     def __init__(
-        self, plan: Plan, manifest: Manifest, order: Order, after: SeqNum, view: View
+        self, plan: Plan, manifest: Manifest, order: OrderFile, after: SeqNum, view: View
     ) -> None:
         self._plan = plan
         self._order = order

@@ -23,7 +23,7 @@ _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.2
 
 
-class Connection:
+class BlockingConnection:
     """A session with a platform, whose calls block.
 
     Its event loop runs in a thread of its own, so that the connection stays up while Spark consumes
@@ -94,7 +94,7 @@ class Connection:
 @contextmanager
 def connected(
     access: Access, position: MetalogPosition = 0, *, waits: bool = True
-) -> Iterator[Connection]:
+) -> Iterator[BlockingConnection]:
     """Connect to a platform for this block; reads reflect at least `position`.
 
     Args:
@@ -107,7 +107,7 @@ def connected(
         NotReadyError, UnauthorizedError, ConfigError, ValueError: as `indilog.connect`.
     """
     quiet_unless_configured()
-    connection = Connection(access, position)
+    connection = BlockingConnection(access, position)
     try:
         connection.open(waits=waits)
         yield connection

@@ -17,7 +17,7 @@ from indilog.base.ids import SeqNum, UserTag
 from indilog_pipeline.log_image import LogImage
 from indilog_pipeline.record_batches import Filter, parts_of, read_records
 from indilog_pipeline.spark.options import BATCH_ROWS_MIN, Bounds
-from indilog_pipeline.spark.reading import Found, Gap, Part, check_end
+from indilog_pipeline.spark.reading import Found, Gap, ReadPart, check_end
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 
@@ -57,14 +57,14 @@ class DirectoryReads:
             end = min(end, image.seqnum_at(bounds.ordered_end_us))
         return start, end
 
-    def parts(self, bounds: Bounds, start: SeqNum, end: SeqNum) -> list[Part]:
+    def parts(self, bounds: Bounds, start: SeqNum, end: SeqNum) -> list[ReadPart]:
         """Split [start, end) into parts of about the target size on disk."""
         if start >= end:
             return []
         image = LogImage.read(self._path)
         check_end(end, image.tail)
         return [
-            Part(part.start, part.end, _ImagePart(wanted, image.between(part.start, part.end)))
+            ReadPart(part.start, part.end, _ImagePart(wanted, image.between(part.start, part.end)))
             for wanted in self._wanted(bounds)
             for part in parts_of(image, start, end, self._partition_bytes)
         ]
@@ -92,7 +92,7 @@ class DirectoryReads:
         if records_max is None and bytes_max is None:
             return end
         columns = ["seqnum"] if bytes_max is None else ["seqnum", "data"]
-        part = Part(start, end, _ImagePart(self._wanted(bounds)[0], LogImage.read(self._path)))
+        part = ReadPart(start, end, _ImagePart(self._wanted(bounds)[0], LogImage.read(self._path)))
         records = data_bytes = 0
         for found in self.batches(part, bounds, columns):
             if isinstance(found, Gap):
@@ -107,7 +107,7 @@ class DirectoryReads:
                     return int(found.column("seqnum")[row].as_py())
         return end
 
-    def batches(self, part: Part, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
+    def batches(self, part: ReadPart, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
         """Yield the records of a part in log order, and the gaps between them."""
         del bounds  # the part has all that is needed
         assert isinstance(part.source, _ImagePart), "the part was planned by this class"

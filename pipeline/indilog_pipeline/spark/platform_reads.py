@@ -19,9 +19,9 @@ from indilog.base.ids import MetalogPosition, SeqNum, UserTag, decode_names, tag
 from indilog.base.log import READ_RANGE_LIMIT_MAX, Log, PlacedSpan, Record
 from indilog.link.remote import RemoteLog
 from indilog_pipeline.spark.columns import COLUMNS, arrow_schema
-from indilog_pipeline.spark.connection import Connection, connected
+from indilog_pipeline.spark.connection import BlockingConnection, connected
 from indilog_pipeline.spark.options import Access, Bounds
-from indilog_pipeline.spark.reading import Found, Gap, Part, check_end
+from indilog_pipeline.spark.reading import Found, Gap, ReadPart, check_end
 
 _SAMPLE: Final = 1_000
 """Records that a plan reads to estimate how many seqnums a partition has."""
@@ -82,7 +82,7 @@ class PlatformReads:
                 )
         return start, end
 
-    def parts(self, bounds: Bounds, start: SeqNum, end: SeqNum) -> list[Part]:
+    def parts(self, bounds: Bounds, start: SeqNum, end: SeqNum) -> list[ReadPart]:
         """Split [start, end) into parts of the target size, estimated from the first records."""
         if start >= end:
             return []
@@ -94,10 +94,14 @@ class PlatformReads:
                 check_end(end, platform.ask(log.tail))
                 step = self._seqnums_per_part(platform, log, start, end)
                 source = _LogPart(name, platform.position)
-                parts += [Part(at, min(at + step, end), source) for at in range(start, end, step)]
+                parts += [
+                    ReadPart(at, min(at + step, end), source) for at in range(start, end, step)
+                ]
         return parts
 
-    def _seqnums_per_part(self, platform: Connection, log: Log, start: SeqNum, end: SeqNum) -> int:
+    def _seqnums_per_part(
+        self, platform: BlockingConnection, log: Log, start: SeqNum, end: SeqNum
+    ) -> int:
         step = -(-(end - start) // _PARTS_MAX)
         pages = _pages(platform, log, self._tag, start, end, limit=_SAMPLE)
         sample: Sequence[Record] = next((page for page in pages if not isinstance(page, Gap)), ())
@@ -128,7 +132,7 @@ class PlatformReads:
             pages = _pages(platform, log, self._tag, start, end)
             return _end_within(pages, end, records_max, bytes_max)
 
-    def batches(self, part: Part, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
+    def batches(self, part: ReadPart, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
         """Yield the records of a part in log order, and the gaps between them."""
         del bounds  # the part has all that is needed
         assert isinstance(part.source, _LogPart), "the part was planned by this class"
@@ -158,7 +162,7 @@ class PlatformReads:
 class _Places:
     """The shard, localid and position of the records of a part, which are asked for in order."""
 
-    def __init__(self, platform: Connection, log: Log, end: SeqNum) -> None:
+    def __init__(self, platform: BlockingConnection, log: Log, end: SeqNum) -> None:
         assert isinstance(log, RemoteLog), "the log is read over a connection"
         self._platform, self._log, self._end = platform, log, end
         self._spans: list[PlacedSpan] = []
@@ -198,7 +202,7 @@ def _logs(bounds: Bounds) -> list[str]:
 
 
 def _pages(
-    platform: Connection,
+    platform: BlockingConnection,
     log: Log,
     tag: UserTag | None,
     start: SeqNum,

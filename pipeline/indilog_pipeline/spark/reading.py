@@ -31,7 +31,7 @@ class Gap(NamedTuple):
     error: IndilogError
 
 
-class Part(NamedTuple):
+class ReadPart(NamedTuple):
     """The part of a read that one task does.
 
     Attributes:
@@ -53,7 +53,7 @@ class LogReads(Protocol):
     def range_of(self, bounds: Bounds) -> tuple[SeqNum, SeqNum]:
         """Return the seqnums [start, end) that bounds name, up to the end of the log now."""
 
-    def parts(self, bounds: Bounds, start: SeqNum, end: SeqNum) -> list[Part]:
+    def parts(self, bounds: Bounds, start: SeqNum, end: SeqNum) -> list[ReadPart]:
         """Split [start, end) into parts of the target size."""
 
     def end_of_batch(
@@ -69,7 +69,7 @@ class LogReads(Protocol):
         limits. The batch has at least one record, if there is one.
         """
 
-    def batches(self, part: Part, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
+    def batches(self, part: ReadPart, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
         """Yield the records of a part in log order, and the gaps between them."""
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from indilog_pipeline.spark.columns import COLUMNS, GAPS, ddl
 from indilog_pipeline.spark.filters import narrowed
 from indilog_pipeline.spark.options import ReadOptions, read_options
-from indilog_pipeline.spark.reading import Part
+from indilog_pipeline.spark.reading import ReadPart
 from indilog_pipeline.spark.streaming import LogStreamReader, RecordPartition
 from indilog_pipeline.spark.tasks import columns_of, read_part, reads_of
 from indilog_pipeline.spark.writing import LogStreamWriter, LogWriter, write_options
@@ -117,7 +117,7 @@ class LogReader(DataSourceReader):
         start, end = self._reads.range_of(self._bounds)
         parts = self._reads.parts(self._bounds, start, end)
         # Spark would replace an empty list by a partition of its own.
-        return [RecordPartition(part) for part in parts or [Part(end, end)]]
+        return [RecordPartition(part) for part in parts or [ReadPart(end, end)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the batches of a partition."""

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from indilog.base.errors import ConfigError
 from indilog.base.ids import SeqNum
 from indilog_pipeline.spark.options import ReadOptions
-from indilog_pipeline.spark.reading import Part
+from indilog_pipeline.spark.reading import ReadPart
 from indilog_pipeline.spark.tasks import read_part, reads_of
 
 _SEQNUM: Final = "seqnum"
@@ -32,7 +32,7 @@ _SEQNUM: Final = "seqnum"
 class RecordPartition(InputPartition):
     """The input of one task: a part of a micro-batch."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: ReadPart) -> None:
         super().__init__(part)
         self.part = part
 

@@ -14,7 +14,7 @@ from indilog_pipeline.spark.connection import with_token
 from indilog_pipeline.spark.directory_reads import DirectoryReads
 from indilog_pipeline.spark.options import ReadOptions
 from indilog_pipeline.spark.platform_reads import PlatformReads
-from indilog_pipeline.spark.reading import Gap, LogReads, Part
+from indilog_pipeline.spark.reading import Gap, LogReads, ReadPart
 
 
 class GapError(IndilogError):
@@ -43,7 +43,7 @@ def reads_of(options: ReadOptions) -> LogReads:
 
 
 def read_part(
-    reads: LogReads, part: Part, options: ReadOptions, columns: Sequence[str]
+    reads: LogReads, part: ReadPart, options: ReadOptions, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a part: of records, or of gaps if options ask for them.
 

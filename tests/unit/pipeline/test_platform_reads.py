@@ -11,9 +11,9 @@ import pytest
 from indilog import Entry, Log
 from indilog.base.errors import DataLossError
 from indilog_pipeline.spark import platform_reads
-from indilog_pipeline.spark.connection import Connection
+from indilog_pipeline.spark.connection import BlockingConnection
 from indilog_pipeline.spark.options import read_options
-from indilog_pipeline.spark.reading import Found, Gap, LogReads, Part
+from indilog_pipeline.spark.reading import Found, Gap, LogReads, ReadPart
 from indilog_pipeline.spark.tasks import GapError, read_part
 from tests.support.damaged_log import DamagedLogs
 
@@ -30,7 +30,9 @@ class Local:
 
 
 def pages(log: Log, start: int, end: int, limit: int = 4) -> list[list[int] | tuple[str, int, int]]:
-    found = platform_reads._pages(cast("Connection", Local()), log, None, start, end, limit=limit)
+    found = platform_reads._pages(
+        cast("BlockingConnection", Local()), log, None, start, end, limit=limit
+    )
     return [
         (page.kind, page.start, page.end)
         if isinstance(page, Gap)
@@ -76,7 +78,7 @@ def test_a_batch_has_at_least_one_record_and_not_too_many() -> None:
     for records_max, bytes_max, end in (
         (2, None, 2), (1, None, 1), (None, 3, 4), (None, 1, 1), (3, 100, 4), (100, 100, 30),
     ):  # fmt: skip
-        found = platform_reads._pages(cast("Connection", Local()), log, None, 0, RECORDS)
+        found = platform_reads._pages(cast("BlockingConnection", Local()), log, None, 0, RECORDS)
         assert platform_reads._end_within(found, RECORDS, records_max, bytes_max) == end
 
 
@@ -88,7 +90,7 @@ class Gaps:
 
 
 def test_a_gap_is_an_error_or_counted_or_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    reads, part = cast("LogReads", Gaps()), Part(0, 10)
+    reads, part = cast("LogReads", Gaps()), ReadPart(0, 10)
     with pytest.raises(GapError, match=r"\[4, 6\) are lost: Two records have no copy\. Option on_"):
         list(read_part(reads, part, read_options(OPTIONS), ["seqnum"]))
     skipping = read_options(OPTIONS | {"on_loss": "skip"})
