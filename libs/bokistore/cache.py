@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from bokistore.lines import Appends, Lines
+from bokistore.lines import Lines, PendingAppends
 from bokistore.records import ObjectView
 from indilog import Log
 from indilog.replayed import scope_of
@@ -105,7 +105,7 @@ class ViewCache:
         self._waiting: dict[tuple[str, str], WaitingOperations] = {}
         self._floors: dict[tuple[str, str], SeqNum] = {}
         self.lines = Lines()
-        self.appends = Appends()
+        self.appends = PendingAppends()
         self.releases = Releases()
         self.bytes = 0
 

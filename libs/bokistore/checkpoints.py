@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from bokistore.records import (
-    CheckpointPart,
     ObjectCheckpoint,
+    ObjectCheckpointPart,
     ObjectView,
     checkpoint_in,
     checkpoint_tag_of,
@@ -61,7 +61,7 @@ _PAGE: Final = 256
 _logger = logging.getLogger(__name__)
 
 
-class StoredCheckpoint(NamedTuple):
+class CheckpointedView(NamedTuple):
     """A checkpoint that was read.
 
     Attributes:
@@ -81,7 +81,7 @@ class ObjectCheckpoints:
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    async def newest(self, name: str, bound: SeqNum) -> StoredCheckpoint | None:
+    async def newest(self, name: str, bound: SeqNum) -> CheckpointedView | None:
         """Return the last checkpoint at or below `bound`; None: there is none.
 
         If the last record is a part, its checkpoint is not complete yet, or never will be. Then the
@@ -101,12 +101,12 @@ class ObjectCheckpoints:
             pass
         return None
 
-    async def _assemble(self, seqnum: SeqNum, found: ObjectCheckpoint) -> StoredCheckpoint | None:
+    async def _assemble(self, seqnum: SeqNum, found: ObjectCheckpoint) -> CheckpointedView | None:
         """Return the checkpoint at `seqnum`; None: its parts were trimmed, because there is a later
         one.
         """
         if not found.parts:
-            return StoredCheckpoint(seqnum, seqnum, view_of(found))
+            return CheckpointedView(seqnum, seqnum, view_of(found))
         texts: list[bytes] = []
         start = found.first
         while start < seqnum and len(texts) < found.parts:
@@ -125,7 +125,7 @@ class ObjectCheckpoints:
             start = page[-1].seqnum + 1 if page else seqnum
         if len(texts) < found.parts:
             return None
-        return StoredCheckpoint(seqnum, found.first, view_of(found, b"".join(texts)))
+        return CheckpointedView(seqnum, found.first, view_of(found, b"".join(texts)))
 
     async def at_floor(self, name: str, floor: SeqNum) -> ObjectView:
         """Return the object as of the record just below the floor of its sub-stream.
@@ -200,7 +200,7 @@ class ObjectCheckpoints:
         """
         await self._log.read_next(None, floor - 1)
 
-    async def append(self, name: str, view: ObjectView) -> StoredCheckpoint | None:
+    async def append(self, name: str, view: ObjectView) -> CheckpointedView | None:
         """Append a checkpoint of a view; None: the append failed, so later replays take longer.
 
         The caller's operation has succeeded, so no error is raised. An error that may persist is
@@ -216,19 +216,19 @@ class ObjectCheckpoints:
                 )  # fmt: skip
             return None
 
-    async def _append(self, name: str, view: ObjectView) -> StoredCheckpoint:
+    async def _append(self, name: str, view: ObjectView) -> CheckpointedView:
         try:
             seqnum = await self._append_head(name, encode_checkpoint(name, view))
         except TooLargeError as error:
             return await self._append_parts(name, view, error.limit)
-        return StoredCheckpoint(seqnum, seqnum, view)
+        return CheckpointedView(seqnum, seqnum, view)
 
     async def _append_head(self, name: str, data: bytes) -> SeqNum:
         return await self._log.append(data, tags=[tag_of(name), checkpoint_tag_of(name)])
 
     async def _append_parts(
         self, name: str, view: ObjectView, record_bytes: int
-    ) -> StoredCheckpoint:
+    ) -> CheckpointedView:
         """Append a checkpoint in records of at most `record_bytes` bytes.
 
         Raises:
@@ -242,12 +242,12 @@ class ObjectCheckpoints:
         ]
         first: SeqNum | None = None
         for number, text in enumerate(texts):
-            data = encode_part(CheckpointPart(name, first, number, text))
+            data = encode_part(ObjectCheckpointPart(name, first, number, text))
             seqnum = await self._log.append(data, tags=[checkpoint_tag_of(name)])
             first = seqnum if first is None else first
         assert first is not None, "an object has at least one part"
         head = encode_checkpoint(name, view, parts=len(texts), first=first)
-        return StoredCheckpoint(await self._append_head(name, head), first, view)
+        return CheckpointedView(await self._append_head(name, head), first, view)
 
 
 def is_due(view: ObjectView) -> bool:

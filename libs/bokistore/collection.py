@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from bokistore import checkpoints
-from bokistore.checkpoints import ObjectCheckpoints, StoredCheckpoint
+from bokistore.checkpoints import CheckpointedView, ObjectCheckpoints
 from bokistore.decisions import CELL, cell_tag_of
 from bokistore.records import (
     Collected,
-    Command,
     ObjectView,
+    StoreCommand,
     checkpoint_tag_of,
     decode_command,
     encode_collected,
@@ -197,7 +197,7 @@ class Collection:
     async def _collect_ids(self, tag: str, end: SeqNum) -> None:
         """Trim the records of a tag of ids before the first one that is needed."""
         released: set[str] = set()
-        commands: list[tuple[SeqNum, Command]] = []
+        commands: list[tuple[SeqNum, StoreCommand]] = []
         start = 0
         while True:
             try:
@@ -222,7 +222,7 @@ class Collection:
             await self._log.trim(floor, tag=tag)
 
     def _is_needed(
-        self, tag: str, seqnum: SeqNum, command: Command, released: AbstractSet[str]
+        self, tag: str, seqnum: SeqNum, command: StoreCommand, released: AbstractSet[str]
     ) -> bool:
         """Tell whether an id of the tag in a command below the end of the part must stay known."""
         for txn_id in command.ids:
@@ -236,7 +236,9 @@ class Collection:
                 return True
         return False
 
-    async def _commands(self, start: SeqNum, end: SeqNum) -> AsyncIterator[tuple[Record, Command]]:
+    async def _commands(
+        self, start: SeqNum, end: SeqNum
+    ) -> AsyncIterator[tuple[Record, StoreCommand]]:
         """Yield the surviving commands in a part of the log."""
         while start < end:
             try:
@@ -284,10 +286,10 @@ class Collection:
         name: str,
         view: ObjectView,
         end: SeqNum,
-        kept: StoredCheckpoint | None,
+        kept: CheckpointedView | None,
         *,
         is_idle: bool,
-    ) -> StoredCheckpoint | None:
+    ) -> CheckpointedView | None:
         """If it frees enough records, append a checkpoint of an object as of `end`, and return
         it.
         """
@@ -301,7 +303,7 @@ class Collection:
         return appended
 
     async def _frees_enough(
-        self, name: str, end: SeqNum, kept: StoredCheckpoint | None, *, is_idle: bool
+        self, name: str, end: SeqNum, kept: CheckpointedView | None, *, is_idle: bool
     ) -> bool:
         """Tell whether a checkpoint frees enough records below `end`.
 

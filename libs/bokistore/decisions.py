@@ -23,7 +23,14 @@ from typing import Final
 
 from bokistore.cache import ViewCache
 from bokistore.checkpoints import ObjectCheckpoints
-from bokistore.records import Check, Collected, Command, decode_aux, decode_command, object_of
+from bokistore.records import (
+    Collected,
+    ConflictCheck,
+    StoreCommand,
+    decode_aux,
+    decode_command,
+    object_of,
+)
 from indilog import Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
@@ -52,7 +59,7 @@ class _Trial:
 
     seqnum: SeqNum
     horizon: SeqNum
-    checks: list[Check]
+    checks: list[ConflictCheck]
     start: SeqNum
     has_probed: bool = False
     page: list[Record] = dataclasses.field(default_factory=list)
@@ -73,7 +80,7 @@ class Decisions:
         self._checkpoints = checkpoints
 
     async def is_committed(
-        self, record: Record, command: Command, crowded: set[str] | None = None
+        self, record: Record, command: StoreCommand, crowded: set[str] | None = None
     ) -> bool:
         """Tell whether the command in `record` takes effect; add to `crowded` the tags of its
         checks that may have records between its horizon and `record`.
@@ -150,19 +157,19 @@ class Decisions:
             del trial.page[0]
         return True
 
-    async def _has_new_records(self, trial: _Trial, check: Check) -> bool:
+    async def _has_new_records(self, trial: _Trial, check: ConflictCheck) -> bool:
         """Tell whether the sub-stream has records between the horizon and the transaction."""
         last = await self._log.read_prev(check.tag, trial.seqnum - 1)
         trial.has_probed = True
         return last is not None and last.seqnum >= trial.horizon
 
-    async def _read_page(self, trial: _Trial, check: Check) -> list[Record]:
+    async def _read_page(self, trial: _Trial, check: ConflictCheck) -> list[Record]:
         """Return records of the sub-stream from `start` on, before the transaction."""
         page = await self._log.read_range(check.tag, trial.start, limit=_PAGE)
         return [record for record in page if record.seqnum < trial.seqnum]
 
     async def _decide_trimmed(
-        self, trial: _Trial, check: Check, error: TrimmedError
+        self, trial: _Trial, check: ConflictCheck, error: TrimmedError
     ) -> bool | None:
         """Decide a trial whose history is trimmed in part; None: no conflict in this sub-stream.
 
@@ -204,7 +211,7 @@ class Decisions:
         return None if command is None else command.collected
 
     def _write_outcome(
-        self, record: Record, check: Check, decided: Mapping[SeqNum, bool]
+        self, record: Record, check: ConflictCheck, decided: Mapping[SeqNum, bool]
     ) -> bool | None:
         """Tell whether `record` fails a check because it committed; None: it must be decided
         first.
@@ -215,7 +222,7 @@ class Decisions:
         outcome = decided.get(record.seqnum)
         return self._outcome(record, command) if outcome is None else outcome
 
-    def _outcome(self, record: Record, command: Command) -> bool | None:
+    def _outcome(self, record: Record, command: StoreCommand) -> bool | None:
         """Return the outcome of a command if it is cached or follows from the command; None: the
         log must be read.
         """
@@ -227,5 +234,5 @@ class Decisions:
         return outcome
 
 
-def _trial_of(seqnum: SeqNum, command: Command) -> _Trial:
+def _trial_of(seqnum: SeqNum, command: StoreCommand) -> _Trial:
     return _Trial(seqnum, command.horizon, command.checks(), start=command.horizon)

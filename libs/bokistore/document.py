@@ -43,7 +43,7 @@ class Absent(enum.Enum):
     ABSENT = enum.auto()
 
 
-class Set(msgspec.Struct, frozen=True, array_like=True, tag="set"):
+class SetValue(msgspec.Struct, frozen=True, array_like=True, tag="set"):
     """Set the value at a path; missing objects along the path are created."""
 
     path: Steps
@@ -87,7 +87,7 @@ class Merge(msgspec.Struct, frozen=True, array_like=True, tag="merge"):
     value: dict[str, Json]
 
 
-class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+class DeleteValue(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
     """Remove the value at a path; with an empty path, the object itself."""
 
     path: Steps
@@ -128,7 +128,7 @@ Conditional: TypeAlias = DecrementIf | SetIf | AppendIf
 """Writes with a condition on the document as of the write's place in the log. If the condition does
 not hold, the write has no effect.
 """
-Write: TypeAlias = Set | Increment | Push | AddToSet | Pop | Merge | Delete | Conditional
+Write: TypeAlias = SetValue | Increment | Push | AddToSet | Pop | Merge | DeleteValue | Conditional
 Document: TypeAlias = dict[str, Json]
 
 _encoder = msgspec.json.Encoder()
@@ -281,7 +281,7 @@ def apply_write(document: Document | None, write: Write, *, name: str) -> Docume
         _check_condition(document, write, name)
     if not write.path:
         return _replace_whole(document, write, name)
-    if isinstance(write, Delete):
+    if isinstance(write, DeleteValue):
         _delete(document, write.path)
         return document
     if isinstance(write, Pop):
@@ -329,7 +329,9 @@ def is_whole(write: Write) -> bool:
     """Tell whether `write` replaces or deletes the whole document."""
     if write.path:
         return False
-    return isinstance(write, Delete) or (isinstance(write, Set) and isinstance(write.value, dict))
+    return isinstance(write, DeleteValue) or (
+        isinstance(write, SetValue) and isinstance(write.value, dict)
+    )
 
 
 def _replace_whole(document: Document | None, write: Write, name: str) -> Document | None:
@@ -338,11 +340,11 @@ def _replace_whole(document: Document | None, write: Write, name: str) -> Docume
         case Merge(value=value):
             merged: Document = _merge_patch(document, value)
             return merged
-        case Set(value=dict() as value) | SetIf(value=dict() as value):
+        case SetValue(value=dict() as value) | SetIf(value=dict() as value):
             return value
-        case Delete():
+        case DeleteValue():
             return None
-        case Set(value=value) | SetIf(value=value):
+        case SetValue(value=value) | SetIf(value=value):
             raise MismatchError(name, "", wanted="a JSON object", found=_kind(value))
         case Push() | AddToSet() | Pop() | AppendIf():
             raise MismatchError(name, "", wanted="a list", found="an object")
@@ -353,11 +355,11 @@ def _replace_whole(document: Document | None, write: Write, name: str) -> Docume
 
 
 def _value_after(
-    old: Json, write: Set | Increment | Push | AddToSet | Merge | Conditional, name: str
+    old: Json, write: SetValue | Increment | Push | AddToSet | Merge | Conditional, name: str
 ) -> Json:
     """Return the value at the write's path after the write, whose condition holds."""
     match write:
-        case Set(value=value) | SetIf(value=value):
+        case SetValue(value=value) | SetIf(value=value):
             return value
         case Increment(by=by):
             return _sum(old, by, write, name)

@@ -117,7 +117,7 @@ class Lines:
         event.set()
 
 
-class Appends:
+class PendingAppends:
     """The objects that records of transactions change, while this process appends these records.
 
     A transaction that read such an object would lose if it appended a record, too. So it waits, and

@@ -48,7 +48,7 @@ LOSSES_MAX: Final = 3
 _TOKEN_BYTES: Final = 8
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """A place in the line of an object.
 
     Attributes:
@@ -60,7 +60,7 @@ class Place(NamedTuple):
     since: float
 
 
-Line = tuple[Place, ...]
+Line = tuple[LinePlace, ...]
 
 
 def standing(line: Line, now: float) -> Line:
@@ -79,7 +79,7 @@ def entered(line: Line, token: str, now: float) -> Line:
     line = standing(line, now)
     if len(line) >= LOG_LINE_MAX or token in tokens_of(line):
         return line
-    return (*line, Place(token, now))
+    return (*line, LinePlace(token, now))
 
 
 def left(line: Line, token: str, now: float) -> Line:
@@ -164,7 +164,7 @@ class LogTurn:
 
 
 async def wait_for_record(
-    log: Log, lines: LineLog, name: str, seqnum: SeqNum, first: Place, now: float
+    log: Log, lines: LineLog, name: str, seqnum: SeqNum, first: LinePlace, now: float
 ) -> None:
     """Wait for a record of an object after `seqnum`, at most until the first place ends."""
     await log.read_next(lines.tag(name), seqnum + 1, wait=max(0.0, first.since + LOG_TURN_S - now))

@@ -14,7 +14,7 @@ from bokistore.document import (
     AppendIf,
     Conditional,
     DecrementIf,
-    Delete,
+    DeleteValue,
     Document,
     Increment,
     Json,
@@ -22,8 +22,8 @@ from bokistore.document import (
     Path,
     Pop,
     Push,
-    Set,
     SetIf,
+    SetValue,
     Write,
     check_value,
     check_whole,
@@ -37,7 +37,7 @@ from bokistore.document import (
 from bokistore.errors import ConditionUnmetError, InvalidObjectError
 from bokistore.records import ObjectView
 from bokistore.types import as_type
-from bokistore.value import Value
+from bokistore.value import ObjectDocument
 from indilog.sdk import SeqNum
 
 _TypedT = TypeVar("_TypedT")
@@ -58,7 +58,7 @@ class Obj(Mapping[str, Json]):
         self.name = name
         self.seqnum: SeqNum | None = view.version
         self._view = view
-        self._current = Value(name, view.document)
+        self._current = ObjectDocument(name, view.document)
 
     @property
     def _document(self) -> Document | None:
@@ -271,7 +271,7 @@ def transaction_ended() -> RuntimeError:
     return RuntimeError("The transaction is over; start another with store.transaction().")
 
 
-def set_at(path: Path, value: Json) -> Set:
+def set_at(path: Path, value: Json) -> SetValue:
     """Return the write that sets the value at `path`.
 
     Raises:
@@ -281,7 +281,7 @@ def set_at(path: Path, value: Json) -> Set:
     steps = steps_of(path)
     if not steps:
         check_whole(value)
-    return Set(steps, value)
+    return SetValue(steps, value)
 
 
 def increment_at(path: Path, by: float) -> Increment:
@@ -317,9 +317,9 @@ def merge_at(path: Path, patch: Document) -> Merge:
     return Merge(steps, patch)
 
 
-def delete_at(path: Path | None) -> Delete:
+def delete_at(path: Path | None) -> DeleteValue:
     """Return the write that removes the value at `path`, or the whole object."""
-    return Delete(() if path is None else steps_of(path))
+    return DeleteValue(() if path is None else steps_of(path))
 
 
 def decrement_if_at(path: Path, by: float, at_least: float) -> DecrementIf:

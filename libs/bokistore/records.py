@@ -79,7 +79,7 @@ class ObjectCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     line: Line = ()
 
 
-class CheckpointPart(msgspec.Struct, frozen=True):
+class ObjectCheckpointPart(msgspec.Struct, frozen=True):
     """A part of the JSON of an object, stored before the checkpoint that names it.
 
     Attributes:
@@ -102,7 +102,7 @@ class Collected(msgspec.Struct, frozen=True):
     aborted: tuple[SeqNum, ...] = ()
 
 
-class Check(NamedTuple):
+class ConflictCheck(NamedTuple):
     """A condition on the records in [horizon, seqnum of a transaction).
 
     Attributes:
@@ -114,7 +114,7 @@ class Check(NamedTuple):
     id: str | None = None
 
 
-class Command(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoreCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     """The command of a record: a single operation, or a whole transaction.
 
     Attributes:
@@ -140,7 +140,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     enters: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     checkpoint: ObjectCheckpoint | None = None
-    part: CheckpointPart | None = None
+    part: ObjectCheckpointPart | None = None
     collected: Collected | None = None
 
     @property
@@ -150,15 +150,15 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         return bool(self.reads) or bool(self.ids) or self.id is not None
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[ConflictCheck]:
         """Return what decides whether the command takes effect."""
-        checks = [Check(_TAG_PREFIX + name) for name in self.reads]
-        checks += [Check(_id_tag(txn_id), txn_id) for txn_id in self.ids]
+        checks = [ConflictCheck(_TAG_PREFIX + name) for name in self.reads]
+        checks += [ConflictCheck(_id_tag(txn_id), txn_id) for txn_id in self.ids]
         if self.id is not None:
-            checks.append(Check(_OLD_ID_TAG_PREFIX + self.id, self.id))
+            checks.append(ConflictCheck(_OLD_ID_TAG_PREFIX + self.id, self.id))
         return checks
 
-    def concerns(self, check: Check) -> bool:
+    def concerns(self, check: ConflictCheck) -> bool:
         """Tell whether the command, if it takes effect, fails a check."""
         if check.id is None:
             return object_of(check.tag) in self.writes
@@ -200,7 +200,7 @@ class _Version(msgspec.Struct):
     store: int
 
 
-_decode_command = msgspec.json.Decoder(Command).decode
+_decode_command = msgspec.json.Decoder(StoreCommand).decode
 _decode_version = msgspec.json.Decoder(_Version).decode
 _decode_aux = msgspec.json.Decoder(Aux).decode
 _encode = msgspec.json.Encoder().encode
@@ -280,7 +280,7 @@ def encode_command(
     return _encode(command)
 
 
-def decode_command(data: bytes) -> Command | None:
+def decode_command(data: bytes) -> StoreCommand | None:
     """Return the command in a record; None if BokiStore did not write the record.
 
     Raises:
@@ -303,7 +303,7 @@ def decode_command(data: bytes) -> Command | None:
     return None
 
 
-def _is_sound(command: Command) -> bool:
+def _is_sound(command: StoreCommand) -> bool:
     ids = [*command.ids, *command.held, *command.released]
     if command.id is not None:
         ids.append(command.id)
@@ -359,18 +359,18 @@ def encode_checkpoint(name: str, view: ObjectView, *, parts: int = 0, first: Seq
     return _encode({"store": VERSION, "writes": {}, "checkpoint": checkpoint})
 
 
-def encode_part(part: CheckpointPart) -> bytes:
+def encode_part(part: ObjectCheckpointPart) -> bytes:
     """Return the data of a record with a part of a checkpoint."""
     return _encode({"store": VERSION, "writes": {}, "part": part})
 
 
-def checkpoint_in(command: Command | None, name: str) -> ObjectCheckpoint | None:
+def checkpoint_in(command: StoreCommand | None, name: str) -> ObjectCheckpoint | None:
     """Return the checkpoint of `name` in a command, or None."""
     kept = None if command is None else command.checkpoint
     return kept if kept is not None and kept.name == name else None
 
 
-def part_in(command: Command | None, name: str) -> CheckpointPart | None:
+def part_in(command: StoreCommand | None, name: str) -> ObjectCheckpointPart | None:
     """Return the part of a checkpoint of `name` in a command, or None."""
     kept = None if command is None else command.part
     return kept if kept is not None and kept.name == name else None

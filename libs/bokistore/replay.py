@@ -12,16 +12,16 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from bokistore.cache import ViewCache
-from bokistore.checkpoints import ObjectCheckpoints, StoredCheckpoint, is_overdue
+from bokistore.checkpoints import CheckpointedView, ObjectCheckpoints, is_overdue
 from bokistore.decisions import Decisions
 from bokistore.document import Json, is_whole
 from bokistore.log_lines import Line, entered, left
 from bokistore.records import (
     UNWRITTEN,
     Aux,
-    Check,
-    Command,
+    ConflictCheck,
     ObjectView,
+    StoreCommand,
     checkpoint_in,
     decode_aux,
     decode_command,
@@ -32,7 +32,7 @@ from bokistore.records import (
     tag_of,
     view_in,
 )
-from bokistore.value import NO_EFFECT, Value
+from bokistore.value import NO_EFFECT, ObjectDocument
 from indilog import MAX_SEQNUM, DataLossError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum, name_loss
 
@@ -152,7 +152,7 @@ class ObjectReplay:
         data = encode_command({}, token=token, enters=enters, leaves=leaves)
         await self._log.append(data, tags=list(map(tag_of, (*enters, *leaves))))
 
-    async def checkpoint(self, name: str, view: ObjectView) -> StoredCheckpoint | None:
+    async def checkpoint(self, name: str, view: ObjectView) -> CheckpointedView | None:
         """Append a checkpoint of an object; None: the append failed, so later replays take
         longer.
         """
@@ -177,13 +177,13 @@ class ObjectReplay:
         return await self._replay_records(name, view, records) if records else view
 
     def apply_command(
-        self, view: ObjectView, command: Command, name: str, seqnum: SeqNum, size: int
+        self, view: ObjectView, command: StoreCommand, name: str, seqnum: SeqNum, size: int
     ) -> ObjectView:
         """Return the object after an effective command of `size` bytes at `seqnum`; `view` is
         before it.
         """
         assert seqnum > view.seqnum, "a command follows the view that it changes"
-        value = Value(name, view.document)
+        value = ObjectDocument(name, view.document)
         self._apply_writes(value, command, size)
         return ObjectView(seqnum, seqnum, value.text(), view.depth + 1, view.age + 1, view.line)
 
@@ -283,7 +283,7 @@ class ObjectReplay:
             if kept := view_in(aux, name, records[place].seqnum):
                 start, view = place + 1, kept
                 break
-        value = Value(name, view.document)
+        value = ObjectDocument(name, view.document)
         version, age, line = view.version, view.age, view.line
         for record in records[start:]:
             command = decode_command(record.data)
@@ -310,7 +310,7 @@ class ObjectReplay:
         )
 
     async def _is_effective(
-        self, record: Record, command: Command, name: str, version: SeqNum | None
+        self, record: Record, command: StoreCommand, name: str, version: SeqNum | None
     ) -> bool:
         """Tell whether `command` takes effect; `version` is the last committed write of `name`
         before it.
@@ -323,7 +323,7 @@ class ObjectReplay:
                 return True
         return await self.is_committed(record, command)
 
-    def _apply_writes(self, value: Value, command: Command, size: int) -> None:
+    def _apply_writes(self, value: ObjectDocument, command: StoreCommand, size: int) -> None:
         """Apply the writes of a command to an object; the command has at most `size` bytes."""
         for write in command.writes[value.name]:
             with suppress(*NO_EFFECT):  # its caller got this error
@@ -333,7 +333,7 @@ class ObjectReplay:
         """Return the committed transaction with an id among the records up to `bound`; None if
         there is none, or if it was collected.
         """
-        check = Check(id_tag_of(txn_id), txn_id)
+        check = ConflictCheck(id_tag_of(txn_id), txn_id)
         start = self._cache.floor(self._log.name, check.tag)
         while start <= bound:
             try:
@@ -351,11 +351,11 @@ class ObjectReplay:
             start = page[-1].seqnum + 1 if page else bound + 1
         return None
 
-    async def is_committed(self, record: Record, command: Command) -> bool:
+    async def is_committed(self, record: Record, command: StoreCommand) -> bool:
         """Tell whether the command in `record` takes effect."""
         return await self._decisions.is_committed(record, command)
 
-    async def decide(self, record: Record, command: Command) -> tuple[bool, frozenset[str]]:
+    async def decide(self, record: Record, command: StoreCommand) -> tuple[bool, frozenset[str]]:
         """Tell whether the command in `record` takes effect, and which of the objects that it read
         may have further records between its horizon and `record`.
         """

@@ -31,7 +31,7 @@ from bokistore.document import (
     Json,
     Path,
     Pop,
-    Set,
+    SetValue,
     Write,
     check_value,
     encode,
@@ -63,7 +63,7 @@ from bokistore.snapshot import Snapshot, Version, versions
 from bokistore.tags import STALE_MAX, STALE_REMOVED_MAX, check_own, entry, index_of, with_tags
 from bokistore.transaction import Transaction
 from bokistore.types import as_document
-from bokistore.value import NO_EFFECT, Value, may_be_too_large
+from bokistore.value import NO_EFFECT, ObjectDocument, may_be_too_large
 from indilog import MAX_SEQNUM, AppendOutcomeUnknownError, ConflictError, IndilogError, Log
 from indilog.sdk import SeqNum, append_outcome_unknown, check_bound
 
@@ -152,7 +152,7 @@ class Store:
         """
         document, indexes = with_tags(as_document(value), tags)
         check_value(document)
-        return await self._operate(name, Set((), document), indexes)
+        return await self._operate(name, SetValue((), document), indexes)
 
     async def find(self, tag: str) -> dict[str, Obj]:
         """Return the objects that have a tag, by name, all as of the same seqnum.
@@ -534,7 +534,7 @@ class Store:
             return
         view = await self._replay.view(name)
         with suppress(MismatchError, ConditionUnmetError):  # the log decides that
-            Value(name, view.document).apply(_decode_write(raw), len(raw))
+            ObjectDocument(name, view.document).apply(_decode_write(raw), len(raw))
 
     async def _outcome(self, name: str, seqnum: SeqNum, write: Write, raw: bytes) -> Json:
         """Return the value at the path before the write at `seqnum`.
@@ -543,7 +543,7 @@ class Store:
             MismatchError: the write does not fit the object.
         """
         before = await self._operations.view_before(name, seqnum)
-        value = Value(name, before.document)
+        value = ObjectDocument(name, before.document)
         old = result_of(value.document, write)
         refused = None
         try:

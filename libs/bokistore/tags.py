@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from bokistore.document import TAGS_KEY, Document, Set
+from bokistore.document import TAGS_KEY, Document, SetValue
 from bokistore.errors import InvalidObjectError
 from bokistore.records import tag_of
 
@@ -71,6 +71,6 @@ def with_tags(document: Document, tags: Iterable[str]) -> tuple[Document, list[s
     return ({**document, TAGS_KEY: listed} if listed else document), indexes
 
 
-def entry(name: str) -> Set:
+def entry(name: str) -> SetValue:
     """Return the write that adds an object to an index."""
-    return Set((name,), True)  # noqa: FBT003, a JSON value
+    return SetValue((name,), True)  # noqa: FBT003, a JSON value

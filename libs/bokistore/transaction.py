@@ -22,12 +22,12 @@ import msgspec
 from bokistore.cache import Releases
 from bokistore.checkpoints import is_due
 from bokistore.document import (
-    Delete,
+    DeleteValue,
     Document,
     Json,
     Path,
     Pop,
-    Set,
+    SetValue,
     Write,
     check_value,
     encode,
@@ -48,8 +48,8 @@ from bokistore.objects import (
     transaction_ended,
 )
 from bokistore.records import (
-    Command,
     ObjectView,
+    StoreCommand,
     decode_command,
     encode_command,
     id_tag_of,
@@ -263,7 +263,7 @@ class Transaction:
         index = index_of(tag)
         for name in names:
             if tag not in (await self.get(name)).tags:
-                self._buffer(index, Delete((name,)))
+                self._buffer(index, DeleteValue((name,)))
 
     async def horizon(self) -> SeqNum:
         """Return the first seqnum that is not visible; the first call decides it."""
@@ -317,7 +317,7 @@ class Transaction:
         """Replace the whole object and its tags; see `Store.put`."""
         document, indexes = with_tags(as_document(value), tags)
         check_value(document)
-        self._write(name, Set((), document))
+        self._write(name, SetValue((), document))
         for index in indexes:
             self._buffer(index, entry(name))
 
@@ -484,7 +484,7 @@ class Transaction:
             raise self.refusal
 
     def _views_after(
-        self, seqnum: SeqNum, command: Command, size: int, crowded: Container[str]
+        self, seqnum: SeqNum, command: StoreCommand, size: int, crowded: Container[str]
     ) -> dict[str, ObjectView]:
         """Return the views of the objects that were read and written, after the commit.
 

@@ -44,7 +44,7 @@ def may_be_too_large(text: bytes, size: int) -> bool:
     return len(text) + _GROWTH * size + _GROWTH_BYTES > OBJECT_BYTES_MAX
 
 
-class Value:
+class ObjectDocument:
     """An object's document, to which writes are applied in place.
 
     Attributes:

@@ -11,7 +11,7 @@ from itertools import combinations_with_replacement
 import pytest
 
 from bokistore import Store
-from bokistore.records import Check, Command
+from bokistore.records import ConflictCheck, StoreCommand
 from bokistore.replay import ObjectReplay
 from indilog.base.ids import MAX_SEQNUM
 from indilog.base.log import Session
@@ -46,12 +46,12 @@ def found() -> list[str]:
 
 def test_the_check_detects_snapshot_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the writes of a transaction are validated, as in Boki: write skew (PITFALLS 11)."""
-    right = Command.checks
+    right = StoreCommand.checks
 
-    def written(command: Command) -> list[Check]:
+    def written(command: StoreCommand) -> list[ConflictCheck]:
         return [check for check in right(command) if command.concerns(check)]
 
-    monkeypatch.setattr(Command, "checks", written)
+    monkeypatch.setattr(StoreCommand, "checks", written)
     assert found()[0].startswith("cycle")
 
 
@@ -111,6 +111,6 @@ def test_two_transactions_are_serializable_in_every_interleaving(
 
 
 def test_the_stepper_finds_write_skew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Command, "checks", lambda _: [])
+    monkeypatch.setattr(StoreCommand, "checks", lambda _: [])
     outcomes = interleavings(lambda choose: pair_of(PROGRAMS[:2], choose))
     assert any(wrong for wrong, _ in outcomes)

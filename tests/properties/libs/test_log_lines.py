@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bokistore import ConflictError, Store, Transaction, ViewCache, log_lines
-from bokistore.log_lines import LOG_TURN_S, LOSSES_MAX, Place
+from bokistore.log_lines import LOG_TURN_S, LOSSES_MAX, LinePlace
 from bokistore.records import encode_command
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog.testing.stepper import SteppedLog, run_stepped
@@ -245,8 +245,8 @@ def test_a_line_is_the_same_if_ended_places_are_removed_at_any_time(
     events: list[tuple[str, str, float]], asked_s: float, kept: int
 ) -> None:
     """Replays that start at a checkpoint, or that remove ended places, agree with all others."""
-    one: tuple[Place, ...] = ()
-    other: tuple[Place, ...] = ()
+    one: tuple[LinePlace, ...] = ()
+    other: tuple[LinePlace, ...] = ()
     now = 1000.0
     for number, (kind, token, pause_s) in enumerate(events):
         now += pause_s
@@ -274,7 +274,7 @@ def test_a_line_is_in_checkpoints() -> None:
         await log.trim(2, tag="store:a")
         log.logs.drop_aux()
         _, line = await Store(log, cache=ViewCache())._replay.line("a")
-        assert line == (Place("one", 1000.0),)
+        assert line == (LinePlace("one", 1000.0),)
 
     run_stepped([write()], lambda ready: ready[0])
 
@@ -288,7 +288,7 @@ def test_a_place_stays_when_an_operation_replaces_the_object() -> None:
         await Store(log, cache=ViewCache()).put("a", {"n": 1})
         log.logs.drop_aux()
         _, line = await Store(log, cache=ViewCache())._replay.line("a")
-        assert line == (Place("one", 1000.0),)
+        assert line == (LinePlace("one", 1000.0),)
 
     run_stepped([write()], lambda ready: ready[0])
 
@@ -300,11 +300,11 @@ def test_losses_max_is_less_than_the_retries_of_a_call() -> None:
 def test_each_place_lasts_a_turn_after_the_one_before() -> None:
     both = log_lines.entered(log_lines.entered((), "one", 1000.0), "two", 1000.0)
     assert log_lines.standing(both, 1000.0 + 1.5 * LOG_TURN_S) == (
-        Place("two", 1000.0 + LOG_TURN_S),
+        LinePlace("two", 1000.0 + LOG_TURN_S),
     )
     assert log_lines.standing(both, 1000.0 + 2 * LOG_TURN_S) == ()
     rest = log_lines.left(both, "one", 1001.0)
-    assert rest == (Place("two", 1001.0),)
+    assert rest == (LinePlace("two", 1001.0),)
 
 
 def test_a_block_waits_for_those_in_line_before_it_and_reads_afterwards() -> None:
