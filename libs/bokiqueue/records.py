@@ -147,7 +147,7 @@ class Commands(msgspec.Struct, frozen=True, array_like=True):
     commands: tuple[Command, ...]
 
 
-class Settings(msgspec.Struct, frozen=True, array_like=True):
+class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
     """The settings of a queue. Only the first such record takes effect."""
 
     shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
@@ -204,7 +204,7 @@ class QueueTags(NamedTuple):
 
 
 _decode_commands = msgspec.msgpack.Decoder(Commands).decode
-_decode_settings = msgspec.msgpack.Decoder(Settings).decode
+_decode_settings = msgspec.msgpack.Decoder(QueueSettings).decode
 decode_snapshot = msgspec.msgpack.Decoder(ShardSnapshot).decode
 
 
@@ -245,7 +245,7 @@ def encode(*commands: Command) -> bytes:
     return FORMAT.encoded(Commands(commands))
 
 
-def encode_settings(settings: Settings) -> bytes:
+def encode_settings(settings: QueueSettings) -> bytes:
     """Return the data of a record with the settings of a queue."""
     return FORMAT.encoded(settings)
 
@@ -260,7 +260,7 @@ def decode_commands(data: bytes) -> tuple[Command, ...]:
     return () if content is None else content.commands
 
 
-def decode_settings(data: bytes) -> Settings | None:
+def decode_settings(data: bytes) -> QueueSettings | None:
     """Return the settings in a record; None if the data is not of BokiQueue. Errors are as in
     `decode_commands`.
     """

@@ -19,9 +19,9 @@ from bokiqueue.message_cache import MessageCache
 from bokiqueue.records import (
     Command,
     PushMessage,
+    QueueSettings,
     QueueTags,
     SetAside,
-    Settings,
     decode_commands,
     decode_settings,
     encode_settings,
@@ -112,12 +112,12 @@ class QueueReplica:
         self._cursor = tail
         self._opened = True
 
-    async def _settings(self, log: Log) -> Settings:
+    async def _settings(self, log: Log) -> QueueSettings:
         """Return the first recorded settings; record them if there are none."""
         while True:
             if (settings := await read_settings(log, self._name)) is not None:
                 return settings
-            mine = encode_settings(Settings(len(self.shards)))
+            mine = encode_settings(QueueSettings(len(self.shards)))
             await log.append(mine, tags=[self.tags.settings])
 
     # --- new records
@@ -308,7 +308,7 @@ class QueueReplica:
             shard.is_saving = False
 
 
-async def read_settings(log: Log, name: str) -> Settings | None:
+async def read_settings(log: Log, name: str) -> QueueSettings | None:
     """Return the first recorded settings of a queue; None: there is no such queue.
 
     Raises:

@@ -72,7 +72,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     done: _SeqNum
 
 
-class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
+class WriterHeartbeat(msgspec.Struct, frozen=True, array_like=True):
     """The writer with this fencing token is running."""
 
     token: _SeqNum

@@ -15,7 +15,7 @@ _PAGES: Final = (1, 8, 64, 512)
 """Records per read, while records that have no effect are skipped."""
 
 
-class Found(NamedTuple):
+class FoundRecord(NamedTuple):
     """A data record that has effect, and its content."""
 
     record: Record
@@ -37,7 +37,7 @@ def stream_record(record: Record, entry: StreamEntry) -> StreamRecord:
     return StreamRecord(record.seqnum, entry.offset, entry.txid, entry.data, record.ordered_at)
 
 
-async def first_from(log: Log, tag: str, name: str, bound: SeqNum) -> Found | None:
+async def first_from(log: Log, tag: str, name: str, bound: SeqNum) -> FoundRecord | None:
     """Return the first data record that has effect at or above `bound`.
 
     Raises:
@@ -57,7 +57,7 @@ async def first_from(log: Log, tag: str, name: str, bound: SeqNum) -> Found | No
                 check = await check_from(log, tag, record, name)
             entry = check.entry_of(record)
             if entry is not None and entry.kind == DATA:
-                return Found(record, entry)
+                return FoundRecord(record, entry)
         if not page:
             return None
         bound = page[-1].seqnum + 1
@@ -71,7 +71,7 @@ async def find_first(
     low: SeqNum,
     key: Callable[[StreamEntry], int],
     wanted: int,
-) -> Found | None:
+) -> FoundRecord | None:
     """Return the first data record from `low` on whose key is at least `wanted`; None if there is
     none yet.
 
@@ -111,7 +111,7 @@ async def find_first(
     return best
 
 
-async def _first_of_untrimmed(log: Log, tag: str, name: str, bound: SeqNum) -> Found | None:
+async def _first_of_untrimmed(log: Log, tag: str, name: str, bound: SeqNum) -> FoundRecord | None:
     try:
         return await first_from(log, tag, name, bound)
     except StreamTruncatedError as error:

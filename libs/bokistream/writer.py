@@ -11,7 +11,7 @@ from bokistream.appender import Appender
 from bokistream.appending import append_in_any_case
 from bokistream.chain import Last, NewRecord, read_last
 from bokistream.errors import FencedError, StreamSealedError, StreamSettingsError
-from bokistream.records import CLAIM, FORMAT, Heartbeat, heartbeats_tag, records_tag
+from bokistream.records import CLAIM, FORMAT, WriterHeartbeat, heartbeats_tag, records_tag
 from indilog import IndilogError, Log
 from indilog.sdk import SeqNum
 
@@ -113,7 +113,7 @@ class Writer(Appender):
     # --- heartbeats and garbage
 
     async def _beat(self) -> None:
-        content = FORMAT.encoded(Heartbeat(self.token))
+        content = FORMAT.encoded(WriterHeartbeat(self.token))
         await self.log.append(content, tags=[heartbeats_tag(self._created)])
 
     async def _beat_for_ever(self, heartbeat_s: float) -> None:

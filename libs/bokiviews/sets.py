@@ -21,7 +21,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     members: tuple[Key, ...]
 
 
-class Discard(msgspec.Struct, frozen=True, array_like=True, tag="discard"):
+class DiscardMembers(msgspec.Struct, frozen=True, array_like=True, tag="discard"):
     """Remove members."""
 
     members: tuple[Key, ...]
@@ -31,7 +31,7 @@ class ClearSet(msgspec.Struct, frozen=True, array_like=True, tag="clear"):
     """Remove all members."""
 
 
-SetCommand: TypeAlias = Add | Discard | ClearSet
+SetCommand: TypeAlias = Add | DiscardMembers | ClearSet
 _decode: Final = msgspec.msgpack.Decoder(tuple[Key, ...]).decode
 
 
@@ -54,7 +54,7 @@ class SetMachine(StateMachine[SetCommand, int]):
         match command:
             case Add(members):
                 self.members.update(dict.fromkeys(members))
-            case Discard(members):
+            case DiscardMembers(members):
                 for member in members:
                     self.members.pop(member, None)
             case ClearSet():
@@ -132,7 +132,7 @@ class SetPart(Part[SetMachine]):
 
     def discard(self, *members: Key) -> None:
         """Remove members, if they are there."""
-        self._write(Discard(tuple(map(check_key, members))))
+        self._write(DiscardMembers(tuple(map(check_key, members))))
         self._own.update(dict.fromkeys(members, False))
 
     def clear(self) -> None:
@@ -171,7 +171,7 @@ class Set(ViewObject[SetMachine, SetView, SetPart]):
 
     async def discard(self, *members: Key) -> int:
         """Remove members, atomically; return how many were in the set."""
-        return int(await self._submit(Discard(tuple(map(check_key, members)))))
+        return int(await self._submit(DiscardMembers(tuple(map(check_key, members)))))
 
     async def clear(self) -> int:
         """Remove all members; return their number."""

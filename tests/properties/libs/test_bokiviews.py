@@ -27,7 +27,7 @@ from bokiviews.maps import ClearMap, MapCommand, Put, Remove, Replace
 from bokiviews.places import RecentWrites
 from bokiviews.records import Change, Command, decode_changes
 from bokiviews.replica import ViewsReplica
-from bokiviews.sets import Add, ClearSet, Discard, SetCommand
+from bokiviews.sets import Add, ClearSet, DiscardMembers, SetCommand
 from bokiviews.state import ChangeOutcome, Committed, Conflicted, ViewsState
 from bokiviews.transaction import Transaction
 from bokiviews.values import ValueType
@@ -170,7 +170,7 @@ class Model:
         match decoded:
             case Put(pairs):
                 keys = [key for key, _ in pairs]
-            case Add(members) | Discard(members):
+            case Add(members) | DiscardMembers(members):
                 keys = list(members)
             case Replace(key=key) | Remove(key=key):
                 keys = [key]
@@ -205,7 +205,7 @@ class Model:
         match command:
             case Add(members):
                 self._set |= set(members)
-            case Discard(members):
+            case DiscardMembers(members):
                 self._set -= set(members)
             case ClearSet():
                 self._set = set()
