@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 
 
-def advice_for(id: str, run: Run) -> str | None:  # noqa: A002
+def advice_for(id: str, run: RunState) -> str | None:  # noqa: A002
     """Return what people can do about a run that does not continue by itself."""
     if run.parked is not None and run.crashes:
         return (

@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol
 import structlog
 from xxhash import xxh3_64
 
-from bokiflow.limits.limit import Limit, Limits
+from bokiflow.limits.limit import Limit, WorkflowLimits
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError
 from bokiflow.runs.records import CodeVersion, RunLimit
 from bokiflow.runs.rounds import ContinuedAsNew
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.workflow import Workflow
 from indilog import InvalidArgumentsError
 from indilog.sdk import Signature, arguments_text, can_be_in_tag, plain_value
@@ -54,7 +54,7 @@ class Definition:
         self,
         name: str,
         body: Callable[..., Coroutine[Any, Any, Any]],
-        limits: Limits | None = None,
+        limits: WorkflowLimits | None = None,
         *,
         pinned: bool | None = None,
         flow: FlowCode | None = None,
@@ -179,7 +179,7 @@ def check_workflow(id: str, workflow: str, begun: str, advice: str = "") -> None
         )
 
 
-def check_same_run(id: str, definition: Definition, arguments: bytes, run: Run) -> None:  # noqa: A002
+def check_same_run(id: str, definition: Definition, arguments: bytes, run: RunState) -> None:  # noqa: A002
     """Check that a start with the id of an existing run is a start of the same workflow.
 
     A start with other arguments is accepted, because it may be a repetition; a warning is logged.

@@ -18,7 +18,7 @@ from bokiflow.driver import Driver
 from bokiflow.handle import Handle, unknown
 from bokiflow.history import decided_before
 from bokiflow.inspection import add_run_operations
-from bokiflow.limits.limit import Chosen, Limits
+from bokiflow.limits.limit import Chosen, WorkflowLimits
 from bokiflow.moving import add_move_operations
 from bokiflow.queries import Query
 from bokiflow.replay_check import ReplayMismatch, find_mismatch
@@ -34,7 +34,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import Logs, read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from bokiflow.schedules import Overlap, Schedule, add_schedule
 from bokiflow.versions import Versions
@@ -337,7 +337,7 @@ class Flow:
                 the flow has a workflow of this name, or the schedule or a limit is invalid.
         """
         given = (concurrency, total, rate, key, priority)
-        limits = None if given == (None,) * len(given) else Limits(*given)
+        limits = None if given == (None,) * len(given) else WorkflowLimits(*given)
         cron = None if schedule is None else (schedule, timezone, catch_up)
 
         def registered(
@@ -528,7 +528,7 @@ class Flow:
                     reason = f"The code has no workflow {status.workflow!r}."
                     found.append(ReplayMismatch(status.id, status.workflow, reason))
                     continue
-                run = await read_run(log, status.id, Run(), is_reused=True)
+                run = await read_run(log, status.id, RunState(), is_reused=True)
                 mismatch = await find_mismatch(definition, log, logs, status.id, run)
                 if mismatch is not None:
                     found.append(mismatch)
@@ -564,7 +564,7 @@ class Flow:
         """
         logs = self.logs()
         runner = self.runner_of(logs)
-        run = await read_run(logs.log(self.log_name), id, Run(), is_reused=True)
+        run = await read_run(logs.log(self.log_name), id, RunState(), is_reused=True)
         if run.started is None:
             raise unknown(id, self.log_name)
         number, decided = decided_before(run, step)

@@ -48,7 +48,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from indilog import DataLossError, Entry, FunctionFailedError, Log, TrimmedError
 from indilog.sdk import ResultType, SeqNum, plain_value
@@ -106,7 +106,7 @@ class Handle(Generic[_ResultT_co]):
 
     async def _follow(self, ends: float) -> RunFinished:
         """Wait for the record that ends the run, and return it."""
-        log, run = self._log(), Run()
+        log, run = self._log(), RunState()
         while True:
             await self._read(log, run)
             self._check(run)
@@ -151,25 +151,25 @@ class Handle(Generic[_ResultT_co]):
         except UnknownRunError:
             if run.started is None:
                 raise
-            run = Run()  # it was trimmed; another run may have its id
+            run = RunState()  # it was trimmed; another run may have its id
             await self._read(self._log(), run)
         self._check(run)
         self._runner.runs_read[self.id] = run
         return status_of(self.id, run)
 
-    async def _take_known(self) -> Run:
+    async def _take_known(self) -> RunState:
         """Return the run as read for its last status, and remove it from the runs that were read,
         so that no concurrent call changes it. If it is not known, or may have been trimmed, return
         a run without records.
         """
-        run = self._runner.runs_read.pop(self.id, None) or Run()
+        run = self._runner.runs_read.pop(self.id, None) or RunState()
         if run.finished is None:
             return run
         try:
             end = await self._log().read_next(run_tag(self.id), run.ended_at)
         except (TrimmedError, DataLossError):
-            return Run()
-        return run if end is not None and end.seqnum == run.ended_at else Run()
+            return RunState()
+        return run if end is not None and end.seqnum == run.ended_at else RunState()
 
     async def events(self, after: SeqNum = -1) -> AsyncIterator[PublishedEvent]:
         """Yield what the run publishes (`Workflow.publish`): first the events so far, then new
@@ -182,7 +182,7 @@ class Handle(Generic[_ResultT_co]):
         Raises:
             UnknownRunError, RunIdInUseError: as `result`.
         """
-        log, run, found = self._log(), Run(), deque[PublishedEvent]()
+        log, run, found = self._log(), RunState(), deque[PublishedEvent]()
 
         def collect(seqnum: SeqNum, record: RunRecord) -> None:
             nonlocal after
@@ -252,12 +252,12 @@ class Handle(Generic[_ResultT_co]):
             RunNotMovedError: the code does not continue its history.
             FlowSettingsError: there is no such code, or the run would not stay with it.
         """
-        run = Run()
+        run = RunState()
         await self._read(self._log(), run)
         self._check(run)
         return await self.move_read(run, version)
 
-    async def move_read(self, run: Run, version: int | None) -> int:
+    async def move_read(self, run: RunState, version: int | None) -> int:
         """Do the same as `move` for a run that was read."""
         assert run.started is not None, "a run that was read has begun"
         if run.finished is not None:
@@ -316,12 +316,12 @@ class Handle(Generic[_ResultT_co]):
             QueryFailedError: the code does not match the run, or the query raised, or did not
                 answer within `Flow(query_timeout=)`.
         """
-        run = Run()
+        run = RunState()
         await self._read(self._log(), run)
         self._check(run)
         return await self.answer(run, name, arguments)
 
-    async def answer(self, run: Run, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401
+    async def answer(self, run: RunState, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401
         """Return the answer of a query for a run that was read; see `query`."""
         runner = self._runner
         versions = runner.versions
@@ -356,7 +356,7 @@ class Handle(Generic[_ResultT_co]):
             raise unknown(self.id, self._runner.log_name)
         return info
 
-    def _check(self, run: Run) -> None:
+    def _check(self, run: RunState) -> None:
         assert run.started is not None, "a run that was read has begun"
         check_workflow(self.id, self._definition.name, run.started.workflow)
 
@@ -364,7 +364,7 @@ class Handle(Generic[_ResultT_co]):
         return self._logs.log(self._runner.log_name)
 
     async def _read(
-        self, log: Log, run: Run, on_effect: Callable[[SeqNum, RunRecord], None] | None = None
+        self, log: Log, run: RunState, on_effect: Callable[[SeqNum, RunRecord], None] | None = None
     ) -> None:
         try:
             await read_run(log, self.id, run, is_reused=True, on_effect=on_effect)

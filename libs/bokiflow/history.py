@@ -7,10 +7,10 @@ import msgspec
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import RETURN
 from bokiflow.runs.records import StepDecided
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 
 
-def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
+def decided_before(run: RunState, step: str) -> tuple[str, list[StepDecided]]:
     """Return the number of a step, and the outcomes decided before it, in log order.
 
     The returned outcomes are those of epoch 1, the first epoch of the fork, and have no `nth`. A

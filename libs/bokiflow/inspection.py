@@ -42,7 +42,7 @@ from bokiflow.runs.records import (
 )
 from bokiflow.runs.rounds import SIGNAL
 from bokiflow.runs.run_log import Logs
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from bokiflow.runs.unawaited_operations import GATHER, what_is_done
 from bokiflow.versions import VersionedFlow, flows_of
@@ -551,7 +551,7 @@ class _Events:
         self._bytes = 0
         self._has_more = False
 
-    def add(self, record: Record, run: Run, known: RunRecord, before: State | None) -> None:
+    def add(self, record: Record, run: RunState, known: RunRecord, before: State | None) -> None:
         """Take a record of the run that took effect; `before` is the state before it."""
         if record.seqnum <= self._after:
             return
@@ -591,7 +591,7 @@ class _Found:
         events: collects its events; None: they are not needed.
         now: time of the log when it was read; seconds since 1970.
         changed: when its last record that took effect was ordered, other than a note.
-        waits_since: when the record `Run.waits` was ordered, if there is one.
+        waits_since: when the record `RunState.waits` was ordered, if there is one.
         has_successor: whether the shown round has ended and the next one has begun.
     """
 
@@ -607,7 +607,7 @@ class _Found:
         self.id = id
         self.app = app
         self.log = log
-        self.run = Run()
+        self.run = RunState()
         self.steps: deque[tuple[float, StepDecided]] = deque(maxlen=steps)
         self.events = events
         self.now = self.changed = self.waits_since = 0.0
@@ -689,7 +689,7 @@ async def _read(log: Log, found: _Found) -> bool:
         try:
             page = await log.read_range(tag, bound, limit=_PAGE)
         except TrimmedError as error:
-            found.run = run = Run()  # old rounds of the run were trimmed, or the whole run
+            found.run = run = RunState()  # old rounds of the run were trimmed, or the whole run
             found.steps.clear()
             run.end = max(bound, error.first_seqnum)
             continue
@@ -714,7 +714,7 @@ async def _result_at(log: Log, id: str, end: SeqNum) -> bytes:  # noqa: A002
     return finished.result
 
 
-def _info(id: str, run: Run, app: str, log: str) -> runs.RunInfo:  # noqa: A002
+def _info(id: str, run: RunState, app: str, log: str) -> runs.RunInfo:  # noqa: A002
     status = status_of(id, run)
     return runs.RunInfo(
         id=id,

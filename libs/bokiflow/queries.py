@@ -20,7 +20,7 @@ from bokiflow.replay_check import replay
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError, QueryFailedError
 from bokiflow.runs.run_log import Logs
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from indilog import FunctionFailedError, Log
 from indilog.sdk import Signature, arguments_text, can_be_in_tag
@@ -57,7 +57,7 @@ class RunView:
     def __init__(
         self,
         id: str,  # noqa: A002
-        run: Run,
+        run: RunState,
         arguments: Mapping[str, Any],
         values: Mapping[str, Any],
     ) -> None:
@@ -113,7 +113,7 @@ class Query:
         definition: Definition,
         log: Log,
         logs: Logs,
-        run: tuple[str, Run],
+        run: tuple[str, RunState],
         arguments: Mapping[str, object],
         limits: QueryLimits,
     ) -> bytes:
@@ -148,7 +148,7 @@ class Query:
         definition: Definition,
         log: Log,
         logs: Logs,
-        run: tuple[str, Run],
+        run: tuple[str, RunState],
         given: Mapping[str, Any],
         threads: waiting.EndableThreads,
     ) -> bytes:

@@ -21,7 +21,7 @@ from bokiflow.runs.execution import PATCH, RETURN, Execution, OperationOutcome
 from bokiflow.runs.records import RunFinished, StepDecided
 from bokiflow.runs.rounds import ContinuedAsNew
 from bokiflow.runs.run_log import Logs
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.workflow import Workflow
 from indilog import InvalidArgumentsError, Log
 
@@ -138,7 +138,7 @@ async def replay(
     log: Log,
     logs: Logs,
     run_id: str,
-    run: Run,
+    run: RunState,
 ) -> AsyncIterator[Replayed | str]:
     """Enter a block with a replayed run. If the code does not continue the run, the block gets a
     text instead, which says why.
@@ -177,7 +177,7 @@ async def find_mismatch(
     log: Log,
     logs: Logs,
     run_id: str,
-    run: Run,
+    run: RunState,
 ) -> ReplayMismatch | None:
     """Replay a run with the code of a definition; None: the code continues the run. The arguments
     are those of `replay`.

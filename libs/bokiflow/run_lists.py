@@ -44,7 +44,7 @@ from bokiflow.runs.records import (
     starts_tag,
 )
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State, end_state
 from indilog import DataLossError, Log, Record, TrimmedError
 from indilog.sdk import MAX_SEQNUM, SeqNum, runs
@@ -226,7 +226,7 @@ async def _find_ended(
 
 async def _read_whole(log: Log, id_: str, app: str, bound: SeqNum) -> runs.RunInfo | None:
     try:
-        run = await read_run(log, id_, Run(), is_reused=True)
+        run = await read_run(log, id_, RunState(), is_reused=True)
     except TrimmedError:
         return None
     if run.finished is None or run.ended_at > bound:

@@ -30,7 +30,7 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
 )
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State, end_state
 from indilog import DataLossError, Log, TrimmedError
 from indilog.sdk import MAX_SEQNUM, SeqNum, plain_value
@@ -72,7 +72,7 @@ class Status:
     version: int | None = None
 
 
-def status_of(id: str, run: Run) -> Status:  # noqa: A002
+def status_of(id: str, run: RunState) -> Status:  # noqa: A002
     """Return the status of a run that has begun."""
     assert run.started is not None, "only a run that has begun has a status"
     assert run.state is not None, "a run that has begun has a state"

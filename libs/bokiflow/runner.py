@@ -60,7 +60,7 @@ from bokiflow.runs.records import (
 )
 from bokiflow.runs.rounds import ContinuedAsNew, trim_past
 from bokiflow.runs.run_log import Logs, RunUnreadable, append_with_retry, is_transient, read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.taking import RunExecutor, Taking
 from bokiflow.versions import Versions
 from bokiflow.workflow import Workflow
@@ -147,7 +147,7 @@ class Runner(RunExecutor):
         self.query_limits = QueryLimits(settings.query_timeout_s)
         self.taking = Taking(self)
         self.recent_starts = RecentStarts()
-        self.runs_read: LRUCache[str, Run] = LRUCache(_RUNS_READ_MAX)
+        self.runs_read: LRUCache[str, RunState] = LRUCache(_RUNS_READ_MAX)
         self._partitions_read: dict[int, OwnedPartition] = {}
         """Partitions of other executors, as read last in order to list or find runs."""
         self._starting = 0
@@ -246,7 +246,7 @@ class Runner(RunExecutor):
         again = list[str]()
         entry = Entry(encode(started), tags)
         seqnum = await append_with_retry(log, [entry], lambda: again.append(run_id))
-        run = Run()
+        run = RunState()
         if partition is not None:
             partition.note_record()
         if partition is not None and is_new and not again:  # no earlier copy can be the start
@@ -320,7 +320,7 @@ class Runner(RunExecutor):
                 tags = _start_tags(run_id, started, number, is_here=is_here)
                 steps = [Entry(encode(step), tags[:1]) for step in decided]
                 last = await append_with_retry(log, [Entry(encode(started), tags), *steps])
-                run = await read_run(log, run_id, Run(), last)
+                run = await read_run(log, run_id, RunState(), last)
                 if partition is not None:
                     partition.note_record()
                 may_begin = partition is not None and not self.lease_of(partition).has_ended()
@@ -425,7 +425,7 @@ class Runner(RunExecutor):
         logs: Logs,
         definition: Definition,
         id: str,  # noqa: A002
-        run: Run,
+        run: RunState,
         partition: OwnedPartition,
     ) -> LocalRun | None:
         """See `RunExecutor.execute`."""
@@ -438,7 +438,9 @@ class Runner(RunExecutor):
         running.task.add_done_callback(partial(self._on_task_ended, running))
         return running
 
-    def _execution(self, logs: Logs, id_: str, run: Run, partition: OwnedPartition) -> Execution:
+    def _execution(
+        self, logs: Logs, id_: str, run: RunState, partition: OwnedPartition
+    ) -> Execution:
         lease, log = self.lease_of(partition), logs.log(self.log_name)
         listed_s, grace_s = self.settings.retention_s / 2, self.settings.cancel_grace_s
         return Execution(log, id_, run, lease, self.member.count, listed_s, grace_s)
@@ -562,7 +564,7 @@ class Runner(RunExecutor):
         """
         before, partition = running.execution, running.partition
         log, id_ = before.log, before.id
-        run = await read_run(log, id_, Run(), is_reused=True)
+        run = await read_run(log, id_, RunState(), is_reused=True)
         if run.started_at != before.run.started_at:
             return None  # the run has ended and was trimmed
         if run.finished is not None or run.parked is not None or not partition.is_usable:
@@ -577,7 +579,7 @@ class Runner(RunExecutor):
         self,
         log: Log,
         id_: str,
-        run: Run,
+        run: RunState,
         partition: OwnedPartition,
         crashes: int,
         code: CodeVersion | None = None,

@@ -55,7 +55,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run, until_done
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.turns import LimitExecutor, Turns
 from bokiflow.versions import Versions, code_after
 from indilog import Entry, IndilogError, Log, TrimmedError
@@ -113,7 +113,7 @@ class RunExecutor(LimitExecutor):
         self,
         log: Log,
         id_: str,
-        run: Run,
+        run: RunState,
         partition: OwnedPartition,
         crashes: int,
         code: CodeVersion | None = None,
@@ -129,7 +129,7 @@ class RunExecutor(LimitExecutor):
         logs: Logs,
         definition: Definition,
         id: str,  # noqa: A002
-        run: Run,
+        run: RunState,
         partition: OwnedPartition,
     ) -> LocalRun | None:
         """Execute a run of an owned partition in a new task."""
@@ -380,9 +380,9 @@ class Taking:
         is_retried: bool,
     ) -> None:
         try:
-            run = await read_run(log, id_, Run(), is_reused=True)
+            run = await read_run(log, id_, RunState(), is_reused=True)
         except TrimmedError:
-            run = Run()
+            run = RunState()
         if run.started is None or run.finished is not None:
             return await self._forget(log, id_, run, partition)
         self.uncertain.pop(id_, None)
@@ -400,7 +400,7 @@ class Taking:
             return None
         return await self._take_run(log, id_, run, partition, crashes)
 
-    async def _has_turn(self, log: Log, id_: str, run: Run, partition: OwnedPartition) -> bool:
+    async def _has_turn(self, log: Log, id_: str, run: RunState, partition: OwnedPartition) -> bool:
         """Tell whether a run with a limit may execute now. If it may neither execute nor wait, end
         it.
         """
@@ -416,7 +416,7 @@ class Taking:
         return False
 
     async def _why_ended(
-        self, log: Log, id_: str, run: Run, limited: LimitedRun
+        self, log: Log, id_: str, run: RunState, limited: LimitedRun
     ) -> RecordedFailure | None:
         """Return why a run without a turn must end; None: it waits."""
         if limited.turn == Turn.DEADLOCKED:
@@ -437,14 +437,14 @@ class Taking:
             return None
         return RecordedFailure(Cancelled.__name__, reason)
 
-    async def _why_skipped(self, log: Log, run: Run) -> str:
+    async def _why_skipped(self, log: Log, run: RunState) -> str:
         assert run.started is not None, "only a run that has begun is skipped"
         assert run.started.limit is not None, "only a limited run is skipped"
         first = next(iter((await self.turns.read(log, run.started.limit.name)).having), None)
         other = "an earlier run" if first is None else f"run {first!r}"
         return f"Skipped, because {other} of the same schedule had not ended."
 
-    def _is_paused(self, log: Log, id_: str, run: Run) -> bool:
+    def _is_paused(self, log: Log, id_: str, run: RunState) -> bool:
         """Tell whether a run was parked as crash-looping; set its timer."""
         if run.crashes < CRASHES_PARKED:
             return False
@@ -453,7 +453,7 @@ class Taking:
         self._at(max(0.0, retry_s(run) - waited_s), id_)
         return True
 
-    async def _forget(self, log: Log, id_: str, run: Run, partition: OwnedPartition) -> None:
+    async def _forget(self, log: Log, id_: str, run: RunState, partition: OwnedPartition) -> None:
         """Remove a run from the partition's open runs if its start there was a repeated one."""
         if run.finished is not None:
             self.uncertain.pop(id_, None)
@@ -469,7 +469,7 @@ class Taking:
         partition.note_record()
 
     async def _take_run(
-        self, log: Log, id_: str, run: Run, partition: OwnedPartition, crashes: int
+        self, log: Log, id_: str, run: RunState, partition: OwnedPartition, crashes: int
     ) -> None:
         runner, was_parked = self._runner, run.parked is not None
         definition = runner.versions.choose(run)
@@ -498,7 +498,7 @@ class Taking:
         else:
             runner.execute(runner.logs, definition, id_, run, partition)
 
-    async def _waits_for_code(self, log: Log, id_: str, run: Run) -> bool:
+    async def _waits_for_code(self, log: Log, id_: str, run: RunState) -> bool:
         """Tell whether the code of a run is kept but not loaded here. Then take the run again
         later, and note in its history why.
         """
@@ -517,7 +517,7 @@ class Taking:
         return True
 
     async def _move(
-        self, log: Log, id_: str, run: Run, definition: Definition | None
+        self, log: Log, id_: str, run: RunState, definition: Definition | None
     ) -> Definition | None:
         """Return the code to which a run should move, if that still continues it; else the code
         with which it continues now.
@@ -537,7 +537,7 @@ class Taking:
         )
         return definition
 
-    def _gives_way(self, id_: str, run: Run, code: CodeVersion | None) -> bool:
+    def _gives_way(self, id_: str, run: RunState, code: CodeVersion | None) -> bool:
         """Leave a run of a later deployment than that of this process for a while; return whether
         this was done. This process is likely to get that deployment soon.
 

@@ -38,7 +38,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import append_with_retry
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.versions import Versions
 from indilog import Entry, IndilogError, Log
 from indilog.replayed import Replica
@@ -225,7 +225,7 @@ class Turns:
 
     # --- single runs
 
-    async def find(self, log: Log, id_: str, run: Run) -> LimitedRun | None:
+    async def find(self, log: Log, id_: str, run: RunState) -> LimitedRun | None:
         """Return a run in its limit; for a parked run, after asking for its turn. None: the limit
         cannot count the run, because its records there are lost.
         """

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from bokiflow.definition import Definition
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.records import CodeVersion
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog import App
 from indilog.sdk import DeployedVersion
 
@@ -81,7 +81,7 @@ class Versions:
         """Return the newest code of a workflow; None: the newest deployment has none."""
         return self.newest.definitions.get(workflow)
 
-    def choose(self, run: Run) -> Definition | None:
+    def choose(self, run: RunState) -> Definition | None:
         """Return the code with which a run continues; None: no loaded code has its workflow.
 
         This is the code with which the run began, as long as it is kept; call `missing` first. If
@@ -90,7 +90,7 @@ class Versions:
         assert run.started is not None, "only a run that has begun continues"
         return self._chosen(run).definitions.get(run.started.workflow)
 
-    def missing(self, run: Run) -> str | None:
+    def missing(self, run: RunState) -> str | None:
         """Return why a run must wait: its code is kept, but not loaded here. None: the run need not
         wait.
         """
@@ -103,7 +103,7 @@ class Versions:
             return None
         return deployed.missing.get(code.digest)
 
-    def queries_of(self, run: Run) -> Mapping[str, Any]:
+    def queries_of(self, run: RunState) -> Mapping[str, Any]:
         """Return the queries of the code with which a run continues, by name."""
         return self._chosen(run).queries
 
@@ -152,7 +152,7 @@ class Versions:
         found = (flow.definitions.get(workflow) for flow in self._of_log(app))
         return next(filter(None, found), None)
 
-    def _chosen(self, run: Run) -> VersionedFlow:
+    def _chosen(self, run: RunState) -> VersionedFlow:
         assert run.started is not None, "only a run that has begun continues"
         newest = self._flow.definitions.get(run.started.workflow)
         if newest is not None and (run.parked is not None or not newest.is_pinned):
@@ -166,7 +166,7 @@ class Versions:
         return (flow for flow in flows_of(app) if flow.log_name == self._flow.log_name)
 
 
-def code_after(run: Run, definition: Definition) -> CodeVersion | None:
+def code_after(run: RunState, definition: Definition) -> CodeVersion | None:
     """Return the version of the code of a definition, if the run was executed with other code."""
     code = definition.code
     if code is None or (run.code is not None and run.code.digest == code.digest):

@@ -23,11 +23,11 @@ from bokiflow.locks.lock_records import Acquire, Release, Remind, lock_tags
 from bokiflow.locks.lock_records import ExtendLease as Renew
 from bokiflow.locks.lock_records import encode as lock_encoded
 from bokiflow.locks.lock_replica import new_replica
-from bokiflow.ownership.member import Member
+from bokiflow.ownership.member import ExecutorMember
 from bokiflow.runner import Runner, RunnerSettings
 from bokiflow.runs import records as flow
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.versions import Versions
 from bokiqueue.records import Acknowledge, Claim, ExtendClaim, PushMessage, Requeue
 from bokiqueue.records import encode as queue_encoded
@@ -126,7 +126,7 @@ async def run(world: World, history: Sequence[tuple[float, float, Any]]) -> obje
     for gap_s, off_s, said in history:
         world.go_on(gap_s, off_s)
         await log.append(flow.encode(said), tags=[flow.run_tag("r")])
-    read = await read_run(log, "r", Run())
+    read = await read_run(log, "r", RunState())
     return read.clock, read.began, read.parked_at, read.state, read.epoch, read.executor
 
 
@@ -156,7 +156,7 @@ BEAT = flow.Heartbeat("a", 3.0, True, True, 2, b"", 0)
 
 
 async def owners(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
-    log, member = world.logs.log("flow"), Member(5.0, 2)
+    log, member = world.logs.log("flow"), ExecutorMember(5.0, 2)
     for gap_s, off_s, said in history:
         world.go_on(gap_s, off_s)
         await log.append(flow.encode(said), tags=[flow.EXECUTORS_TAG])

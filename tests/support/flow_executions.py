@@ -21,7 +21,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.apps.app import Context
 from indilog.apps.signature import ResultType
 from indilog.base.log import Log, Session
@@ -73,7 +73,7 @@ async def begin(log: Log, run_id: str) -> None:
 
 async def take(log: Log, run_id: str, executor: str) -> None:
     """Assign the run to an executor."""
-    run = await read_run(log, run_id, Run())
+    run = await read_run(log, run_id, RunState())
     await log.append(encode(RunTaken(run.epoch + 1, executor)), tags=_tags(run_id))
 
 
@@ -81,7 +81,7 @@ async def execute(
     log: Log, run_id: str, body: Body, *, context: Context | None = None
 ) -> RunFinished:
     """Execute the run in its newest epoch, in a function's context if there is one."""
-    run = await read_run(log, run_id, Run())
+    run = await read_run(log, run_id, RunState())
     execution = Execution(log, run_id, run, NeverSure())
     wf = Workflow(execution, context or OneLog(log))
 

@@ -26,7 +26,7 @@ _UNITS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _RATE: Final = re.compile(r"(\d+)\s*/\s*(\d*)\s*(s|min|h|d)")
 
 
-class Limits(NamedTuple):
+class WorkflowLimits(NamedTuple):
     """The limits that a decorator sets for a workflow (`Flow.workflow`)."""
 
     concurrency: int | None = None
@@ -52,7 +52,7 @@ class Limit:
         FlowSettingsError: an argument of the decorator is invalid.
     """
 
-    def __init__(self, name: str, body: Callable[..., object], given: Limits) -> None:
+    def __init__(self, name: str, body: Callable[..., object], given: WorkflowLimits) -> None:
         concurrency, total, rate, key, priority = given
         if concurrency is None and total is None and rate is None:
             raise FlowSettingsError(

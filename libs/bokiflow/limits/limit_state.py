@@ -136,7 +136,7 @@ class Waiting(NamedTuple):
     is_total: bool = False
 
 
-class _Snapshot(msgspec.Struct, array_like=True):
+class _LimitSnapshot(msgspec.Struct, array_like=True):
     settings: LimitSettings
     clock: float
     runs: dict[str, LimitedRun]
@@ -435,7 +435,7 @@ class LimitState(State[None]):
     @classmethod
     def restore(cls, content: bytes) -> LimitState:
         """Return the state of an encoded snapshot."""
-        kept, state = msgspec.msgpack.decode(content, type=_Snapshot), cls()
+        kept, state = msgspec.msgpack.decode(content, type=_LimitSnapshot), cls()
         state.settings, state.clock, state.runs = kept.settings, kept.clock, kept.runs
         for key, begun in kept.begun.items():  # in the order of the state, which decides turns
             known = state._keys[sys.intern(key)] = _Key()

@@ -30,7 +30,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import append_with_retry, read_dependency, read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog import Entry, TrimmedError
 
 START_CHILD: Final = "start child"
@@ -112,7 +112,7 @@ class Child(Generic[_ResultT_co]):
         self.number = number
         self._arguments = arguments
         self._is_awaited = False
-        self._run = Run()
+        self._run = RunState()
 
     async def start(self, compensations: Compensations, *, is_awaited: bool) -> None:
         """Decide the start of the child, then start it unless it exists.

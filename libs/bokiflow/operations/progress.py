@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from bokiflow.runs.decision_numbers import STATUS
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.records import RunRecord, StepDecided
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog import FunctionFailedError
 from indilog.sdk import ResultType, SeqNum, plain_value
 
@@ -60,7 +60,7 @@ def event_in(seqnum: SeqNum, record: RunRecord) -> PublishedEvent | None:
     return None
 
 
-def status_value_in(run: Run) -> object:
+def status_value_in(run: RunState) -> object:
     """Return the value that the run has last set as its status; None if it has set none."""
     for record in reversed(run.steps.values()):
         if record.kind == STATUS:

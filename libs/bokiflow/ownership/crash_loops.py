@@ -25,7 +25,7 @@ import structlog
 
 from bokiflow.ownership.owners import Owners
 from bokiflow.runs import waiting
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 
 Take: TypeAlias = Callable[[str], Awaitable[asyncio.Task[None] | None]]
 """Takes over a run, and returns the task that executes it here, if there is one."""
@@ -37,7 +37,7 @@ _PAUSE_S_MAX: Final = 600.0
 _GROUP_MAX: Final = 16
 
 
-def crashes_of(run: Run, owners: Owners) -> int:
+def crashes_of(run: RunState, owners: Owners) -> int:
     """Return how many executors in a row crashed soon after they got a run, and before they decided
     a step of it. A dead last executor is included.
     """
@@ -59,7 +59,7 @@ def pause_s(crashes: int) -> float:
     return min(2.0 ** min(crashes - _CRASH_LOOPING_FROM, 20), _PAUSE_S_MAX)
 
 
-def retry_s(run: Run) -> float:
+def retry_s(run: RunState) -> float:
     """Return the seconds until a run parked as crash-looping is retried; 0 if the run was
     cancelled.
     """

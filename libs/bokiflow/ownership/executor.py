@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import structlog
 
-from bokiflow.ownership.member import Member
+from bokiflow.ownership.member import ExecutorMember
 from bokiflow.ownership.partition import OwnedPartition, PartitionLease
 from bokiflow.runs import waiting
 from bokiflow.runs.public_call import CALL, Stopped
@@ -94,7 +94,7 @@ class Executor(ABC):
 
     def __init__(self, log_name: str, lease_s: float, partitions: int) -> None:
         self.log_name = log_name
-        self.member = Member(lease_s, partitions)
+        self.member = ExecutorMember(lease_s, partitions)
         self.owned: dict[int, OwnedPartition] = {}
         self.wanted: dict[int, SeqNum] = {}
         self.woken = asyncio.Event()

@@ -40,7 +40,7 @@ _UNCLAIMED_LEASES: Final = 2.0
 """Leases after which any driver claims a partition that its preferred owner has not claimed."""
 
 
-class Member:
+class ExecutorMember:
     """This process as an executor.
 
     Args:
@@ -334,7 +334,7 @@ class Member:
                 structlog.get_logger().warning("executor cannot read", reason=str(error))
 
 
-def share_of(member: Member) -> list[int]:
+def share_of(member: ExecutorMember) -> list[int]:
     """Return the partitions that a process should claim before it starts a run: its share, or a
     single partition if the process has no driver.
     """

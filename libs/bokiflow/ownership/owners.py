@@ -88,7 +88,7 @@ class OwnedBy(msgspec.Struct, array_like=True):
     is_needed: bool = False
 
 
-class _Snapshot(msgspec.Struct, array_like=True):
+class _OwnersSnapshot(msgspec.Struct, array_like=True):
     owners: list[OwnedBy]
     executors: dict[str, tuple[float, bool, bool, SeqNum, SeqNum, float]]
     dead: dict[str, SeqNum]
@@ -115,9 +115,9 @@ class Owners(State[bool]):
         """See `State.size`."""
         return len(self.owners) + len(self.executors) + len(self.dead)
 
-    def snapshot(self) -> _Snapshot:
+    def snapshot(self) -> _OwnersSnapshot:
         """See `State.snapshot`."""
-        return _Snapshot(
+        return _OwnersSnapshot(
             [OwnedBy(o.executor, o.since, o.is_needed) for o in self.owners],
             {
                 name: (k.lease_s, k.takes, k.is_busy, k.beat_at, k.last_at, k.time)
@@ -129,7 +129,7 @@ class Owners(State[bool]):
     @classmethod
     def restore(cls, content: bytes) -> Owners:
         """Return the state of an encoded snapshot."""
-        kept, state = msgspec.msgpack.decode(content, type=_Snapshot), cls()
+        kept, state = msgspec.msgpack.decode(content, type=_OwnersSnapshot), cls()
         state.owners, state.dead = kept.owners, kept.dead
         state.executors = {name: KnownExecutor(*known) for name, known in kept.executors.items()}
         return state

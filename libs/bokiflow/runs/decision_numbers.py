@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from bokiflow.runs.records import RunRecord, StepDecided
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.sdk import SeqNum
 
 STATUS: Final = "status"
@@ -27,7 +27,7 @@ class DecisionNumbers:
         run: the run as of the record that began the execution's epoch.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunState) -> None:
         self._durable = len(run.steps)
         self._status_at: SeqNum = -1
         for number, step in run.steps.items():

@@ -62,7 +62,7 @@ from bokiflow.runs.records import (
 )
 from bokiflow.runs.rounds import ContinuedAsNew, next_round
 from bokiflow.runs.run_log import append_all, append_with_retry, read_own_run, read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import end_state
 from bokiflow.runs.unawaited_operations import AskedOperations
 from indilog import Entry, Log, TooLargeError
@@ -215,7 +215,7 @@ class Execution:
         self,
         log: Log,
         id: str,  # noqa: A002
-        run: Run,
+        run: RunState,
         lease: LeaseCheck,
         partitions: int = PARTITIONS,
         relisted_after_s: float = math.inf,

@@ -20,7 +20,7 @@ from bokiflow.runs.records import (
     UnreadSignal,
     run_tag,
 )
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog import IndilogError, Log
 from indilog.sdk import SeqNum
 
@@ -64,7 +64,7 @@ def consumed_signal(decided: StepDecided) -> tuple[SeqNum, Any] | None:
 
 
 def next_round(
-    run: Run,
+    run: RunState,
     decided: Iterable[StepDecided],
     continued: ContinuedAsNew,
     *,
@@ -104,7 +104,7 @@ def next_round(
     )
 
 
-async def trim_past(log: Log, id: str, run: Run) -> None:  # noqa: A002
+async def trim_past(log: Log, id: str, run: RunState) -> None:  # noqa: A002
     """Trim the history of a run up to its previous round, if it has at least `PAST_MAX` older
     records.
     """

@@ -15,7 +15,7 @@ from bokiflow.runs.errors import FlowVersionError
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import CALL, Stopped
 from bokiflow.runs.records import RunRecord, run_record, run_tag
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog import (
     DataLossError,
     DiskFullError,
@@ -56,12 +56,12 @@ class RunUnreadable(Stopped):
 async def read_run(
     log: Log,
     id: str,  # noqa: A002
-    run: Run,
+    run: RunState,
     own: SeqNum = -1,
     *,
     is_reused: bool = False,
     on_effect: Callable[[SeqNum, RunRecord], None] | None = None,
-) -> Run:
+) -> RunState:
     """Apply the new records of a run; return the run.
 
     With `own`, the records up to and including that seqnum are applied. Without it, all records
@@ -106,7 +106,9 @@ async def read_run(
             return run
 
 
-def _apply(run: Run, record: Record, on_effect: Callable[[SeqNum, RunRecord], None] | None) -> None:
+def _apply(
+    run: RunState, record: Record, on_effect: Callable[[SeqNum, RunRecord], None] | None
+) -> None:
     known = run_record(record.data)
     has_effect = run.apply(record.seqnum, record.ordered_at, known)
     if has_effect and known is not None and on_effect is not None:
@@ -116,7 +118,7 @@ def _apply(run: Run, record: Record, on_effect: Callable[[SeqNum, RunRecord], No
 async def _read_later_rounds(
     log: Log,
     id: str,  # noqa: A002
-    run: Run,
+    run: RunState,
     error: TrimmedError,
     on_effect: Callable[[SeqNum, RunRecord], None] | None,
 ) -> None:
@@ -125,7 +127,7 @@ async def _read_later_rounds(
     Raises:
         TrimmedError: all of the run was trimmed.
     """
-    later = Run()
+    later = RunState()
     later.end = max(run.end, error.first_seqnum)
     await read_run(log, id, later, is_reused=True, on_effect=on_effect)
     if later.started is None or later.started_at != run.started_at:

@@ -37,7 +37,7 @@ from bokiflow.runs.states import State, next_state
 from indilog.sdk import SeqNum
 
 
-class Run:
+class RunState:
     """Applies the records of one run in order.
 
     Attributes:
@@ -229,7 +229,7 @@ class Run:
         self._count, self._whole = self._count - self.past, (whole, before - self.past)
         self.past = 0
 
-    def become(self, other: Run) -> None:
+    def become(self, other: RunState) -> None:
         """Take the state of another object for the same run."""
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))

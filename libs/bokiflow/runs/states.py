@@ -39,7 +39,7 @@ class State(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
-class RunEvent(enum.StrEnum):
+class RecordedEvent(enum.StrEnum):
     """The event that a record reports about a run."""
 
     STARTED = "started"
@@ -66,79 +66,79 @@ class Epoch(enum.Enum):
     NEXT = enum.auto()
 
 
-EPOCHS: Final[Mapping[RunEvent, Epoch]] = {
-    RunEvent.TAKEN: Epoch.NEXT,
-    RunEvent.DECIDED: Epoch.CURRENT,
-    RunEvent.NOTED: Epoch.CURRENT,
-    RunEvent.WAITS: Epoch.CURRENT,
-    RunEvent.CONTINUED: Epoch.CURRENT,
-    RunEvent.PARKED: Epoch.CURRENT,
-    RunEvent.RETURNED: Epoch.CURRENT,
-    RunEvent.FAILED: Epoch.CURRENT,
-    RunEvent.CANCELLED: Epoch.CURRENT,
+EPOCHS: Final[Mapping[RecordedEvent, Epoch]] = {
+    RecordedEvent.TAKEN: Epoch.NEXT,
+    RecordedEvent.DECIDED: Epoch.CURRENT,
+    RecordedEvent.NOTED: Epoch.CURRENT,
+    RecordedEvent.WAITS: Epoch.CURRENT,
+    RecordedEvent.CONTINUED: Epoch.CURRENT,
+    RecordedEvent.PARKED: Epoch.CURRENT,
+    RecordedEvent.RETURNED: Epoch.CURRENT,
+    RecordedEvent.FAILED: Epoch.CURRENT,
+    RecordedEvent.CANCELLED: Epoch.CURRENT,
 }
 """The epoch that each event needs. Records of the other events are not written by the run's
 executor, so they have no epoch.
 """
 
-TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
-    (None, RunEvent.STARTED): State.RUNNING,
+TRANSITIONS: Final[Mapping[tuple[State | None, RecordedEvent], State]] = {
+    (None, RecordedEvent.STARTED): State.RUNNING,
     # The earlier rounds of the run were trimmed.
-    (None, RunEvent.CONTINUED): State.RUNNING,
-    (State.RUNNING, RunEvent.TAKEN): State.RUNNING,
-    (State.RUNNING, RunEvent.DECIDED): State.RUNNING,
-    (State.RUNNING, RunEvent.NOTED): State.RUNNING,
-    (State.RUNNING, RunEvent.SIGNALLED): State.RUNNING,
-    (State.RUNNING, RunEvent.CHILD_ENDED): State.RUNNING,
-    (State.RUNNING, RunEvent.CANCEL_ASKED): State.RUNNING,
-    (State.RUNNING, RunEvent.MOVE_ASKED): State.RUNNING,
-    (State.RUNNING, RunEvent.WAITS): State.RUNNING,
-    (State.RUNNING, RunEvent.CONTINUED): State.RUNNING,
-    (State.RUNNING, RunEvent.PARKED): State.PARKED,
-    (State.RUNNING, RunEvent.RETURNED): State.DONE,
-    (State.RUNNING, RunEvent.FAILED): State.FAILED,
-    (State.RUNNING, RunEvent.CANCELLED): State.CANCELLED,
-    (State.PARKED, RunEvent.TAKEN): State.RUNNING,
-    (State.PARKED, RunEvent.RETRY_ASKED): State.PARKED,
-    (State.PARKED, RunEvent.MOVE_ASKED): State.PARKED,
+    (None, RecordedEvent.CONTINUED): State.RUNNING,
+    (State.RUNNING, RecordedEvent.TAKEN): State.RUNNING,
+    (State.RUNNING, RecordedEvent.DECIDED): State.RUNNING,
+    (State.RUNNING, RecordedEvent.NOTED): State.RUNNING,
+    (State.RUNNING, RecordedEvent.SIGNALLED): State.RUNNING,
+    (State.RUNNING, RecordedEvent.CHILD_ENDED): State.RUNNING,
+    (State.RUNNING, RecordedEvent.CANCEL_ASKED): State.RUNNING,
+    (State.RUNNING, RecordedEvent.MOVE_ASKED): State.RUNNING,
+    (State.RUNNING, RecordedEvent.WAITS): State.RUNNING,
+    (State.RUNNING, RecordedEvent.CONTINUED): State.RUNNING,
+    (State.RUNNING, RecordedEvent.PARKED): State.PARKED,
+    (State.RUNNING, RecordedEvent.RETURNED): State.DONE,
+    (State.RUNNING, RecordedEvent.FAILED): State.FAILED,
+    (State.RUNNING, RecordedEvent.CANCELLED): State.CANCELLED,
+    (State.PARKED, RecordedEvent.TAKEN): State.RUNNING,
+    (State.PARKED, RecordedEvent.RETRY_ASKED): State.PARKED,
+    (State.PARKED, RecordedEvent.MOVE_ASKED): State.PARKED,
     # These appends were in flight when the same executor parked the run.
-    (State.PARKED, RunEvent.DECIDED): State.PARKED,
-    (State.PARKED, RunEvent.PARKED): State.PARKED,
-    (State.PARKED, RunEvent.CONTINUED): State.RUNNING,
-    (State.PARKED, RunEvent.RETURNED): State.DONE,
-    (State.PARKED, RunEvent.FAILED): State.FAILED,
-    (State.PARKED, RunEvent.CANCELLED): State.CANCELLED,
-    (State.PARKED, RunEvent.SIGNALLED): State.PARKED,
-    (State.PARKED, RunEvent.CHILD_ENDED): State.PARKED,
-    (State.PARKED, RunEvent.CANCEL_ASKED): State.PARKED,
+    (State.PARKED, RecordedEvent.DECIDED): State.PARKED,
+    (State.PARKED, RecordedEvent.PARKED): State.PARKED,
+    (State.PARKED, RecordedEvent.CONTINUED): State.RUNNING,
+    (State.PARKED, RecordedEvent.RETURNED): State.DONE,
+    (State.PARKED, RecordedEvent.FAILED): State.FAILED,
+    (State.PARKED, RecordedEvent.CANCELLED): State.CANCELLED,
+    (State.PARKED, RecordedEvent.SIGNALLED): State.PARKED,
+    (State.PARKED, RecordedEvent.CHILD_ENDED): State.PARKED,
+    (State.PARKED, RecordedEvent.CANCEL_ASKED): State.PARKED,
 }
 """The next state. State None: the run has not begun."""
 
 
-_EVENTS: Final[Mapping[type[RunRecord], RunEvent]] = {
-    RunStarted: RunEvent.STARTED,
-    RunTaken: RunEvent.TAKEN,
-    StepDecided: RunEvent.DECIDED,
-    OperationNoted: RunEvent.NOTED,
-    Signalled: RunEvent.SIGNALLED,
-    ChildEnded: RunEvent.CHILD_ENDED,
-    CancelAsked: RunEvent.CANCEL_ASKED,
-    RetryAsked: RunEvent.RETRY_ASKED,
-    MoveAsked: RunEvent.MOVE_ASKED,
-    RunWaits: RunEvent.WAITS,
-    RunContinued: RunEvent.CONTINUED,
-    RunParked: RunEvent.PARKED,
+_EVENTS: Final[Mapping[type[RunRecord], RecordedEvent]] = {
+    RunStarted: RecordedEvent.STARTED,
+    RunTaken: RecordedEvent.TAKEN,
+    StepDecided: RecordedEvent.DECIDED,
+    OperationNoted: RecordedEvent.NOTED,
+    Signalled: RecordedEvent.SIGNALLED,
+    ChildEnded: RecordedEvent.CHILD_ENDED,
+    CancelAsked: RecordedEvent.CANCEL_ASKED,
+    RetryAsked: RecordedEvent.RETRY_ASKED,
+    MoveAsked: RecordedEvent.MOVE_ASKED,
+    RunWaits: RecordedEvent.WAITS,
+    RunContinued: RecordedEvent.CONTINUED,
+    RunParked: RecordedEvent.PARKED,
 }
 """The event of each kind of record, except the record of the end."""
 
 
-def event_of(record: RunRecord) -> RunEvent:
+def event_of(record: RunRecord) -> RecordedEvent:
     """Return the event that a record reports."""
     if not isinstance(record, RunFinished):
         return _EVENTS[type(record)]
     if record.was_cancelled:
-        return RunEvent.CANCELLED
-    return RunEvent.RETURNED if record.failure is None else RunEvent.FAILED
+        return RecordedEvent.CANCELLED
+    return RecordedEvent.RETURNED if record.failure is None else RecordedEvent.FAILED
 
 
 def next_state(state: State | None, record: RunRecord, epoch: int) -> State | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bokiflow.runs.records import RunFinished, run_record
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -77,7 +77,7 @@ def run_row(records: Iterable[tuple[int, int, bytes]]) -> RunRow | None:
     Raises:
         FlowVersionError: a later version of BokiFlow wrote a record.
     """
-    run = Run()
+    run = RunState()
     began_us, ended_us = 0, None
     for seqnum, ordered_us, data in sorted(records):
         record = run_record(bytes(data))

@@ -29,7 +29,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.workflow import Workflow
 from indilog.base.log import Session
 from indilog.testing import MemoryLogs
@@ -77,7 +77,7 @@ class World:
         log = SteppedLog(self.logs.log("flow", Session()))
         if takes:
             await log.append(encode(RunTaken(2, who)), tags=[run_tag("r")])
-        run = await read_run(log, "r", Run())
+        run = await read_run(log, "r", RunState())
         execution = Execution(log, "r", run, NeverSure())
         if run.finished is not None or run.executor != who:
             return
@@ -137,14 +137,14 @@ def test_the_check_finds_planted_bugs(bug: str) -> None:
     async def look_away(self: Execution, until: int = -1) -> None:
         return None
 
-    def any_epoch(self: Run, seqnum: int, time: float, record: RunRecord | None) -> bool:
+    def any_epoch(self: RunState, seqnum: int, time: float, record: RunRecord | None) -> bool:
         if isinstance(record, StepDecided | RunFinished):
             record = msgspec.structs.replace(record, epoch=self.epoch)
         return applied(self, seqnum, time, record)
 
-    applied = Run.apply
+    applied = RunState.apply
     planted = (
-        mock.patch.object(Run, "apply", any_epoch)
+        mock.patch.object(RunState, "apply", any_epoch)
         if bug == "no epochs"
         else mock.patch.object(Execution, "catch_up", look_away)
     )

@@ -28,7 +28,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.base.ids import SeqNum
 from indilog.base.log import Log
 from indilog.testing import MemoryLogs
@@ -76,7 +76,7 @@ async def execute_children(log: Log, ran: list[str]) -> None:
     """Execute every child that is started, until the parent has ended."""
     executed: set[str] = set()
     while True:
-        is_over = (await read_run(log, PARENT, Run())).finished is not None
+        is_over = (await read_run(log, PARENT, RunState())).finished is not None
         started = {str(record.tags[0]) for record in await log.read_range("children")}
         for tag in sorted(started - executed):
             await execute_child(log, tag.removeprefix("flow:"), ran)
@@ -86,7 +86,7 @@ async def execute_children(log: Log, ran: list[str]) -> None:
 
 
 async def execute_child(log: Log, run_id: str, ran: list[str]) -> None:
-    run = await read_run(log, run_id, Run())
+    run = await read_run(log, run_id, RunState())
     execution = Execution(log, run_id, run, NeverSure())
     wf = Workflow(execution, OneLog(log))
 
@@ -103,7 +103,7 @@ async def execute_child(log: Log, run_id: str, ran: list[str]) -> None:
 def executing(logs: MemoryLogs) -> Coroutine[Any, Any, RunFinished | None]:
     """Return an execution of the parent by its current executor."""
     log = SteppedLog(logs.log(FLOW_LOG))
-    run = now(read_run(logs.log(FLOW_LOG), PARENT, Run()))
+    run = now(read_run(logs.log(FLOW_LOG), PARENT, RunState()))
     execution = Execution(log, PARENT, run, NeverSure())
     wf = Workflow(execution, OneLog(log))
 
@@ -155,8 +155,8 @@ def run_once(seed: int, *, with_cancel: bool) -> tuple[str, str, list[str]]:
         run_stepped(executions, choose)
     if with_cancel and (child_ended := ended_at(plain, CHILD)):
         assert child_ended[0] < ended_at(plain, PARENT)[0], "nothing runs on under a run that ended"
-    parent = now(read_run(plain, PARENT, Run()))
-    child = now(read_run(plain, CHILD, Run()))
+    parent = now(read_run(plain, PARENT, RunState()))
+    child = now(read_run(plain, CHILD, RunState()))
     assert parent.state is not None
     return parent.state.value, "" if child.state is None else child.state.value, ran
 

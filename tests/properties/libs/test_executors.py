@@ -42,7 +42,7 @@ from bokiflow.runs.records import (
     run_record,
 )
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.taking import Taking
 from indilog.base.errors import IndilogError, NotReadyError
 from indilog.base.log import Entry, Session
@@ -274,16 +274,16 @@ class World:
         for process in self.processes:
             process.kill()
 
-    async def runs(self) -> dict[str, Run]:
+    async def runs(self) -> dict[str, RunState]:
         """Return all runs whose start is in the log."""
-        log, found = self.logs.log(LOG), dict[str, Run]()
+        log, found = self.logs.log(LOG), dict[str, RunState]()
         for seqnum in range(self.logs.position):
             with suppress(IndilogError):  # it may be trimmed, or of the executors
                 record = await log.read(seqnum)
                 assert record is not None
                 run = run_in(record.tags)
                 if run is not None and isinstance(run_record(record.data), RunStarted):
-                    found[run] = Run()
+                    found[run] = RunState()
         for run, state in found.items():
             await read_run(log, run, state)
         return found

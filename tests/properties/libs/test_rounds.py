@@ -30,7 +30,7 @@ from bokiflow.runs.records import (
 )
 from bokiflow.runs.rounds import ContinuedAsNew, trim_past
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.workflow import Workflow
 from indilog.base.log import Session
 from indilog.testing import MemoryLogs
@@ -79,7 +79,7 @@ class World:
 
     async def execution(self, who: str, *, takes: bool) -> None:
         log = SteppedLog(self.logs.log("flow", Session()))
-        run = await read_run(log, "r", Run(), is_reused=True)
+        run = await read_run(log, "r", RunState(), is_reused=True)
         if takes:
             await log.append(encode(RunTaken(run.epoch + 1, who)), tags=[run_tag("r")])
             await read_run(log, "r", run)
@@ -124,9 +124,9 @@ def outcome(seed: int) -> World:
     return world
 
 
-def state_of(world: World) -> Run:
+def state_of(world: World) -> RunState:
     log = world.logs.log("flow")
-    [run] = run_stepped([read_run(log, "r", Run(), is_reused=True)], lambda r: r[0])
+    [run] = run_stepped([read_run(log, "r", RunState(), is_reused=True)], lambda r: r[0])
     return run
 
 
@@ -147,7 +147,7 @@ def check(world: World) -> None:
     assert late == late_signals(world, run), "a signal before the end reaches the last round"
 
 
-def late_signals(world: World, run: Run) -> int:
+def late_signals(world: World, run: RunState) -> int:
     """Return how many signals the log has after the end of the run."""
     log = world.logs.log("flow")
     [page] = run_stepped([log.read_range(run_tag("r"), run.ended_at)], lambda r: r[0])
@@ -169,11 +169,11 @@ def test_rounds_are_neither_lost_nor_repeated() -> None:
     assert any(len({who for who, *_ in world.bodies}) == 2 for world in worlds)
 
 
-def without(bug: str) -> Callable[[Run, int, RunContinued], None]:
+def without(bug: str) -> Callable[[RunState, int, RunContinued], None]:
     """Return how a round begins with a planted bug."""
-    begin_round = Run._begin_round
+    begin_round = RunState._begin_round
 
-    def begin(run: Run, seqnum: int, record: RunContinued) -> None:
+    def begin(run: RunState, seqnum: int, record: RunContinued) -> None:
         if bug == "signals that come meanwhile":
             record = msgspec.structs.replace(record, end=2**62)
         begin_round(run, seqnum, record)
@@ -193,5 +193,5 @@ def test_the_check_finds_planted_bugs(bug: str) -> None:
         for seed in range(SEEDS):
             check(outcome(seed))
 
-    with mock.patch.object(Run, "_begin_round", without(bug)), pytest.raises(AssertionError):
+    with mock.patch.object(RunState, "_begin_round", without(bug)), pytest.raises(AssertionError):
         check_all()

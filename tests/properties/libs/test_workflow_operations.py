@@ -39,7 +39,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State, next_state
 from bokistore import Store, Transaction
 from indilog.base.log import Log
@@ -78,7 +78,7 @@ class Outcome:
         self.logs = logs
         self.reported = reported
         self.finished, steps = replayed(logs.log(FLOW_LOG))
-        run = now(read_run(logs.log(FLOW_LOG), RUN, Run()))
+        run = now(read_run(logs.log(FLOW_LOG), RUN, RunState()))
         assert {number: step.result for number, step in run.steps.items()} == steps
         assert self.finished is not None, "one executor comes to the end"
         ends = {(f.result, f.failure) for f in (*reported, self.finished) if f is not None}
@@ -126,7 +126,7 @@ def run_twice(
 def executing(logs: MemoryLogs, body: Body, name: str) -> Coroutine[Any, Any, RunFinished | None]:
     """Return an execution of the run as it is now."""
     log = ElapsingLog(logs.log(FLOW_LOG), TIME)
-    execution = Execution(log, RUN, now(read_run(logs.log(FLOW_LOG), RUN, Run())), NeverSure())
+    execution = Execution(log, RUN, now(read_run(logs.log(FLOW_LOG), RUN, RunState())), NeverSure())
     wf = Workflow(execution, OneLog(log))
 
     async def text() -> bytes:

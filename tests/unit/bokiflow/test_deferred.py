@@ -11,7 +11,7 @@ import pytest
 from bokiflow import Flow, Workflow
 from bokiflow.runs.records import StepDecided, run_record
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.base.ids import UserTag
 from indilog.config import ClusterConfig
 from indilog.testing import MemoryLog, MemoryLogs
@@ -46,7 +46,7 @@ async def test_decisions_become_durable_although_an_append_was_interrupted(
         return now
 
     now = await (await impatient.start(id="i")).result(5)
-    run = await read_run(logs.log("shop/flow"), "i", Run())
+    run = await read_run(logs.log("shop/flow"), "i", RunState())
     assert float(run.steps["1"].result) == now
 
 
@@ -68,4 +68,4 @@ async def test_any_number_of_values_is_decided_between_two_steps() -> None:
         return count
 
     assert await (await clock.start(2_000, id="c")).result(30) == 2_000
-    assert len((await read_run(logs.log("shop/flow"), "c", Run())).steps) == 4_001
+    assert len((await read_run(logs.log("shop/flow"), "c", RunState())).steps) == 4_001

@@ -39,7 +39,7 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
 )
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.base.errors import InvalidArgumentsError, NotReadyError, OverloadedError
 from indilog.base.log import Entry, Log
 from indilog.testing import MemoryLogs
@@ -88,7 +88,7 @@ async def decided(logs: MemoryLogs, run: str) -> list[tuple[str, str, bytes]]:
 async def again(logs: MemoryLogs, workflow: Startable[Any], run_id: str) -> RunFinished:
     """Execute a run once more, as its executor, from what is decided; return its end."""
     log: Log = logs.log("shop/flow")
-    run = Run()
+    run = RunState()
     for record in await log.read_range(run_tag(run_id)):
         known = run_record(record.data)
         if known is not None and not isinstance(known, RunFinished):

@@ -30,7 +30,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.log import Entry, Log
 from indilog.testing import MemoryLogs
@@ -161,7 +161,7 @@ async def test_records_without_effect_hide_no_run(late: list[Entry]) -> None:
     await log.append_batch([START, *late])
     partition = OwnedPartition(partition_of("r", PARTITIONS), 0)
     await partition.catch_up(log)
-    run = await read_run(log, "r", Run())
+    run = await read_run(log, "r", RunState())
     known = partition.state.runs.get("r")
     if run.finished is not None:
         assert known is None or known.started_at != run.started_at

@@ -9,7 +9,7 @@ from bokiflow.operations.progress import event_in, status_value_in
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import RunRecord
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.flow_executions import begin, execute
 
@@ -74,7 +74,7 @@ async def test_a_re_execution_publishes_nothing_again() -> None:
     with pytest.raises(Stopped):
         await execute(log, "run", lambda wf: body(wf, stops=True))
     await execute(log, "run", lambda wf: body(wf, stops=False))
-    run, effects = Run(), list[tuple[int, RunRecord]]()
+    run, effects = RunState(), list[tuple[int, RunRecord]]()
     await read_run(log, "run", run, on_effect=lambda *effect: effects.append(effect))
     events = [event.value for effect in effects if (event := event_in(*effect)) is not None]
     assert events == ["first", "second"]

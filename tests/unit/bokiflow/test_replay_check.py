@@ -13,7 +13,7 @@ from bokiflow.replay_check import find_mismatch
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import run_tag
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.flow_executions import OneLog, begin, execute
 
@@ -125,7 +125,7 @@ async def mismatch(body: Body) -> str | None:
         await execute(log, "run", old)
     before = await log.tail()
     done.clear()
-    run = await read_run(log, "run", Run())
+    run = await read_run(log, "run", RunState())
     found = await find_mismatch(Definition("tested", body), log, OneLog(log), "run", run)
     assert await log.tail() == before, "nothing is written"
     assert done == [], "nothing is executed"

@@ -18,7 +18,7 @@ from bokiflow.operations.operations import RunningChild
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import Origin, RunFinished, RunStarted, encode, run_record, run_tag
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.apps.app import Context
 from indilog.base.log import Log
 from indilog.testing import MemoryLogs
@@ -112,7 +112,7 @@ def crash(request: pytest.FixtureRequest) -> Crash:
 def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the run of a child takes a while."""
 
-    async def slowly(log: Log, id: str, run: Run, *, is_reused: bool) -> Run:  # noqa: A002
+    async def slowly(log: Log, id: str, run: RunState, *, is_reused: bool) -> RunState:  # noqa: A002
         await asyncio.sleep(0.02)
         return await read_run(log, id, run, is_reused=is_reused)
 

@@ -20,7 +20,7 @@ from bokiflow.runs.records import (
     executor_record,
     run_record,
 )
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 
 
@@ -32,8 +32,8 @@ def step(epoch: int, number: str = "1", result: bytes = b"1") -> StepDecided:
     return StepDecided(epoch, number, "book", "step", result)
 
 
-def applied(*records: RunRecord | None) -> tuple[Run, list[bool]]:
-    run = Run()
+def applied(*records: RunRecord | None) -> tuple[RunState, list[bool]]:
+    run = RunState()
     return run, [run.apply(n, float(n), record) for n, record in enumerate(records)]
 
 
@@ -98,7 +98,7 @@ def test_records_of_the_first_format_are_refused_with_advice() -> None:
 
 
 def test_a_run_without_an_executor_is_taken_in_epoch_1() -> None:
-    run = Run()
+    run = RunState()
     run.apply(0, 0.0, RunStarted("w", b"{}", "", "v"))
     assert (run.state, run.epoch) == (State.RUNNING, 0)
     assert not run.apply(1, 0.0, StepDecided(1, "1", "a", "step", b"1")), "it has no executor yet"
@@ -107,7 +107,7 @@ def test_a_run_without_an_executor_is_taken_in_epoch_1() -> None:
 
 
 def test_a_run_that_waits_is_running_until_it_is_taken() -> None:
-    run = Run()
+    run = RunState()
     run.apply(0, 0.0, RunStarted("w", b"{}", "a", "v"))
     assert run.apply(1, 0.0, RunWaits(1, 5.0, "sleep", 1))
     assert (run.state, run.waits) == (State.RUNNING, RunWaits(1, 5.0, "sleep", 1))

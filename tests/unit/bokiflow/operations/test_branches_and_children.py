@@ -20,7 +20,7 @@ from bokiflow.operations.notifications import wait_for_record
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.records import ChildEnded, encode, run_tag
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG as LOG
@@ -143,7 +143,7 @@ async def test_a_record_read_by_another_branch_wakes_a_waiting_one(logs: MemoryL
     """While a branch looks whether its child has ended, another one may read that it has."""
     log = logs.log(LOG)
     await begin(log, "r")
-    execution = Execution(log, "r", await read_run(log, "r", Run()), NeverSure())
+    execution = Execution(log, "r", await read_run(log, "r", RunState()), NeverSure())
     looks = 0
 
     async def found() -> str | None:

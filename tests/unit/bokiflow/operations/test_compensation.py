@@ -11,7 +11,7 @@ import bokiflow
 from bokiflow import Cancelled, Flow, RunCancelledError, RunFailedError, StepFailedError, Workflow
 from bokiflow.runs import waiting
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG as LOG
@@ -144,7 +144,7 @@ async def test_code_that_raises_before_a_decided_step_runs_no_compensation(
             await execute(log, "trip", lambda wf: trip(wf, raised))  # noqa: B023 - it runs now
         assert f"{type(raised).__name__}: {raised}. Deploy" in str(reported.value)
     assert undone == []
-    status = await read_run(log, "trip", Run())
+    status = await read_run(log, "trip", RunState())
     assert status.state is State.PARKED
 
 

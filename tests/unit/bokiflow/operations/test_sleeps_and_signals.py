@@ -23,7 +23,7 @@ from bokiflow.runs import waiting
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.records import Signalled, encode, run_tag
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.base.errors import NotReadyError, OverloadedError
 from indilog.base.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
@@ -142,7 +142,7 @@ async def test_consuming_a_signal_costs_the_same_after_any_number_of_signals(
     for n in range(100):
         sent = encode(Signalled("item" if n % 2 else "other", b"%d" % n, str(n)))
         await log.append(sent, tags=[run_tag("w")])
-    run = await read_run(log, "w", Run())
+    run = await read_run(log, "w", RunState())
     counted = run.signals = Counted(run.signals)
     signals = Signals(Execution(log, "w", run, NeverSure()))
     assert [signals._take("item") for _ in range(51)][-2:] == [b"[100,99]", None]

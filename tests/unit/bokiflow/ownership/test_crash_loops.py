@@ -12,7 +12,7 @@ from bokiflow import Flow, RunCancelledError, State, Workflow, taking
 from bokiflow.ownership import crash_loops
 from bokiflow.ownership.owners import Owners
 from bokiflow.runs.records import RunStarted, RunTaken, encode, run_tag
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import kill
 
@@ -28,7 +28,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking, "retry_s", after(600.0))
 
 
-def after(seconds: float) -> Callable[[Run], float]:
+def after(seconds: float) -> Callable[[RunState], float]:
     """Return what tries parked runs again after so long, cancelled ones at once."""
     return lambda run: 0.0 if run.cancel_asked else seconds
 
@@ -211,8 +211,8 @@ async def test_processes_that_stop_well_are_not_counted() -> None:
     await before.stop()
 
 
-def run_given(executor: str, seqnum: int, crashes: int) -> Run:
-    run = Run()
+def run_given(executor: str, seqnum: int, crashes: int) -> RunState:
+    run = RunState()
     run.apply(0, 0.0, RunStarted("w", b"{}", "first", "v"))
     run.apply(seqnum, 1.0, RunTaken(2, executor, crashes))
     return run

@@ -22,7 +22,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG
 from tests.unit.bokiflow.processes import ShopProcess
@@ -36,7 +36,7 @@ async def is_brief(flow: Flow, id_: str = "a") -> bool:
     while True:
         before = await log.tail()
         brief = await brief_status(log, flow.runner, id_)
-        whole = status_of(id_, await read_run(log, id_, Run(), is_reused=True))
+        whole = status_of(id_, await read_run(log, id_, RunState(), is_reused=True))
         if await log.tail() == before:
             assert brief is None or brief == whole
             return brief is not None
@@ -48,7 +48,7 @@ async def watched(flow: Flow, id_: str = "a") -> AsyncIterator[bool]:
     while (record := await log.read_next(run_tag(id_), seen, wait=10)) is not None:
         seen = record.seqnum + 1
         yield await is_brief(flow, id_)
-        if (await read_run(log, id_, Run(), is_reused=True)).finished is not None:
+        if (await read_run(log, id_, RunState(), is_reused=True)).finished is not None:
             return
 
 
@@ -197,7 +197,7 @@ def numbers(records: list[StepDecided]) -> list[tuple[int, int]]:
 
 
 async def test_a_decision_has_a_number_only_if_no_other_one_is_in_flight() -> None:
-    run = Run()
+    run = RunState()
     run.apply(0, 1.0, BEGUN)
     counting, one = DecisionNumbers(run), step(1, 1, 0)
     first = counting.begin([one])

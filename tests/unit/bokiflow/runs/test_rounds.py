@@ -30,7 +30,7 @@ from bokiflow.runs.records import (
 )
 from bokiflow.runs.rounds import PAST_MAX, ContinuedAsNew
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog import App, NotFoundError, TrimmedError
 from indilog.client import Client
 from indilog.testing import MemoryLog, MemoryLogs
@@ -76,7 +76,7 @@ async def test_a_thousand_rounds_leave_a_short_history(flow: Flow, logs: MemoryL
     while (await handle.status()).round < 1000:  # noqa: ASYNC110
         await asyncio.sleep(0)
     log = logs.log(FLOW_LOG)
-    run = await read_run(log, "a", Run(), is_reused=True)
+    run = await read_run(log, "a", RunState(), is_reused=True)
     assert run.round == 1000
     assert len(run.steps) < 5
     local = executions[-1].run
@@ -89,7 +89,7 @@ async def test_a_thousand_rounds_leave_a_short_history(flow: Flow, logs: MemoryL
 
 async def first_seqnum(log: MemoryLog, run: str) -> int:
     """Return the seqnum of the first record of a run that is left."""
-    return (await read_run(log, run, Run(), is_reused=True)).floor
+    return (await read_run(log, run, RunState(), is_reused=True)).floor
 
 
 async def test_unconsumed_signals_reach_the_next_round(flow: Flow) -> None:
@@ -312,14 +312,14 @@ async def test_a_parent_in_another_process_finds_its_child_without_old_rounds() 
 
     parent, other = add_workflows(first), add_workflows(second)
     handle = await parent.start(id="a")
-    log, run = logs.log(FLOW_LOG), Run()
+    log, run = logs.log(FLOW_LOG), RunState()
     child = f"a@{(await handle.status()).place}/1"
     while run.round <= PAST_MAX:
         await read_run(log, child, run)
         await asyncio.sleep(0)
     first.kill()
     with pytest.raises(TrimmedError):
-        await read_run(log, child, Run())
+        await read_run(log, child, RunState())
     async with second.driven():
         await second.flow.handle("child", child).signal("go")
         assert await other.handle("a").result(10) == "done"
@@ -347,11 +347,11 @@ async def test_a_round_ends_once_whatever_its_append_did(is_lost: bool) -> None:
         await execute(log, "a", body)
     log.append_batch = append  # type: ignore[method-assign]
     await take(log, "a", "second")
-    run = await read_run(log, "a", Run())
+    run = await read_run(log, "a", RunState())
     assert (run.round, run.epoch) == ((1, 2) if is_lost else (2, 3))
     with pytest.raises(ContinuedAsNew):
         await execute(log, "a", body)
-    run = await read_run(log, "a", Run())
+    run = await read_run(log, "a", RunState())
     assert run.round == (2 if is_lost else 3)
     assert not run.steps
 
@@ -363,8 +363,8 @@ def continued(epoch: int, number: int, end: int, **more: Any) -> RunContinued:  
     )  # fmt: skip
 
 
-def replayed(records: list[tuple[int, RunRecord]]) -> Run:
-    run = Run()
+def replayed(records: list[tuple[int, RunRecord]]) -> RunState:
+    run = RunState()
     for seqnum, record in records:
         run.apply(seqnum, 1.0, record)
     return run
@@ -410,7 +410,7 @@ async def test_a_history_without_its_old_rounds_gives_the_same_state() -> None:
     assert floors == [0, 0, 0, 0, 0, 3, 3, 3, 3, 8]
 
 
-def seen(run: Run) -> tuple[object, ...]:
+def seen(run: RunState) -> tuple[object, ...]:
     """Return what an execution sees of a run."""
     return (
         run.round, run.epoch, run.started, run.started_at, run.round_at, run.signals,
@@ -487,6 +487,6 @@ async def test_ended_runs_with_rounds_are_collected(logs: MemoryLogs) -> None:
         await (await count.start(0, id="a")).result(5)
         log = logs.log(FLOW_LOG)
         for _ in itertools.count():
-            if (await read_run(log, "a", Run(), is_reused=True)).started is None:
+            if (await read_run(log, "a", RunState(), is_reused=True)).started is None:
                 break
             await asyncio.sleep(0.05)

@@ -20,7 +20,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import PATIENCE_TRIES, read_run, retry_while_unavailable
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog.base.errors import NotReadyError
 from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLog, Read
@@ -52,7 +52,7 @@ async def test_a_run_is_read_up_to_the_place_asked_for(monkeypatch: pytest.Monke
     """In pages, and not asked once more when the place is reached."""
     monkeypatch.setattr(run_log, "_PAGE", 2)
     log = await log_with([("r", record) for record in [STARTED, *STEPS]])
-    run = await read_run(log, "r", Run(), 3)
+    run = await read_run(log, "r", RunState(), 3)
     assert (sorted(run.steps), log.pages) == (["1", "2", "3"], 2)
 
 
@@ -63,14 +63,14 @@ async def test_a_run_without_the_record_that_was_appended_to_it_is_an_error() ->
     )
     for own in (2, 3):
         with pytest.raises(NotReadyError, match=f"without the record at {own}"):
-            await read_run(log, "child", Run(), own)
-    assert (await read_run(log, "child", Run(), 1)).finished is not None
+            await read_run(log, "child", RunState(), own)
+    assert (await read_run(log, "child", RunState(), 1)).finished is not None
 
 
 async def test_without_a_place_everything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_log, "_PAGE", 2)
     log = await log_with([("r", record) for record in [STARTED, *STEPS]])
-    assert sorted((await read_run(log, "r", Run())).steps) == ["1", "2", "3"]
+    assert sorted((await read_run(log, "r", RunState())).steps) == ["1", "2", "3"]
 
 
 class Away:

@@ -25,8 +25,8 @@ from bokiflow.runs.records import (
     Signalled,
     StepDecided,
 )
-from bokiflow.runs.run_state import Run
-from bokiflow.runs.states import TRANSITIONS, RunEvent, State, event_of
+from bokiflow.runs.run_state import RunState
+from bokiflow.runs.states import TRANSITIONS, RecordedEvent, State, event_of
 from tests.support.state_diagrams import Diagram
 
 STARTED = RunStarted("order", b"{}", "a", "v1")
@@ -39,63 +39,63 @@ TO_STATE: dict[State | None, list[RunRecord]] = {
     State.FAILED: [STARTED, RunFinished(1, b"", FAILURE)],
     State.CANCELLED: [STARTED, RunFinished(1, b"", FAILURE, was_cancelled=True)],
 }
-RECORDS: dict[RunEvent, RunRecord] = {
-    RunEvent.STARTED: STARTED,
-    RunEvent.TAKEN: RunTaken(2, "b"),
-    RunEvent.DECIDED: StepDecided(1, "1", "book", "step", b"1"),
-    RunEvent.NOTED: OperationNoted(1, "1", "book", "step", 1.0),
-    RunEvent.SIGNALLED: Signalled("paid", b"1", "k"),
-    RunEvent.CHILD_ENDED: ChildEnded("c"),
-    RunEvent.CANCEL_ASKED: CancelAsked(),
-    RunEvent.RETRY_ASKED: RetryAsked(),
-    RunEvent.MOVE_ASKED: MoveAsked(CodeVersion(2, "two")),
-    RunEvent.WAITS: RunWaits(1, None, "signal 'go'", 1),
-    RunEvent.CONTINUED: RunContinued(
+RECORDS: dict[RecordedEvent, RunRecord] = {
+    RecordedEvent.STARTED: STARTED,
+    RecordedEvent.TAKEN: RunTaken(2, "b"),
+    RecordedEvent.DECIDED: StepDecided(1, "1", "book", "step", b"1"),
+    RecordedEvent.NOTED: OperationNoted(1, "1", "book", "step", 1.0),
+    RecordedEvent.SIGNALLED: Signalled("paid", b"1", "k"),
+    RecordedEvent.CHILD_ENDED: ChildEnded("c"),
+    RecordedEvent.CANCEL_ASKED: CancelAsked(),
+    RecordedEvent.RETRY_ASKED: RetryAsked(),
+    RecordedEvent.MOVE_ASKED: MoveAsked(CodeVersion(2, "two")),
+    RecordedEvent.WAITS: RunWaits(1, None, "signal 'go'", 1),
+    RecordedEvent.CONTINUED: RunContinued(
         epoch=1, round=2, end=0, workflow="order", arguments=b"{}", executor="a", version="v1",
         started_at=0, began=1.0, cancel_asked=False,
     ),
-    RunEvent.PARKED: RunParked(1, "v1", "again"),
-    RunEvent.RETURNED: RunFinished(1, b"2"),
-    RunEvent.FAILED: RunFinished(1, b"", FAILURE),
-    RunEvent.CANCELLED: RunFinished(1, b"", FAILURE, was_cancelled=True),
+    RecordedEvent.PARKED: RunParked(1, "v1", "again"),
+    RecordedEvent.RETURNED: RunFinished(1, b"2"),
+    RecordedEvent.FAILED: RunFinished(1, b"", FAILURE),
+    RecordedEvent.CANCELLED: RunFinished(1, b"", FAILURE, was_cancelled=True),
 }  # fmt: skip
 MOVES = {
-    RunEvent.TAKEN: State.RUNNING,
-    RunEvent.CONTINUED: State.RUNNING,
-    RunEvent.PARKED: State.PARKED,
-    RunEvent.RETURNED: State.DONE,
-    RunEvent.FAILED: State.FAILED,
-    RunEvent.CANCELLED: State.CANCELLED,
+    RecordedEvent.TAKEN: State.RUNNING,
+    RecordedEvent.CONTINUED: State.RUNNING,
+    RecordedEvent.PARKED: State.PARKED,
+    RecordedEvent.RETURNED: State.DONE,
+    RecordedEvent.FAILED: State.FAILED,
+    RecordedEvent.CANCELLED: State.CANCELLED,
 }
 
 
-ONLY_IN_ONE_STATE = {RunEvent.NOTED, RunEvent.WAITS, RunEvent.RETRY_ASKED}
+ONLY_IN_ONE_STATE = {RecordedEvent.NOTED, RecordedEvent.WAITS, RecordedEvent.RETRY_ASKED}
 """A running run waits and is noted, a parked one is retried."""
 
 
-def run_in(state: State | None) -> Run:
-    run = Run()
+def run_in(state: State | None) -> RunState:
+    run = RunState()
     for seqnum, record in enumerate(TO_STATE[state]):
         assert run.apply(seqnum, 1.0, record)
     assert run.state is state
     return run
 
 
-def expected(state: State | None, event: RunEvent) -> State | None:
+def expected(state: State | None, event: RecordedEvent) -> State | None:
     """Return the next state by the rules of docs/libs/bokiflow.md; None: no effect."""
     if state is None:
-        return State.RUNNING if event in {RunEvent.STARTED, RunEvent.CONTINUED} else None
-    if state not in {State.RUNNING, State.PARKED} or event is RunEvent.STARTED:
+        return State.RUNNING if event in {RecordedEvent.STARTED, RecordedEvent.CONTINUED} else None
+    if state not in {State.RUNNING, State.PARKED} or event is RecordedEvent.STARTED:
         return None
-    if (event is not RunEvent.RETRY_ASKED) == (state is State.PARKED) and (
+    if (event is not RecordedEvent.RETRY_ASKED) == (state is State.PARKED) and (
         event in ONLY_IN_ONE_STATE
     ):
         return None
     return MOVES.get(event, state)
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(TO_STATE, RunEvent)))
-def test_a_record_moves_a_run_as_the_rules_say(state: State | None, event: RunEvent) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(TO_STATE, RecordedEvent)))
+def test_a_record_moves_a_run_as_the_rules_say(state: State | None, event: RecordedEvent) -> None:
     run, following = run_in(state), expected(state, event)
     assert event_of(RECORDS[event]) is event
     assert run.apply(5, 2.0, RECORDS[event]) is (following is not None)

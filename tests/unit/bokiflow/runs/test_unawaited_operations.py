@@ -14,7 +14,7 @@ from bokiflow import Flow, RunFailedError, Workflow
 from bokiflow.history import decided_before
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from bokiflow.runs.unawaited_operations import AskedOperations
 from bokistore import Store, Transaction
 from indilog.testing import MemoryLogs
@@ -179,7 +179,7 @@ async def test_every_execution_comes_to_the_same_end(logs: MemoryLogs) -> None:
     gate.set()
     await tasks[0]
     assert [record.name for record in await decided(logs, "r", 3)] == ["book", "return", "mail"]
-    _, before = decided_before(await read_run(log, "r", Run()), "mail")
+    _, before = decided_before(await read_run(log, "r", RunState()), "mail")
     assert [record.name for record in before] == ["book"], "a fork may come to another end"
     await take(log, "r", "second")
     failure = (await execute(log, "r", forgets)).failure

@@ -16,7 +16,7 @@ from bokiflow.runs.records import (
     partition_tag,
     run_tag,
 )
-from bokiflow.runs.run_state import Run
+from bokiflow.runs.run_state import RunState
 from indilog import Record
 from indilog.base.ids import tag_columns
 
@@ -48,7 +48,7 @@ class Story:
 
     def __init__(self) -> None:
         self.state = PartitionState()
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, RunState] = {}
         self._seqnum = 0
 
     def say(self, id_: str, said: RunRecord) -> dict[int, int]:
@@ -59,7 +59,7 @@ class Story:
         record = Record(self._seqnum, names, encode(said), now, now)
         self._seqnum += 1
         self.state.apply(record)
-        self.runs.setdefault(id_, Run()).apply(record.seqnum, now, said)
+        self.runs.setdefault(id_, RunState()).apply(record.seqnum, now, said)
         for one, run in self.state.runs.items():
             assert run.code == self.runs[one].code
         again = PartitionState.restore(msgspec.msgpack.encode(self.state.snapshot()))
