@@ -49,7 +49,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         read_below: the writer had read all records below this seqnum. If `follows` is None, the
             writer found no record of the application below it. All nodes then ignore records of the
             application below it, even if they know one.
-        since: `Placed.since` of each of `schedules`; None: the time at which this record was
+        since: `PlacedDeployment.since` of each of `schedules`; None: the time at which this record was
             ordered.
         keeps: seqnums of the earlier deployments whose code is kept.
     """
@@ -93,7 +93,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Kept(NamedTuple):
+class KeptDeployment(NamedTuple):
     """An earlier deployment whose code is kept, its seqnum, and the digest of its sources."""
 
     seqnum: SeqNum
@@ -101,7 +101,7 @@ class Kept(NamedTuple):
     code: str
 
 
-class Placed(NamedTuple):
+class PlacedDeployment(NamedTuple):
     """A deployment and its place in the log.
 
     Attributes:
@@ -119,14 +119,14 @@ class Placed(NamedTuple):
     since: Mapping[ScheduleSpec, float]
     time: float
     is_whole: bool
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptDeployment, ...] = ()
 
-    def earlier(self) -> tuple[Kept, ...]:
+    def earlier(self) -> tuple[KeptDeployment, ...]:
         """Return the deployments whose code a following deployment may keep, newest first."""
         if self.deployment.is_undeployed:
             return ()
         code = code_digest(self.deployment.sources)
-        return (Kept(self.seqnum, self.deployment, code), *self.kept)
+        return (KeptDeployment(self.seqnum, self.deployment, code), *self.kept)
 
 
 class DeploymentLog:
@@ -143,7 +143,7 @@ class DeploymentLog:
     def __init__(self, logs: LogSource) -> None:
         self._log: Log = logs.log(APPS_LOG, Session())
         self._bound: SeqNum = 0
-        self.newest: dict[str, Placed] = {}
+        self.newest: dict[str, PlacedDeployment] = {}
         self.lost: dict[str, DataLossError] = {}
         self.losses = Losses(
             "deployments", "Applications deployed there are missing or old: deploy them again."
@@ -155,7 +155,7 @@ class DeploymentLog:
         each tag.
         """
 
-    def placed(self, name: str) -> Placed:
+    def placed(self, name: str) -> PlacedDeployment:
         """Return the newest deployment of an application that was deployed or undeployed here.
 
         Raises:
@@ -254,11 +254,11 @@ class DeploymentLog:
             self.lost.pop(name, None)
             self.newest[name] = self._keep(before, taken)
 
-    def _keep(self, before: Placed | None, taken: Placed) -> Placed:
+    def _keep(self, before: PlacedDeployment | None, taken: PlacedDeployment) -> PlacedDeployment:
         """Return a new deployment with the earlier ones that it keeps; note the others to be
         trimmed.
         """
-        new, kept = taken.deployment, list[Kept]()
+        new, kept = taken.deployment, list[KeptDeployment]()
         codes = {code_digest(new.sources)}
         for one in () if before is None else before.earlier():
             is_its = one.deployment.owner == new.owner and not new.is_undeployed
@@ -328,7 +328,7 @@ def _last_known(deployment: Deployment) -> SeqNum:
     return deployment.read_below - 1 if deployment.follows is None else deployment.follows
 
 
-def _following(before: Placed | None, deployment: Deployment) -> Deployment:
+def _following(before: PlacedDeployment | None, deployment: Deployment) -> Deployment:
     """Return `deployment` as a record that also summarises `before`."""
     if before is None:
         return deployment
@@ -340,17 +340,19 @@ def _following(before: Placed | None, deployment: Deployment) -> Deployment:
     )
 
 
-def _placed_alone(record: Record, deployment: Deployment) -> Placed:
+def _placed_alone(record: Record, deployment: Deployment) -> PlacedDeployment:
     """Place a deployment without a valid earlier record."""
     since = {
         spec: record.ordered_at if at is None else at
         for spec, at in zip_longest(deployment.schedules, deployment.since)
         if spec is not None
     }
-    return Placed(record.seqnum, deployment, since, record.time, is_whole=True)
+    return PlacedDeployment(record.seqnum, deployment, since, record.time, is_whole=True)
 
 
-def _placed_after(before: Placed, record: Record, deployment: Deployment) -> Placed | None:
+def _placed_after(
+    before: PlacedDeployment, record: Record, deployment: Deployment
+) -> PlacedDeployment | None:
     """Place a deployment; None: it is not valid after `before`."""
     is_there = not before.deployment.is_undeployed
     if (deployment.is_undeployed and not is_there) or (
@@ -368,17 +370,17 @@ def _placed_after(before: Placed, record: Record, deployment: Deployment) -> Pla
     )
 
 
-def _version_after(before: Placed, deployment: Deployment) -> int:
+def _version_after(before: PlacedDeployment, deployment: Deployment) -> int:
     if deployment.is_undeployed:
         return before.deployment.version
     return max(deployment.version, before.deployment.version + 1)
 
 
-def _earlier(before: Placed) -> dict[ScheduleSpec, float]:
+def _earlier(before: PlacedDeployment) -> dict[ScheduleSpec, float]:
     return {_times(spec): at for spec, at in before.since.items()}
 
 
-def _seqnum(placed: Placed) -> SeqNum:
+def _seqnum(placed: PlacedDeployment) -> SeqNum:
     return placed.seqnum
 
 

@@ -58,7 +58,7 @@ _READS: Final = (LogRead, LogReadPrev)
 """A tuple, because making a union for each question would cost more than the check itself."""
 
 
-class LogService:
+class LinkLogService:
     """Serves the log questions of one link.
 
     Args:

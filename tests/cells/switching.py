@@ -25,7 +25,7 @@ from indilog.base.log_kinds import LOG_KINDS, SHARED, LogKind
 from indilog.config import MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog_compute.local_log import LocalLog, LocalLogs
-from indilog_compute.log_kinds.catalog import Catalog
+from indilog_compute.log_kinds.catalog import ReplayedCatalog
 from indilog_compute.log_kinds.kinds import LogKinds
 
 TAG, CHAIN = "t", "chain"
@@ -80,7 +80,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, pause_s: Callable[[], float]) -> Non
         monkeypatch.setattr(owner, name, after_a_pause)
 
     for name in ("announce", "seal", "bridge"):
-        slow(Catalog, name)
+        slow(ReplayedCatalog, name)
     for name in ("append", "append_batch"):
         slow(LocalLog, name)
 

@@ -21,7 +21,7 @@ from indilog_compute.log_kinds.catalog import NewSegment
 from indilog_compute.log_kinds.kinds import LogKinds
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segmented_log import SegmentedLog
-from indilog_compute.log_kinds.segments import Segment, bridged
+from indilog_compute.log_kinds.segments import LogSegment, bridged
 from tests.cells.switch_callers import simulated
 from tests.cells.switching import check
 from tests.support.repeated import first_of
@@ -77,8 +77,8 @@ def _stale(patch: pytest.MonkeyPatch) -> None:
 
 def _small(patch: pytest.MonkeyPatch) -> None:
     def small(
-        last: Segment, *, local_end: SeqNum, time: float, to: Segment
-    ) -> tuple[Segment, Segment]:
+        last: LogSegment, *, local_end: SeqNum, time: float, to: LogSegment
+    ) -> tuple[LogSegment, LogSegment]:
         closed, new = bridged(last, local_end=local_end, time=time, to=to)
         return closed, msgspec.structs.replace(new, start=new.start - 1)
 

@@ -20,7 +20,7 @@ from indilog.base.log import After, Entry, Log, Record, Session
 from indilog.base.log_kinds import LOG_KINDS, SHARED, LogKind
 from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog_compute.log_kinds import kinds as log_kinds
-from indilog_compute.log_kinds.catalog import Catalog
+from indilog_compute.log_kinds.catalog import ReplayedCatalog
 from tests.cells.switching import kinds_of, platform_with
 from tests.cells.test_log_kinds import configured, trimmed
 from tests.contract.reading import all_of, data_of
@@ -304,14 +304,14 @@ async def test_other_nodes_end_the_switch_of_a_crashed_one(
         switcher, second, third = platform.engines.values()
         await kinds_of(second).switch("events", before)
         monkeypatch.setattr(log_kinds, "_FINISH_S", 5.0)  # more than a step of a switch takes
-        going_on = getattr(Catalog, step)
+        going_on = getattr(ReplayedCatalog, step)
 
-        async def crash(self: Catalog, *given: object, **named: object) -> None:
+        async def crash(self: ReplayedCatalog, *given: object, **named: object) -> None:
             if self._node == switcher.node:
                 raise _CrashedError
             await going_on(self, *given, **named)
 
-        monkeypatch.setattr(Catalog, step, crash)
+        monkeypatch.setattr(ReplayedCatalog, step, crash)
         appending = [
             asyncio.create_task(_appended(node.log("events"), 10)) for node in (second, third)
         ]
@@ -335,7 +335,7 @@ async def test_held_calls_fail_in_time(tmp_path: Path, monkeypatch: pytest.Monke
         async def never(*_: object) -> None:
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(Catalog, "seal", never)
+        monkeypatch.setattr(ReplayedCatalog, "seal", never)
         switching = asyncio.create_task(kinds_of(second).switch("events", "object-store"))
         async with asyncio.timeout(60):
             while "events" not in first.routes:  # noqa: ASYNC110 - the catalog is replayed
@@ -364,17 +364,17 @@ async def test_no_read_shows_a_record_that_the_bridge_leaves_out(
         first, second = platform.engines.values()
         log = second.log("events")
         seqnum = await log.append(b"0", tags=["t"])
-        going_on = Catalog.bridge
+        going_on = ReplayedCatalog.bridge
         seen: list[object] = []
 
-        async def late(self: Catalog, *given: object, **named: object) -> None:
+        async def late(self: ReplayedCatalog, *given: object, **named: object) -> None:
             await first.shared("events", Session()).append(b"late", tags=["t"])
             reads = [log.read_next("t", seqnum + 1, fresh=True), log.read_range("t", seqnum + 1)]
             reads += [log.read_prev("t", fresh=True)]
             seen.extend(await asyncio.gather(*reads, return_exceptions=True))
             await going_on(self, *given, **named)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Catalog, "bridge", late)
+        monkeypatch.setattr(ReplayedCatalog, "bridge", late)
         await kinds_of(first).switch("events", "object-store")
         assert [type(each) for each in seen] == [NotReadyError] * 3
         assert await log.read_next("t", seqnum + 1) is None

@@ -17,7 +17,7 @@ import pytest
 from indilog.base.ids import SeqNum
 from indilog_compute.log_kinds import catalog, segmented_log
 from indilog_compute.log_kinds.route import Route
-from indilog_compute.log_kinds.segments import Segment, bridged
+from indilog_compute.log_kinds.segments import LogSegment, bridged
 from tests.cells.switching import Switching, check, platform_with, slowed
 from tests.support.repeated import first_of
 
@@ -84,8 +84,8 @@ def _appending(patch: pytest.MonkeyPatch) -> None:
 
 def _small(patch: pytest.MonkeyPatch) -> None:
     def small(
-        last: Segment, *, local_end: SeqNum, time: float, to: Segment
-    ) -> tuple[Segment, Segment]:
+        last: LogSegment, *, local_end: SeqNum, time: float, to: LogSegment
+    ) -> tuple[LogSegment, LogSegment]:
         closed, new = bridged(last, local_end=local_end, time=time, to=to)
         return closed, msgspec.structs.replace(new, start=new.start - 1)
 
@@ -93,14 +93,14 @@ def _small(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgetful(patch: pytest.MonkeyPatch) -> None:
-    def last_only(segments: Sequence[Segment], _bound: SeqNum) -> Iterator[Segment]:
+    def last_only(segments: Sequence[LogSegment], _bound: SeqNum) -> Iterator[LogSegment]:
         yield segments[-1]
 
     patch.setattr(segmented_log, "from_bound", last_only)
 
 
 def _endless(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Segment, "has", lambda _self, _local: True)
+    patch.setattr(LogSegment, "has", lambda _self, _local: True)
 
 
 def _early(patch: pytest.MonkeyPatch) -> None:
@@ -108,8 +108,8 @@ def _early(patch: pytest.MonkeyPatch) -> None:
     plant = bridged
 
     def early(
-        last: Segment, *, local_end: SeqNum, time: float, to: Segment
-    ) -> tuple[Segment, Segment]:
+        last: LogSegment, *, local_end: SeqNum, time: float, to: LogSegment
+    ) -> tuple[LogSegment, LogSegment]:
         return plant(last, local_end=local_end - 1, time=time, to=to)
 
     patch.setattr(catalog, "bridged", early)

@@ -29,7 +29,7 @@ from indilog.link.link_messages import Failed, Returned, failed
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
 from indilog_compute.invocations.checkpoint import checkpoint_parts
-from indilog_compute.invocations.records import Ended, encode
+from indilog_compute.invocations.records import InvocationEnded, encode
 from indilog_compute.invocations.scheduling import DeployedSchedule
 from indilog_compute.invocations.service import InvocationService
 from indilog_compute.invocations.states import InvocationState
@@ -443,7 +443,7 @@ async def test_no_run_starts_before_the_records_after_a_checkpoint_are_read() ->
         await node.begins.wait()
         parts = checkpoint_parts(service._table.checkpoint(), "earlier")
         [runs] = service._table.open.values()
-        ended = encode(Ended(service._executor.name, id_, 0, b"1"))
+        ended = encode(InvocationEnded(service._executor.name, id_, 0, b"1"))
         await service._log.append(ended, tags=[runs.stream])
         assert await service.outcome(id_) == Returned(0, b"1")
         for part in parts:

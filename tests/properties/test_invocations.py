@@ -16,13 +16,13 @@ from indilog_compute.invocations.records import (
     STREAMS,
     CallsReleased,
     Checkpointed,
-    Claimed,
     DeclaredDead,
-    Ended,
     Event,
     ExecutorHeartbeat,
     Freed,
     InvocationAccepted,
+    InvocationEnded,
+    InvocationsClaimed,
 )
 
 LIMITS = TableLimits(50.0, 4, 4, 10_000, 1.0, 4.0)
@@ -51,9 +51,9 @@ def accepted(draw: st.DrawFn) -> InvocationAccepted:
 
 EVENTS = st.one_of(
     accepted(),
-    st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
+    st.builds(InvocationsClaimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(Freed, EXECUTORS, IDS, is_lost=st.booleans()),
-    st.builds(Ended, EXECUTORS, IDS, st.just(0), st.sampled_from([b"1", b"2"])),
+    st.builds(InvocationEnded, EXECUTORS, IDS, st.just(0), st.sampled_from([b"1", b"2"])),
     st.builds(CallsReleased, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(ExecutorHeartbeat, EXECUTORS),
     st.builds(DeclaredDead, EXECUTORS, st.integers(0, 40), EXECUTORS),
@@ -86,7 +86,7 @@ class Model:
         now = event.delay_s == 0 and event.executor not in self._dead
         self.runs[event.id] = event.executor if now else None
 
-    def _claimed(self, place: int, event: Claimed) -> None:
+    def _claimed(self, place: int, event: InvocationsClaimed) -> None:
         for id_ in event.ids:
             if event.executor not in self._dead and self.runs.get(id_, "") is None:
                 self.runs[id_] = event.executor
@@ -95,7 +95,7 @@ class Model:
         if self.runs.get(event.id) == event.executor:
             self.runs[event.id] = None
 
-    def _ended(self, place: int, event: Ended) -> None:
+    def _ended(self, place: int, event: InvocationEnded) -> None:
         if event.id in self.runs:
             del self.runs[event.id]
             self.outcomes[event.id] = event.result
@@ -134,7 +134,7 @@ def test_the_fold_agrees_with_a_model_over_the_whole_history(history: list[Event
         assert found is not None
         assert found.ended is not None
         ended = history[found.ended]
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, InvocationEnded)
         assert ended.result == result
     for key, id_ in model.keys.items():
         kept = table.with_key("app.f", key)

@@ -44,11 +44,11 @@ from indilog.testing import MemoryLogs
 from indilog_compute.deployments import APPS_LOG, Deployment, DeploymentLog
 from indilog_compute.invocations.records import (
     INVOCATIONS_LOG,
-    Claimed,
     DeclaredDead,
-    Ended,
     ExecutorHeartbeat,
     InvocationAccepted,
+    InvocationEnded,
+    InvocationsClaimed,
 )
 from indilog_compute.invocations.records import encode as invocation_encoded
 from indilog_compute.invocations.service import InvocationService
@@ -247,8 +247,8 @@ INVOCATIONS = st.one_of(
         delay_s=st.sampled_from([0.0, 0.0, 2.0, 600.0]),
         key=st.sampled_from(["", "k1", "k2"]),
     ),
-    st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
-    st.builds(Ended, EXECUTORS, IDS, st.just(0), st.just(b"1")),
+    st.builds(InvocationsClaimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
+    st.builds(InvocationEnded, EXECUTORS, IDS, st.just(0), st.just(b"1")),
     st.builds(ExecutorHeartbeat, EXECUTORS),
     st.builds(DeclaredDead, EXECUTORS, st.integers(0, 40), EXECUTORS),
 )
@@ -282,7 +282,7 @@ KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
                 id="i", executor="a#1", function="app.f", arguments=b"{}", position=0,
                 stream=STREAM, delay_s=600.0,
             ),
-            Claimed("a#1", ("i",)),
+            InvocationsClaimed("a#1", ("i",)),
             ExecutorHeartbeat("a#1"),
         ],
     ),

@@ -11,7 +11,7 @@ from indilog.base.log import LogSource
 from indilog.link.link import Link, Serve
 from indilog.link.link_messages import Answer, Greeting, Limits, LogQuestion, Question
 from indilog.link.remote import RemoteLogs
-from indilog_compute.log_service import LogService
+from indilog_compute.log_service import LinkLogService
 
 LIMITS = Limits(
     record_bytes_max=1024 * 1024,
@@ -73,7 +73,7 @@ class LinkAsker:
 
 def linked_logs(logs: LogSource, *, delay_s: Callable[[], float] = float) -> RemoteLogs:
     """Return `logs` as a worker sees them: at the other end of a link."""
-    service = LogService(logs, questions_max=1000)
+    service = LinkLogService(logs, questions_max=1000)
 
     def serve(link: Link, call: int, message: Question | Greeting) -> None:
         if isinstance(message, LogQuestion):

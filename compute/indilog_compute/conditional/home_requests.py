@@ -60,7 +60,7 @@ class Moved(NamedTuple):
     waiter: object
 
 
-class _Request:
+class _AppendRequest:
     """One append at another node.
 
     Attributes:
@@ -99,8 +99,8 @@ class HomeRequests:
         self._pending_max = config.appends.append_pending_max
         self._pending_bytes_max = config.appends.append_pending_bytes_max
         self._resend_s = config.messages.resend_s, config.messages.resend_s_max
-        self._starting: list[_Request] = []
-        self._requests: dict[int, _Request] = {}
+        self._starting: list[_AppendRequest] = []
+        self._requests: dict[int, _AppendRequest] = {}
         self._last_number = 0
         self._pending_bytes = 0
 
@@ -123,7 +123,7 @@ class HomeRequests:
                 "at other nodes; try again when some are done."
             )
         self._pending_bytes += append.size_bytes
-        self._starting.append(_Request(append, home, waiter, Resend(*self._resend_s)))
+        self._starting.append(_AppendRequest(append, home, waiter, Resend(*self._resend_s)))
 
     def begin(self, now: Instant) -> list[Effect]:
         """Ask the homes of new appends, resend requests, and fail appends that wait too long."""
@@ -141,21 +141,21 @@ class HomeRequests:
                 effects.append(self._send(request, now))
         return effects
 
-    def _number(self, request: _Request) -> None:
+    def _number(self, request: _AppendRequest) -> None:
         """Give a request a new number, which no message has had before."""
         self._last_number += 1
         request.number = self._last_number
         self._requests[request.number] = request
 
-    def _send(self, request: _Request, now: Instant) -> Send:
+    def _send(self, request: _AppendRequest, now: Instant) -> Send:
         request.resend.sent(now)
         return Send(request.home, request.message())
 
-    def _forget(self, request: _Request) -> None:
+    def _forget(self, request: _AppendRequest) -> None:
         del self._requests[request.number]
         self._pending_bytes -= request.append.size_bytes
 
-    def _silent(self, request: _Request) -> IndilogError:
+    def _silent(self, request: _AppendRequest) -> IndilogError:
         which = f"Compute node {request.home}, which checks conditions on this tag,"
         if request.incarnation is None:
             return NotReadyError(f"{which} does not answer; nothing was appended.")

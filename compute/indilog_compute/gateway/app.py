@@ -57,7 +57,7 @@ from indilog_compute.gateway.readiness import AppendProbe
 from indilog_compute.gateway.records import records_router
 from indilog_compute.gateway.requests import faults_in, sentence_of
 from indilog_compute.gateway.resources import GatewayResources
-from indilog_compute.gateway.runs import Operations, runs_router
+from indilog_compute.gateway.runs import OperationCalls, runs_router
 from indilog_compute.log_kinds import LogKinds
 from indilog_compute.log_kinds.routes import catalog_router
 from indilog_compute.workers.host import FunctionHost
@@ -218,7 +218,7 @@ def create_gateway(
         app.include_router(snapshots_router(request_snapshots))
     app.include_router(members_router(members or OneProcess()))
     app.include_router(client_router(host, resources))
-    operations = Operations(invoke, resources)
+    operations = OperationCalls(invoke, resources)
     answer_s = config.node.gateway.apps_answer_s
     app.include_router(
         runs_router(host, operations, logs, answer_s=answer_s, body_bytes_max=body_bytes_max)

@@ -24,12 +24,12 @@ from indilog_compute.invocations.invocation_table import InvocationTable, node_o
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     CallsReleased,
-    Claimed,
     DeclaredDead,
-    Ended,
     Event,
     ExecutorHeartbeat,
     Failure,
+    InvocationEnded,
+    InvocationsClaimed,
     application_of,
 )
 from indilog_compute.invocations.scheduling import Schedules
@@ -98,7 +98,7 @@ class _LastRecord(NamedTuple):
     proven_at: float | None = None
 
 
-class Executor:
+class InvocationExecutor:
     """Decides what one compute node does next.
 
     Args:
@@ -256,7 +256,7 @@ class Executor:
                 streams.add(free.stream)
                 running[application_of(free.function)] += 1
         if ids:
-            yield Append(Claimed(self.name, tuple(ids)), tuple(sorted(streams)))
+            yield Append(InvocationsClaimed(self.name, tuple(ids)), tuple(sorted(streams)))
 
     def _heartbeat(self, now: float) -> Iterable[Action]:
         own = self._lasts.get(self.name)
@@ -295,9 +295,11 @@ class Executor:
             yield WriteCheckpoint()
 
 
-def _tried_too_often(executor: str, invocation: RecordedInvocation) -> Ended:
+def _tried_too_often(executor: str, invocation: RecordedInvocation) -> InvocationEnded:
     message = (
         f"{invocation.function} was begun {invocation.tries} times, and each time its worker or "
         "compute node failed; it is not retried again. The function may have had effects."
     )
-    return Ended(executor, invocation.id, 0, None, Failure("WorkerCrashedError", message, {}))
+    return InvocationEnded(
+        executor, invocation.id, 0, None, Failure("WorkerCrashedError", message, {})
+    )

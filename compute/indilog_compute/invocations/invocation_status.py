@@ -8,7 +8,7 @@ from indilog.base.errors import CallOutcomeUnknownError, TrimmedError
 from indilog.base.log import Log
 from indilog.link.link_messages import Failed, Returned
 from indilog_compute.invocations.checkpoint import RecordedInvocation
-from indilog_compute.invocations.records import Ended, decode
+from indilog_compute.invocations.records import InvocationEnded, decode
 from indilog_compute.invocations.runs import outcome_in
 from indilog_compute.invocations.states import InvocationState, state_of
 
@@ -38,7 +38,9 @@ async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus |
     except TrimmedError:
         return None
     event = decode(record.data) if record is not None else None
-    assert isinstance(event, Ended), "the table has this seqnum from an `Ended` record"
+    assert isinstance(event, InvocationEnded), (
+        "the table has this seqnum from an `InvocationEnded` record"
+    )
     return InvocationStatus(found.id, found.function, state, outcome_in(event))
 
 

@@ -29,17 +29,22 @@ from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     CallsReleased,
     Checkpointed,
-    Claimed,
     DeclaredDead,
-    Ended,
     Event,
     ExecutorHeartbeat,
     Freed,
     InvocationAccepted,
+    InvocationEnded,
+    InvocationsClaimed,
     application_of,
     digest_of,
 )
-from indilog_compute.invocations.states import Change, InvocationState, next_state, state_of
+from indilog_compute.invocations.states import (
+    InvocationChange,
+    InvocationState,
+    next_state,
+    state_of,
+)
 
 _DEAD_EXECUTORS_KEPT: Final = 1000
 _RECENT: Final = 100_000
@@ -171,11 +176,11 @@ class InvocationTable:
                 pass
             case InvocationAccepted():
                 self._accept(seqnum, event)
-            case Claimed(executor, ids):
+            case InvocationsClaimed(executor, ids):
                 self._claim(seqnum, executor, ids)
             case Freed():
                 self._free_again(seqnum, event)
-            case Ended():
+            case InvocationEnded():
                 self._end(seqnum, event)
             case CallsReleased() | ExecutorHeartbeat() | DeclaredDead():
                 self._apply_of_executors(seqnum, event)
@@ -207,7 +212,7 @@ class InvocationTable:
                 return  # another node has recorded this due time before
             self.last_due[event.schedule] = LastDue(event.at, self.clock)
         is_free = bool(event.delay_s) or event.executor in self._declared_dead
-        change = Change.DELAYED if is_free else Change.ACCEPTED
+        change = InvocationChange.DELAYED if is_free else InvocationChange.ACCEPTED
         target = next_state(self.get(event.id), change)
         if target is None or (event.function, event.key) in self._keys:
             return
@@ -235,17 +240,17 @@ class InvocationTable:
         if executor in self._declared_dead:
             return
         for claimed in (self.open[i] for i in ids if i in self.open):
-            target = next_state(claimed, Change.CLAIMED)
+            target = next_state(claimed, InvocationChange.CLAIMED)
             if target is not None and claimed.due <= self.clock:
                 self._dequeue(claimed)
                 self._run(claimed, executor, seqnum)
                 assert state_of(claimed) is target
         self._note_record(executor, seqnum)
 
-    def _end(self, seqnum: SeqNum, event: Ended) -> None:
+    def _end(self, seqnum: SeqNum, event: InvocationEnded) -> None:
         self._note_record(event.executor, seqnum)
         invocation = self.get(event.id)
-        change = Change.FAILED if event.result is None else Change.RETURNED
+        change = InvocationChange.FAILED if event.result is None else InvocationChange.RETURNED
         target = next_state(invocation, change)
         if invocation is None or target is None:
             return  # an earlier record is the outcome
@@ -281,7 +286,7 @@ class InvocationTable:
         freed = self.open.get(event.id)
         if freed is not None and freed.executor == event.executor:
             node = node_of(event.executor)
-            self._release(freed, node, Change.FREED, is_lost=event.is_lost)
+            self._release(freed, node, InvocationChange.FREED, is_lost=event.is_lost)
 
     def _cover(self, seqnum: SeqNum, event: Checkpointed) -> None:
         if event.part == event.parts - 1 and event.follows >= self.checkpoint_place:
@@ -296,7 +301,9 @@ class InvocationTable:
         while len(self._declared_dead) > _DEAD_EXECUTORS_KEPT:
             self._declared_dead.popitem(last=False)
         for id_ in sorted(running.ids):
-            self._release(self.open[id_], node, Change.EXECUTOR_DECLARED_DEAD, is_lost=True)
+            self._release(
+                self.open[id_], node, InvocationChange.EXECUTOR_DECLARED_DEAD, is_lost=True
+            )
 
     # --- transitions of an invocation
 
@@ -324,7 +331,7 @@ class InvocationTable:
         invocation.executor = None
 
     def _release(
-        self, invocation: RecordedInvocation, node: str, change: Change, *, is_lost: bool
+        self, invocation: RecordedInvocation, node: str, change: InvocationChange, *, is_lost: bool
     ) -> None:
         """Remove an invocation from its executor. The invocation is due again after a pause that
         doubles with each try. The executors of `node` may claim it first.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from indilog.base.errors import OverloadedError
 from indilog.base.ids import SeqNum
-from indilog_compute.invocations.records import Ended
+from indilog_compute.invocations.records import InvocationEnded
 from indilog_compute.shares import limit_of_one
 
 
@@ -40,7 +40,7 @@ class OutcomeWaiters:
         self._waiting: Counter[str] = Counter()
         self._appending = 0
         self._reading: list[tuple[SeqNum, int, asyncio.Future[None]]] = []
-        self._outcomes: dict[str, list[asyncio.Future[Ended | None]]] = {}
+        self._outcomes: dict[str, list[asyncio.Future[InvocationEnded | None]]] = {}
         self._numbers = itertools.count()
 
     async def wait_for_record(self, seqnum: SeqNum, end: SeqNum) -> None:
@@ -112,13 +112,13 @@ class OutcomeWaiters:
             if not self._waiting[application]:
                 del self._waiting[application]
 
-    async def wait_for_outcome(self, id: str) -> Ended | None:  # noqa: A002 - the field's name
+    async def wait_for_outcome(self, id: str) -> InvocationEnded | None:  # noqa: A002 - the field's name
         """Wait until the outcome of an open invocation is read, and return it.
 
         None: any outcome may have been read (`notify_all`), so the caller must look into the
         invocation table. The caller must have reserved room (`reserve_outcome_wait`).
         """
-        waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[InvocationEnded | None] = asyncio.get_running_loop().create_future()
         self._outcomes.setdefault(id, []).append(waiting)
         try:
             return await waiting
@@ -136,7 +136,7 @@ class OutcomeWaiters:
             if not waiting.done():
                 waiting.set_result(None)
 
-    def notify_outcome(self, event: Ended) -> None:
+    def notify_outcome(self, event: InvocationEnded) -> None:
         """Wake the callers that wait for this outcome."""
         self._notify(event.id, event)
 
@@ -145,7 +145,7 @@ class OutcomeWaiters:
         for id_ in list(self._outcomes):
             self._notify(id_, None)
 
-    def _notify(self, id_: str, event: Ended | None) -> None:
+    def _notify(self, id_: str, event: InvocationEnded | None) -> None:
         for waiting in self._outcomes.pop(id_, ()):
             if not waiting.done():
                 waiting.set_result(event)

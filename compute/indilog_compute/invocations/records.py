@@ -79,7 +79,7 @@ class InvocationAccepted(
     holder: str = ""
 
 
-class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
+class InvocationsClaimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
     """`executor` claims those of these invocations that have no executor, and runs them."""
 
     executor: str
@@ -97,7 +97,7 @@ class Freed(msgspec.Struct, frozen=True, array_like=True, tag="freed"):
     is_lost: bool
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+class InvocationEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     """The outcome of an invocation: JSON text, or a failure. Only an invocation's first outcome
     takes effect.
     """
@@ -154,9 +154,9 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
 
 Event: TypeAlias = (
     InvocationAccepted
-    | Claimed
+    | InvocationsClaimed
     | Freed
-    | Ended
+    | InvocationEnded
     | CallsReleased
     | ExecutorHeartbeat
     | DeclaredDead

@@ -25,11 +25,11 @@ from indilog.link.link_messages import Failed, Returned, error_from, failed
 from indilog.sdk.outcomes import own_append_missing
 from indilog_compute.invocations.checkpoint import RecordedInvocation
 from indilog_compute.invocations.records import (
-    Ended,
     Event,
     Failure,
     Freed,
     InvocationAccepted,
+    InvocationEnded,
     decode,
     encode,
 )
@@ -68,7 +68,7 @@ class StartCall(Protocol[_CallT_co]):
         """Start `app.function`. It raises the errors of `FunctionHost.call`."""
 
 
-class Runs(Generic[CallT]):
+class InvocationRuns(Generic[CallT]):
     """Runs invocations on this compute node.
 
     Args:
@@ -235,14 +235,14 @@ def _cannot_be_kept(function: str, error: TooLargeError) -> FunctionFailedError:
     )
 
 
-def _ended(executor: str, id: str, outcome: Returned | Failed) -> Ended:  # noqa: A002
+def _ended(executor: str, id: str, outcome: Returned | Failed) -> InvocationEnded:  # noqa: A002
     if isinstance(outcome, Returned):
-        return Ended(executor, id, outcome.position, outcome.result)
+        return InvocationEnded(executor, id, outcome.position, outcome.result)
     failure = Failure(outcome.kind, outcome.message, outcome.attributes)
-    return Ended(executor, id, outcome.position, None, failure)
+    return InvocationEnded(executor, id, outcome.position, None, failure)
 
 
-def outcome_in(event: Ended) -> Returned | Failed:
+def outcome_in(event: InvocationEnded) -> Returned | Failed:
     """Return the outcome in a record."""
     if event.failure is None:
         return Returned(event.position, event.result or b"null")

@@ -1,5 +1,5 @@
 """Runs recorded invocations on one compute node: follows `$invocations`, performs the actions of
-the node's `Executor`, and answers callers that start or query invocations.
+the node's `InvocationExecutor`, and answers callers that start or query invocations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from indilog_compute.invocations.executor import (
     Action,
     Append,
     Begin,
-    Executor,
+    InvocationExecutor,
     Now,
     WriteCheckpoint,
 )
@@ -52,17 +52,17 @@ from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
 from indilog_compute.invocations.records import (
     INVOCATIONS_LOG,
     Checkpointed,
-    Claimed,
-    Ended,
     Failure,
     InvocationAccepted,
+    InvocationEnded,
+    InvocationsClaimed,
     application_of,
     decode,
     encode,
     held_stream,
     stream_of,
 )
-from indilog_compute.invocations.runs import CallT, Runs, StartCall, outcome_in
+from indilog_compute.invocations.runs import CallT, InvocationRuns, StartCall, outcome_in
 from indilog_compute.invocations.scheduling import DeployedSchedule, Schedules
 
 _AGAIN_S: Final = 1.0
@@ -102,8 +102,8 @@ class InvocationService:
         self._log = logs.log(INVOCATIONS_LOG, self._session)
         self._table = InvocationTable(_limits(config))
         self._schedules = Schedules(rank, config)
-        self._executor = Executor(self._new_name(), self._table, self._schedules, config)
-        self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
+        self._executor = InvocationExecutor(self._new_name(), self._table, self._schedules, config)
+        self._runs = InvocationRuns(self._log, start, stop, lambda: self._executor.name)
         self._waiters = OutcomeWaiters(
             config.functions.calls_pending_max,
             share_max=config.functions.app_pending_share_max,
@@ -267,7 +267,7 @@ class InvocationService:
             await self._read_up_to_now()
             found = self._table.get(id)
         if found is not None and found.ended is None:
-            ended = Ended(self._executor.name, id, 0, None, _cancelled(found))
+            ended = InvocationEnded(self._executor.name, id, 0, None, _cancelled(found))
             with self._waiters.reserve_record_wait():
                 seqnum = await self._log.append(encode(ended), tags=[found.stream])
             await self._waiters.wait_for_record(seqnum, self._table.end)
@@ -526,7 +526,7 @@ class InvocationService:
             self._clock.read(record.ordered_at)
             self._table.apply(record.seqnum, record.ordered_at, event)
             self._broken = None
-            if isinstance(event, Ended):
+            if isinstance(event, InvocationEnded):
                 self._waiters.notify_outcome(event)
         return True
 
@@ -585,7 +585,9 @@ class InvocationService:
         """
         table = self._table
         claims = (a.event for a in actions if isinstance(a, Append))
-        ids = [id_ for claim in claims if isinstance(claim, Claimed) for id_ in claim.ids]
+        ids = [
+            id_ for claim in claims if isinstance(claim, InvocationsClaimed) for id_ in claim.ids
+        ]
         return any(id_ in table.open and table.open[id_].due > table.clock for id_ in ids)
 
     def _now(self) -> Now:

@@ -30,7 +30,7 @@ class InvocationState(enum.StrEnum):
     FAILED = "failed"
 
 
-class Change(enum.StrEnum):
+class InvocationChange(enum.StrEnum):
     """An event about an invocation, as the invocation table reads it from the log.
 
     Attributes:
@@ -52,17 +52,17 @@ class Change(enum.StrEnum):
     FAILED = "ended with a failure"
 
 
-TRANSITIONS: Final[Mapping[tuple[InvocationState | None, Change], InvocationState]] = {
-    (None, Change.ACCEPTED): InvocationState.RUNNING,
-    (None, Change.DELAYED): InvocationState.SCHEDULED,
-    (InvocationState.SCHEDULED, Change.CLAIMED): InvocationState.RUNNING,
+TRANSITIONS: Final[Mapping[tuple[InvocationState | None, InvocationChange], InvocationState]] = {
+    (None, InvocationChange.ACCEPTED): InvocationState.RUNNING,
+    (None, InvocationChange.DELAYED): InvocationState.SCHEDULED,
+    (InvocationState.SCHEDULED, InvocationChange.CLAIMED): InvocationState.RUNNING,
     # An executor that was declared dead may still record an outcome, if it is the first one.
-    (InvocationState.SCHEDULED, Change.RETURNED): InvocationState.DONE,
-    (InvocationState.SCHEDULED, Change.FAILED): InvocationState.FAILED,
-    (InvocationState.RUNNING, Change.FREED): InvocationState.SCHEDULED,
-    (InvocationState.RUNNING, Change.EXECUTOR_DECLARED_DEAD): InvocationState.SCHEDULED,
-    (InvocationState.RUNNING, Change.RETURNED): InvocationState.DONE,
-    (InvocationState.RUNNING, Change.FAILED): InvocationState.FAILED,
+    (InvocationState.SCHEDULED, InvocationChange.RETURNED): InvocationState.DONE,
+    (InvocationState.SCHEDULED, InvocationChange.FAILED): InvocationState.FAILED,
+    (InvocationState.RUNNING, InvocationChange.FREED): InvocationState.SCHEDULED,
+    (InvocationState.RUNNING, InvocationChange.EXECUTOR_DECLARED_DEAD): InvocationState.SCHEDULED,
+    (InvocationState.RUNNING, InvocationChange.RETURNED): InvocationState.DONE,
+    (InvocationState.RUNNING, InvocationChange.FAILED): InvocationState.FAILED,
 }
 """The next state. State None: no record has accepted the invocation, or it is no longer kept."""
 
@@ -76,6 +76,8 @@ def state_of(invocation: RecordedInvocation | None) -> InvocationState | None:
     return InvocationState.SCHEDULED if invocation.executor is None else InvocationState.RUNNING
 
 
-def next_state(invocation: RecordedInvocation | None, change: Change) -> InvocationState | None:
+def next_state(
+    invocation: RecordedInvocation | None, change: InvocationChange
+) -> InvocationState | None:
     """Return the state after a change; None if the change has no effect."""
     return TRANSITIONS.get((state_of(invocation), change))

@@ -34,7 +34,7 @@ from indilog.base.ids import MetalogPosition, NodeId, SeqNum
 from indilog.base.log import After, Entry, LogSource, Record, Session
 from indilog.base.log_kinds import SHARED, LogInfo, LogKind
 from indilog.kernel.cell_layout import CellLayout
-from indilog_compute.log_kinds.segments import FIRST, Segment, bridged
+from indilog_compute.log_kinds.segments import FIRST, LogSegment, bridged
 
 CATALOG_LOG: Final = "$logs"
 _FOLLOWED: Final = "$followed"
@@ -105,7 +105,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     tail: SeqNum
     is_sealing: bool = False
 
-    def segment(self, log: str, bridge: SeqNum) -> Segment:
+    def segment(self, log: str, bridge: SeqNum) -> LogSegment:
         """Return the new segment. Its `start` and `time_floor` are not known yet (`bridged`).
 
         Args:
@@ -113,7 +113,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
             bridge: seqnum of the record `switched`.
         """
         is_shared = self.kind == SHARED
-        return Segment(
+        return LogSegment(
             number=self.number,
             kind=self.kind,
             place=self.place,
@@ -126,7 +126,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class LogState(msgspec.Struct, kw_only=True):
+class CreatedLogState(msgspec.Struct, kw_only=True):
     """The state of one log in the catalog.
 
     Attributes:
@@ -140,7 +140,7 @@ class LogState(msgspec.Struct, kw_only=True):
     """
 
     created: CreatedLog
-    segments: tuple[Segment, ...]
+    segments: tuple[LogSegment, ...]
     last: SeqNum
     switch: Switch | None = None
     switches: int = 0
@@ -246,7 +246,7 @@ class _Layout(NamedTuple):
     seqnum: SeqNum | None
 
 
-class Catalog:
+class ReplayedCatalog:
     """The created logs, as of the records that were read.
 
     Args:
@@ -262,9 +262,9 @@ class Catalog:
     """
 
     def __init__(
-        self, logs: LogSource, node: NodeId, on_change: Callable[[LogState], None]
+        self, logs: LogSource, node: NodeId, on_change: Callable[[CreatedLogState], None]
     ) -> None:
-        self.logs: dict[str, LogState] = {}
+        self.logs: dict[str, CreatedLogState] = {}
         self.last: SeqNum | None = None
         self._followed: dict[NodeId, SeqNum] = {}
         self._layouts: dict[str, _Layout] = {}
@@ -400,7 +400,7 @@ class Catalog:
             seqnum=record.seqnum,
             created_at=record.ordered_at,
         )
-        segment = Segment(
+        segment = LogSegment(
             number=FIRST,
             kind=found.kind,
             place=found.place,
@@ -408,7 +408,7 @@ class Catalog:
             local_log=found.log,
             start=0,
         )
-        state = LogState(created=created, segments=(segment,), last=record.seqnum)
+        state = CreatedLogState(created=created, segments=(segment,), last=record.seqnum)
         self.logs[found.log] = state
         if found.creator != self._node:
             self.last = record.seqnum
@@ -418,7 +418,7 @@ class Catalog:
         if found.layout is not None:
             self._layouts[found.folder] = _Layout(found.log, found.layout, None)
 
-    def _change(self, state: LogState, found: _Change, seqnum: SeqNum) -> bool:
+    def _change(self, state: CreatedLogState, found: _Change, seqnum: SeqNum) -> bool:
         """Apply a record of a switch; return False if such a record cannot follow in this state."""
         switch = state.switch
         match found:

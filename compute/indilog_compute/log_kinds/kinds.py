@@ -43,10 +43,15 @@ from indilog.kernel.cell_layout import CellLayout, new_layout, owned_layout
 from indilog.kernel.view import View
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy
 from indilog.wire.cell_messages import CellAnswer, CellOutcome, CellQuestion, CellsSeal
-from indilog_compute.log_kinds.catalog import Catalog, CreatedLog, LogState, NewSegment
+from indilog_compute.log_kinds.catalog import (
+    CreatedLog,
+    CreatedLogState,
+    NewSegment,
+    ReplayedCatalog,
+)
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segmented_log import SegmentedLog
-from indilog_compute.log_kinds.segments import FIRST, Segment
+from indilog_compute.log_kinds.segments import FIRST, LogSegment
 from indilog_compute.retention import RetentionRounds
 
 _PAUSE_S: Final = 1.0
@@ -195,7 +200,7 @@ class LogKinds:
         self._config = config.node
         self._has_directory = has_directory
         self.serves = serves
-        self._catalog = Catalog(logs, node, self._on_change)
+        self._catalog = ReplayedCatalog(logs, node, self._on_change)
         self.routes: dict[str, Route] = {}
         self._made: dict[str, Route] = {}
         """By name, all routes that were made. A route stays after its switch was abandoned, because
@@ -308,7 +313,7 @@ class LogKinds:
                 return state.created.info
         raise NotReadyError(f"Log {name} is being switched by other callers; repeat the call.")
 
-    async def _switch_once(self, state: LogState, kind: LogKind) -> bool:
+    async def _switch_once(self, state: CreatedLogState, kind: LogKind) -> bool:
         """Try to switch a log. Return whether the log has this kind now; False: another switch
         began before, or was made instead.
         """
@@ -342,7 +347,7 @@ class LogKinds:
         await self._complete(state)
         return state.created.kind == kind
 
-    async def _complete(self, state: LogState) -> None:
+    async def _complete(self, state: CreatedLogState) -> None:
         """If a switch can only be completed, end the old segment and record the bridge."""
         name, last, switch = state.created.log, state.last, state.switch
         if switch is None or not switch.is_sealing:
@@ -490,12 +495,12 @@ class LogKinds:
         await self._catch_up()
 
     async def change_layout(self, folder: str, before: CellLayout, after: CellLayout) -> bool:
-        """Record a layout; see `Catalog.change_layout`."""
+        """Record a layout; see `ReplayedCatalog.change_layout`."""
         return await self._catalog.change_layout(folder, before, after)
 
     # --- inside
 
-    def _on_change(self, state: LogState) -> None:
+    def _on_change(self, state: CreatedLogState) -> None:
         """Route a log by its state in the catalog, which has changed."""
         name = state.created.log
         for segment in state.segments:
@@ -517,13 +522,13 @@ class LogKinds:
         if state.switch is not None and name not in self._finishing:
             self._start_finishing(state)
 
-    def _new_route(self, state: LogState, scope: object | None) -> Route:
+    def _new_route(self, state: CreatedLogState, scope: object | None) -> Route:
         name = state.created.log
 
-        async def other(segment: Segment) -> Log:
+        async def other(segment: LogSegment) -> Log:
             return await self._opened_segment(name, segment).log()
 
-        def ended_at(segment: Segment) -> SeqNum | None:
+        def ended_at(segment: LogSegment) -> SeqNum | None:
             is_shared = segment.kind == SHARED
             return None if is_shared else self._opened_segment(name, segment).ended_at
 
@@ -538,7 +543,7 @@ class LogKinds:
             read_timeout_s=self._config.reads.read_timeout_s,
         )
 
-    def _opened_segment(self, name: str, segment: Segment) -> _Opened:
+    def _opened_segment(self, name: str, segment: LogSegment) -> _Opened:
         key = (name, segment.number)
         if (found := self._opened.get(key)) is None:
             created = msgspec.structs.replace(
@@ -550,7 +555,7 @@ class LogKinds:
             found = self._opened[key] = _Opened(created, self._open_logs)
         return found
 
-    async def _local(self, name: str, segment: Segment) -> Log:
+    async def _local(self, name: str, segment: LogSegment) -> Log:
         if segment.kind == SHARED:
             return self._logs.shared(segment.local_log, Session())
         return await self._opened_segment(name, segment).log()
@@ -572,13 +577,13 @@ class LogKinds:
                 self._announced = -1
                 raise
 
-    def _start_finishing(self, state: LogState) -> None:
+    def _start_finishing(self, state: CreatedLogState) -> None:
         name = state.created.log
         task = asyncio.get_running_loop().create_task(self._finish(state))
         self._finishing[name] = task
         task.add_done_callback(lambda _: self._finishing.pop(name, None))
 
-    async def _finish(self, state: LogState) -> None:
+    async def _finish(self, state: CreatedLogState) -> None:
         """Complete or abandon a switch that no node has continued for `_FINISH_S` seconds; return
         when no switch of the log is under way.
         """

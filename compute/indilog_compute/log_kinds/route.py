@@ -13,8 +13,8 @@ from indilog.base.errors import NotReadyError, OverloadedError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Log, Session
 from indilog.base.log_kinds import SHARED
-from indilog_compute.log_kinds.catalog import LogState
-from indilog_compute.log_kinds.segments import Segment
+from indilog_compute.log_kinds.catalog import CreatedLogState
+from indilog_compute.log_kinds.segments import LogSegment
 
 _HELD_MAX: Final = 10_000
 """Largest number of calls of one log that wait for the end of a switch."""
@@ -42,12 +42,12 @@ class Route:
 
     def __init__(
         self,
-        state: LogState,
+        state: CreatedLogState,
         scope: object | None,
         *,
         shared: Callable[[str, Session], Log],
-        other: Callable[[Segment], Awaitable[Log]],
-        ended_at: Callable[[Segment], SeqNum | None],
+        other: Callable[[LogSegment], Awaitable[Log]],
+        ended_at: Callable[[LogSegment], SeqNum | None],
         follow: Callable[[], Awaitable[None]],
         append_timeout_s: float,
         read_timeout_s: float,
@@ -79,11 +79,11 @@ class Route:
         local = self._ended_at(segment)
         return None if local is None else segment.seqnum(local)
 
-    def segment(self, number: SeqNum) -> Segment:
+    def segment(self, number: SeqNum) -> LogSegment:
         """Return the segment with a number."""
         return next(each for each in self.state.segments if each.number == number)
 
-    async def local(self, segment: Segment, session: Session) -> Log:
+    async def local(self, segment: LogSegment, session: Session) -> Log:
         """Return the log of a segment.
 
         Raises:

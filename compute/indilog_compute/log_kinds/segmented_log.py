@@ -38,13 +38,13 @@ from indilog.base.retention import Retention, checked_retention
 from indilog.config import MIB
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
 from indilog_compute.log_kinds.route import Route
-from indilog_compute.log_kinds.segments import Segment, down_from, from_bound
+from indilog_compute.log_kinds.segments import LogSegment, down_from, from_bound
 
 _PAGE_BYTES_MAX: Final = 4 * MIB
 """A page with at least this many bytes is not filled with records of a further segment."""
 
 _FoundT = TypeVar("_FoundT")
-_Segments: TypeAlias = tuple[Segment, ...]
+_Segments: TypeAlias = tuple[LogSegment, ...]
 _Asking: TypeAlias = Coroutine[Any, Any, Record | list[Record] | None]
 
 
@@ -73,7 +73,7 @@ class SegmentedLog(Log):
         """See `Log.scope`."""
         return self._route.scope
 
-    async def _local(self, segment: Segment) -> Log:
+    async def _local(self, segment: LogSegment) -> Log:
         if segment.kind == SHARED:
             # A read of a closed segment must see all its records, also in a session at an older
             # position.
@@ -300,7 +300,7 @@ class SegmentedLog(Log):
     async def _fill(
         self,
         page: list[Record],
-        segment: Segment,
+        segment: LogSegment,
         at: SeqNum,
         limit: int,
         end: float | None,
@@ -412,7 +412,7 @@ class SegmentedLog(Log):
         self,
         segments: _Segments,
         tag: UserTag | None,
-        segment: Segment,
+        segment: LogSegment,
         error: TrimmedError | DataLossError,
     ) -> TrimmedError | DataLossError:
         """Return the error of a segment as an error of the log, with its seqnums."""
@@ -421,7 +421,7 @@ class SegmentedLog(Log):
         return TrimmedError(await self._floor(segments, tag, segment, error))
 
     async def _floor(
-        self, segments: _Segments, tag: UserTag | None, segment: Segment, error: TrimmedError
+        self, segments: _Segments, tag: UserTag | None, segment: LogSegment, error: TrimmedError
     ) -> SeqNum:
         """Return the floor of the log, or of a tag, given the error of a segment."""
         floor = segment.seqnum(segment.limited(error.first_seqnum))

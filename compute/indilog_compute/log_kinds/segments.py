@@ -27,7 +27,7 @@ FIRST: Final = -1
 """Number of the first segment of a log."""
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a log, of one kind. A *local* seqnum is a seqnum in the segment's logspace.
 
     Attributes:
@@ -111,12 +111,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
             return After(condition.tag, None)
         return After(condition.tag, self.local(seqnum))
 
-    def closed(self, local_end: SeqNum) -> Segment:
+    def closed(self, local_end: SeqNum) -> LogSegment:
         """Return the segment as closed at `local_end`."""
         return msgspec.structs.replace(self, local_end=local_end)
 
 
-def from_bound(segments: Sequence[Segment], bound: SeqNum) -> Iterator[Segment]:
+def from_bound(segments: Sequence[LogSegment], bound: SeqNum) -> Iterator[LogSegment]:
     """Yield the segments with seqnums >= `bound`, in order."""
     first = bisect_right(segments, bound, key=lambda segment: segment.start) - 1
     for segment in segments[max(first, 0) :]:
@@ -124,7 +124,7 @@ def from_bound(segments: Sequence[Segment], bound: SeqNum) -> Iterator[Segment]:
             yield segment
 
 
-def down_from(segments: Sequence[Segment], bound: SeqNum) -> Iterator[Segment]:
+def down_from(segments: Sequence[LogSegment], bound: SeqNum) -> Iterator[LogSegment]:
     """Yield the segments with seqnums <= `bound`, the last one first."""
     last = bisect_right(segments, bound, key=lambda segment: segment.start)
     for segment in reversed(segments[:last]):
@@ -133,8 +133,8 @@ def down_from(segments: Sequence[Segment], bound: SeqNum) -> Iterator[Segment]:
 
 
 def bridged(
-    last: Segment, *, local_end: SeqNum, time: float, to: Segment
-) -> tuple[Segment, Segment]:
+    last: LogSegment, *, local_end: SeqNum, time: float, to: LogSegment
+) -> tuple[LogSegment, LogSegment]:
     """Return the segment `last` as closed, and `to` as the segment that continues the log.
 
     Args:

@@ -19,7 +19,7 @@ from indilog_compute.reads.silent_nodes import SilentNodes
 Aggregation: TypeAlias = Literal["aggregator", "master-slave", "both"]
 
 
-class Route(NamedTuple):
+class LookupRoute(NamedTuple):
     """The nodes of one lookup.
 
     Attributes:
@@ -55,7 +55,7 @@ class LookupRoutes:
         """Number of silent nodes."""
         return len(self._silent)
 
-    def choose(self, request: int, now: Instant) -> Route:
+    def choose(self, request: int, now: Instant) -> LookupRoute:
         """Return the route of the lookup with number `request`; consecutive numbers go round
         robin.
         """
@@ -71,19 +71,19 @@ class LookupRoutes:
             aggregator, _ = self._silent.pick(
                 self._placement.view.aggregators, rotation, now, trial=trial
             )
-        return Route(self._placement.view.number, tuple(chosen), aggregator, now)
+        return LookupRoute(self._placement.view.number, tuple(chosen), aggregator, now)
 
     def note_view(self) -> None:
         """Forget silent nodes that the newest view does not have."""
         self._silent.keep(self._nodes)
 
-    def answered(self, route: Route) -> None:
+    def answered(self, route: LookupRoute) -> None:
         """Note that all nodes of a route have answered."""
         if self._silent:
             for node in {*route.replicas, route.aggregator}:
                 self._silent.answered(node)
 
-    def timed_out(self, route: Route, now: Instant) -> None:
+    def timed_out(self, route: LookupRoute, now: Instant) -> None:
         """Note that a lookup timed out. If it tried silent nodes again, only these stay silent for
         longer; otherwise all of its nodes become silent.
         """

@@ -17,7 +17,7 @@ from indilog.wire.messages import (
     LookupResult,
     RecordsRead,
 )
-from indilog_compute.reads.lookup_routes import Route
+from indilog_compute.reads.lookup_routes import LookupRoute
 
 
 class Pending:
@@ -133,7 +133,7 @@ class Operation:
         self.shards: Sequence[ShardId] = ()
         self.records: dict[SeqNum, Record] = {}
         self.limit: SeqNum = 0
-        self.route: Route | None = None
+        self.route: LookupRoute | None = None
         self.asked: dict[ShardId, Asked] = {}
         self.asked_at = Instant(0.0)
         self.trims = 0

@@ -35,7 +35,7 @@ from indilog.wire.messages import (
 )
 from indilog.wire.tag_messages import NO_RECORD, NOT_KNOWN, TagFirsts, TagFirstsWanted
 from indilog_compute.local_index import First, LocalIndex
-from indilog_compute.reads.lookup_routes import LookupRoutes, Route
+from indilog_compute.reads.lookup_routes import LookupRoute, LookupRoutes
 
 _TAGS_AT_ONCE: Final = 4096
 
@@ -46,7 +46,7 @@ class _Question:
     __slots__ = ("asked", "firsts", "limit", "missing", "route", "tags", "unknown")
 
     def __init__(
-        self, tags: tuple[TagHash, ...], limit: SeqNum, route: Route, asked: Instant
+        self, tags: tuple[TagHash, ...], limit: SeqNum, route: LookupRoute, asked: Instant
     ) -> None:
         self.tags = tags
         self.limit = limit

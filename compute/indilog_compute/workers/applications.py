@@ -42,7 +42,7 @@ from indilog.config import NodeConfig
 from indilog.link.link_messages import Limits, LinkLostError
 from indilog.link.worker_messages import Load, Loaded, RunServices, Unload
 from indilog.sdk.runs import RUN_CODES
-from indilog_compute.deployments import Deployment, DeploymentLog, Placed
+from indilog_compute.deployments import Deployment, DeploymentLog, PlacedDeployment
 from indilog_compute.invocations.fault_log import FaultLog
 from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.loading import Trials, load_into
@@ -349,7 +349,9 @@ class Applications:
         if there is not None and there.record.owner != owner:
             raise name_taken(name, there.record.owner)
 
-    def _replace(self, deployed: DeployedApp, placed: Placed | None = None) -> list[DeployedApp]:
+    def _replace(
+        self, deployed: DeployedApp, placed: PlacedDeployment | None = None
+    ) -> list[DeployedApp]:
         """Send new calls to `deployed`. Unload each earlier version that `placed` does not keep,
         after the last call of that version. Return the kept versions that must still be loaded.
         """
@@ -363,7 +365,7 @@ class Applications:
             self._retire(one)
         return [d for d in self._kept.get(deployed.record.name, ()) if not self._is_loaded(d)]
 
-    def _stop_application(self, placed: Placed) -> None:
+    def _stop_application(self, placed: PlacedDeployment) -> None:
         """Stop new calls and services of an undeployed application; unload it after its last
         call.
         """
@@ -391,7 +393,10 @@ class Applications:
         return [one for kept in self._kept.values() for one in kept]
 
     def _keep(
-        self, deployed: DeployedApp, placed: Placed | None, before: DeployedApp | None = None
+        self,
+        deployed: DeployedApp,
+        placed: PlacedDeployment | None,
+        before: DeployedApp | None = None,
     ) -> list[DeployedApp]:
         """Keep the earlier versions that the record of a new deployment names; return the others.
 
@@ -525,7 +530,7 @@ class Applications:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _take(self, placed: Placed) -> None:
+    async def _take(self, placed: PlacedDeployment) -> None:
         """Apply a deployment or undeployment of another compute node.
 
         If the code of a deployment does not import on this node, the deployment is still applied,
@@ -560,7 +565,7 @@ class Applications:
             "deployment followed", app=record.name, version=record.version, problem=deployed.problem
         )
 
-    def _is_behind(self, placed: Placed) -> bool:
+    def _is_behind(self, placed: PlacedDeployment) -> bool:
         running = self._apps.get(placed.deployment.name)
         if running is None:
             return not placed.deployment.is_undeployed

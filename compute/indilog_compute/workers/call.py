@@ -25,7 +25,7 @@ class DeployedApp:
     Attributes:
         number: identifies this deployment to the workers of this host.
         seqnum: seqnum of its record in the log of deployments.
-        since: when it was deployed, as in `Placed`.
+        since: when it was deployed, as in `PlacedDeployment`.
         functions: its functions and operations by name; only the names of operations have dots.
         running: number of its calls that wait or run.
         successor: the newer version that replaced it, if any.

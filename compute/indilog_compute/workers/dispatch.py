@@ -67,7 +67,7 @@ class _Application:
         return self.slots + len(self.waiting)
 
 
-class _Worker:
+class _WorkerCalls:
     """The calls of one worker: how many hold a slot, and how many there are of each kind."""
 
     __slots__ = ("kinds", "load", "slots")
@@ -102,7 +102,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._calls_max = calls_max
         self._shares = shares
         self._is_shared = is_shared
-        self._workers: dict[WorkerT, _Worker] = {}
+        self._workers: dict[WorkerT, _WorkerCalls] = {}
         self._suspended: set[WorkerT] = set()
         self._applications: dict[str, _Application] = {}
         """Applications with calls that wait or run."""
@@ -232,7 +232,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
     def add(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
         """Add a worker; return the calls that start now."""
         assert worker not in self._workers, "a worker is added once"
-        self._workers[worker] = _Worker()
+        self._workers[worker] = _WorkerCalls()
         return self._fill()
 
     def suspend(self, worker: WorkerT) -> None:

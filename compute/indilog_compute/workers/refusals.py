@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from indilog.apps.app import check_app_name, is_operation_name
 from indilog.base.errors import AppNameTakenError, DeployError, IndilogError, UnknownFunctionError
 from indilog.sdk.runs import START_RUN
-from indilog_compute.deployments import Deployment, DeploymentLog, Placed
+from indilog_compute.deployments import Deployment, DeploymentLog, PlacedDeployment
 from indilog_compute.workers.call import DeployedApp
 
 
@@ -59,13 +59,13 @@ def unknown_app(
     return UnknownFunctionError(f"No app {name!r} is deployed{_did_you_mean(near)}")
 
 
-def undeployed_already(gone: Placed) -> UnknownFunctionError:
+def undeployed_already(gone: PlacedDeployment) -> UnknownFunctionError:
     """Return the error for undeploying an application a second time."""
     name, at = gone.deployment.name, _time_of(gone)
     return UnknownFunctionError(f"App {name} was already undeployed at {at}; its logs stay.")
 
 
-def _time_of(placed: Placed) -> str:
+def _time_of(placed: PlacedDeployment) -> str:
     return datetime.fromtimestamp(placed.time, UTC).isoformat(timespec="seconds")
 
 

@@ -67,7 +67,7 @@ from indilog.link.worker_messages import (
     Unload,
 )
 from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX, InvocationStatus
-from indilog_compute.log_service import LogService
+from indilog_compute.log_service import LinkLogService
 from indilog_compute.positions import Positions
 from indilog_compute.workers.call import Call
 
@@ -177,7 +177,7 @@ class LinkServer:
         self, functions: Functions, logs: LogSource, *, questions_max: int, is_client: bool
     ) -> None:
         self._functions = functions
-        self._log_service = LogService(logs, questions_max=questions_max)
+        self._log_service = LinkLogService(logs, questions_max=questions_max)
         self._positions = functions.positions
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._is_client = is_client

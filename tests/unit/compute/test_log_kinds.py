@@ -18,7 +18,7 @@ from indilog.config import Config, node_config
 from indilog.kernel.view import View
 from indilog.testing import MemoryLogs
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
-from indilog_compute.log_kinds.catalog import Catalog, CreatedLog
+from indilog_compute.log_kinds.catalog import CreatedLog, ReplayedCatalog
 from indilog_compute.log_kinds.kinds import LogKinds
 
 pytestmark = pytest.mark.asyncio
@@ -118,10 +118,10 @@ async def test_an_announcement_that_failed_is_repeated(monkeypatch: pytest.Monke
         kinds_over(OpenedLogs(), Config(), serves=False, logs=logs, nodes=nodes)
         for nodes in (names, names[::-1])
     )
-    announce = Catalog.announce
+    announce = ReplayedCatalog.announce
     failed: list[SeqNum] = []
 
-    async def fails_once(self: Catalog, seqnum: SeqNum) -> None:
+    async def fails_once(self: ReplayedCatalog, seqnum: SeqNum) -> None:
         if self._node == second.node and not failed:
             failed.append(seqnum)
             raise AppendOutcomeUnknownError("The sequencers do not answer.")
@@ -129,7 +129,7 @@ async def test_an_announcement_that_failed_is_repeated(monkeypatch: pytest.Monke
 
     await first.start()
     await second.start()
-    monkeypatch.setattr(Catalog, "announce", fails_once)
+    monkeypatch.setattr(ReplayedCatalog, "announce", fails_once)
     await first.create("events", "object-store")
     assert failed
     await first.stop()

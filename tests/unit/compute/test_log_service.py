@@ -20,7 +20,7 @@ from indilog.link.link_messages import (
     RecordsFound,
 )
 from indilog.testing import MemoryLogs
-from indilog_compute.log_service import LogService
+from indilog_compute.log_service import LinkLogService
 from tests.support.hooked_log import HookedLogs, Read
 
 pytestmark = pytest.mark.asyncio
@@ -36,7 +36,7 @@ class Asking:
     """A link whose answers are kept."""
 
     def __init__(self, logs: MemoryLogs) -> None:
-        self.service = LogService(logs, questions_max=2)
+        self.service = LinkLogService(logs, questions_max=2)
         self.answers: dict[int, Answer] = {}
 
     def answer(self, call: int, answer: Answer) -> None:

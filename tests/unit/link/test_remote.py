@@ -20,7 +20,7 @@ from indilog.link.link import Link
 from indilog.link.link_messages import Cancel, Failed, Greeting, LogQuestion, LogTail, Question
 from indilog.link.remote import RemoteLogs
 from indilog.testing import MemoryLogs
-from indilog_compute.log_service import LogService
+from indilog_compute.log_service import LinkLogService
 from tests.support.link_pair import LIMITS, LinkAsker, link_pair
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
@@ -30,7 +30,7 @@ class Served:
     """Answers log questions from `logs`."""
 
     def __init__(self, logs: LogSource, questions_max: int = 1000) -> None:
-        self.service = LogService(logs, questions_max=questions_max)
+        self.service = LinkLogService(logs, questions_max=questions_max)
 
     def __call__(self, link: Link, call: int, message: Question | Greeting) -> None:
         if isinstance(message, LogQuestion):

@@ -17,7 +17,7 @@ from indilog.base.errors import IndilogError, OverloadedError
 from indilog.base.log import LogSource, Session
 from indilog.link.byte_budget import ByteShare
 from indilog.sdk.runs import RUN_EVENTS, RunEvents
-from indilog_compute.gateway.runs.operations import OperationAnswer, Operations
+from indilog_compute.gateway.runs.operations import OperationAnswer, OperationCalls
 
 _ALIVE_S: Final = 15.0
 """Seconds after which an idle stream sends a keep-alive comment."""
@@ -39,7 +39,7 @@ class EventStream:
 
     def __init__(
         self,
-        operations: Operations,
+        operations: OperationCalls,
         logs: LogSource,
         *,
         app: str,

@@ -52,7 +52,7 @@ class OperationAnswer(NamedTuple):
         return Response(self.body, status_code=self.status, headers=headers)
 
 
-class Operations:
+class OperationCalls:
     """Runs operations through the endpoint of calls. So an operation may run on this node or on
     another node.
 

@@ -16,14 +16,14 @@ from fastapi import Response
 from indilog.base.errors import IndilogError
 from indilog.base.log import LogSource, Session
 from indilog.sdk.runs import RUN_RESULT, FoundResult
-from indilog_compute.gateway.runs.operations import OperationAnswer, Operations
+from indilog_compute.gateway.runs.operations import OperationAnswer, OperationCalls
 
 _PAUSE_S: Final = 0.1
 """Shortest time between two questions to the application, in seconds."""
 
 
 async def wait_for_result(
-    operations: Operations, logs: LogSource, *, app: str, run: str, wait_s: float, position: int
+    operations: OperationCalls, logs: LogSource, *, app: str, run: str, wait_s: float, position: int
 ) -> Response:
     """Return how a run ended, or, after `wait_s` seconds, that it has not ended.
 

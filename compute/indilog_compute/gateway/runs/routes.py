@@ -37,7 +37,7 @@ from indilog_compute.gateway.clients import SHARE, cancel_if_left
 from indilog_compute.gateway.records import WAIT_S_MAX
 from indilog_compute.gateway.requests import body_of, check_query
 from indilog_compute.gateway.runs.events import EventStream
-from indilog_compute.gateway.runs.operations import OperationAnswer, Operations
+from indilog_compute.gateway.runs.operations import OperationAnswer, OperationCalls
 from indilog_compute.gateway.runs.results import wait_for_result
 from indilog_compute.workers.host import FunctionHost
 
@@ -122,7 +122,7 @@ class RunRoutes:
     def __init__(
         self,
         host: FunctionHost,
-        operations: Operations,
+        operations: OperationCalls,
         logs: LogSource,
         *,
         answer_s: float,
@@ -396,7 +396,7 @@ class RunRoutes:
 
 def runs_router(
     host: FunctionHost,
-    operations: Operations,
+    operations: OperationCalls,
     logs: LogSource,
     *,
     answer_s: float,

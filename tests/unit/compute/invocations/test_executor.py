@@ -17,20 +17,20 @@ from indilog_compute.invocations.executor import (
     Action,
     Append,
     Begin,
-    Executor,
+    InvocationExecutor,
     Now,
     WriteCheckpoint,
 )
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
-    Claimed,
     DeclaredDead,
-    Ended,
     Event,
     ExecutorHeartbeat,
     Freed,
     InvocationAccepted,
+    InvocationEnded,
+    InvocationsClaimed,
     stream_of,
 )
 from indilog_compute.invocations.scheduling import Schedules
@@ -52,8 +52,8 @@ class Nodes:
         )
         self.table = InvocationTable(LIMITS)
         self.schedules = Schedules(lambda: 0, config)
-        self.a = Executor(A, self.table, self.schedules, config)
-        self.b = Executor(B, self.table, Schedules(lambda: 1, config), config)
+        self.a = InvocationExecutor(A, self.table, self.schedules, config)
+        self.b = InvocationExecutor(B, self.table, Schedules(lambda: 1, config), config)
         self._seqnums = itertools.count()
 
     def record(self, now: float, *events: Event) -> None:
@@ -68,7 +68,7 @@ class Nodes:
             stream=stream_of(due - now if due else 0.0), delay_s=due - now if due else 0.0,
         ))  # fmt: skip
 
-    def turn(self, executor: Executor, now: float) -> list[Action]:
+    def turn(self, executor: InvocationExecutor, now: float) -> list[Action]:
         """Do what `executor` decides, as far as it is recorded."""
         actions = executor.actions(at(now))
         executor.begun.update(begun(actions))
@@ -84,7 +84,7 @@ def at(now: float) -> Now:
     return Now(now, now, now)
 
 
-def deadline(executor: Executor) -> float | None:
+def deadline(executor: InvocationExecutor) -> float | None:
     """When `executor` is to be asked again, by clocks that agree."""
     return executor.rest_s(at(0.0))
 
@@ -113,14 +113,14 @@ def test_a_due_timer_is_claimed_first_by_the_node_that_accepted_it() -> None:
     assert deadline(nodes.b) == 10.0 + LEASE_S
     assert nodes.turn(nodes.b, 10.0) == []
     [claim] = events(nodes.turn(nodes.a, 10.0))
-    assert claim == Claimed(A, ("i",))
+    assert claim == InvocationsClaimed(A, ("i",))
     assert begun(nodes.turn(nodes.a, 10.0)) == ["i"]
 
 
 def test_a_timer_of_a_dead_node_is_claimed_a_lease_later() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i", due=10.0)
-    assert events(nodes.turn(nodes.b, 10.0 + LEASE_S)) == [Claimed(B, ("i",))]
+    assert events(nodes.turn(nodes.b, 10.0 + LEASE_S)) == [InvocationsClaimed(B, ("i",))]
 
 
 def test_an_executor_with_work_sends_three_heartbeats_a_lease() -> None:
@@ -139,7 +139,7 @@ def test_an_executor_sends_no_heartbeat_while_nothing_runs() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
-    nodes.record(1.0, Ended(A, "i", 0, b"1"))
+    nodes.record(1.0, InvocationEnded(A, "i", 0, b"1"))
     assert nodes.turn(nodes.a, 100.0) == [Abandon("i")]
     assert deadline(nodes.a) is None
     assert deadline(nodes.b) is None
@@ -158,7 +158,7 @@ def test_an_executor_silent_for_a_lease_is_declared_dead_and_others_continue_its
     [declared] = events(nodes.turn(nodes.b, 7.0))
     assert declared == DeclaredDead(A, 0, B)
     assert events(nodes.turn(nodes.b, 7.9)) == [], "after a pause"
-    assert events(nodes.turn(nodes.b, 8.0)) == [Claimed(B, ("i",))]
+    assert events(nodes.turn(nodes.b, 8.0)) == [InvocationsClaimed(B, ("i",))]
     assert begun(nodes.turn(nodes.b, 8.0)) == ["i"]
 
 
@@ -228,7 +228,7 @@ def test_claims_and_running_invocations_are_bounded() -> None:
         nodes.accept(0.0, f"i{n:03}", due=1.0)
     sizes = []
     for _ in range(4):
-        claims = [e for e in events(nodes.turn(nodes.a, 2.0)) if isinstance(e, Claimed)]
+        claims = [e for e in events(nodes.turn(nodes.a, 2.0)) if isinstance(e, InvocationsClaimed)]
         sizes += [len(claim.ids) for claim in claims]
     assert sizes == [CLAIMS_MAX, 50]
     assert deadline(nodes.a) == pytest.approx(2.0 + LEASE_S / 3), "it is full: no busy loop"
@@ -241,7 +241,7 @@ def test_an_application_at_its_limit_does_not_stop_another() -> None:
     nodes.accept(0.0, "modest", due=2.0, app="modest")
     nodes.turn(nodes.a, 1.5)
     assert deadline(nodes.a) == pytest.approx(2.0), "it looks again when the other one is due"
-    claims = [e for e in events(nodes.turn(nodes.a, 2.0)) if isinstance(e, Claimed)]
+    claims = [e for e in events(nodes.turn(nodes.a, 2.0)) if isinstance(e, InvocationsClaimed)]
     assert [claim.ids for claim in claims] == [("modest",)]
 
 
@@ -259,7 +259,7 @@ def test_waiting_invocations_of_an_application_at_its_limit_are_not_scanned() ->
         nodes.accept(0.0, f"i{n:03}", due=1.0, app="greedy")
     nodes.turn(nodes.a, 1.5)
     nodes.table._free["greedy"] = NotLookedAt(nodes.table._free["greedy"])
-    assert [e for e in events(nodes.turn(nodes.a, 1.6)) if isinstance(e, Claimed)] == []
+    assert [e for e in events(nodes.turn(nodes.a, 1.6)) if isinstance(e, InvocationsClaimed)] == []
 
 
 def test_the_invocation_due_first_is_claimed_first_over_all_applications() -> None:
@@ -267,7 +267,7 @@ def test_the_invocation_due_first_is_claimed_first_over_all_applications() -> No
     for n, app in enumerate("aabab"):
         nodes.accept(0.0, f"i{n}", due=1.0 + n, app=app)
     [claim] = events(nodes.turn(nodes.a, 10.0))
-    assert claim == Claimed(A, ("i0", "i1", "i2", "i4"))
+    assert claim == InvocationsClaimed(A, ("i0", "i1", "i2", "i4"))
 
 
 def test_a_node_without_workers_claims_nothing() -> None:
@@ -280,13 +280,13 @@ def test_a_node_without_workers_claims_nothing() -> None:
 def test_the_first_live_node_writes_a_checkpoint_when_enough_is_new() -> None:
     nodes = Nodes()
 
-    def writes(executor: Executor) -> bool:
+    def writes(executor: InvocationExecutor) -> bool:
         return WriteCheckpoint() in executor.actions(at(1.0))
 
     for n in range(500):
         assert not writes(nodes.a)
         nodes.accept(0.0, f"i{n}")
-        nodes.record(0.0, Ended(A, f"i{n}", 0, b"1"))
+        nodes.record(0.0, InvocationEnded(A, f"i{n}", 0, b"1"))
     assert (writes(nodes.a), writes(nodes.b)) == (True, False)
     nodes.record(1.0, *[ExecutorHeartbeat(B)] * 1000)
     assert (writes(nodes.a), writes(nodes.b)) == (True, True)

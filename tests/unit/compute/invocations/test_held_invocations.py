@@ -12,10 +12,10 @@ from indilog_compute.invocations.held_invocations import HOLDERS_PAGE, HeldLimit
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.records import (
     CallsReleased,
-    Ended,
     Event,
     ExecutorHeartbeat,
     InvocationAccepted,
+    InvocationEnded,
     held_stream,
 )
 
@@ -51,7 +51,7 @@ class Story:
         ))  # fmt: skip
 
     def end(self, key: str, result: bytes = b"1") -> None:
-        self(Ended(EXECUTOR, f"i-{key}", 0, result))
+        self(InvocationEnded(EXECUTOR, f"i-{key}", 0, result))
 
     def pass_time(self, seconds: float) -> None:
         self(ExecutorHeartbeat(EXECUTOR), after_s=seconds)

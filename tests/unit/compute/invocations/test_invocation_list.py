@@ -6,7 +6,7 @@ import pytest
 
 from indilog_compute.invocations import invocation_list
 from indilog_compute.invocations.invocation_list import InvocationFilter, newest
-from indilog_compute.invocations.records import Ended, Failure
+from indilog_compute.invocations.records import Failure, InvocationEnded
 from indilog_compute.invocations.states import InvocationState
 from tests.unit.compute.invocations.test_invocation_table import A, Story
 
@@ -18,8 +18,8 @@ def story() -> Story:
     made = Story()
     for number in range(7):
         made.accept(f"i{number}", due=made.time + 50 if number == 6 else 0)
-    made(Ended(A, "i0", 0, b"1", None), after_s=5)
-    made(Ended(A, "i3", 0, None, Failure("KeyError", "x", {})))
+    made(InvocationEnded(A, "i0", 0, b"1", None), after_s=5)
+    made(InvocationEnded(A, "i3", 0, None, Failure("KeyError", "x", {})))
     return made
 
 

@@ -17,14 +17,14 @@ from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     STREAMS,
     Checkpointed,
-    Claimed,
     DeclaredDead,
-    Ended,
     Event,
     ExecutorHeartbeat,
     Failure,
     Freed,
     InvocationAccepted,
+    InvocationEnded,
+    InvocationsClaimed,
     InvocationsVersionError,
     decode,
     digest_of,
@@ -74,7 +74,7 @@ class Story:
         ))  # fmt: skip
 
     def end(self, id_: str, executor: str = A, result: bytes | None = b"1") -> int:
-        return self(Ended(executor, id_, 0, result))
+        return self(InvocationEnded(executor, id_, 0, result))
 
     def __getitem__(self, id_: str) -> RecordedInvocation:
         found = self.table.get(id_)
@@ -101,10 +101,10 @@ def test_an_invocation_due_later_is_run_by_its_first_claimant() -> None:
     assert claimable(story.table, 1010.0, "node-a") == [story["i"]]
     assert claimable(story.table, 1014.9, "node-b") == []
     assert claimable(story.table, 1015.0, "node-b") == [story["i"]]
-    story(Claimed(B, ("i",)), after_s=9.0)
+    story(InvocationsClaimed(B, ("i",)), after_s=9.0)
     assert story["i"].executor is None, "a claim that the log ordered before it was due"
-    story(Claimed(B, ("i", "other")), after_s=2.0)
-    story(Claimed(A, ("i",)))
+    story(InvocationsClaimed(B, ("i", "other")), after_s=2.0)
+    story(InvocationsClaimed(A, ("i",)))
     run = story["i"]
     assert (run.executor, run.tries) == (B, 1)
 
@@ -129,7 +129,7 @@ def test_invocations_of_an_executor_that_was_declared_dead_are_due_again_after_a
     story(DeclaredDead(A, last, B))
     assert story["i"].executor is None
     assert (story["i"].due, story["i"].node) == (story.time + 1.0, "node-b")
-    story(Claimed(B, ("i",)), after_s=1.0)
+    story(InvocationsClaimed(B, ("i",)), after_s=1.0)
     last = story(ExecutorHeartbeat(B))
     story(DeclaredDead(B, last, A))
     assert (story["i"].due, story["i"].tries) == (story.time + 2.0, 2)
@@ -148,7 +148,7 @@ def test_an_executor_that_was_declared_dead_runs_nothing_any_more() -> None:
     story(DeclaredDead(A, story.accept("i"), B))
     story.accept("late", A)
     assert story["late"].executor is None
-    story(Claimed(A, ("i", "late")))
+    story(InvocationsClaimed(A, ("i", "late")))
     assert story["i"].executor is None
     assert story.table.is_declared_dead(A)
     assert not story.table.is_declared_dead(B)
@@ -161,7 +161,7 @@ def test_a_freed_invocation_may_be_claimed_and_only_lost_tries_count() -> None:
     assert story["i"].executor == A, "only who runs it frees it"
     story(Freed(A, "i", is_lost=False))
     assert (story["i"].tries, story["i"].due) == (0, story.time)
-    story(Claimed(B, ("i",)))
+    story(InvocationsClaimed(B, ("i",)))
     story(Freed(B, "i", is_lost=True))
     assert (story["i"].tries, story["i"].due) == (1, story.time + 1.0)
 
@@ -246,7 +246,7 @@ def test_a_fold_that_begins_with_a_checkpoint_agrees_with_one_that_read_everythi
     story.accept("runs")
     story.accept("later", due=2000.0)
     story(DeclaredDead(A, story(ExecutorHeartbeat(A)), B))
-    story(Claimed(B, ("runs",)), after_s=5.0)
+    story(InvocationsClaimed(B, ("runs",)), after_s=5.0)
     data = checkpoint_parts(story.table.checkpoint(), "c")
     found = newest_checkpoint(enumerate(data, story.table.end))
     assert found is not None
@@ -258,8 +258,8 @@ def test_a_fold_that_begins_with_a_checkpoint_agrees_with_one_that_read_everythi
         data[0],
         InvocationAccepted(id="dup", executor=B, function="app.f", arguments=b"{}", position=0,
                  stream=STREAMS[0], key="k"),
-        Claimed(A, ("later",)),
-        Ended(B, "runs", 0, b"2"),
+        InvocationsClaimed(A, ("later",)),
+        InvocationEnded(B, "runs", 0, b"2"),
     ]  # fmt: skip
     for event in more:
         late.apply(story(event), story.time, event)
@@ -384,10 +384,10 @@ def test_a_large_checkpoint_is_cut_and_put_together() -> None:
         InvocationAccepted(id="i", executor=A, function="a.f", arguments=b"{}", position=3,
                            stream="s", delay_s=5.5, depth=2, key="k", schedule="s", at=60.0,
                            after=5.0),
-        Claimed(A, ("i", "j")),
+        InvocationsClaimed(A, ("i", "j")),
         Freed(A, "i", is_lost=True),
-        Ended(A, "i", 7, None, Failure("ValueError", "No.", {"size": 3})),
-        Ended(A, "i", 7, b"[1]"),
+        InvocationEnded(A, "i", 7, None, Failure("ValueError", "No.", {"size": 3})),
+        InvocationEnded(A, "i", 7, b"[1]"),
         ExecutorHeartbeat(A),
         DeclaredDead(A, 9, B),
         Checkpointed("c", 0, 2, 7, 99, b"..."),
@@ -440,7 +440,7 @@ def test_one_application_uses_at_most_its_share_of_kept_outcomes() -> None:
             id=f"i{n}", executor="x#1", function=function, arguments=b"{}", position=0,
             stream=stream_of(0, "k"), key=f"k{n}",
         )  # fmt: skip
-        for event in (accepted, Ended("x#1", f"i{n}", 0, b"r" * 100)):
+        for event in (accepted, InvocationEnded("x#1", f"i{n}", 0, b"r" * 100)):
             table.apply(seqnum, 1.0, event)
             seqnum += 1
         table.check_invariants()
@@ -458,6 +458,8 @@ def test_open_invocations_are_counted_by_application() -> None:
         )  # fmt: skip
         table.apply(n, 1.0, accepted)
     assert (table.open_by_application["a"], table.open_by_application["b"]) == (2, 1)
-    table.apply(3, 1.0, Ended("x#1", "i0", 0, None, Failure("InvocationCancelledError", "", {})))
+    table.apply(
+        3, 1.0, InvocationEnded("x#1", "i0", 0, None, Failure("InvocationCancelledError", "", {}))
+    )
     assert table.open_by_application["a"] == 1
     table.check_invariants()

@@ -9,18 +9,18 @@ import pytest
 
 from indilog.base.errors import OverloadedError
 from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
-from indilog_compute.invocations.records import Ended
+from indilog_compute.invocations.records import InvocationEnded
 
 pytestmark = pytest.mark.asyncio
-OVER = Ended("node#1", "i", 0, b"1")
+OVER = InvocationEnded("node#1", "i", 0, b"1")
 
 
-async def asked(waiters: OutcomeWaiters, id_: str) -> Ended | None:
+async def asked(waiters: OutcomeWaiters, id_: str) -> InvocationEnded | None:
     with waiters.reserve_outcome_wait("app"):
         return await waiters.wait_for_outcome(id_)
 
 
-async def waiting(waiters: OutcomeWaiters, id_: str = "i") -> asyncio.Task[Ended | None]:
+async def waiting(waiters: OutcomeWaiters, id_: str = "i") -> asyncio.Task[InvocationEnded | None]:
     task = asyncio.ensure_future(asked(waiters, id_))
     await asyncio.sleep(0)
     return task

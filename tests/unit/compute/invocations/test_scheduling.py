@@ -11,7 +11,7 @@ from indilog.base.deployed import CatchUp, ScheduleSpec
 from indilog.config import node_config
 from indilog_compute.invocations.checkpoint import NewestCheckpoint
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
-from indilog_compute.invocations.records import Ended, InvocationAccepted
+from indilog_compute.invocations.records import InvocationAccepted, InvocationEnded
 from indilog_compute.invocations.scheduling import DeployedSchedule, Schedules
 
 MINUTE = 60.0
@@ -50,7 +50,7 @@ class Clockwork:
 
     def end_all(self, now: float) -> None:
         for id_ in list(self.table.open):
-            self.table.apply(next(self._seqnums), now, Ended("n#1", id_, 0, b"1"))
+            self.table.apply(next(self._seqnums), now, InvocationEnded("n#1", id_, 0, b"1"))
 
 
 def at(minutes: float) -> float:

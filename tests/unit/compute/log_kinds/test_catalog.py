@@ -10,7 +10,7 @@ from indilog.base.log import Session
 from indilog.base.log_kinds import LogKind
 from indilog.kernel.cell_layout import CellLayout, new_layout
 from indilog.testing import MemoryLogs
-from indilog_compute.log_kinds.catalog import CATALOG_LOG, Catalog, NewSegment
+from indilog_compute.log_kinds.catalog import CATALOG_LOG, NewSegment, ReplayedCatalog
 
 pytestmark = pytest.mark.asyncio
 
@@ -26,11 +26,11 @@ def layout_of(of: NewSegment) -> CellLayout:
     return of.layout
 
 
-def catalog_of(logs: MemoryLogs, node: str = "engine-0") -> Catalog:
-    return Catalog(logs, NodeId(node), lambda _: None)
+def catalog_of(logs: MemoryLogs, node: str = "engine-0") -> ReplayedCatalog:
+    return ReplayedCatalog(logs, NodeId(node), lambda _: None)
 
 
-async def switched(catalog: Catalog, log: str, to: NewSegment) -> None:
+async def switched(catalog: ReplayedCatalog, log: str, to: NewSegment) -> None:
     state = catalog.logs[log]
     await catalog.close(log, state.last, to, tail=0)
     await catalog.seal(log, state.last)

@@ -13,15 +13,15 @@ from indilog.base.ids import MAX_SEQNUM, tag_columns
 from indilog.base.log import After, Record
 from indilog_compute.log_kinds.segments import (
     FIRST,
-    Segment,
+    LogSegment,
     bridged,
     down_from,
     from_bound,
 )
 
 
-def segment(number: int, local_first: int = 0, local_log: str = "events") -> Segment:
-    return Segment(
+def segment(number: int, local_first: int = 0, local_log: str = "events") -> LogSegment:
+    return LogSegment(
         number=number,
         kind="shared",
         place="",
@@ -59,7 +59,7 @@ def _is_of(record: Record | None, log: str) -> bool:
 class Model:
     """A log of segments, and what callers got: (seqnum, data, ordered_at) in order."""
 
-    segments: list[Segment] = field(default_factory=lambda: [segment(FIRST)])
+    segments: list[LogSegment] = field(default_factory=lambda: [segment(FIRST)])
     spaces: dict[int, Space] = field(default_factory=lambda: {FIRST: Space()})
     told: list[tuple[int, bytes, float]] = field(default_factory=list)
     tail: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from indilog.base.ids import Instant, NodeId
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import view_of
-from indilog_compute.reads.lookup_routes import LookupRoutes, Route
+from indilog_compute.reads.lookup_routes import LookupRoute, LookupRoutes
 
 T0 = Instant(1000.0)
 VIEW = view_of(index_shards=2, index_replicas=2, aggregators=3)
@@ -17,7 +17,7 @@ def routes(aggregation: str = "aggregator") -> LookupRoutes:
     return LookupRoutes(Placement(VIEW), aggregation, pause_s=1.0)  # type: ignore[arg-type]
 
 
-def chosen(kept: LookupRoutes, requests: range, now: Instant = T0) -> list[Route]:
+def chosen(kept: LookupRoutes, requests: range, now: Instant = T0) -> list[LookupRoute]:
     return [kept.choose(request, now) for request in requests]
 
 

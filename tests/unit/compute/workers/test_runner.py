@@ -29,7 +29,7 @@ from indilog.link.link_messages import (
 )
 from indilog.link.worker_messages import Invoke, Load, Loaded, Ping, ThreadsLeft, Unload
 from indilog.testing import MemoryLogs
-from indilog_compute.log_service import LogService
+from indilog_compute.log_service import LinkLogService
 from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
 from indilog_compute.workers.runner import WorkerRunner
 from tests.support.link_pair import LIMITS, link_pair
@@ -136,7 +136,7 @@ class Node:
         self._released = asyncio.Event()
         self.asked_log = asyncio.Event()
         self.asked: list[CallFunction] = []
-        self._service = LogService(self.logs, questions_max=100)
+        self._service = LinkLogService(self.logs, questions_max=100)
         self.link, self.worker_link = link_pair(self.runner.serve, self._serve)
         self.link.tell(Welcome(LINK_VERSION, LIMITS))
         self.deployment = next(_numbers)
