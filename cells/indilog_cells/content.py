@@ -66,7 +66,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, tag="r"):
         return ITEM_OVERHEAD_BYTES + sum(sum(map(len, part)) + 5 * len(part) for part in parts)
 
 
-class Floor(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+class TrimBelow(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """Trims a log, or the sub-stream of a tag.
 
     Attributes:
@@ -90,7 +90,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     size_bytes = 4 * ITEM_OVERHEAD_BYTES
 
 
-class Clock(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+class AskTime(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Asks for the time of the log at this place in its order."""
 
     size_bytes = ITEM_OVERHEAD_BYTES
@@ -102,7 +102,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     size_bytes = ITEM_OVERHEAD_BYTES
 
 
-Item: TypeAlias = Records | Floor | Policy | Clock | End
+Item: TypeAlias = Records | TrimBelow | Policy | AskTime | End
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True):

@@ -49,7 +49,7 @@ from indilog.base.log import (
 from indilog.base.retention import Retention, checked_retention
 from indilog.config import MIB, ClusterConfig
 from indilog.kernel.records import HEADER_BYTES, record_bytes
-from indilog_cells.content import Clock, Condition, End, Floor, Policy, Records
+from indilog_cells.content import AskTime, Condition, End, Policy, Records, TrimBelow
 from indilog_cells.driver import CellDriver, TrimmedCellError
 from indilog_cells.index import CellTable
 from indilog_cells.lookups import Lookups
@@ -273,7 +273,7 @@ class CellLog(Log):
         hashed = None if tag is None else tag_hash(self.name, tag)
         await self._begin(fresh=True)
         check_until(until, self._driver.state.tail)
-        await self._driver.submit(Floor(self._tag, hashed, until))
+        await self._driver.submit(TrimBelow(self._tag, hashed, until))
         self._saw()
 
     async def set_retention(
@@ -404,7 +404,7 @@ class CellLog(Log):
         if not self._driver.is_shared:
             self._saw()
             return self._driver.now_us() / 1e6
-        outcome = await self._driver.submit(Clock())
+        outcome = await self._driver.submit(AskTime())
         assert isinstance(outcome, Applied), "a clock is no record"
         self._saw()
         return outcome.time_us / 1e6

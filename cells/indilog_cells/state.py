@@ -19,14 +19,14 @@ from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import SeqNum, TagHash, unpack_tags
 from indilog.base.retention import Retention
 from indilog_cells.content import (
-    Clock,
+    AskTime,
     Condition,
     Content,
     End,
-    Floor,
     Item,
     Policy,
     Records,
+    TrimBelow,
     opened,
     sealed,
 )
@@ -226,7 +226,7 @@ class LogState:
         match item:
             case Records():
                 return self._place(item)
-            case Floor():
+            case TrimBelow():
                 self._raise_floor(item)
             case Policy():
                 kept = Retention(item.age_s, item.size_bytes_max)
@@ -234,7 +234,7 @@ class LogState:
                     self.policies.pop(item.log, None)
                 else:
                     self.policies[item.log] = kept
-            case Clock():
+            case AskTime():
                 pass
             case End():
                 self.is_ended = True
@@ -264,7 +264,7 @@ class LogState:
             after.known, seqnums[-1] if seqnums else -1, self.floor(after.log, after.tag)
         )
 
-    def _raise_floor(self, item: Floor) -> None:
+    def _raise_floor(self, item: TrimBelow) -> None:
         until = min(item.until, self.tail)
         floors, key = (self.log_floors, item.log) if item.tag is None else (self.floors, item.tag)
         floors[key] = max(until, floors.get(key, 0))

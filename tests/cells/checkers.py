@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from indilog_cells.content import Floor, Records, decode
+from indilog_cells.content import Records, TrimBelow, decode
 from indilog_cells.state import BelowFloor, Contradicted, Placed
 from tests.cells.world import Done, Known, World
 
@@ -40,7 +40,7 @@ def replay(world: World) -> Replayed:
         if content is not None and content.epoch >= claimed:
             epoch = content.epoch
             for item in content.items:
-                if isinstance(item, Floor):
+                if isinstance(item, TrimBelow):
                     floor = max(floor, min(item.until, len(lines)))
                 elif isinstance(item, Records):
                     known = None if item.after is None else item.after.known

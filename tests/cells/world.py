@@ -16,7 +16,7 @@ from typing import NamedTuple, assert_never
 
 from indilog.base.ids import tag_columns
 from indilog_cells import core as cell_core
-from indilog_cells.content import Condition, Floor, Item, Records
+from indilog_cells.content import Condition, Item, Records, TrimBelow
 from indilog_cells.core import Core, CoreLimits
 from indilog_cells.index import GenerationLimits
 from indilog_cells.sequencer import TokenSequencer
@@ -232,7 +232,7 @@ class Process:
         if chosen < 0.4:
             done.kind = "trim"
             until = self.world.random.randrange(state.tail + 1)
-            return Floor(LOG_HASH, None, until)
+            return TrimBelow(LOG_HASH, None, until)
         done.data = b"%d/%d/%d" % (self.number, self.incarnation, self.tickets)
         after = None
         if chosen < 0.6:

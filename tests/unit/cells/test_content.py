@@ -7,13 +7,13 @@ import pytest
 from indilog.base.errors import MalformedFrameError
 from indilog_cells.content import (
     JUNK,
-    Clock,
+    AskTime,
     Condition,
     Content,
     End,
-    Floor,
     Policy,
     Records,
+    TrimBelow,
     decode,
     encode,
 )
@@ -27,10 +27,10 @@ CONTENT = Content(
     items=[
         Records(1, [b"t" * 16], [b"log\x1fst"], [b"\x00\xff"], Condition(1, 2**64 - 1, -1, 0)),
         Records(2, [], [], []),
-        Floor(5, None, 7),
-        Floor(5, 6, 7),
+        TrimBelow(5, None, 7),
+        TrimBelow(5, 6, 7),
         Policy("log", None, 10),
-        Clock(),
+        AskTime(),
         End(),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indilog.base.ids import tag_columns, unpack_tags
 from indilog.base.retention import Retention
-from indilog_cells.content import Clock, Condition, Content, End, Floor, Item, Policy, Records
+from indilog_cells.content import AskTime, Condition, Content, End, Item, Policy, Records, TrimBelow
 from indilog_cells.index import CellPlace, GenerationLimits
 from indilog_cells.state import (
     Applied,
@@ -51,7 +51,7 @@ def test_a_condition_holds_only_after_the_last_record_with_its_tag() -> None:
     assert state.apply(cell(records(1, condition), records(1, condition))) == [
         Placed(3), Contradicted(3),
     ]  # fmt: skip
-    state.apply(cell(Floor(LOG, None, 4)))
+    state.apply(cell(TrimBelow(LOG, None, 4)))
     assert state.apply(cell(records(1, condition))) == [BelowFloor(4)]
     assert state.apply(cell(records(1, Condition(LOG, TAG, 3, 4)))) == [Placed(4)]
 
@@ -68,7 +68,7 @@ def test_a_condition_that_was_checked_before_the_open_generation_is_checked_agai
 def test_records_after_a_failed_condition_are_found() -> None:
     state = LogState()
     failing = records(4, Condition(LOG, TAG, -1, 0))
-    state.apply(cell(Clock(), records(2), failing, records(3)))
+    state.apply(cell(AskTime(), records(2), failing, records(3)))
     places = [state.open.table.place(seqnum)[0] for seqnum in range(5)]
     assert places == [
         CellPlace(0, 1, 0), CellPlace(0, 1, 1), CellPlace(0, 3, 0), CellPlace(0, 3, 1),
@@ -81,7 +81,7 @@ def test_an_ended_log_takes_no_records_but_floors() -> None:
     conditional = records(1, Condition(LOG, TAG, 1, 2))
     assert state.apply(cell(records(2), End(), records())) == [Placed(0), Applied(1), Ended()]
     assert state.apply(cell(conditional, End())) == [Ended(), Applied(1)]
-    assert state.apply(cell(Floor(LOG, None, 1))) == [Applied(1)]
+    assert state.apply(cell(TrimBelow(LOG, None, 1))) == [Applied(1)]
     complete = state.close_generation()
     assert complete is not None
     restored = LogState.restored(complete.checkpoint)
@@ -91,15 +91,17 @@ def test_an_ended_log_takes_no_records_but_floors() -> None:
 
 def test_the_time_of_the_log_never_goes_back() -> None:
     state = LogState()
-    assert state.apply(cell(Clock(), stamp_us=50)) == [Applied(50)]
-    assert state.apply(cell(Clock(), stamp_us=20)) == [Applied(50)]
+    assert state.apply(cell(AskTime(), stamp_us=50)) == [Applied(50)]
+    assert state.apply(cell(AskTime(), stamp_us=20)) == [Applied(50)]
 
 
 def test_floors_only_grow_and_end_at_the_tail() -> None:
     state = LogState()
-    state.apply(cell(records(5), Floor(LOG, TAG, 3), Floor(LOG, None, 2), Floor(LOG, None, 1)))
+    state.apply(
+        cell(records(5), TrimBelow(LOG, TAG, 3), TrimBelow(LOG, None, 2), TrimBelow(LOG, None, 1))
+    )
     assert (state.floor(LOG, TAG), state.floor(LOG, None)) == (3, 2)
-    state.apply(cell(Floor(LOG, None, 99)))
+    state.apply(cell(TrimBelow(LOG, None, 99)))
     assert state.floor(LOG, None) == 5
     assert state.dead_below == 5
 
@@ -107,7 +109,7 @@ def test_floors_only_grow_and_end_at_the_tail() -> None:
 def test_a_checkpoint_restores_the_state() -> None:
     state = LogState(GenerationLimits(cells=3))
     state.apply(cell(records(4), Policy("log", 5.0, None), epoch=7, stamp_us=9))
-    state.apply(cell(Floor(LOG, TAG, 3), Policy("other", None, None), epoch=7))
+    state.apply(cell(TrimBelow(LOG, TAG, 3), Policy("other", None, None), epoch=7))
     state.apply(None)
     complete = state.close_generation()
     assert complete is not None
@@ -132,7 +134,7 @@ def test_trimmed_generations_leave_the_state() -> None:
     for _ in range(3):
         state.apply(cell(records()))
         assert state.close_generation() is not None
-    state.apply(cell(Floor(LOG, None, 2)))
+    state.apply(cell(TrimBelow(LOG, None, 2)))
     complete = state.close_generation()
     assert complete is not None
     assert complete.has_trimmed
