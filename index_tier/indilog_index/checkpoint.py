@@ -56,7 +56,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Checkpoint)
 
 
-class Kept(NamedTuple):
+class CheckpointRows(NamedTuple):
     """The part of a checkpoint that is used once the snapshot is open."""
 
     info: SnapshotInfo
@@ -103,7 +103,7 @@ def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Ca
     return encode
 
 
-def restored(payload: bytes, floors: TrimFeed) -> Kept:
+def restored(payload: bytes, floors: TrimFeed) -> CheckpointRows:
     """Restore `floors` from a checkpoint; return the rest.
 
     Raises:
@@ -119,7 +119,9 @@ def restored(payload: bytes, floors: TrimFeed) -> Kept:
     floors.restore(said.trims, said.trims_epoch)
     floors.position = said.trims_at
     shards = unpacked(said.shards).astype(np.uint16)
-    return Kept(said.info, said.base, Rows(unpacked(said.tags), unpacked(said.seqnums), shards))
+    return CheckpointRows(
+        said.info, said.base, Rows(unpacked(said.tags), unpacked(said.seqnums), shards)
+    )
 
 
 def _restore(floors: Floors, said: _Floors) -> None:

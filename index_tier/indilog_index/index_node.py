@@ -85,7 +85,7 @@ from indilog.wire.tag_messages import (
     TagFirstsWanted,
     TagFloors,
 )
-from indilog_index.checkpoint import Kept, checkpoint_of, restored
+from indilog_index.checkpoint import CheckpointRows, checkpoint_of, restored
 from indilog_index.discards import DiscardQuestions, Runs
 from indilog_index.fetch import Fetch, sources_of
 from indilog_index.index_store import IndexStore, Search
@@ -157,7 +157,7 @@ class IndexNode:
         self._fetch: Fetch | None = None
         self._attempts = 0
         self._unsaved = 0
-        self._kept: Kept | None = None
+        self._kept: CheckpointRows | None = None
         """The restored checkpoint, until the snapshot is open."""
         self._kept_payload = b""
         self._resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)

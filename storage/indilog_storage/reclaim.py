@@ -44,7 +44,7 @@ _REST: Final = 10
 """Least ratio of the pauses in and after a pass to its working time."""
 
 
-class _Reading(NamedTuple):
+class _CandidateBatch(NamedTuple):
     shard: Shard
     first: LocalId
     seqnum: SeqNum
@@ -75,7 +75,7 @@ class Reclaim:
         self._todo: list[ShardId] = []
         """Shards of this pass; the current one is last."""
         self._at: LocalId = 0
-        self._reading: dict[int, _Reading] = {}
+        self._reading: dict[int, _CandidateBatch] = {}
         self._last_token = FIRST_TOKEN
         self._notes: list[tuple[GoneRecords, list[Location]]] = []
         """Batches that this iteration found to be dead."""
@@ -134,7 +134,7 @@ class Reclaim:
             self._reclaimable.clear()
         return effects
 
-    def _next(self, shard: Shard) -> _Reading | None:
+    def _next(self, shard: Shard) -> _CandidateBatch | None:
         """Return the next batch that may be dead; None: this shard has no more."""
         if (batch := shard.batch_from(self._at, local=True)) is None:
             return None
@@ -142,7 +142,7 @@ class Reclaim:
         if end > shard.ordered or shard.seqnum_of(first) >= self._floors.highest:
             return None
         self._at = end
-        return _Reading(shard, first, shard.seqnum_of(first), location)
+        return _CandidateBatch(shard, first, shard.seqnum_of(first), location)
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
         """Discard a batch whose records are all dead. Scrub and repair handle damage, so it is

@@ -29,7 +29,7 @@ _seqnum_of: Final = attrgetter("seqnum")
 _Key: TypeAlias = tuple[NodeId, int, ShardId]
 
 
-class Condition(enum.IntEnum):
+class ReadCondition(enum.IntEnum):
     """The conditions of a read, in the order of evaluation."""
 
     TAIL = 0
@@ -43,18 +43,18 @@ class Condition(enum.IntEnum):
 class Unmet(NamedTuple):
     """A condition, and the least value that meets it."""
 
-    condition: Condition
+    condition: ReadCondition
     least: int
 
 
 def unmet(message: ReadRecords, applied: AppliedEntries) -> Unmet | None:
     """Return the first condition of a read that is not met; None: the read can be answered."""
     if (last := max(message.seqnums)) >= applied.tail:
-        return Unmet(Condition.TAIL, last + 1)
+        return Unmet(ReadCondition.TAIL, last + 1)
     if message.trims > applied.trims:
-        return Unmet(Condition.TRIMS, message.trims)
+        return Unmet(ReadCondition.TRIMS, message.trims)
     if message.epoch > applied.last:
-        return Unmet(Condition.EPOCH, message.epoch)
+        return Unmet(ReadCondition.EPOCH, message.epoch)
     return None
 
 
@@ -75,8 +75,8 @@ class WaitingReads:
         self._reads_max = reads_max
         self._timeout_s = timeout_s
         self._by_age: dict[_Key, _Waiting] = {}
-        self._by_least: dict[Condition, SortedList[tuple[int, _Key]]] = {
-            condition: SortedList() for condition in Condition
+        self._by_least: dict[ReadCondition, SortedList[tuple[int, _Key]]] = {
+            condition: SortedList() for condition in ReadCondition
         }
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class WaitingReads:
         """Remove and return the reads whose conditions are all met."""
         reached = applied.tail, applied.trims, applied.last
         found: list[ReadRecords] = []
-        for condition, value in zip(Condition, reached, strict=True):
+        for condition, value in zip(ReadCondition, reached, strict=True):
             by_least = self._by_least[condition]
             while by_least and by_least[0][0] <= value:
                 _, key = by_least.pop(0)

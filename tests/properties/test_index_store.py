@@ -28,7 +28,7 @@ from indilog.kernel.index_snapshot import (
 )
 from indilog.kernel.tag_filter import TagFilterBuilder
 from indilog.wire.messages import Direction, ShardTags
-from indilog_index.checkpoint import Kept
+from indilog_index.checkpoint import CheckpointRows
 from indilog_index.index_store import IndexStore, Search
 from tests.support.snapshot_disk import SnapshotDisk
 
@@ -57,7 +57,7 @@ class Story:
         self.position = 0
         self.writing: tuple[SnapshotInfo, Callable[[], Rows]] | None = None
         self.searches: list[tuple[Search, int]] = []
-        self.kept: Kept | None = None
+        self.kept: CheckpointRows | None = None
 
     def fresh(self) -> IndexStore:
         return IndexStore(
@@ -117,7 +117,7 @@ class Story:
         rows = self.store.unwritten_rows()
         self.add()  # later records are not in it
         base = self.store.base.info.position if self.store.base is not None else None
-        self.kept = Kept(info, base, rows())
+        self.kept = CheckpointRows(info, base, rows())
 
     def shrink(self) -> None:
         self.store.shrink()
