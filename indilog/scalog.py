@@ -29,7 +29,7 @@ Arguments: the data of the record, its tags, and the live shards.
 """
 
 
-class Placed(NamedTuple):
+class PlacedRecord(NamedTuple):
     """Where a record is."""
 
     seqnum: SeqNum
@@ -126,7 +126,7 @@ class ScalogLog:
         """
         return (await self._append(data, tuple(tags)))[0]
 
-    async def append_to_shard(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> Placed:
+    async def append_to_shard(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> PlacedRecord:
         """As `append`, but also return the shard that stores the record (`appendToShard`).
 
         If the chosen shard is finalized meanwhile, its compute node continues on a new shard, and
@@ -139,7 +139,7 @@ class ScalogLog:
             AppendOutcomeUnknownError, TooLargeError and others: as `Log.append`.
         """
         seqnum, log = await self._append(data, tuple(tags))
-        return Placed(seqnum, await self._shard_of(log, seqnum))
+        return PlacedRecord(seqnum, await self._shard_of(log, seqnum))
 
     async def _append(self, data: bytes, tags: tuple[UserTag, ...]) -> tuple[SeqNum, Log]:
         """Append a record; return its seqnum, and the log through which it was appended."""

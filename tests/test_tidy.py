@@ -25,7 +25,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from indilog.config import ClusterConfig
-from indilog.config.group import Group
+from indilog.config.group import SettingsGroup
 from indilog.config.node import GROUPS
 from indilog.wire import (
     base_messages,
@@ -346,7 +346,7 @@ def test_the_state_diagrams_equal_the_code(diagram: state_diagrams.Diagram) -> N
 
 
 def test_every_setting_with_a_dimension_ends_with_its_unit() -> None:
-    parts: list[type[Group]] = [ClusterConfig, *GROUPS.values()]
+    parts: list[type[SettingsGroup]] = [ClusterConfig, *GROUPS.values()]
     unitless = [
         field.name
         for part in parts

@@ -39,7 +39,7 @@ def follow(
 
     Without a bound the platform begins at the first record that is not trimmed.
     """
-    follower = _Follower(gateway, path, bound, show, query)
+    follower = _StreamPrinter(gateway, path, bound, show, query)
     away_since: float | None = None
     pause_s = _PAUSE_S_MIN
     while True:
@@ -56,7 +56,7 @@ def follow(
         pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
 
-class _Follower:
+class _StreamPrinter:
     """Prints records from successive streams.
 
     Attributes:

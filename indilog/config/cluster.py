@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal
 
 from indilog.base.errors import ConfigError
 from indilog.base.log import BATCH_RECORDS_LIMIT, RECORD_TAGS_LIMIT
-from indilog.config.group import KIB, MIB, Group
+from indilog.config.group import KIB, MIB, SettingsGroup
 
 LOST_STORAGE_POLICIES: Final[
     tuple[Literal["finalize_add"], Literal["remove_replace"], Literal["mask"]]
@@ -21,7 +21,7 @@ _LINK_LIMITS: Final = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ClusterConfig(Group):
+class ClusterConfig(SettingsGroup):
     """Settings that must be equal on all nodes."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset(

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 
 from indilog.base.errors import ConfigError
 from indilog.base.loopback import is_loopback
-from indilog.config.group import KIB, MIB, Group, names_listed
+from indilog.config.group import KIB, MIB, SettingsGroup, names_listed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatewayConfig(Group):
+class GatewayConfig(SettingsGroup):
     """The HTTP server of a compute node."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"port", "grpc_port", "calls_forwarded_max"})
@@ -100,7 +100,7 @@ class GatewayConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FunctionsConfig(Group):
+class FunctionsConfig(SettingsGroup):
     """Workers and the calls that they run."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset(
@@ -199,7 +199,7 @@ class FunctionsConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InvocationsConfig(Group):
+class InvocationsConfig(SettingsGroup):
     """Recorded invocations: asynchronous calls, idempotency keys, schedules."""
 
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -261,7 +261,7 @@ class InvocationsConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MetadataConfig(Group):
+class MetadataConfig(SettingsGroup):
     """The metadata store: a file that the supervisor serves, or ZooKeeper."""
 
     metadata_store: Literal["embedded", "zookeeper"] = "embedded"
@@ -309,7 +309,7 @@ class MetadataConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProcessesConfig(Group):
+class ProcessesConfig(SettingsGroup):
     """Processes of a platform, their supervisor, and the log file of `./start`."""
 
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (("restart_s_min", "restart_s_max"),)

@@ -12,7 +12,7 @@ MIB: Final = 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
+class SettingsGroup:
     """Settings that belong together. The settings are checked when an instance is created.
 
     Every number must be greater than 0, except those in `may_be_zero`.

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from indilog.base.errors import ConfigError
 from indilog.base.loopback import is_loopback
-from indilog.config.group import KIB, MIB, Group
+from indilog.config.group import KIB, MIB, SettingsGroup
 
 _PORT_MAX: Final = 65_535
 _COLD_PARAMETERS: Final = frozenset({"endpoint_override", "scheme", "region"})
@@ -18,7 +18,7 @@ _COLD_PARAMETERS: Final = frozenset({"endpoint_override", "scheme", "region"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JournalConfig(Group):
+class JournalConfig(SettingsGroup):
     """The journal of a process, and its disk."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"sync_inline_s_max", "rewrite_share_max"})
@@ -65,7 +65,7 @@ class JournalConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MessagesConfig(Group):
+class MessagesConfig(SettingsGroup):
     """Messages between nodes: transport, resending, sizes."""
 
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (("resend_s", "resend_s_max"),)
@@ -136,7 +136,7 @@ def _is_address(host: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OrderingConfig(Group):
+class OrderingConfig(SettingsGroup):
     """The metalog: sequencers, and the ordering journals of storage nodes."""
 
     metalog_entries_kept: int = 16_384
@@ -173,7 +173,7 @@ class OrderingConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StorageConfig(Group):
+class StorageConfig(SettingsGroup):
     """Background work of storage nodes: scrubs, repairs, and freeing space."""
 
     scrub_interval_s: float = 86_400.0
@@ -195,7 +195,7 @@ class StorageConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ColdConfig(Group):
+class ColdConfig(SettingsGroup):
     """Cold storage of old records (docs/OPERATIONS.md)."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"cold_after_s", "cold_local_bytes_max"})
@@ -247,7 +247,7 @@ class ColdConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ObjectLogsConfig(Group):
+class ObjectLogsConfig(SettingsGroup):
     """Logs of kind object-store (docs/KINDS.md)."""
 
     object_place: str = ""
@@ -288,7 +288,7 @@ class ObjectLogsConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CellsConfig(Group):
+class CellsConfig(SettingsGroup):
     """Logs of kind order-first and owned (docs/KINDS.md)."""
 
     cell_requests_max: int = 4096
@@ -334,7 +334,7 @@ class CellsConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrimsConfig(Group):
+class TrimsConfig(SettingsGroup):
     """Trims and retention policies."""
 
     trims_pending_max: int = 10_000
@@ -357,7 +357,7 @@ class TrimsConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IndexTierConfig(Group):
+class IndexTierConfig(SettingsGroup):
     """Index nodes, and index data that is sent to them and to compute nodes."""
 
     index_memory_bytes_max: int = 512 * MIB
@@ -389,7 +389,7 @@ class IndexTierConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AppendsConfig(Group):
+class AppendsConfig(SettingsGroup):
     """Appends of a compute node."""
 
     frame_records_max: int = 256
@@ -412,7 +412,7 @@ class AppendsConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReadsConfig(Group):
+class ReadsConfig(SettingsGroup):
     """Reads and lookups."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"hedged_reads_share_max"})
@@ -442,7 +442,7 @@ class ReadsConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CachesConfig(Group):
+class CachesConfig(SettingsGroup):
     """Caches of nodes: the local index of a compute node, records, aux data."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset(
@@ -500,7 +500,7 @@ class CachesConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RefillsConfig(Group):
+class RefillsConfig(SettingsGroup):
     """Requests by which a compute node fills its local index from the index tier ahead of reads."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"refills_per_s_max"})

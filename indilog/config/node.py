@@ -19,7 +19,7 @@ from indilog.config.function_groups import (
     MetadataConfig,
     ProcessesConfig,
 )
-from indilog.config.group import Group, check_order, names_listed
+from indilog.config.group import SettingsGroup, check_order, names_listed
 from indilog.config.log_groups import (
     AppendsConfig,
     CachesConfig,
@@ -87,7 +87,7 @@ class NodeConfig:
         return names_listed(self.zone)
 
 
-GROUPS: Final[Mapping[str, type[Group]]] = {
+GROUPS: Final[Mapping[str, type[SettingsGroup]]] = {
     field.name: type(field.default_factory())
     for field in dataclasses.fields(NodeConfig)
     if field.default_factory is not dataclasses.MISSING

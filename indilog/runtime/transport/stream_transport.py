@@ -96,10 +96,10 @@ class StreamTransport:
         self._address = address
         self._config = config
         self._keys = keys_for(own, config.node)
-        self._processes: dict[str, _Peer] = {}
-        self._peers: dict[NodeId, _Peer] = {}
+        self._processes: dict[str, _StreamPeer] = {}
+        self._peers: dict[NodeId, _StreamPeer] = {}
         self.add_peers(addresses)
-        self._spoken_to: dict[_Peer, None] = {}
+        self._spoken_to: dict[_StreamPeer, None] = {}
         """Peers with frames since the last flush, in the order of their first frame, because roles
         send the most urgent messages first.
         """
@@ -127,7 +127,7 @@ class StreamTransport:
             return
         check_peers(len(self._peers.keys() | new.keys()))
         processes = {
-            to: _Peer(to, self._loop, self._config, self.counts)
+            to: _StreamPeer(to, self._loop, self._config, self.counts)
             for to in dict.fromkeys(new.values())
             if to not in self._processes
         }
@@ -170,7 +170,7 @@ class StreamTransport:
 # --- sending
 
 
-class _Peer(asyncio.Protocol):
+class _StreamPeer(asyncio.Protocol):
     """The sending side towards one process: its connection, and the frames that wait for it.
 
     Attributes:

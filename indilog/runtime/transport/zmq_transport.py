@@ -46,7 +46,7 @@ reconnected, because its host may be down.
 _log = structlog.get_logger(__name__)
 
 
-class _Peer:
+class _ZmqPeer:
     """The sending side towards one process."""
 
     __slots__ = ("address", "queue", "queued_bytes", "socket", "waiting_since", "watched")
@@ -98,8 +98,8 @@ class ZmqTransport:
         self._on_frames: OnFrames | None = None
         self._address = address
         self._pull = self._bound(address)
-        self._processes: dict[str, _Peer] = {}
-        self._peers: dict[NodeId, _Peer] = {}
+        self._processes: dict[str, _ZmqPeer] = {}
+        self._peers: dict[NodeId, _ZmqPeer] = {}
         self.add_peers(addresses)
 
     def start(self, on_frames: OnFrames) -> None:
@@ -189,7 +189,7 @@ class ZmqTransport:
 
     # --- sending
 
-    def _try_send(self, peer: _Peer, frame: bytes) -> bool:
+    def _try_send(self, peer: _ZmqPeer, frame: bytes) -> bool:
         """Pass `frame` to zmq, if zmq takes it."""
         try:
             peer.socket.send(frame, zmq.NOBLOCK)
@@ -199,7 +199,7 @@ class ZmqTransport:
         self.counts.bytes_sent += len(frame)
         return True
 
-    def _enqueue(self, peer: _Peer, frame: bytes) -> None:
+    def _enqueue(self, peer: _ZmqPeer, frame: bytes) -> None:
         """Queue `frame` for `peer`, within the bounds, after the frames that are queued already."""
         self._drop_old(peer)
         if not peer.queue:
@@ -211,7 +211,7 @@ class ZmqTransport:
         peer.queued_bytes += len(frame)
         self._drain(peer)
 
-    def _drop_old(self, peer: _Peer) -> None:
+    def _drop_old(self, peer: _ZmqPeer) -> None:
         """Drop the queued frames of `peer` if it took no frame for `send_queue_s_max`."""
         if peer.queue and self._loop.time() - peer.waiting_since > self._queue_s_max:
             self.counts.dropped[TOO_OLD] += len(peer.queue)
@@ -219,7 +219,7 @@ class ZmqTransport:
             peer.queue.clear()
             peer.queued_bytes = 0
 
-    def _drain(self, peer: _Peer) -> None:
+    def _drain(self, peer: _ZmqPeer) -> None:
         """Send the queued frames of `peer`; watch its socket while some are left.
 
         The socket's state is read after every refused frame. Reading makes zmq process pending
@@ -238,7 +238,7 @@ class ZmqTransport:
                 break
         self._watch(peer, wanted=bool(peer.queue))
 
-    def _watch(self, peer: _Peer, *, wanted: bool) -> None:
+    def _watch(self, peer: _ZmqPeer, *, wanted: bool) -> None:
         if wanted and not peer.watched:
             self._loop.add_reader(peer.socket.fileno(), self._drain, peer)
         elif peer.watched and not wanted:
@@ -263,7 +263,7 @@ class ZmqTransport:
             raise ConfigError(f"Cannot receive at {address}: {error}.") from error
         return socket
 
-    def _connect(self, address: str) -> _Peer:
+    def _connect(self, address: str) -> _ZmqPeer:
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_FRAMES)
         socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -271,7 +271,7 @@ class ZmqTransport:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
         self._common(socket)
         socket.connect(address)
-        return _Peer(socket, address)
+        return _ZmqPeer(socket, address)
 
     def _common(self, socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(zmq.LINGER, 0)

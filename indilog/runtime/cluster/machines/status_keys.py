@@ -31,7 +31,7 @@ _decoder: Final = msgspec.json.Decoder(dict[str, dict[str, Any]])
 _log = structlog.get_logger(__name__)
 
 
-class _Seen(NamedTuple):
+class _SeenStatus(NamedTuple):
     version: int
     at: float
     """When the reader first saw this version, in seconds of its monotonic clock."""
@@ -47,7 +47,7 @@ class StatusKeys:
         self._store = store
         self._key = f"{STATUS_DIRECTORY}{process}"
         self._version = 0
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _SeenStatus] = {}
 
     async def write(self, status: Status) -> None:
         """See `StatusBoard.write`."""
@@ -99,14 +99,14 @@ class StatusKeys:
         """
         items, _ = await self._store.list_keys(STATUS_DIRECTORY)
         now = time.monotonic()
-        seen: dict[str, _Seen] = {}
+        seen: dict[str, _SeenStatus] = {}
         for key, found in items.items():
             before = self._seen.get(key)
             if before is not None and before.version == found.version:
                 seen[key] = before
                 continue
             try:
-                seen[key] = _Seen(found.version, now, _decoder.decode(found.value))
+                seen[key] = _SeenStatus(found.version, now, _decoder.decode(found.value))
             except msgspec.DecodeError:
                 _log.warning("a status is of another release", key=key)
         self._seen = seen

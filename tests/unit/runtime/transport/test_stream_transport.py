@@ -274,7 +274,7 @@ async def test_a_connection_made_at_its_timeout_is_not_written_to(
     async def connect(
         to: object,
         loop: asyncio.AbstractEventLoop,
-        protocol: stream_transport._Peer,
+        protocol: stream_transport._StreamPeer,
         tls: object,
     ) -> None:
         tries.append(protocol)
