@@ -37,7 +37,7 @@ from indilog import (
     TrimmedError,
 )
 from indilog.replayed import Replica, RetryPolicy, SubStream
-from indilog.sdk import Event, SeqNum, run_in_background, run_to_end
+from indilog.sdk import Event, LogClock, SeqNum, run_in_background, run_to_end
 
 CHECKPOINT_EVERY: Final = 1024
 """Smallest number of a shard's records between two checkpoints."""
@@ -100,7 +100,7 @@ class ShardReplica:
     """
 
     def __init__(
-        self, queue: str, number: int, tags: QueueTags, contents: MessageCache, clock: waiting.Clock
+        self, queue: str, number: int, tags: QueueTags, contents: MessageCache, clock: LogClock
     ) -> None:
         self.number = number
         self.records_below: SeqNum = 0

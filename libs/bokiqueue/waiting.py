@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from indilog import Log, Record, TrimmedError
 from indilog.sdk import READ_RANGE_LIMIT_MAX, SeqNum
@@ -25,13 +25,6 @@ def seconds_now() -> float:
     only when to read, not who gets a message.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-class Clock(Protocol):
-    """Gets the time of each record that is read."""
-
-    def read(self, ordered_at: float) -> None:
-        """Take note of the time of a record."""
 
 
 async def pause(seconds: float) -> None:
