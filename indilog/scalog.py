@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from indilog.base.errors import NotReadyError, SealedError
 from indilog.base.ids import SeqNum, ShardId, UserTag
-from indilog.base.log import Log, PlacedSpan, Record
+from indilog.base.log import Log, Logs, PlacedSpan, Record
 
 Policy: TypeAlias = Callable[[bytes, Sequence[UserTag], Sequence[ShardId]], ShardId]
 """Returns the shard of a record: one of the live shards, which are ascending and at least one.
@@ -34,13 +34,6 @@ class PlacedRecord(NamedTuple):
 
     seqnum: SeqNum
     shard: ShardId
-
-
-class _HasLogs(Protocol):
-    """A client (`indilog.open`, `indilog.connect`)."""
-
-    def log(self, name: str) -> Log:
-        """Return the log `name`."""
 
 
 @runtime_checkable
@@ -92,7 +85,7 @@ class ScalogLog:
         ValueError: there is no client, or one that is no client of a platform.
     """
 
-    def __init__(self, name: str, *clients: _HasLogs) -> None:
+    def __init__(self, name: str, *clients: Logs) -> None:
         self._logs = [client.log(name) for client in clients]
         if not self._logs or not all(isinstance(log, _ShardLog) for log in self._logs):
             raise ValueError("A ScalogLog needs clients of indilog.open or indilog.connect.")

@@ -157,12 +157,19 @@ class Session:
 
 
 class LogSource(Protocol):
-    """A source of logs by name: a client, a function's context, or `MemoryLogs`."""
+    """A source of logs by name, each in the session of its caller: a node, a link, `MemoryLogs`."""
 
     def log(self, name: str, session: Session) -> Log:
         """Return the log `name`, read and written within `session`. The log need not exist
         before.
         """
+
+
+class Logs(Protocol):
+    """A source of logs by name in one session: a function's `Context`, a client, `MemoryLogs`."""
+
+    def log(self, name: str, /) -> Log:
+        """Return the log `name`, which need not exist before."""
 
 
 class Log(abc.ABC):

@@ -6,6 +6,7 @@ for libraries are here:
 
 - **Identifiers and limits**: `SeqNum`, `MAX_SEQNUM`, `UserTag`, `TAG_BYTES_MAX`,
   `READ_RANGE_LIMIT_MAX`, `can_be_in_tag`, `check_bound`.
+- **Logs by name**: a context, a client and `MemoryLogs` are `Logs`.
 - **Record format**: `RecordFormat` frames a library's records, and refuses records of other
   versions.
 - **Appending and reading back**: `append_outcome_unknown` and `check_own_append`, for a library
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from indilog.apps.signature import ResultType, Signature, arguments_text, plain_value
     from indilog.base.deployed import CatchUp, ScheduleSpec
     from indilog.base.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, UserTag, can_be_in_tag
-    from indilog.base.log import READ_RANGE_LIMIT_MAX, check_bound
+    from indilog.base.log import READ_RANGE_LIMIT_MAX, Logs, check_bound
     from indilog.sdk.event import Event
     from indilog.sdk.log_clock import LogClock
     from indilog.sdk.losses import Losses, name_loss
@@ -51,6 +52,7 @@ __all__ = [
     "Event",
     "Function",
     "LogClock",
+    "Logs",
     "Losses",
     "RecordFormat",
     "ResultType",
@@ -85,7 +87,7 @@ __getattr__ = lazy_names(
         "indilog.apps.signature": ["ResultType", "Signature", "arguments_text", "plain_value"],
         "indilog.base.deployed": ["CatchUp", "ScheduleSpec"],
         "indilog.base.ids": ["MAX_SEQNUM", "TAG_BYTES_MAX", "SeqNum", "UserTag", "can_be_in_tag"],
-        "indilog.base.log": ["READ_RANGE_LIMIT_MAX", "check_bound"],
+        "indilog.base.log": ["READ_RANGE_LIMIT_MAX", "Logs", "check_bound"],
         "indilog.sdk.event": ["Event"],
         "indilog.sdk.log_clock": ["LogClock"],
         "indilog.sdk.losses": ["Losses", "name_loss"],

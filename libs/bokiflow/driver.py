@@ -24,8 +24,9 @@ from bokiflow.collecting import Collector
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.public_call import Stopped, public_call
-from bokiflow.runs.run_log import Logs, until_done
+from bokiflow.runs.run_log import until_done
 from indilog import Context, IndilogError
+from indilog.sdk import Logs
 
 _ITERATIONS_PER_LEASE: Final = 8
 """Iterations of a driver in the duration of one lease, while there are other executors."""

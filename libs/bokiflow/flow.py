@@ -33,14 +33,14 @@ from bokiflow.runs.records import (
     Origin,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, read_run
+from bokiflow.runs.run_log import read_run
 from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from bokiflow.schedules import Overlap, Schedule, add_schedule
 from bokiflow.versions import Versions
 from bokiflow.workflow import Workflow
 from indilog import App
-from indilog.sdk import CatchUp, ScheduleSpec, current_context
+from indilog.sdk import CatchUp, Logs, ScheduleSpec, current_context
 from indilog.sdk.runs import RUNS_MAX, RunInfo, RunPage, RunPlace
 
 _ResultT = TypeVar("_ResultT")

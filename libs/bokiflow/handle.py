@@ -47,11 +47,11 @@ from bokiflow.runs.records import (
     partition_tag,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, append_with_retry, read_run
+from bokiflow.runs.run_log import append_with_retry, read_run
 from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from indilog import DataLossError, Entry, FunctionFailedError, Log, TrimmedError
-from indilog.sdk import ResultType, SeqNum, plain_value
+from indilog.sdk import Logs, ResultType, SeqNum, plain_value
 from indilog.sdk.runs import RunInfo
 
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)

@@ -41,7 +41,6 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.rounds import SIGNAL
-from bokiflow.runs.run_log import Logs
 from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from bokiflow.runs.unawaited_operations import GATHER, what_is_done
@@ -56,7 +55,7 @@ from indilog import (
     TrimmedError,
     WrongStateError,
 )
-from indilog.sdk import SeqNum, plain_value, runs
+from indilog.sdk import Logs, SeqNum, plain_value, runs
 
 _VALUE_BYTES_MAX: Final = 2_000
 """Larger results are shown as the first characters of their JSON text."""

@@ -19,11 +19,10 @@ from bokiflow.definition import Definition
 from bokiflow.replay_check import replay
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError, QueryFailedError
-from bokiflow.runs.run_log import Logs
 from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from indilog import FunctionFailedError, Log
-from indilog.sdk import Signature, arguments_text, can_be_in_tag
+from indilog.sdk import Logs, Signature, arguments_text, can_be_in_tag
 
 _NAME_BYTES_MAX: Final = 128
 _THREADS: Final = 4

@@ -20,10 +20,10 @@ from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError
 from bokiflow.runs.execution import PATCH, RETURN, Execution, OperationOutcome
 from bokiflow.runs.records import RunFinished, StepDecided
 from bokiflow.runs.rounds import ContinuedAsNew
-from bokiflow.runs.run_log import Logs
 from bokiflow.runs.run_state import RunState
 from bokiflow.workflow import Workflow
 from indilog import InvalidArgumentsError, Log
+from indilog.sdk import Logs
 
 _ITERATIONS: Final = 64
 """After so many iterations of the event loop without a request, a workflow counts as waiting."""

@@ -59,7 +59,7 @@ from bokiflow.runs.records import (
     starts_tag,
 )
 from bokiflow.runs.rounds import ContinuedAsNew, trim_past
-from bokiflow.runs.run_log import Logs, RunUnreadable, append_with_retry, is_transient, read_run
+from bokiflow.runs.run_log import RunUnreadable, append_with_retry, is_transient, read_run
 from bokiflow.runs.run_state import RunState
 from bokiflow.taking import RunExecutor, Taking
 from bokiflow.versions import Versions
@@ -73,7 +73,7 @@ from indilog import (
     OverloadedError,
     TooLargeError,
 )
-from indilog.sdk import SeqNum
+from indilog.sdk import Logs, SeqNum
 
 EXECUTIONS_MAX: Final = 1024
 """Default for the number of runs that a process executes concurrently."""

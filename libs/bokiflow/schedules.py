@@ -30,7 +30,7 @@ from bokiflow.runs.records import (
     schedule_record,
     schedule_tag,
 )
-from bokiflow.runs.run_log import Logs, append_with_retry
+from bokiflow.runs.run_log import append_with_retry
 from indilog import (
     App,
     Context,
@@ -41,7 +41,15 @@ from indilog import (
     NotFoundError,
     TrimmedError,
 )
-from indilog.sdk import MAX_SEQNUM, CatchUp, ScheduleSpec, arguments_text, due_between, next_due
+from indilog.sdk import (
+    MAX_SEQNUM,
+    CatchUp,
+    Logs,
+    ScheduleSpec,
+    arguments_text,
+    due_between,
+    next_due,
+)
 
 Overlap: TypeAlias = Literal["skip", "queue", "concurrent"]
 """What happens at a due time while an earlier run of the schedule is open."""

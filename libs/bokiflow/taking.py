@@ -54,11 +54,12 @@ from bokiflow.runs.records import (
     partition_tag,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, append_with_retry, read_run, until_done
+from bokiflow.runs.run_log import append_with_retry, read_run, until_done
 from bokiflow.runs.run_state import RunState
 from bokiflow.turns import LimitExecutor, Turns
 from bokiflow.versions import Versions, code_after
 from indilog import Entry, IndilogError, Log, TrimmedError
+from indilog.sdk import Logs
 
 _TAKEN_AT_ONCE: Final = 16
 _PROBLEM_S: Final = 1.0

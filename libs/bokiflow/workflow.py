@@ -25,7 +25,7 @@ from bokiflow.runs.decision_numbers import STATUS
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import KEY, Execution, OperationOutcome, raise_failure
 from bokiflow.runs.rounds import ContinuedAsNew
-from bokiflow.runs.run_log import Logs
+from indilog.sdk import Logs
 
 STEP: Final = "step"
 NOW: Final = "now"

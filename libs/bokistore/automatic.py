@@ -14,11 +14,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from bokistore.collection import KEEP_IDS_S, KEEP_S, check_spans
 from bokistore.store import Store
-from indilog import App, Context, Log
+from indilog import App, Context
+from indilog.sdk import Logs
 
 EVERY_S: Final = 60.0
 """Seconds between two looks whether there is enough to collect."""
@@ -28,13 +29,6 @@ _PIECE_S: Final = 0.02
 """Seconds of work before a pause."""
 
 _logger = logging.getLogger(__name__)
-
-
-class Logs(Protocol):
-    """A source of logs by name: a function's `Context`, a client, `MemoryLogs`."""
-
-    def log(self, name: str, /) -> Log:
-        """Return the log `name`."""
 
 
 class AutomaticCollection:

@@ -26,9 +26,9 @@ from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.held_calls import HeldCalls
 from bokiflow.runs.rounds import SIGNAL
-from bokiflow.runs.run_log import Logs
 from bokiflow.runs.unawaited_operations import GATHER
 from indilog import Context, Log
+from indilog.sdk import Logs
 
 if TYPE_CHECKING:
     from bokistore import Store, Transaction

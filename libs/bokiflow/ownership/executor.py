@@ -41,9 +41,9 @@ from bokiflow.runs.records import (
     run_record,
     starts_tag,
 )
-from bokiflow.runs.run_log import Logs, seqnum_after_loss
+from bokiflow.runs.run_log import seqnum_after_loss
 from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
-from indilog.sdk import SeqNum
+from indilog.sdk import Logs, SeqNum
 
 BEATS: Final = 4
 """Heartbeats per lease."""

@@ -6,7 +6,7 @@ A retry may append a record twice; readers ignore the second copy.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -38,13 +38,6 @@ _PROBLEM_S: Final = 1.0
 """Seconds until background work that failed is retried."""
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 5.0
-
-
-class Logs(Protocol):
-    """A source of logs by name: a function's `Context`, a client, `MemoryLogs`."""
-
-    def log(self, name: str, /) -> Log:
-        """Return the log `name`."""
 
 
 class RunUnreadable(Stopped):

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 from bokiflow import Flow
 from bokiflow.flow import RETENTION_S
-from bokiflow.runs.run_log import Logs
+from indilog.sdk import Logs
 
 
 class ShopProcess:
