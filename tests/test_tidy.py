@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tomllib
 import typing
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -579,3 +579,35 @@ def test_no_modules_import_each_other() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+SHARED_CLASS_NAMES = {
+    # Each example application sells something else, and both are read alone.
+    "Order": {"functions.orders.sales", "functions.travel.app"},
+    # Public: the replica of a sub-stream's state, and of a state machine without such a state.
+    "Replica": {"indilog.replayed.replica", "bokistore.replica"},
+    # Public: what is derived from records, and how far a run of a workflow has come.
+    "State": {"indilog.replayed.replica", "bokiflow.runs.states"},
+    # Public: one of each library, with the same use.
+    "Transaction": {"bokistore.transaction", "bokiviews.transaction"},
+}
+"""Class names that two modules may define, because applications use both under this name."""
+
+
+def modules_by_class() -> dict[str, set[str]]:
+    """Return the modules that define each class, by its name; private names count per package."""
+    found = defaultdict[str, set[str]](set)
+    for path in sources(*CODE):
+        module = module_of(path)
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef):
+                is_private = node.name.startswith("_")
+                scope = f"{module.partition('.')[0]}." if is_private else ""
+                found[scope + node.name].add(module)
+    return found
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    """A reader who searches for a name finds one class, unless `SHARED_CLASS_NAMES` has it."""
+    shared = {name: modules for name, modules in modules_by_class().items() if len(modules) > 1}
+    assert shared == SHARED_CLASS_NAMES
