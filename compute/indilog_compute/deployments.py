@@ -49,8 +49,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         read_below: the writer had read all records below this seqnum. If `follows` is None, the
             writer found no record of the application below it. All nodes then ignore records of the
             application below it, even if they know one.
-        since: `PlacedDeployment.since` of each of `schedules`; None: the time at which this record was
-            ordered.
+        since: `PlacedDeployment.since` of each of `schedules`; None: the time at which this record
+            was ordered.
         keeps: seqnums of the earlier deployments whose code is kept.
     """
 
