@@ -86,7 +86,7 @@ class Model:
         now = event.delay_s == 0 and event.executor not in self._dead
         self.runs[event.id] = event.executor if now else None
 
-    def _claimed(self, place: int, event: InvocationsClaimed) -> None:
+    def _invocationsclaimed(self, place: int, event: InvocationsClaimed) -> None:
         for id_ in event.ids:
             if event.executor not in self._dead and self.runs.get(id_, "") is None:
                 self.runs[id_] = event.executor
@@ -95,7 +95,7 @@ class Model:
         if self.runs.get(event.id) == event.executor:
             self.runs[event.id] = None
 
-    def _ended(self, place: int, event: InvocationEnded) -> None:
+    def _invocationended(self, place: int, event: InvocationEnded) -> None:
         if event.id in self.runs:
             del self.runs[event.id]
             self.outcomes[event.id] = event.result
