@@ -198,8 +198,8 @@ class CellDriver:
             self._perform(self._core.restart(state, self._time_us()))
 
     async def close(self) -> None:
-        """Stop. Calls that wait fail with `NotReadyError`; the items of `submit` may still take
-        effect.
+        """Stop. Calls that wait fail with `NotReadyError`, or with `AppendOutcomeUnknownError` if
+        their item is in a cell already.
         """
         self._fail(NotReadyError("The platform has stopped; open it again."))
         if self._notes:
@@ -215,9 +215,9 @@ class CellDriver:
 
         Raises:
             OverloadedError: too many items wait.
-            AppendOutcomeUnknownError: the store did not answer in time; the item may take effect.
-            NotReadyError: the store did not answer in time, and the item never takes effect; or
-                the driver was closed.
+            AppendOutcomeUnknownError: the store did not answer in time, or the driver was closed;
+                the item may take effect.
+            NotReadyError: the same, and the item never takes effect.
             DataLossError: a cell is damaged; the item may take effect.
         """
         self.check_open()
@@ -489,8 +489,12 @@ class CellDriver:
         self._error = self._error or error
         if self._timer is not None:
             self._timer.cancel()
-        waiters: list[asyncio.Future[Any]] = [*self._outcomes.values(), *self._caught_up.values()]
-        for waiter in waiters:
+        unknown = AppendOutcomeUnknownError(f"{error} The record may be in the log.")
+        for ticket, outcome in self._outcomes.items():
+            if not outcome.done():
+                unsent = not error.retryable or self._core.withdraw(ticket)
+                outcome.set_exception(self._error if unsent else unknown)
+        for waiter in self._caught_up.values():
             if not waiter.done():
                 waiter.set_exception(self._error)
         for watch in self._watchers:

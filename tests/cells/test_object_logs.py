@@ -19,6 +19,7 @@ from indilog.base.errors import (
 )
 from indilog.base.log import After, Entry
 from indilog_cells.cells import CellsError
+from indilog_cells.core import CORE_LIMITS
 from indilog_cells.driver import driver_running
 from indilog_cells.index import GenerationLimits
 from indilog_cells.log import CellLogs
@@ -36,13 +37,17 @@ class FaultyStore(DirectoryStore):
     Attributes:
         fails: every operation fails.
         loses_answers: every write takes effect, and fails.
+        held: writes wait for it; None: they do not wait.
     """
 
     fails = False
     loses_answers = False
+    held: asyncio.Event | None = None
 
     async def create(self, name: str, content: bytes) -> bool:
         self._check()
+        if self.held is not None:
+            await self.held.wait()
         took = await super().create(name, content)
         if self.loses_answers and took:
             raise CellsError("the answer was lost")
@@ -197,6 +202,22 @@ async def test_lost_answers_append_no_record_twice(tmp_path: Path) -> None:
         assert await asyncio.gather(*[log.append(b"%d" % n) for n in range(1, 4)]) == [1, 2, 3]
         store.loses_answers = False
         assert [record.data for record in await log.read_range()] == [b"0", b"1", b"2", b"3"]
+
+
+async def test_an_append_that_a_close_interrupts_is_not_called_undone(tmp_path: Path) -> None:
+    store = FaultyStore(tmp_path)
+    async with opened(store) as (logs, _):
+        log = logs.log("orders")
+        await log.append(b"first")
+        store.held = asyncio.Event()
+        appends = []
+        for _ in range(CORE_LIMITS.cells_in_flight + 1):
+            appends.append(asyncio.create_task(log.append(b"one for each cell")))
+            await asyncio.sleep(0.01)
+    *sent, waiting = await asyncio.gather(*appends, return_exceptions=True)
+    assert all(isinstance(outcome, AppendOutcomeUnknownError) for outcome in sent)
+    assert isinstance(waiting, NotReadyError), "no cell has it"
+    store.held.set()
 
 
 async def test_a_damaged_cell_is_detected_and_not_skipped(tmp_path: Path) -> None:
