@@ -38,7 +38,7 @@ from indilog_cells import opening
 from indilog_cells.cells import CellsError
 from indilog_cells.driver import driver_running
 from indilog_compute.log_kinds import kinds
-from indilog_compute.log_kinds.catalog import CreatedLog
+from indilog_compute.log_kinds.catalog_records import CreatedLog
 from indilog_compute.log_kinds.kinds import LogKinds, OtherLogs
 
 ENGINES = [NodeId(f"engine-{n}") for n in range(3)]

@@ -16,8 +16,8 @@ from indilog.base.errors import IndilogError
 from indilog.base.ids import SeqNum
 from indilog.base.log_kinds import LOG_KINDS, LogKind
 from indilog_cells.log import CellLogs
-from indilog_compute.log_kinds import catalog
-from indilog_compute.log_kinds.catalog import NewSegment
+from indilog_compute.log_kinds import catalog_records
+from indilog_compute.log_kinds.catalog_records import NewSegment
 from indilog_compute.log_kinds.kinds import LogKinds
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segmented_log import SegmentedLog
@@ -82,7 +82,7 @@ def _small(patch: pytest.MonkeyPatch) -> None:
         closed, new = bridged(last, local_end=local_end, time=time, to=to)
         return closed, msgspec.structs.replace(new, start=new.start - 1)
 
-    patch.setattr(catalog, "bridged", small)
+    patch.setattr(catalog_records, "bridged", small)
 
 
 def _hasty(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from indilog.base.ids import SeqNum
-from indilog_compute.log_kinds import catalog, segmented_log
+from indilog_compute.log_kinds import catalog_records, segmented_log
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segments import LogSegment, bridged
 from tests.cells.switching import Switching, check, platform_with, slowed
@@ -89,7 +89,7 @@ def _small(patch: pytest.MonkeyPatch) -> None:
         closed, new = bridged(last, local_end=local_end, time=time, to=to)
         return closed, msgspec.structs.replace(new, start=new.start - 1)
 
-    patch.setattr(catalog, "bridged", small)
+    patch.setattr(catalog_records, "bridged", small)
 
 
 def _forgetful(patch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def _early(patch: pytest.MonkeyPatch) -> None:
     ) -> tuple[LogSegment, LogSegment]:
         return plant(last, local_end=local_end - 1, time=time, to=to)
 
-    patch.setattr(catalog, "bridged", early)
+    patch.setattr(catalog_records, "bridged", early)
 
 
 def _unconditional(patch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 | module | task |
 |---|---|
-| `catalog` | replays the catalog of created and switched logs |
+| `catalog`, `catalog_records` | replay the catalog of created and switched logs |
 | `kinds` | creates and switches logs, and opens those that are not `shared` |
 | `segments` | the parts of a switched log, and their seqnums |
 | `route`, `segmented_log` | send the calls of one log to its segments |
@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from indilog_compute.log_kinds.catalog import CreatedLog
+from indilog_compute.log_kinds.catalog_records import CreatedLog
 from indilog_compute.log_kinds.kinds import LogKinds, OpenLogs, OtherLogs
 
 __all__ = ["CreatedLog", "LogKinds", "OpenLogs", "OtherLogs"]

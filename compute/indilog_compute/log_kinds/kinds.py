@@ -39,15 +39,16 @@ from indilog.base.log_kinds import (
 )
 from indilog.base.retention import Retention
 from indilog.config import Config
-from indilog.kernel.cell_layout import CellLayout, new_layout, owned_layout
+from indilog.kernel.cell_layout import CellLayout
 from indilog.kernel.view import View
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy
 from indilog.wire.cell_messages import CellAnswer, CellOutcome, CellQuestion, CellsSeal
-from indilog_compute.log_kinds.catalog import (
+from indilog_compute.log_kinds.catalog import ReplayedCatalog
+from indilog_compute.log_kinds.catalog_records import (
     CreatedLog,
     CreatedLogState,
     NewSegment,
-    ReplayedCatalog,
+    first_layout,
 )
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segmented_log import SegmentedLog
@@ -389,12 +390,12 @@ class LogKinds:
         if kind == SHARED:
             return NewSegment(kind=kind)
         self._check_limits(kind)
-        folder = _new_folder(name)
+        folder = new_folder(name)
         if kind == OBJECT_STORE:
             place = self._config.object_logs.object_place
             return NewSegment(kind=kind, place=place, folder=folder)
-        first_layout = owned_layout if kind == OWNED else new_layout
-        layout = first_layout(folder, self.storage_nodes(), self._copies)
+        layout = first_layout(kind, folder, self.storage_nodes(), self._copies)
+        assert layout is not None, "it is on storage nodes"
         await self._open_spaces(layout)
         return NewSegment(kind=kind, folder=folder, layout=layout)
 
@@ -692,5 +693,6 @@ async def _each(works: Iterable[Awaitable[object]]) -> None:
         raise errors[0]
 
 
-def _new_folder(name: str) -> str:
-    return f"{quote(name, safe='')[:64]}-{secrets.token_hex(4)}"
+def new_folder(log: str) -> str:
+    """Return a folder for a new segment of a log. No other segment has it."""
+    return f"{quote(log, safe='')[:64]}-{secrets.token_hex(4)}"

@@ -13,7 +13,7 @@ from indilog.base.errors import NotReadyError, OverloadedError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Log, Session
 from indilog.base.log_kinds import SHARED
-from indilog_compute.log_kinds.catalog import CreatedLogState
+from indilog_compute.log_kinds.catalog_records import CreatedLogState
 from indilog_compute.log_kinds.segments import LogSegment
 
 _HELD_MAX: Final = 10_000

@@ -18,7 +18,8 @@ from indilog.config import Config, node_config
 from indilog.kernel.view import View
 from indilog.testing import MemoryLogs
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
-from indilog_compute.log_kinds.catalog import CreatedLog, ReplayedCatalog
+from indilog_compute.log_kinds.catalog import ReplayedCatalog
+from indilog_compute.log_kinds.catalog_records import CreatedLog
 from indilog_compute.log_kinds.kinds import LogKinds
 
 pytestmark = pytest.mark.asyncio

@@ -10,7 +10,8 @@ from indilog.base.log import Session
 from indilog.base.log_kinds import LogKind
 from indilog.kernel.cell_layout import CellLayout, new_layout
 from indilog.testing import MemoryLogs
-from indilog_compute.log_kinds.catalog import CATALOG_LOG, NewSegment, ReplayedCatalog
+from indilog_compute.log_kinds.catalog import ReplayedCatalog
+from indilog_compute.log_kinds.catalog_records import CATALOG_LOG, NewSegment
 
 pytestmark = pytest.mark.asyncio
 

@@ -1,0 +1,406 @@
+"""The records of the catalog of created logs, and the state that follows from them.
+
+`indilog_compute.log_kinds.catalog` says what the records mean for nodes, and docs/FORMATS.md what
+they contain. This module has no I/O, so a backup reads the catalog by it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import structlog
+
+from indilog.base.ids import MetalogPosition, NodeId, SeqNum
+from indilog.base.log import Record
+from indilog.base.log_kinds import ORDER_FIRST, OWNED, SHARED, LogInfo, LogKind
+from indilog.kernel.cell_layout import CellLayout, new_layout, owned_layout
+from indilog_compute.log_kinds.segments import FIRST, LogSegment, bridged
+
+CATALOG_LOG: Final = "$logs"
+FOLLOWED_TAG: Final = "$followed"
+"""The tag of records about how far nodes have followed. No log has such a name."""
+
+
+def layout_tag(folder: str) -> str:
+    """Return the tag of the layouts of the segment in `folder`. No log has such a name."""
+    return f"$layout:{folder}"
+
+
+def first_layout(
+    kind: LogKind, folder: str, nodes: Sequence[NodeId], copies: int
+) -> CellLayout | None:
+    """Return the first layout of a segment; None: its kind has none.
+
+    Args:
+        kind: kind of the segment.
+        folder: folder of the segment.
+        nodes: the storage nodes.
+        copies: replicas of each cell; fewer if there are fewer nodes.
+    """
+    if kind == OWNED:
+        return owned_layout(folder, nodes, copies)
+    return new_layout(folder, nodes, copies) if kind == ORDER_FIRST else None
+
+
+class NewSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment that a creation or a switch begins.
+
+    Attributes:
+        kind: its kind.
+        place: the object store; empty: the platform's own directory.
+        folder: a name that no other segment has; empty: the segment is `shared`.
+        layout: the first layout of a segment on storage nodes; None: the segment is not there.
+    """
+
+    kind: LogKind
+    place: str = ""
+    folder: str = ""
+    layout: CellLayout | None = None
+
+
+class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that was created.
+
+    Attributes:
+        log, kind: the name, and the present kind.
+        place: the object store; empty: the platform's own directory.
+        folder: folder of the log in the store; part of the names of its spaces on storage nodes. Of
+            a switched log, the catalog has that of the first segment here (also `place`).
+        creator: the compute node that created it.
+        seqnum: seqnum of the record of its creation.
+        created_at: time of the creation, seconds since 1970.
+    """
+
+    log: str
+    kind: LogKind
+    place: str
+    folder: str
+    creator: NodeId
+    seqnum: SeqNum
+    created_at: float
+
+    @property
+    def info(self) -> LogInfo:
+        """The description for callers."""
+        return LogInfo(self.log, self.kind, self.created_at)
+
+
+class Switch(msgspec.Struct, frozen=True, kw_only=True):
+    """A switch that has begun.
+
+    Attributes:
+        number: seqnum of the record `closing`.
+        kind, place, folder: those of the new segment.
+        switcher: the compute node that began the switch.
+        tail: the tail of the log before the switch began; the old segment ends there or later.
+        is_sealing: whether the switch can only be completed.
+    """
+
+    number: SeqNum
+    kind: LogKind
+    place: str
+    folder: str
+    switcher: NodeId
+    tail: SeqNum
+    is_sealing: bool = False
+
+    def segment(self, log: str, bridge: SeqNum) -> LogSegment:
+        """Return the new segment. Its `start` and `time_floor` are not known yet (`bridged`).
+
+        Args:
+            log: name of the log.
+            bridge: seqnum of the record `switched`.
+        """
+        is_shared = self.kind == SHARED
+        return LogSegment(
+            number=self.number,
+            kind=self.kind,
+            place=self.place,
+            folder=self.folder,
+            # A name of its own: late records of an earlier segment are never in this one.
+            local_log=f"{CATALOG_LOG}/{self.number}" if is_shared else log,
+            start=0,
+            # Records of a `shared` segment are in the logspace of the catalog, after the bridge.
+            local_first=bridge + 1 if is_shared else 0,
+        )
+
+
+class CreatedLogState(msgspec.Struct, kw_only=True):
+    """The state of one log in the catalog.
+
+    Attributes:
+        created: its creation, and its present kind.
+        segments: its segments, in order.
+        last: seqnum of its last record in the catalog.
+        switch: the switch that is under way; None: there is none.
+        switches: number of completed switches.
+        position: the metalog position at which `last` was read. A session at this position sees
+            all records of the closed `shared` segments.
+    """
+
+    created: CreatedLog
+    segments: tuple[LogSegment, ...]
+    last: SeqNum
+    switch: Switch | None = None
+    switches: int = 0
+    position: MetalogPosition = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether calls of this log go directly to the `shared` log of its name."""
+        return self.created.kind == SHARED and not self.switches and self.switch is None
+
+
+class Creation(msgspec.Struct, frozen=True, kw_only=True, tag="created"):
+    """A record: a log was created. Unknown fields are ignored."""
+
+    version: Literal[1] = 1
+    log: str
+    kind: LogKind
+    place: str = ""
+    folder: str = ""
+    creator: NodeId
+    layout: CellLayout | None = None
+    """The first layout of a log on storage nodes."""
+
+
+class Laid(msgspec.Struct, frozen=True, kw_only=True, tag="layout"):
+    """A record: a later layout of a segment on storage nodes.
+
+    Attributes:
+        log: the log of the segment.
+        folder: the folder of the segment; empty (version 1): the first segment of the log.
+        layout: the layout.
+    """
+
+    version: Literal[1, 2] = 2
+    log: str
+    folder: str = ""
+    layout: CellLayout
+
+
+class Followed(msgspec.Struct, frozen=True, kw_only=True, tag="followed"):
+    """A record: a node has replayed the catalog up to and including `seqnum`."""
+
+    version: Literal[1] = 1
+    node: NodeId
+    seqnum: SeqNum
+
+
+class Closing(msgspec.Struct, frozen=True, kw_only=True, tag="closing"):
+    """A record: a switch begins; the fields are those of `NewSegment` and `Switch`. Version 1
+    has no `layout`.
+    """
+
+    version: Literal[1, 2] = 2
+    log: str
+    kind: LogKind
+    place: str = ""
+    folder: str = ""
+    switcher: NodeId
+    tail: SeqNum
+    layout: CellLayout | None = None
+
+
+class Sealing(msgspec.Struct, frozen=True, kw_only=True, tag="sealing"):
+    """A record: all compute nodes have followed the record `closing` before it."""
+
+    version: Literal[1] = 1
+    log: str
+
+
+class Reopened(msgspec.Struct, frozen=True, kw_only=True, tag="reopened"):
+    """A record: the switch is abandoned."""
+
+    version: Literal[1] = 1
+    log: str
+
+
+class Switched(msgspec.Struct, frozen=True, kw_only=True, tag="switched"):
+    """A record, the bridge: the log continues in the new segment.
+
+    Attributes:
+        end: local end of the old segment.
+        time: the log's time at `end`, seconds since 1970.
+    """
+
+    version: Literal[1] = 1
+    log: str
+    end: SeqNum
+    time: float
+
+
+Change: TypeAlias = Closing | Sealing | Reopened | Switched
+
+CatalogRecord: TypeAlias = Creation | Laid | Followed | Change
+
+_decoder = msgspec.json.Decoder(CatalogRecord)
+
+
+class RecordedLayout(NamedTuple):
+    """A layout, its log, and the seqnum of its record; None: the first layout of a segment, which
+    is in the record that creates the segment.
+    """
+
+    log: str
+    layout: CellLayout
+    seqnum: SeqNum | None
+
+
+class CatalogState:
+    """The created logs, as of the records that were taken.
+
+    Attributes:
+        logs: the states of logs, by name.
+        layouts: the newest layouts of segments on storage nodes, by folder.
+        last: seqnum of the last record by which another node created a log or began a switch; None:
+            there is none.
+        followed: up to which seqnum each node has replayed the catalog.
+
+    Args:
+        node: this node; empty: the reader is no node.
+        on_change: called with the state of a log whenever it has changed.
+    """
+
+    def __init__(self, node: NodeId, on_change: Callable[[CreatedLogState], None]) -> None:
+        self.logs: dict[str, CreatedLogState] = {}
+        self.layouts: dict[str, RecordedLayout] = {}
+        self.last: SeqNum | None = None
+        self.followed: dict[NodeId, SeqNum] = {}
+        self._node = node
+        self._on_change = on_change
+
+    def take(self, record: Record, position: MetalogPosition) -> None:
+        """Apply the next record.
+
+        Args:
+            record: the record.
+            position: the metalog position at which it was read.
+        """
+        try:
+            found = _decoder.decode(record.data)
+        except msgspec.MsgspecError as error:
+            structlog.get_logger().error(
+                "a creation of a log is not understood", seqnum=record.seqnum, reason=str(error)
+            )
+            return
+        if isinstance(found, Followed):
+            self.followed[found.node] = max(found.seqnum, self.followed.get(found.node, -1))
+            return
+        state = self.logs.get(found.log)
+        if isinstance(found, Laid):
+            folder = found.folder or (state.segments[0].folder if state is not None else "")
+            self.layouts[folder] = RecordedLayout(found.log, found.layout, record.seqnum)
+            return
+        if isinstance(found, Creation):
+            if state is None:
+                self._create(found, record)
+        elif state is None or not self._change(state, found, record.seqnum, position):
+            structlog.get_logger().error("a switch of a log has no effect", seqnum=record.seqnum)
+
+    def _create(self, found: Creation, record: Record) -> None:
+        self._lay_out(found)
+        created = CreatedLog(
+            log=found.log,
+            kind=found.kind,
+            place=found.place,
+            folder=found.folder,
+            creator=found.creator,
+            seqnum=record.seqnum,
+            created_at=record.ordered_at,
+        )
+        segment = LogSegment(
+            number=FIRST,
+            kind=found.kind,
+            place=found.place,
+            folder=found.folder,
+            local_log=found.log,
+            start=0,
+        )
+        state = CreatedLogState(created=created, segments=(segment,), last=record.seqnum)
+        self.logs[found.log] = state
+        if found.creator != self._node:
+            self.last = record.seqnum
+        self._on_change(state)
+
+    def _lay_out(self, found: Creation | Closing) -> None:
+        if found.layout is not None:
+            self.layouts[found.folder] = RecordedLayout(found.log, found.layout, None)
+
+    def _change(
+        self, state: CreatedLogState, found: Change, seqnum: SeqNum, position: MetalogPosition
+    ) -> bool:
+        """Apply a record of a switch; return False if such a record cannot follow in this state."""
+        switch = state.switch
+        match found:
+            case Closing() if switch is None:
+                state.switch = Switch(
+                    number=seqnum,
+                    kind=found.kind,
+                    place=found.place,
+                    folder=found.folder,
+                    switcher=found.switcher,
+                    tail=found.tail,
+                )
+                self._lay_out(found)
+                if found.switcher != self._node:
+                    self.last = seqnum
+            case Sealing() if switch is not None and not switch.is_sealing:
+                state.switch = msgspec.structs.replace(switch, is_sealing=True)
+            case Reopened() if switch is not None and not switch.is_sealing:
+                self.layouts.pop(switch.folder, None)
+                state.switch = None
+            case Switched() if switch is not None and switch.is_sealing:
+                new = switch.segment(found.log, seqnum)
+                last, new = bridged(
+                    state.segments[-1], local_end=found.end, time=found.time, to=new
+                )
+                state.segments = (*state.segments[:-1], last, new)
+                state.created = msgspec.structs.replace(state.created, kind=switch.kind)
+                state.switch = None
+                state.switches += 1
+            case _:
+                return False
+        state.last = seqnum
+        state.position = position
+        self._on_change(state)
+        return True
+
+
+class MovedCatalog:
+    """Rewrites the records of a catalog for a platform that keeps the segments elsewhere.
+
+    Each record that names a segment gets the segment's new place, folder and layout. So a reader of
+    the records never learns where the segments were before.
+
+    Args:
+        segments: the new segments, by the folders of before.
+    """
+
+    def __init__(self, segments: Mapping[str, NewSegment]) -> None:
+        self._segments = segments
+        self._first: dict[str, str] = {}
+        """The folder of the first segment, by log."""
+
+    def rewritten(self, data: bytes) -> bytes:
+        """Return the data of the next record."""
+        try:
+            found = _decoder.decode(data)
+        except msgspec.MsgspecError:
+            return data
+        if not isinstance(found, Creation | Closing | Laid):
+            return data
+        folder = found.folder or self._first.get(found.log, "")
+        if isinstance(found, Creation):
+            self._first[found.log] = folder
+        if (new := self._segments.get(folder)) is None:
+            return data
+        if isinstance(found, Laid):
+            assert new.layout is not None, "it is on storage nodes"
+            moved = msgspec.structs.replace(found, folder=new.folder, layout=new.layout)
+            return msgspec.json.encode(moved)
+        return msgspec.json.encode(
+            msgspec.structs.replace(found, place=new.place, folder=new.folder, layout=new.layout)
+        )
