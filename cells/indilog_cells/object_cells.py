@@ -65,9 +65,17 @@ class ObjectCells:
         *,
         stripes: int = STRIPES,
         generation_limits: GenerationLimits = GENERATION_LIMITS,
+        creates: bool = True,
     ) -> ObjectCells:
         """Return the cells of a log. A new log is created with these stripes and limits; an
         existing one keeps its own.
+
+        Args:
+            store: see `ObjectCells`.
+            folder: see `ObjectCells`.
+            stripes: those of a new log.
+            generation_limits: those of a new log.
+            creates: whether a new log is created. Otherwise nothing is written.
 
         Raises:
             CellsError: the store cannot be reached.
@@ -75,6 +83,8 @@ class ObjectCells:
         """
         name = f"{folder}/{_LOG}"
         note = await store.get(name)
+        if note is None and not creates:
+            return cls(store, folder, stripes, generation_limits)
         if note is None:
             new = _LogNote(_VERSION, stripes, *generation_limits)
             await store.create(name, msgspec.json.encode(new))

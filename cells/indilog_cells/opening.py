@@ -275,7 +275,7 @@ def _chained(
     created: Created, nodes: PlatformCells, platform: CellPlatform, config: Config
 ) -> tuple[ChainCells, Callable[[], Awaitable[None]]]:
     """Return the cells of a log of kind `order-first`, and the check of its layout."""
-    cells = ChainCells(nodes, nodes, part_bytes=config.cluster.batch_bytes_max, new_part=_new_part)
+    cells = ChainCells(nodes, nodes, part_bytes=config.cluster.batch_bytes_max, new_part=new_part)
     upkeep = ChainUpkeep(
         cells,
         nodes,
@@ -310,7 +310,7 @@ def _owned(
         owner=f"{platform.node}/{secrets.token_hex(_OWNER_BYTES)}",
         may_claim=tenure.may_claim,
         part_bytes=config.cluster.batch_bytes_max,
-        new_part=_new_part,
+        new_part=new_part,
     )
     upkeep = OwnedUpkeep(
         cells,
@@ -377,7 +377,8 @@ def _changes(
     )
 
 
-def _new_part() -> int:
+def new_part() -> int:
+    """Return a number for a part of a note; no other part has it."""
     return secrets.randbits(_PART_BITS) + 1
 
 

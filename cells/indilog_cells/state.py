@@ -168,6 +168,12 @@ class LogState:
         state.open = OpenGeneration(state.position, state.tail)
         return state
 
+    def reopened(self) -> bytes:
+        """Return the checkpoint from which this state was restored, without the end of the log."""
+        assert not self.open.cells, "a checkpoint is at the end of a generation"
+        self.is_ended = False
+        return self._checkpoint()
+
     def _checkpoint(self) -> bytes:
         policies = {log: (kept.age_s, kept.size_bytes) for log, kept in self.policies.items()}
         return sealed(_MAGIC, _VERSION, _encoder.encode(_Checkpoint(

@@ -65,6 +65,48 @@ _WHERE: Final = "WHERE space = ? AND section = ? AND position = ? AND part = ?"
 _log = structlog.get_logger(__name__)
 
 
+def cells_path(journal: Path, node: NodeId) -> Path:
+    """Return the file with the cells of a node, given the directory of its journal."""
+    return journal / _DIRECTORY / f"{node}.sqlite3"
+
+
+class CellReader:
+    """Reads the file of one node, also while the node's process uses it.
+
+    Args:
+        path: the file.
+
+    Raises:
+        sqlite3.Error: there is no such file.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._file = sqlite3.connect(
+            f"file:{quote(str(path))}?mode=ro",
+            uri=True,
+            check_same_thread=False,
+            isolation_level=None,
+        )
+
+    def answer(self, question: CellWanted | CellKeysWanted) -> CellAnswer:
+        """Answer a question, whatever its epoch is. The answer has the epoch of the space.
+
+        Raises:
+            sqlite3.Error: the file cannot be read.
+        """
+        self._file.execute("BEGIN")
+        try:
+            if (found := _space(self._file, question.space)) is None:
+                return CellAnswer(question.request, CellOutcome.ABSENT)
+            return _answer(self._file, *found, question)
+        finally:
+            self._file.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 class CellStore:
     """The cells of one node. `serve` is for one thread at a time, `look_up` for another one.
 
@@ -79,7 +121,7 @@ class CellStore:
     def __init__(self, path: Path | str, *, syncs: bool = True) -> None:
         self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._path = path
-        self._reader: sqlite3.Connection | None = None
+        self._reader: CellReader | None = None
         self._file.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute(f"PRAGMA synchronous = {'FULL' if syncs else 'OFF'}")
@@ -106,20 +148,13 @@ class CellStore:
         if not isinstance(question, CellWanted | CellKeysWanted):
             return None
         if self._reader is None:
-            self._reader = sqlite3.connect(
-                f"file:{quote(str(self._path))}?mode=ro",
-                uri=True,
-                check_same_thread=False,
-                isolation_level=None,
-            )
-        self._reader.execute("BEGIN")
-        try:
-            found = self._space(self._reader, question.space)
-            if found is None or question.epoch > found[1]:
-                return None
-            return self._answer(self._reader, *found, question)
-        finally:
-            self._reader.execute("ROLLBACK")
+            self._reader = CellReader(self._path)
+        answer = self._reader.answer(question)
+        if answer.outcome is CellOutcome.ABSENT or question.epoch > answer.epoch:
+            return None
+        if question.epoch < answer.epoch:
+            return _sealed(question, answer.epoch, answer.end)
+        return answer
 
     def serve(self, questions: Sequence[CellQuestion]) -> list[CellAnswer]:
         """Answer questions in one transaction, in order. When this returns, writes are durable.
@@ -143,7 +178,7 @@ class CellStore:
     def _serve(self, question: CellQuestion) -> CellAnswer:
         """Check the space and the epoch of a question, then answer it."""
         request, epoch = question.request, question.epoch
-        found = self._space(self._file, question.space)
+        found = _space(self._file, question.space)
         if found is None and isinstance(question, CellsSeal) and question.opens:
             self._file.execute(
                 "INSERT INTO spaces (name, epoch) VALUES (?, ?)", (question.space, epoch)
@@ -153,61 +188,29 @@ class CellStore:
             return CellAnswer(request, CellOutcome.ABSENT)
         if epoch > found[1]:
             self._file.execute("UPDATE spaces SET epoch = ? WHERE id = ?", (epoch, found[0]))
-        return self._answer(self._file, *found, question)
-
-    @staticmethod
-    def _space(file: sqlite3.Connection, name: str) -> tuple[int, int, int] | None:
-        """Return the number, the epoch and the end of a space."""
-        query = "SELECT id, epoch, end FROM spaces WHERE name = ?"
-        found: tuple[int, int, int] | None = file.execute(query, (name,)).fetchone()
-        return found
-
-    def _answer(
-        self, file: sqlite3.Connection, space: int, known: int, end: int, question: CellQuestion
-    ) -> CellAnswer:
-        request, epoch, content = question.request, question.epoch, b""
+        space, known, end = found
         if epoch < known:
-            return CellAnswer(request, CellOutcome.SEALED, known, end=end)
-        outcome, floor = CellOutcome.DONE, 0
-        listed: tuple[CellKey, ...] = ()
+            return _sealed(question, known, end)
+        outcome = CellOutcome.DONE
         match question:
             case CellWrite():
                 outcome = self._write(space, end, question)
-            case CellWanted():
-                outcome, content = self._read(file, space, question.key)
+            case CellWanted() | CellKeysWanted():
+                return _answer(self._file, space, epoch, end, question)
             case CellsTrim():
                 self._trim(space, question)
-            case CellKeysWanted(section=section, after=after):
-                listed = self._list(file, space, section, after)
-                floor = self._floor(file, space, section)
             case CellsSeal():
                 pass
             case unreachable:
                 assert_never(unreachable)
-        return CellAnswer(request, outcome, epoch, content, listed, floor, end)
-
-    @staticmethod
-    def _floor(file: sqlite3.Connection, space: int, section: int) -> int:
-        found = file.execute(
-            "SELECT floor FROM floors WHERE space = ? AND section = ?", (space, section)
-        ).fetchone()
-        return 0 if found is None else int(found[0])
-
-    @staticmethod
-    def _stored(file: sqlite3.Connection, space: int, key: CellKey) -> tuple[int, bytes] | None:
-        """Return the checksum and the content of a cell; None: it has none."""
-        found: tuple[int, bytes] | None = file.execute(
-            f"SELECT crc, content FROM cells {_WHERE}",  # noqa: S608 - a constant
-            (space, *_columns(key)),
-        ).fetchone()
-        return found
+        return CellAnswer(request, outcome, epoch, end=end)
 
     def _write(self, space: int, end: int, question: CellWrite) -> CellOutcome:
         key, content = question.key, question.content
-        if key.position < self._floor(self._file, space, key.section):
+        if key.position < _floor(self._file, space, key.section):
             return CellOutcome.TAKEN
         crc = zlib.crc32(content)
-        if (stored := self._stored(self._file, space, key)) is not None:
+        if (stored := _stored(self._file, space, key)) is not None:
             if stored[1] == content:
                 return CellOutcome.DONE
             if zlib.crc32(stored[1]) == stored[0]:
@@ -229,21 +232,9 @@ class CellStore:
     def _raise_end(self, space: int, end: int) -> None:
         self._file.execute("UPDATE spaces SET end = max(end, ?) WHERE id = ?", (end, space))
 
-    def _read(
-        self, file: sqlite3.Connection, space: int, key: CellKey
-    ) -> tuple[CellOutcome, bytes]:
-        if key.position < self._floor(file, space, key.section):
-            return CellOutcome.TRIMMED, b""
-        if (stored := self._stored(file, space, key)) is None:
-            return CellOutcome.UNWRITTEN, b""
-        crc, content = stored
-        if zlib.crc32(content) != crc:
-            return CellOutcome.DAMAGED, b""
-        return CellOutcome.DONE, content
-
     def _trim(self, space: int, question: CellsTrim) -> None:
         section, until = question.section, question.until
-        if until <= self._floor(self._file, space, section):
+        if until <= _floor(self._file, space, section):
             return
         self._file.execute(
             "DELETE FROM cells WHERE space = ? AND section = ? AND position < ?",
@@ -255,17 +246,72 @@ class CellStore:
         if section == CellSection.RECORDS:
             self._raise_end(space, until)
 
-    @staticmethod
-    def _list(
-        file: sqlite3.Connection, space: int, section: int, after: CellKey | None
-    ) -> tuple[CellKey, ...]:
-        start = (-1, 0) if after is None else (after.position, after.part)
-        found = file.execute(
-            "SELECT position, part FROM cells WHERE space = ? AND section = ?"
-            " AND (position, part) > (?, ?) ORDER BY position, part LIMIT ?",
-            (space, section, *start, CELLS_LISTED_MAX),
-        )
-        return tuple(CellKey(section, position, part) for position, part in found)
+
+def _space(file: sqlite3.Connection, name: str) -> tuple[int, int, int] | None:
+    """Return the number, the epoch and the end of a space."""
+    query = "SELECT id, epoch, end FROM spaces WHERE name = ?"
+    found: tuple[int, int, int] | None = file.execute(query, (name,)).fetchone()
+    return found
+
+
+def _floor(file: sqlite3.Connection, space: int, section: int) -> int:
+    found = file.execute(
+        "SELECT floor FROM floors WHERE space = ? AND section = ?", (space, section)
+    ).fetchone()
+    return 0 if found is None else int(found[0])
+
+
+def _stored(file: sqlite3.Connection, space: int, key: CellKey) -> tuple[int, bytes] | None:
+    """Return the checksum and the content of a cell; None: it has none."""
+    found: tuple[int, bytes] | None = file.execute(
+        f"SELECT crc, content FROM cells {_WHERE}",  # noqa: S608 - a constant
+        (space, *_columns(key)),
+    ).fetchone()
+    return found
+
+
+def _answer(
+    file: sqlite3.Connection,
+    space: int,
+    epoch: int,
+    end: int,
+    question: CellWanted | CellKeysWanted,
+) -> CellAnswer:
+    """Answer a question that changes nothing."""
+    request = question.request
+    if isinstance(question, CellWanted):
+        outcome, content = _read(file, space, question.key)
+        return CellAnswer(request, outcome, epoch, content, end=end)
+    listed = _list(file, space, question.section, question.after)
+    floor = _floor(file, space, question.section)
+    return CellAnswer(request, CellOutcome.DONE, epoch, b"", listed, floor, end)
+
+
+def _sealed(question: CellQuestion, known: int, end: int) -> CellAnswer:
+    return CellAnswer(question.request, CellOutcome.SEALED, known, end=end)
+
+
+def _read(file: sqlite3.Connection, space: int, key: CellKey) -> tuple[CellOutcome, bytes]:
+    if key.position < _floor(file, space, key.section):
+        return CellOutcome.TRIMMED, b""
+    if (stored := _stored(file, space, key)) is None:
+        return CellOutcome.UNWRITTEN, b""
+    crc, content = stored
+    if zlib.crc32(content) != crc:
+        return CellOutcome.DAMAGED, b""
+    return CellOutcome.DONE, content
+
+
+def _list(
+    file: sqlite3.Connection, space: int, section: int, after: CellKey | None
+) -> tuple[CellKey, ...]:
+    start = (-1, 0) if after is None else (after.position, after.part)
+    found = file.execute(
+        "SELECT position, part FROM cells WHERE space = ? AND section = ?"
+        " AND (position, part) > (?, ?) ORDER BY position, part LIMIT ?",
+        (space, section, *start, CELLS_LISTED_MAX),
+    )
+    return tuple(CellKey(section, position, part) for position, part in found)
 
 
 def _allocate(log: Path) -> None:
@@ -369,7 +415,7 @@ class CellStores:
         config: Config,
         deliver: Callable[[NodeId, NodeId, CellAnswer], None],
     ) -> None:
-        self._directory = journal / _DIRECTORY
+        self._journal = journal
         self._config = config.node.cells
         self._deliver = deliver
         self._syncs = config.cluster.durability == "fsync"
@@ -383,7 +429,7 @@ class CellStores:
         wait; otherwise after a transaction.
         """
         if (served := self._served.get(node)) is None:
-            path = self._directory / f"{node}.sqlite3"
+            path = cells_path(self._journal, node)
             served = self._served[node] = _Served(path, syncs=self._syncs)
             self._threads[node] = ThreadPoolExecutor(1, thread_name_prefix="cells")
         if (answer := served.look_up(question)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from indilog.runtime.cell_store import CellStore
 from indilog_cells.chain_cells import ChainCells
 from indilog_cells.chain_upkeep import ChainUpkeep
+from indilog_cells.stored_cells import StoredCells
 from tests.cells.planted import Planted
 
 CHAIN_BUGS = (
@@ -25,7 +26,7 @@ CHAIN_BUGS = (
         "for r in others]", "for r in others[:0]]",
     ),
     Planted(
-        "a storage node accepts an older epoch after a seal", CellStore, "_answer",
+        "a storage node accepts an older epoch after a seal", CellStore, "_serve",
         "if epoch < known:", "if False:",
     ),
     Planted(
@@ -40,11 +41,15 @@ CHAIN_BUGS = (
     ),
     Planted(
         "a trimmed cell can be written again", CellStore, "_write",
-        "if key.position < self._floor(self._file, space, key.section):", "if False:",
+        "if key.position < _floor(self._file, space, key.section):", "if False:",
     ),
     Planted(
         "a new replica counts as complete before it is filled", ChainUpkeep, "_copy_all",
         "await self._copy(layout, at, section, source, target)", "pass",
+    ),
+    Planted(
+        "a backup takes what one disk has", StoredCells, "_read",
+        "count + damaged >= needed", "True",
     ),
     Planted(
         "a lost replica stays in the layout", ChainUpkeep, "_is_lost",

@@ -10,22 +10,33 @@ lost. What any client has seen of a cell is recorded, and compared with all that
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+
+from indilog.base.errors import DataLossError
 from indilog.base.ids import NodeId
 from indilog.kernel.cell_layout import CellLayout, new_layout
 from indilog.runtime.cell_store import CellStore
-from indilog.wire.cell_messages import CellAnswer, CellQuestion, CellSection, CellsSeal
+from indilog.wire.cell_messages import (
+    CellAnswer,
+    CellOutcome,
+    CellQuestion,
+    CellSection,
+    CellsSeal,
+)
 from indilog_cells import core as cell_core
 from indilog_cells.cells import CellsError
 from indilog_cells.chain_cells import ChainCells
 from indilog_cells.chain_upkeep import ChainUpkeep
 from indilog_cells.layout_changes import Asks, LayoutChanges
 from indilog_cells.state import Closed
+from indilog_cells.stored_cells import StoredCells
 from tests.cells.world import Process, World
 
 FOLDER = "log"
@@ -164,6 +175,33 @@ class Net:
         return done
 
 
+class Disks:
+    """The disks of the storage nodes of a world: a `CellNodes`, also of nodes that are stopped."""
+
+    def __init__(self, world: ChainWorld) -> None:
+        self._world = world
+
+    async def ask_all(self, asks: Asks) -> Sequence[CellAnswer | None]:
+        return [self._ask(self._world.nodes[node].store, question) for node, question in asks]
+
+    @staticmethod
+    def _ask(store: CellStore, question: CellQuestion) -> CellAnswer:
+        (answer,) = store.serve([msgspec.structs.replace(question, epoch=0)])
+        if answer.outcome is CellOutcome.SEALED:
+            (answer,) = store.serve([msgspec.structs.replace(question, epoch=answer.epoch)])
+        return answer
+
+
+def finished(work: Coroutine[Any, Any, bytes | None]) -> bytes | None:
+    """Return the result of a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        found: bytes | None = ended.value
+        return found
+    raise AssertionError("it waits")
+
+
 class ChainWorld(World):
     """A run of one seed; see `World`."""
 
@@ -183,6 +221,10 @@ class ChainWorld(World):
         self.disks_lost = 0
         for call in (self._stop_node, self._cut, *(keeper.begin for keeper in self.keepers)):
             self.after(self.random.randrange(1, 100_000), call)
+        self.copies_made = 0
+        self.copy_faults: list[str] = []
+        self._copy_random = random.Random(seed)
+        self.after(1, self._copy_later)
 
     def first_layout(self) -> CellLayout:
         """Return the layout of the new log."""
@@ -284,6 +326,33 @@ class ChainWorld(World):
         nets = [each.net for each in self.processes if isinstance(each, ChainProcess)]
         return nets + [keeper.net for keeper in self.keepers]
 
+    # --- backups
+
+    def _copy_later(self) -> None:
+        """Read the layout now, and the disks some time later, as a backup does; repeatedly."""
+        if self.healed:
+            return
+        layout, known = self.layout, list(self.store.first)
+        delay_us = self._copy_random.choice([0, 1_000, 100_000])
+        self.after(delay_us, partial(self._copy, layout, known))
+        self.after(self._copy_random.randrange(1, 300_000), self._copy_later)
+
+    def _copy(self, layout: CellLayout, known: Sequence[int]) -> None:
+        """Observe what a backup has: at least all contents that were known before."""
+        cells = StoredCells(Disks(self), layout)
+        for position in range(max([*self.store.first, 0]) + 3):
+            try:
+                content = finished(cells.read(position))
+            except DataLossError as error:
+                if layout == self.layout:
+                    self.copy_faults.append(f"a copy failed: {error}")
+                return
+            if content:
+                self.observe(position, content)
+            elif content is None and position in known:
+                self.copy_faults.append(f"a copy lacks cell {position}")
+        self.copies_made += 1
+
     # --- what is seen
 
     def observe(self, position: int, content: bytes) -> None:
@@ -293,7 +362,7 @@ class ChainWorld(World):
 
     def faults_at_end(self) -> list[str]:
         """Return what is wrong with the cells of the last layout, and complete `store.first`."""
-        found: list[str] = []
+        found = self.copy_faults[:]
         for chain_number, chain in enumerate(self.layout.chains):
             for replica in chain:
                 if replica.is_filling:

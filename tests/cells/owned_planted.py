@@ -6,11 +6,12 @@ from indilog.runtime.cell_store import CellStore
 from indilog_cells.core import Core
 from indilog_cells.layout_changes import LayoutChanges
 from indilog_cells.owned_cells import OwnedCells
+from indilog_cells.stored_cells import StoredCells
 from tests.cells.planted import Planted
 
 OWNED_BUGS = (
     Planted(
-        "an owner that is fenced still writes", CellStore, "_answer",
+        "an owner that is fenced still writes", CellStore, "_serve",
         "if epoch < known:", "if epoch < known and not isinstance(question, CellWrite):",
     ),
     Planted(
@@ -45,6 +46,14 @@ OWNED_BUGS = (
         "        content = self._known.pop(position)",
         "while (position := self.state.position) <= max(self._known, default=-1):\n"
         "        content = self._known.pop(position, None)",
+    ),
+    Planted(
+        "a backup takes what one disk has", StoredCells, "_read",
+        "count + damaged >= needed", "True",
+    ),
+    Planted(
+        "a backup takes only what all disks have", StoredCells, "_read",
+        "len(there) - self._layout.lacking", "len(there)",
     ),
     Planted(
         "a replica that is filling gets contents that no quorum has", OwnedCells, "_write_all",

@@ -79,7 +79,7 @@ class OwnedWorld(ChainWorld):
 
     def faults_at_end(self) -> list[str]:
         """Return what is wrong with the cells of the last layout, and complete `store.first`."""
-        found: list[str] = []
+        found = self.copy_faults[:]
         layout = self.layout
         kept = {
             each: cells_of(self.nodes[each.node].store, each.space) for each in layout.chains[0]

@@ -36,6 +36,7 @@ def test_histories_are_those_of_a_log(seeds_wanted: int | None) -> None:
         outcomes["junk"] += sum(len(content) < 10 for content in world.store.first.values())
         outcomes["layouts"] += world.layout.epoch - 1
         outcomes["disks lost"] += world.disks_lost
+        outcomes["copies"] += world.copies_made
     for wanted in (
         "append Placed",
         "append NoneType",
@@ -46,6 +47,7 @@ def test_histories_are_those_of_a_log(seeds_wanted: int | None) -> None:
         "junk",
         "layouts",
         "disks lost",
+        "copies",
     ):
         assert outcomes[wanted], f"{wanted} never happened: {outcomes}"
 

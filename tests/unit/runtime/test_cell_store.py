@@ -17,7 +17,7 @@ import pytest
 from indilog.base.ids import NodeId
 from indilog.config import Config, node_config
 from indilog.runtime import cell_store
-from indilog.runtime.cell_store import CellStore, CellStores
+from indilog.runtime.cell_store import CellReader, CellStore, CellStores
 from indilog.wire.cell_messages import (
     CELLS_LISTED_MAX,
     CellAnswer,
@@ -63,6 +63,21 @@ def store(tmp_path: Path) -> Iterator[CellStore]:
     opened.serve([CellsSeal(0, "s", 1, opens=True)])
     yield opened
     opened.close()
+
+
+def test_a_reader_of_the_file_is_answered_whatever_its_epoch_is(
+    store: CellStore, tmp_path: Path
+) -> None:
+    reader = CellReader(tmp_path / "cells")
+    for epoch in (1, 5):
+        store.serve([CellsSeal(0, "s", epoch), write(epoch, b"x", epoch)])
+        answer = reader.answer(read(epoch, epoch=3))
+        assert (answer.outcome, answer.content, answer.epoch) == (DONE, b"x", epoch)
+    assert reader.answer(read(2)).outcome is UNWRITTEN
+    listed = reader.answer(CellKeysWanted(0, "s", 1, RECORDS)).listed
+    assert listed == (key(1), key(5))
+    assert reader.answer(CellWanted(0, "other", 1, key(1))).outcome is ABSENT
+    reader.close()
 
 
 def test_a_cell_takes_the_first_content(store: CellStore) -> None:
@@ -174,6 +189,9 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     child.join()
     while ours.poll():
         last = ours.recv()
+    reader = CellReader(tmp_path / "cells")
+    assert reader.answer(read(last)).content == b"%d" % last, "also from its write-ahead log"
+    reader.close()
     store = CellStore(tmp_path / "cells")
     answers = store.serve([read(position) for position in range(last + 1)])
     assert [answer.content for answer in answers] == [b"%d" % n for n in range(last + 1)]
