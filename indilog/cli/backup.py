@@ -49,7 +49,10 @@ def create(
         from indilog_pipeline.backup.create import create
 
         made = create(data, destination, part_bytes=part_mib << 20, progress=progress)
-    show.line(f"Backed up {made.kept:,} records; all their seqnums are below {made.tail}.")
+    show.line(
+        f"Backed up {made.kept:,} records of shared logs, with seqnums below {made.tail}"
+        f"{_others(made.segments)}."
+    )
 
 
 @backup.command()
@@ -92,8 +95,8 @@ def restore(
             progress=progress,
         )
     show.line(
-        f"Restored {made.kept:,} records; the next seqnum is {made.next_seqnum}. Start it with "
-        f"`indilog up{option} --data {data}`."
+        f"Restored {made.kept:,} records of shared logs{_others(made.segments)}. The next seqnum "
+        f"of shared logs is {made.next_seqnum}. Start it with `indilog up{option} --data {data}`."
     )
 
 
@@ -105,8 +108,15 @@ def verify(source: Source) -> None:
 
         plan, manifest = verify(source)
     show.line(
-        f"The backup is whole: {manifest.kept:,} records, all with seqnums below {plan.tail}."
+        f"The backup is whole: {manifest.kept:,} records of shared logs, with seqnums below "
+        f"{plan.tail}{_others(len(manifest.segments))}."
     )
+
+
+def _others(segments: int) -> str:
+    """Return how many segments of logs of other kinds there are, as the end of a sentence."""
+    parts = "segment" if segments == 1 else "segments"
+    return f", and {segments:,} {parts} of logs of other kinds" if segments else ""
 
 
 @contextmanager

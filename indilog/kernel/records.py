@@ -21,7 +21,7 @@ atomic and its seqnums consecutive.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from struct import Struct
 from typing import Final, NamedTuple
@@ -290,15 +290,33 @@ class RecordBatch:
         """Return a batch of the same length in which dead records are tombstones, without tags
         (also that of the log), names and data.
         """
-        header, builder, at = self.header, BatchBuilder(), HEADER_BYTES
-        for index, (count, is_dead) in enumerate(zip(self.tag_counts, dead, strict=True)):
-            end = at + HASH_BYTES * count
+        builder = BatchBuilder()
+        for index, (tags, is_dead) in enumerate(zip(self._packed_tags(), dead, strict=True)):
             if is_dead:
                 builder.add(b"", TagColumns(b"", b""))
             else:
                 raw = self.record(index)
-                builder.add(raw.data, TagColumns(self.buffer[at:end], raw.names))
+                builder.add(raw.data, TagColumns(tags, raw.names))
+        return self._built(builder)
+
+    def with_data(self, changed: Mapping[int, bytes]) -> bytes:
+        """Return the batch with other data of some records, by their index."""
+        builder = BatchBuilder()
+        for index, tags in enumerate(self._packed_tags()):
+            raw = self.record(index)
+            builder.add(changed.get(index, raw.data), TagColumns(tags, raw.names))
+        return self._built(builder)
+
+    def _packed_tags(self) -> Iterator[bytes]:
+        """Yield the tags of each record."""
+        at = HEADER_BYTES
+        for count in self.tag_counts:
+            end = at + HASH_BYTES * count
+            yield self.buffer[at:end]
             at = end
+
+    def _built(self, builder: BatchBuilder) -> bytes:
+        header = self.header
         return builder.build(
             shard=header.shard,
             epoch=header.epoch,

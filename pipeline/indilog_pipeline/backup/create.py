@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,6 +24,8 @@ from indilog.base.errors import ConfigError, DataDirectoryError, DataLossError
 from indilog.base.ids import Epoch, SeqNum
 from indilog.kernel.records import batch_header
 from indilog.runtime.journal.directory_lock import lock_directory
+from indilog_pipeline.backup.catalog import StoredCatalog
+from indilog_pipeline.backup.cell_logs import SegmentCopies
 from indilog_pipeline.backup.files import (
     MANIFEST_FILE,
     ORDER_FILE,
@@ -52,10 +55,17 @@ Progress = Callable[[int, int], None]
 
 
 class CreatedBackup(NamedTuple):
-    """A whole backup: all its seqnums are below `tail`, and it holds `kept` records."""
+    """A whole backup.
+
+    Attributes:
+        tail: all seqnums of its `shared` logs are below.
+        kept: number of records of `shared` logs.
+        segments: number of segments of logs of other kinds.
+    """
 
     tail: SeqNum
     kept: int
+    segments: int
 
 
 def create(
@@ -84,7 +94,7 @@ def create(
     try:
         if (destination / MANIFEST_FILE).exists():
             plan, manifest = verify(destination)
-            return CreatedBackup(plan.tail, manifest.kept)
+            return CreatedBackup(plan.tail, manifest.kept, len(manifest.segments))
         return _create(image, destination, part_bytes, progress)
     except OSError as error:
         raise DataDirectoryError(
@@ -108,13 +118,17 @@ def _create(
             records.append(_part(payloads, destination, plan, number))
     finally:
         payloads.close()
-    last = LogImage.read(image.directory)
-    _refuse_loss(last, plan.tail)
     kept, epoch = 0, int(max(*plan.lineage.epochs, *image.writers[:, 2], 0))
+    catalog = StoredCatalog()
     for number in range(len(plan.starts)):
         for batch in batches_in(destination, number):
             kept += batch.records
             epoch = max(epoch, _epoch_of(batch))
+            catalog.take(batch)
+    with closing(SegmentCopies(image.directory, destination)) as copies:
+        segments = [copies.stored(*each) for each in enumerate(catalog.segments())]
+    last = LogImage.read(image.directory)
+    _refuse_loss(last, plan.tail)
     manifest = Manifest(
         digest_of(destination / PLAN_FILE),
         order,
@@ -122,10 +136,11 @@ def _create(
         Epoch(epoch),
         floors_of(last.floors),
         kept,
+        tuple(segments),
     )
     write_file(destination / MANIFEST_FILE, [encoded(manifest)])
     progress(len(plan.starts), len(plan.starts))
-    return CreatedBackup(plan.tail, kept)
+    return CreatedBackup(plan.tail, kept, len(segments))
 
 
 def _order(image: LogImage, destination: Path, plan: Plan) -> str:

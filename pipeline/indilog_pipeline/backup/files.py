@@ -5,6 +5,7 @@
 | `plan` | what the backup will hold: position, tail, and where its parts begin; written first |
 | `order` | what each metalog entry ordered, its stamp and its incarnation |
 | `records-N` | the batches whose first seqnums are in part N |
+| `log-N` | the cells of segment N of the logs of other kinds than `shared` |
 | `manifest` | the digests of these files, and the floors; written last: the backup is whole |
 
 Every file ends with a digest of its bytes (XXH3, 128 bits). A file is written under another name,
@@ -27,10 +28,14 @@ from xxhash import xxh3_128
 
 from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId
+from indilog.base.log_kinds import LogKind
 from indilog.kernel.floors import Trimmed
 from indilog.kernel.lineage import LineageColumns
 from indilog.kernel.metalog import NO_FLOORS, Floor
 from indilog.runtime.journal.segment import synced_directory
+from indilog.wire.cell_messages import CellSection
+from indilog_cells.copies import CopiedCell
+from indilog_cells.index import GenerationLimits
 from indilog_pipeline.log_image import LogImage
 
 PLAN_FILE: Final = "plan"
@@ -39,6 +44,10 @@ MANIFEST_FILE: Final = "manifest"
 _DIGEST_BYTES: Final = 16
 _BATCH: Final = Struct("<HQII")
 """The header before each batch: its shard, first localid, number of records, and bytes."""
+_CELLS_HEAD: Final = Struct("<QII")
+"""The beginning of the file of a segment: first cell, records and cells of a generation."""
+_CELL: Final = Struct("<BQI")
+"""The header before each cell: its section, its position, and bytes."""
 _READ_BYTES: Final = 1 << 20
 _FLOORS_AT_ONCE: Final = 4096
 
@@ -67,7 +76,23 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup pla
         return range(self.starts[number], ends[number])
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup 2"):
+class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
+    """A segment of a log of another kind than `shared`.
+
+    Attributes:
+        log: name of the log.
+        kind: kind of the segment.
+        folder: the name that it had on the old platform; no other segment has it.
+        digest: digest of its file, hexadecimal; empty: the segment has no cells.
+    """
+
+    log: str
+    kind: LogKind
+    folder: str
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup 3"):
     """The file that is written last and makes a backup whole.
 
     Attributes:
@@ -76,6 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup
         epoch: upper bound of the epochs of the platform's batches and entries, inclusive.
         floors: for each trim: tag, floor, whether it is the floor of a log, and the tag's log.
         kept: number of records in the parts.
+        segments: the segments of logs of other kinds; segment N has the file `log-N`.
     """
 
     plan: str
@@ -84,6 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup
     epoch: Epoch
     floors: tuple[tuple[int, SeqNum, bool, int], ...]
     kept: int
+    segments: tuple[StoredSegment, ...]
 
 
 class StoredBatch(NamedTuple):
@@ -115,6 +142,11 @@ def part_name(number: int) -> str:
     return f"records-{number:08}"
 
 
+def segment_name(number: int) -> str:
+    """Return the name of the file of a segment of a log of another kind."""
+    return f"log-{number:08}"
+
+
 # --- writing
 
 
@@ -143,6 +175,16 @@ def batch_pieces(batch: StoredBatch) -> tuple[bytes, bytes]:
     """Return the bytes of a batch in a part."""
     payload = batch.payload
     return _BATCH.pack(batch.shard, batch.first, batch.records, len(payload)), payload
+
+
+def cells_head(start: int, limits: GenerationLimits) -> bytes:
+    """Return the beginning of the file of a segment; see `CellsFile`."""
+    return _CELLS_HEAD.pack(start, *limits)
+
+
+def cell_pieces(copied: CopiedCell) -> tuple[bytes, bytes]:
+    """Return the bytes of a cell in the file of a segment."""
+    return _CELL.pack(copied.section, copied.position, len(copied.content)), copied.content
 
 
 def order_pieces(image: LogImage, position: MetalogPosition) -> list[bytes]:
@@ -263,6 +305,38 @@ def batches_in(directory: Path, number: int) -> Iterator[StoredBatch]:
             left -= _BATCH.size + size
 
 
+class CellsFile(NamedTuple):
+    """The file of a segment, whose digest was checked.
+
+    Attributes:
+        start: the first cell that was not trimmed.
+        limits: when generations of the index are closed.
+        cells: the checkpoint, the generations and the cells.
+    """
+
+    start: int
+    limits: GenerationLimits
+    cells: Iterator[CopiedCell]
+
+
+def cells_in(directory: Path, number: int) -> CellsFile:
+    """Return the content of the file of a segment, whose digest was checked."""
+    path = directory / segment_name(number)
+    with path.open("rb") as file:
+        start, records, cells = _CELLS_HEAD.unpack(file.read(_CELLS_HEAD.size))
+    return CellsFile(start, GenerationLimits(records, cells), _cells_of(path))
+
+
+def _cells_of(path: Path) -> Iterator[CopiedCell]:
+    left = path.stat().st_size - _DIGEST_BYTES - _CELLS_HEAD.size
+    with path.open("rb") as file:
+        file.seek(_CELLS_HEAD.size)
+        while left:
+            section, position, size = _CELL.unpack(file.read(_CELL.size))
+            yield CopiedCell(CellSection(section), position, file.read(size))
+            left -= _CELL.size + size
+
+
 def verify(directory: Path) -> tuple[Plan, Manifest]:
     """Check every file of a backup; return its plan and manifest.
 
@@ -274,6 +348,11 @@ def verify(directory: Path) -> tuple[Plan, Manifest]:
     plan = plan_in(directory)
     wanted = {PLAN_FILE: manifest.plan, ORDER_FILE: manifest.order}
     wanted |= {part_name(number): digest for number, digest in enumerate(manifest.records)}
+    wanted |= {
+        segment_name(number): segment.digest
+        for number, segment in enumerate(manifest.segments)
+        if segment.digest
+    }
     for name, digest in wanted.items():
         if digest_of(directory / name) != digest:
             raise _damaged(directory / name, "it is of another backup")

@@ -16,7 +16,7 @@ The directory is built under another name, and renamed when all of it is durable
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -43,7 +43,10 @@ from indilog.runtime.cluster.cluster_state import Arrangement, layout_in
 from indilog.runtime.cluster.layout import make_metadata
 from indilog.runtime.journal.journal import Journal, stream_of
 from indilog.runtime.journal.segment import synced_directory
+from indilog_compute.log_kinds.catalog_records import MovedCatalog
 from indilog_ordering.metalog_state import MetalogState, encode_state
+from indilog_pipeline.backup.catalog import moved_batch
+from indilog_pipeline.backup.cell_logs import new_segments, write_segments
 from indilog_pipeline.backup.files import (
     Manifest,
     OrderFile,
@@ -70,11 +73,19 @@ Progress = Callable[[int, int], None]
 
 
 class Restored(NamedTuple):
-    """A new platform: it has records below `tail`, and assigns seqnums from `next_seqnum` on."""
+    """A new platform.
+
+    Attributes:
+        tail: all seqnums of its `shared` logs are below.
+        kept: number of records of `shared` logs.
+        next_seqnum: the first seqnum that it assigns to a record of a `shared` log.
+        segments: number of segments of logs of other kinds.
+    """
 
     tail: SeqNum
     kept: int
     next_seqnum: SeqNum
+    segments: int
 
 
 def restore(
@@ -100,6 +111,7 @@ def restore(
             `next_seqnum` is out of its range.
         DataDirectoryError: the backup is not whole or is damaged, or the directory cannot be
             written.
+        NotReadyError: the object store of the new platform does not answer.
     """
     plan, manifest = verify(source)
     data = config.node.data_dir
@@ -118,7 +130,10 @@ def restore(
         view = make_metadata(into, arrangement, Epoch(manifest.epoch + 1), plan.shards)
         _check_layout(plan, view)
         entries = _Entries(plan, manifest, order_in(source), after, view)
-        _write_journals(source, into, view, plan, entries, progress)
+        segments = new_segments(manifest, into, view)
+        write_segments(source, manifest, into, view, segments)
+        parts = _parts(source, plan, MovedCatalog(segments), progress)
+        _write_journals(parts, into, view, entries)
         if data.exists():
             data.rmdir()
         new.rename(data)
@@ -127,7 +142,7 @@ def restore(
         raise DataDirectoryError(
             f"{new} cannot be written: {error.strerror or error}; make room, and restore again."
         ) from error
-    return Restored(plan.tail, manifest.kept, after)
+    return Restored(plan.tail, manifest.kept, after, len(manifest.segments))
 
 
 def _checked(plan: Plan, manifest: Manifest, next_seqnum: SeqNum | None) -> SeqNum:
@@ -278,13 +293,18 @@ class _Shards:
             yield FrameKind.GONE_RECORDS, encode_gone(gone)
 
 
+def _parts(
+    source: Path, plan: Plan, moved: MovedCatalog, progress: Progress
+) -> Iterator[Iterator[StoredBatch]]:
+    """Yield the batches of each part, with the new places of logs of other kinds."""
+    for number in range(len(plan.starts)):
+        progress(number, len(plan.starts))
+        yield (moved_batch(batch, moved) for batch in batches_in(source, number))
+    progress(len(plan.starts), len(plan.starts))
+
+
 def _write_journals(
-    source: Path,
-    config: Config,
-    view: View,
-    plan: Plan,
-    entries: _Entries,
-    progress: Progress,
+    parts: Iterable[Iterable[StoredBatch]], config: Config, view: View, entries: _Entries
 ) -> None:
     """Write the journals of all sequencers and storage nodes, and make them durable."""
     journals: dict[NodeId, Journal] = {}
@@ -298,7 +318,7 @@ def _write_journals(
             journals |= dict.fromkeys(sharing, journal)
             for _ in journal.recover():
                 raise AssertionError("a new journal is empty")
-        _write_records(source, view, plan, entries, journals, progress)
+        _write_records(parts, view, entries, journals)
         state = encode_state(
             MetalogState(
                 entries.base.last,
@@ -318,17 +338,14 @@ def _write_journals(
 
 
 def _write_records(
-    source: Path,
+    parts: Iterable[Iterable[StoredBatch]],
     view: View,
-    plan: Plan,
     entries: _Entries,
     journals: Mapping[NodeId, Journal],
-    progress: Progress,
 ) -> None:
     shards = {node: _Shards(node, view, entries) for node in view.storage_nodes}
-    for number in range(len(plan.starts)):
-        progress(number, len(plan.starts))
-        for batch in batches_in(source, number):
+    for part in parts:
+        for batch in part:
             for node, kept in shards.items():
                 for kind, payload in kept.frames_of(batch):
                     journals[node].write(stream_of(node), kind, payload)
@@ -340,4 +357,3 @@ def _write_records(
     for payload in entries.frames():
         for node in view.storage_nodes:
             journals[node].write(stream_of(node), FrameKind.ORDERING, payload)
-    progress(len(plan.starts), len(plan.starts))

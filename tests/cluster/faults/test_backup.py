@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import indilog
+from indilog.base.log_kinds import LogKind
 from indilog.config import Config, config_from
+from indilog.remote_client import RemoteClient
 from indilog_pipeline.backup.create import create
 from indilog_pipeline.backup.restore import restore
 from indilog_pipeline.log_image import LogImage
@@ -124,6 +127,113 @@ def test_a_backup_that_is_killed_continues(tmp_path: Path) -> None:
     found = records_in(LogImage.read(tmp_path / "new"), "load")
     expected = records_in(LogImage.read(data), "load")
     assert found == {s: d for s, d in expected.items() if s < restored.tail}
+
+
+OTHERS: dict[str, LogKind] = {
+    "objects": "object-store",
+    "chains": "order-first",
+    "owned": "owned",
+    "switched": "owned",
+}
+
+
+class Appends:
+    """Callers that append to logs of several kinds until they are stopped.
+
+    Attributes:
+        acknowledged: the data of acknowledged records by seqnum, for each log.
+    """
+
+    def __init__(self, client: RemoteClient) -> None:
+        self.acknowledged: dict[str, dict[int, bytes]] = {name: {} for name in OTHERS}
+        self._client = client
+        self._tasks = [asyncio.create_task(self._append(name)) for name in OTHERS]
+
+    async def _append(self, name: str) -> None:
+        log, known = self._client.log(name), self.acknowledged[name]
+        for n in itertools.count():
+            data = b"%s %d" % (name.encode(), n)
+            known[await log.append(data, tags=[f"t{n % 3}"])] = data
+
+    async def wait_for(self, count: int) -> None:
+        """Wait until each log has so many more acknowledged records."""
+        wanted = {name: len(known) + count for name, known in self.acknowledged.items()}
+        async with asyncio.timeout(S_MAX):
+            while any(len(self.acknowledged[name]) < least for name, least in wanted.items()):
+                for task in self._tasks:
+                    assert not task.done(), task.exception()
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def records_of(
+    client: RemoteClient, tag: str | None = None
+) -> dict[str, dict[int, tuple[bytes, float]]]:
+    """Return the data and times of all records by seqnum, for each log."""
+    found: dict[str, dict[int, tuple[bytes, float]]] = {}
+    for name in OTHERS:
+        of_log = found[name] = {}
+        bound = 0
+        while page := await client.log(name).read_range(tag, bound=bound, fresh=True):
+            of_log |= {r.seqnum: (r.data, r.ordered_at) for r in page}
+            bound = page[-1].seqnum + 1
+    return found
+
+
+async def load_and_back_up(
+    url: str, data: Path, backup: Path
+) -> tuple[dict[str, dict[int, bytes]], list[dict[str, dict[int, tuple[bytes, float]]]]]:
+    """Make a backup under load. Return what was acknowledged before, and finally all records and
+    those with a tag.
+    """
+    async with indilog.connect(url) as client:
+        for name, kind in OTHERS.items():
+            if name != "switched":
+                await client.create_log(name, kind)
+        appends = Appends(client)
+        await appends.wait_for(20)
+        for kind in ("object-store", "order-first", OTHERS["switched"]):
+            await client.switch_log("switched", kind)
+            await appends.wait_for(10)
+        before = {name: dict(known) for name, known in appends.acknowledged.items()}
+        await asyncio.to_thread(create, data, backup, part_bytes=32 * 1024)
+        await appends.wait_for(20)
+        await client.switch_log("owned", "shared")
+        await appends.wait_for(5)
+        await appends.stop()
+        return before, [await records_of(client), await records_of(client, "t1")]
+
+
+def test_logs_of_all_kinds_are_backed_up_under_load_and_restored_on_other_nodes(
+    tmp_path: Path,
+) -> None:
+    data, backup, new = tmp_path / "data", tmp_path / "backup", tmp_path / "new"
+    with platform(data, "--nodes", "3") as running:
+        before, expected = asyncio.run(load_and_back_up(running.url, data, backup))
+    assert "logs of other kinds" in command("backup", "verify", str(backup))
+    command("backup", "restore", str(backup), str(new), "--nodes", "2")
+
+    async def check(url: str) -> None:
+        async with indilog.connect(url) as client:
+            assert {each.log: each.kind for each in await client.logs()} == OTHERS
+            found = [await records_of(client), await records_of(client, "t1")]
+            for name in OTHERS:
+                log = client.log(name)
+                tail = await log.tail()
+                for of, wanted in zip(found, expected, strict=True):
+                    assert of[name] == {s: d for s, d in wanted[name].items() if s < tail}, name
+                assert {s: d for s, (d, _) in found[0][name].items() if s in before[name]} == (
+                    before[name]
+                )
+                assert await log.append(b"new", tags=["t1"]) == tail
+                assert [r.data for r in await log.read_range("t1", bound=tail)] == [b"new"]
+
+    with platform(new, "--nodes", "2") as running:
+        asyncio.run(check(running.url))
 
 
 SLOW_BACKUP = """
