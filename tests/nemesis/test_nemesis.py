@@ -1,9 +1,10 @@
-"""A short run of the nemesis: a real cluster keeps what it promises."""
+"""Runs of the nemesis: a real cluster keeps what it promises."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.nemesis.promise import TOPOLOGIES, Topology
 from tests.nemesis.report import verdict
 from tests.nemesis.run import Outcome
 
-SECONDS = 45.0
+SECONDS: Final = {"processes": 45.0, "machines": 300.0}
 SEED = 1
 
 
@@ -42,7 +43,7 @@ def test_a_cluster_under_faults_keeps_its_promises(
         directory = tmp_path / str(seed)
         directory.mkdir()
         kinds = list(TOPOLOGIES[topology].kinds)
-        outcome = nemesis(seed, SECONDS, kinds, directory, topology, policy)
+        outcome = nemesis(seed, SECONDS[topology], kinds, directory, topology, policy)
         assert not outcome.violations, "\n".join(verdict(outcome, directory))
         assert not together(TOPOLOGIES[topology], outcome)
         assert len(outcome.injected) >= 10
