@@ -35,13 +35,13 @@ from indilog.kernel.cell_layout import CellLayout
 from indilog_compute.log_kinds.catalog_records import (
     CATALOG_LOG,
     FOLLOWED_TAG,
-    CatalogState,
     Change,
     Closing,
     CreatedLogState,
     Creation,
     Followed,
     Laid,
+    LogCatalogState,
     NewSegment,
     Reopened,
     Sealing,
@@ -63,7 +63,7 @@ class ReplayedCatalog:
     def __init__(
         self, logs: LogSource, node: NodeId, on_change: Callable[[CreatedLogState], None]
     ) -> None:
-        self._state = CatalogState(node, on_change)
+        self._state = LogCatalogState(node, on_change)
         self._node = node
         self._session = Session()
         self._log = logs.log(CATALOG_LOG, self._session)

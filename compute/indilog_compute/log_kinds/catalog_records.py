@@ -249,7 +249,7 @@ class RecordedLayout(NamedTuple):
     seqnum: SeqNum | None
 
 
-class CatalogState:
+class LogCatalogState:
     """The created logs, as of the records that were taken.
 
     Attributes:

@@ -12,7 +12,7 @@ from indilog.base.log import Record
 from indilog.base.log_kinds import SHARED
 from indilog.kernel.cell_layout import CellLayout
 from indilog.kernel.records import HEADER_BYTES, RecordBatch, batch_header
-from indilog_compute.log_kinds.catalog_records import CATALOG_LOG, CatalogState, MovedCatalog
+from indilog_compute.log_kinds.catalog_records import CATALOG_LOG, LogCatalogState, MovedCatalog
 from indilog_compute.log_kinds.segments import LogSegment
 from indilog_pipeline.backup.files import StoredBatch
 
@@ -39,7 +39,7 @@ class StoredCatalog:
     """The catalog, as of the batches that were taken."""
 
     def __init__(self) -> None:
-        self._state = CatalogState(NodeId(""), lambda _: None)
+        self._state = LogCatalogState(NodeId(""), lambda _: None)
         self._taken = 0
 
     def take(self, batch: StoredBatch) -> None:
