@@ -1,11 +1,12 @@
-"""The state of a log over cells: what follows from its cells, in order.
+"""The state of a logspace over cells: what follows from its cells, in order.
 
-`LogState.apply` is deterministic: every process that applies the same cells has the same state. So
-seqnums, conditions, floors and times need no agreement besides the order of the cells. Seqnums are
-dense: junk cells, void cells and appends whose condition fails take none.
+A logspace has the records of several named logs, in one order. `LogState.apply` is deterministic:
+every process that applies the same cells has the same state. So seqnums, conditions, floors and
+times need no agreement besides the order of the cells. Seqnums are dense: junk cells, void cells
+and appends whose condition fails take none.
 
 `core` calls `apply` for one cell after another. `index` is the part of the state that finds
-records.
+records, in generations.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class LogState:
         generations: closed generations that are not trimmed, in order.
         open: the open generation.
         floors: floors of sub-streams.
-        log_floors: floors of all logs that had records or were trimmed; 0: not trimmed.
+        log_floors: floors of the named logs that had records or were trimmed; 0: not trimmed.
         policies: retention policies that keep less than everything.
         is_ended: whether the log has ended, so that `tail` never grows again.
     """
@@ -201,6 +202,9 @@ class LogState:
         return outcomes
 
     def _apply_items(self, items: Sequence[Item]) -> list[Outcome]:
+        """Apply the items of the cell at `position`, and add its rows to the cell table
+        (`CellTable`).
+        """
         outcomes: list[Outcome] = []
         is_row_open = False
         for number, item in enumerate(items):

@@ -98,7 +98,7 @@ def export(
         bool, typer.Option("--skip-gaps", help="Skip trimmed, lost and corrupt records.")
     ] = False,
 ) -> None:
-    """Export a log to Parquet files; the next time only what was appended since."""
+    """Export a log to Parquet files; a later export adds what was appended since."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,7 +1,7 @@
 """One process's copy of a state that is derived from the records of one sub-stream.
 
-Libraries subclass `State`. Their callers append commands through a `Replica` and call its `save`
-when a checkpoint is due. `indilog.replayed.checkpoints` stores the checkpoints.
+A library subclasses `State`, appends commands through a `Replica`, and calls its `save` when a
+checkpoint is due. `indilog.replayed.checkpoints` stores the checkpoints.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _UNREAD_MAX: Final = 64
 their outcomes yet.
 """
 _REST_MIN: Final = 2
-"""If a checkpoint covers more new records than this number times `checkpoint_every`, another
-checkpoint may follow early, because only that one trims these records.
+"""A checkpoint trims only records that the previous one covers. If it covers more new records than
+this number times `checkpoint_every`, another checkpoint may follow early and trim these.
 """
 _OUTCOMES_MAX: Final = 65_536
 """Largest number of outcomes kept while appends are in flight."""
@@ -97,8 +97,9 @@ class State(abc.ABC, Generic[_OutcomeT]):
         return True
 
     def needed_from(self, end: SeqNum) -> SeqNum:
-        """Return the seqnum of the first record that the library may still read, although a
-        checkpoint covers the records below `end`. If there is no such record, return `end`.
+        """Return the seqnum of the first record below `end` that the library may still read. A
+        checkpoint does not trim the records from there on, although it covers those below `end`. If
+        there is no such record, return `end`.
 
         The replica may call this method after each record, so it takes constant time.
         """
@@ -123,8 +124,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
         state: the state.
         end: records below this seqnum are applied.
         unsaved: number of records applied since the last known checkpoint.
-        covered: `end` when the checkpoint before the last one became due; 0 after a start from a
-            checkpoint. Records from here on may be kept for processes with appends in flight.
+        covered: the value of `end` when the last checkpoint but one became due; 0: not known. The
+            records from this seqnum on may be kept for processes with appends in flight.
     """
 
     def __init__(
@@ -143,9 +144,11 @@ class Replica(Generic[_StateT, _OutcomeT]):
         self.unsaved = 0
         self.covered: SeqNum = 0
         self._last_due: SeqNum = 0
-        """`end` when a checkpoint became due last, or of the checkpoint that was loaded."""
+        """The value of `end` when a checkpoint became due last; or `end` of the checkpoint that was
+        loaded. Early checkpoints do not count.
+        """
         self._due_count = 0
-        """`_count` at `_last_due`."""
+        """The value of `_count` when `end` was `_last_due`."""
         self._has_rest = False
         """Whether the last checkpoint left many records untrimmed, so that the next one may be due
         early (`_note_due`).
@@ -156,7 +159,9 @@ class Replica(Generic[_StateT, _OutcomeT]):
         self._count = 0
         """Number of records applied since the sub-stream began."""
         self._marked = 0
-        """`_count` when a checkpoint became due last."""
+        """The value of `_count` when a checkpoint became due last, as in `CheckpointPart`. After a
+        load it may be less than `_due_count`, because a checkpoint may be written late.
+        """
         self._elected = False
         self._seen: SeqNum = 0
         """Records below this seqnum are applied, or belong to other tags."""
@@ -343,8 +348,9 @@ class Replica(Generic[_StateT, _OutcomeT]):
         """Tell whether the last applied record makes a checkpoint due.
 
         A checkpoint is due after `_records_between_checkpoints()` records. If it leaves many
-        records untrimmed, another one is due as soon as these records are not needed any more.
-        Otherwise the records of a state that empties would stay until the state is used again.
+        records untrimmed, an early one is due as soon as these records are not needed any more.
+        Without the early one, the records of a state that has become empty would stay until the
+        state is used again.
         """
         if self._count - self._marked >= self._records_between_checkpoints():
             rest = self._count - self._due_count
@@ -449,8 +455,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
         checkpoint may cover more records, nothing is trimmed, because that checkpoint may become
         readable again.
 
-        A replica writes one checkpoint at a time: a caller that finds another one being written
-        waits for it, and then writes one only if that one does not suffice.
+        A replica writes one checkpoint at a time. If one is being written, a further caller waits
+        for it, and writes its own only if that one lacks records applied before this call.
 
         If it fails, the state is unharmed, and the next checkpoint is due as usual.
 

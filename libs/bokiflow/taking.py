@@ -5,6 +5,8 @@ executes those that do not wait, as many at a time as its limits permit. Runs th
 memory until their time has come or a record for them arrives. Crash-looping runs are taken in small
 groups (`bokiflow.ownership.crash_loops`).
 
+A process executes a run at most once at a time: it takes the run within `RunExecutor.exclusive`.
+
 `driver` claims the partitions, and `runner` executes the runs.
 """
 
@@ -72,7 +74,9 @@ partition is kept.
 """
 _FAILURES_MAX: Final = 6
 _GIVES_WAY_MAX: Final = 4
-"""A run of a later deployment is taken after so many growing pauses (about 8 leases together)."""
+"""The last pause before a run of a later deployment is taken, counted from 0. The pauses grow;
+together they last about 8 leases.
+"""
 _TICK_S_MIN: Final = 0.001
 _TAKE: Final = "take"
 _TIMERS: Final = "timers"
@@ -104,9 +108,11 @@ class RunExecutor(LimitExecutor):
 
     @abstractmethod
     def want(self, run: str) -> None:
-        """Execute a run of an owned partition if it is open. If a task has exclusive access to the
-        run, the run is taken after that, unless the task executes it. The task may have left the
-        run to the owner of the partition before this process became the owner.
+        """Execute a run of an owned partition if it is open.
+
+        If a task has exclusive access to the run, the run is taken when that access ends, unless
+        the task has begun to execute it. The task may have found that another process owned the
+        partition, and this process may have become the owner since.
         """
 
     @abstractmethod
@@ -143,7 +149,8 @@ class Taking:
         turns: the limits of the runs.
         uncertain: runs that this process may have started, each with the number of heartbeats for
             which it is still looked for.
-        lost_sight_of: partitions in which a run that is no longer looked for may still begin.
+        lost_sight_of: partitions of runs that are no longer looked for. The record that starts such
+            a run may still arrive.
     """
 
     def __init__(self, runner: RunExecutor) -> None:
@@ -268,7 +275,8 @@ class Taking:
             if id_ in runner.running:
                 continue
             limited = turns.get(run.limit, {}).get(id_)
-            # A run that waits for its turn was not executed, so it is read only if cancelled.
+            # A run that waits for its turn need not be read, unless it was executed before or has
+            # a notification, such as a cancellation.
             if limited is None or limited.turn != Turn.WAITS or run.epoch or run.notified_at >= 0:
                 self._schedule(log, id_, run)
         for name in limits:
@@ -346,8 +354,8 @@ class Taking:
         self._crash_loops.begin(id_, taking)
 
     async def _take(self, id_: str, crash_looping: dict[str, int] | None) -> None:
-        """Take an open run and execute it. If `crash_looping` is given, only add a crash-looping
-        run to it, with its number of crashes.
+        """Take an open run and execute it. If `crash_looping` is given, a crash-looping run is not
+        executed: it is added to `crash_looping`, with its number of crashes.
         """
         partition, runner = self._partition(id_), self._runner
         is_again, is_retried = id_ in self._again, id_ in self._retried
@@ -455,7 +463,9 @@ class Taking:
         return True
 
     async def _forget(self, log: Log, id_: str, run: RunState, partition: OwnedPartition) -> None:
-        """Remove a run from the partition's open runs if its start there was a repeated one."""
+        """Remove a run from the partition's open runs if the start that the partition has read
+        opened no run, because it repeated an earlier start.
+        """
         if run.finished is not None:
             self.uncertain.pop(id_, None)
         await partition.catch_up(log)
@@ -520,8 +530,8 @@ class Taking:
     async def _move(
         self, log: Log, id_: str, run: RunState, definition: Definition | None
     ) -> Definition | None:
-        """Return the code to which a run should move, if that still continues it; else the code
-        with which it continues now.
+        """Return the code with which to continue a run that was asked to move: the wanted code if
+        it can continue the run, else `definition`, the present code.
         """
         assert run.move_asked is not None, "the move was asked for"
         assert run.started is not None, "only a run that has begun is moved"
@@ -539,8 +549,8 @@ class Taking:
         return definition
 
     def _gives_way(self, id_: str, run: RunState, code: CodeVersion | None) -> bool:
-        """Leave a run of a later deployment than that of this process for a while; return whether
-        this was done. This process is likely to get that deployment soon.
+        """Postpone a run whose deployment is later than that of this process, because this process
+        is likely to get that deployment soon. Return whether the run was postponed.
 
         Args:
             id_: id of the run.

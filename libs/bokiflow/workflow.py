@@ -1,5 +1,8 @@
 """The `Workflow` object that a workflow's body gets: steps whose outcomes are decided once, and
 values that are the same in every re-execution.
+
+`runner` makes one for each execution of a run, and `replay_check` for each replay. `Operations` has
+the other operations.
 """
 
 from __future__ import annotations
@@ -210,8 +213,8 @@ class Workflow(Operations):
         with an empty history, at the first line of the newest code. The run keeps its id, so
         handles and signals reach the current round. Signals that no operation has consumed remain.
         Compensations of the round are dropped, as when the workflow returns. Children that have not
-        ended continue. The code after the call does not run. The end of a round and the begin of
-        the next one are one record, so neither happens without the other.
+        ended continue. The code after the call does not run. One record ends the round and
+        begins the next one, so neither happens without the other.
 
         Args:
             arguments: the arguments of the next round.

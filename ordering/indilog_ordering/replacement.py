@@ -1,18 +1,23 @@
 """Decides which storage nodes are lost, and what happens to their shards (decisions 0048 and 0070;
 Scalog 4.4).
 
-Storage nodes send heartbeats to the primary. If a counting replica of a shard is lost, an entry
-(`NewReplicas`) names another storage node in its place. The lost replica stays in the list after
-the counting ones, because it may have the only copy of a record. When every counting replica has
-all records that were ordered before that entry, another entry drops the others. A lost replica goes
-to the end of the list at once, because the first replica sends the tags of new records to the
-index.
+Storage nodes send heartbeats to the primary. The first replicas of a shard are its *counting* ones:
+their reports decide what is ordered (`indilog.kernel.placement`). If a counting replica is lost, a
+metalog entry (`NewReplicas`) names another storage node in its place. The lost replica stays in the
+list after the counting ones, because it may have the only copy of a record. When every counting
+replica has all records that were ordered before that entry, another entry drops the lost replica.
+
+The first replica of a shard sends the tags of new records to the index. So a lost replica moves to
+the end of the list even if no other node can replace it yet.
 
 If too few replicas are left for the ack quorum, appends wait. Then `lost_storage_policy` decides
 what happens after `storage_lost_s`. Either the shard is finalized (`finalize_add`), or it gets
-another replica (`remove_replace`). In all other cases the shard gets another replica after
-`storage_replaced_s`. This time is longer, because copying a shard is expensive and the node may
-come back.
+another replica (`remove_replace`). If no append waits, or the policy is `mask`, the shard gets
+another replica after `storage_replaced_s`. This time is longer, because copying a shard is
+expensive and the node may come back.
+
+`primary` passes the heartbeats on and proposes the entries. `rebalancing` spreads the shards when
+no replica is lost.
 """
 
 from __future__ import annotations
@@ -30,15 +35,22 @@ from indilog.wire.replica_messages import StorageAlive
 from indilog_ordering.rebalancing import Rebalancing
 
 SHARDS_ADDED_MAX: Final = 1024
-"""Number of shards from which on a lost storage node is replaced in its shards, instead of adding
-shards. A view names all shards, and the number of a shard is never used again.
+"""Number of shards from which on no shard is added for a lost storage node. Its shards then get
+another replica instead. The limit is needed because a view names all shards, and the number of a
+shard is never used again.
 """
 _LOOKS: Final = 4
 """Checks of the heartbeats per `storage_lost_s`."""
 
 
 class _Node:
-    """The primary's knowledge of one storage node."""
+    """The primary's knowledge of one storage node.
+
+    Attributes:
+        heartbeat_at: when the last heartbeat arrived, or when the node counted as alive without
+            one.
+        position, complete, has_room: as in the last heartbeat (`StorageAlive`).
+    """
 
     __slots__ = ("complete", "has_room", "heartbeat_at", "position")
 
@@ -92,7 +104,7 @@ class Replacements:
     ) -> None:
         """Set the storage nodes, and those of them that leave the cluster."""
         if self._nodes.keys() != set(nodes) or self._leaving != set(leaving):
-            # With only one storage node, none had to send heartbeats.
+            # A sole storage node sends no heartbeats, so all nodes count as alive at first.
             self._nodes = {node: self._nodes.get(node) or _Node(now) for node in nodes}
             for node in self._nodes.values():
                 node.heartbeat_at = now
@@ -251,8 +263,8 @@ class Replacements:
         after_s = self._replaced_after_s(shard, now)
         vacant = sum(self._is_lost(node, now, after_s) for node in missing)
         spares, least = self._spares(before, load, now)
-        # No append waits for the replacement of a node that leaves, so spares that lag are left
-        # out.
+        # A spare that lags may replace a lost node, because appends may wait for a replacement. No
+        # append waits for a leaving node, so only a spare that does not lag replaces it.
         current = [node for node in spares if self._nodes[node].position >= least]
         behind = [node for node in spares if node not in current][: max(0, vacant - len(current))]
         vacant += sum(node in leaving for node in missing)
@@ -269,8 +281,8 @@ class Replacements:
         self, replicas: tuple[NodeId, ...], load: Mapping[NodeId, int], now: Instant
     ) -> tuple[list[NodeId], MetalogPosition]:
         """Return the nodes that can replace one of `replicas`, the best first, and the number of
-        entries that the replicas have applied. Nodes that have applied at least this number are
-        best, and among these the nodes with the fewest shards.
+        entries that every running replica has applied. Nodes that have applied at least this number
+        are best, and among these the nodes with the fewest shards.
         """
         known = self._nodes
         current = [known[node].position for node in replicas if not self._is_lost(node, now)]

@@ -1,5 +1,7 @@
 """Limits the number of open recorded invocations, for the platform and for each application
 (docs/decisions/0033).
+
+`service` asks for admission before it appends the record of an invocation.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ of a lost storage node may take hours (decision 0048), and a lost index node may
 After a pause one question tries such a node again; the pause doubles while the node does not
 answer. If only silent nodes could answer, one of them is asked. So avoiding nodes may unbalance the
 load, but never prevents an answer.
+
+`lookup_routes` chooses index nodes and aggregators with it, `storage_questions` storage nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class _Silence:
     Attributes:
         since: when a question to the node last timed out.
         tried_again: when the node is tried again.
-        pause_s: seconds between the two.
+        pause_s: seconds from the last timeout or trial to the next trial.
     """
 
     __slots__ = ("pause_s", "since", "tried_again")
@@ -75,10 +77,10 @@ class SilentNodes:
     def pick(
         self, nodes: Sequence[NodeId], rotation: int, now: Instant, *, trial: bool = False
     ) -> tuple[NodeId, bool]:
-        """Return one of `nodes` (at least one), and whether the question tries a silent node again.
+        """Return one of `nodes`, and whether the question tries a silent node again.
 
-        `rotation`: selects the first candidate. `trial`: the question already tries another silent
-        node again.
+        `nodes`: the candidates; not empty. `rotation`: selects the first candidate. `trial`: the
+        question already tries another silent node again.
         """
         first = rotation % len(nodes)
         if not self._silent:

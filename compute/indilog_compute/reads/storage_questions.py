@@ -2,7 +2,7 @@
 
 The node asks one replica of each shard, and a second one if the first is slow
 (`indilog_compute.reads.hedging`). Replicas that do not answer are asked after the others
-(`indilog_compute.reads.silent_nodes`).
+(`indilog_compute.reads.silent_nodes`). `reads` asks when it knows the seqnums of a read.
 """
 
 from __future__ import annotations
@@ -47,13 +47,21 @@ class StorageQuestions:
         rotation: int,
         now: Instant,
     ) -> DataLossError | NotReadyError | None:
-        """Choose for each shard a replica that may have the first missing record.
+        """Choose for each shard a replica that may have the shard's first missing record.
 
-        The replica is asked for all missing records that it may have. Returns an error if no
-        replica has the very first missing record. If no replica of a shard has a later record, that
-        shard is not asked, because the page can end before the record. A replica that lacks one
-        record may have others. It may also have a record that its last answer left out, because a
-        page is limited in bytes.
+        The replica is asked for all missing records that it may have. It may lack some records and
+        have others. Its last answer may have left out records that it has, because an answer is
+        limited in bytes.
+
+        If no replica has the first missing record of the operation, an error is returned. If no
+        replica has the first missing record of another shard, that shard is not asked, because the
+        page can end before that record.
+
+        Args:
+            operation: a read of records at known seqnums.
+            missing: the missing records of each shard, in the order of the operation; not empty.
+            rotation: selects the first candidate (`SilentNodes.pick`).
+            now: the time now.
         """
         asked: dict[ShardId, Asked] = {}
         firsts = {seqnums[0] for seqnums in missing.values()}

@@ -25,8 +25,8 @@ from indilog_compute.workers.process import STOP_S, Serve, StartWorker, Worker, 
 
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
-"""Seconds until a blocked worker is killed when the platform stops, counted from the end of the
-time that running calls get.
+"""Seconds after `WorkerPool.stop` until a worker that has not ended is killed. Running calls got
+time to end before the pool stops.
 """
 
 
@@ -76,7 +76,9 @@ class WorkerPool:
         self._started = itertools.count(1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._wanted: set[int] = set()
-        """Indexes of the workers that are kept running, without those of removed workers."""
+        """Indexes of the workers that are kept running. A removed worker that still finishes its
+        calls is not among them.
+        """
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
         self._all_up = asyncio.Event()
@@ -95,8 +97,10 @@ class WorkerPool:
 
     def resize(self, size: int) -> None:
         """Keep `size` workers running. A removed worker gets no further calls, and ends after its
-        last running call. Only workers that take calls are removed, so the pool may reach `size`
-        later.
+        last running call.
+
+        Only workers that take calls can be removed. If there are too few of these, the pool stays
+        larger, and a later call must remove the others.
         """
         while len(self._wanted) < size and not self._stopping:
             self._add()

@@ -2,7 +2,7 @@
 
 The offset `{"seqnum": n}` says that all records below n were read. A batch is a half-open range of
 seqnums below the end of the log. What it contains never changes, so a batch that is repeated after
-a crash has the same records.
+a crash has the same records. `source` gives the reader to Spark.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {_SEQNUM: end if self._options.from_tail else start}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return the limit that options set; of two, the one of records."""
+        """Return the limit that the options set. If they limit both records and bytes, return the
+        limit of records; `latestOffset` obeys both.
+        """
         options = self._options
         if options.batch_records_max is not None:
             return ReadMaxRows(options.batch_records_max)
