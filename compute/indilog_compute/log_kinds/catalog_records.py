@@ -392,9 +392,11 @@ class MovedCatalog:
             return data
         if not isinstance(found, Creation | Closing | Laid):
             return data
-        folder = found.folder or self._first.get(found.log, "")
+        folder = found.folder
         if isinstance(found, Creation):
             self._first[found.log] = folder
+        elif isinstance(found, Laid) and not folder:
+            folder = self._first.get(found.log, "")
         if (new := self._segments.get(folder)) is None:
             return data
         if isinstance(found, Laid):

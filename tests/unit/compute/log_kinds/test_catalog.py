@@ -6,12 +6,18 @@ import msgspec
 import pytest
 
 from indilog.base.ids import NodeId
-from indilog.base.log import Session
+from indilog.base.log import Record, Session
 from indilog.base.log_kinds import LogKind
 from indilog.kernel.cell_layout import CellLayout, new_layout
 from indilog.testing import MemoryLogs
 from indilog_compute.log_kinds.catalog import ReplayedCatalog
-from indilog_compute.log_kinds.catalog_records import CATALOG_LOG, NewSegment
+from indilog_compute.log_kinds.catalog_records import (
+    CATALOG_LOG,
+    Laid,
+    LogCatalogState,
+    MovedCatalog,
+    NewSegment,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -100,3 +106,52 @@ async def test_layouts_of_version_1_are_those_of_the_first_segment() -> None:
     again = catalog_of(logs)
     await again.catch_up()
     assert again.layout("one") == layout.filled(3)
+
+
+async def test_the_records_of_a_catalog_are_rewritten_for_other_places() -> None:
+    logs = MemoryLogs()
+    catalog = catalog_of(logs)
+    await catalog.create("events", old := new_segment("one"))
+    assert await catalog.change_layout("one", layout_of(old), layout_of(old).filled(2))
+    await catalog.close("events", catalog.logs["events"].last, NewSegment(kind="shared"), tail=0)
+    await catalog.reopen("events", catalog.logs["events"].last)
+    await switched(catalog, "events", NewSegment(kind="object-store", place="/a", folder="two"))
+    await catalog.close("events", catalog.logs["events"].last, new_segment("three"), tail=0)
+    first = Laid(version=1, log="events", layout=layout_of(old).filled(3))
+    log = logs.log(CATALOG_LOG, Session())
+    await log.append(msgspec.json.encode(first))
+    await log.append(b"not understood")
+    moved = MovedCatalog(
+        {
+            "one": new_segment("new one"),
+            "two": NewSegment(kind="object-store", place="/b", folder="new two"),
+            "three": new_segment("new three"),
+        }
+    )
+    rewritten = LogCatalogState(NodeId(""), lambda _: None)
+    changed: list[tuple[list[bytes], bool]] = []
+    for record in await log.read_range():
+        data = moved.rewritten(record.data)
+        changed.append((record.data.split(b'"')[3:4], data != record.data))
+        rewritten.take(Record(record.seqnum, record.names, data, 0.0, 0.0), 0)
+    assert changed == [
+        ([b"created"], True),
+        ([b"layout"], True),
+        ([b"closing"], False),  # to `shared`, which has no place
+        ([b"reopened"], False),
+        ([b"closing"], True),
+        ([b"sealing"], False),
+        ([b"switched"], False),
+        ([b"closing"], True),
+        ([b"layout"], True),
+        ([], False),
+    ]
+    state = rewritten.logs["events"]
+    assert [(each.place, each.folder) for each in state.segments] == [
+        ("", "new one"), ("/b", "new two"),
+    ]  # fmt: skip
+    assert state.switch is not None
+    assert state.switch.folder == "new three"
+    assert {folder: each.layout for folder, each in rewritten.layouts.items()} == {
+        name: layout_of(new_segment(name)) for name in ("new one", "new three")
+    }
