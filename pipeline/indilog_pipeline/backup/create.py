@@ -5,6 +5,9 @@ its records are durable. Everything after it is left out, however long the backu
 that the platform moves meanwhile are found in a newer image. Batches that it discards meanwhile
 hold trimmed records, so the backup takes its floors from an image that is read last.
 
+Logs of other kinds than `shared` are those of the image's catalog. They are copied when all batches
+are in the backup (`cell_logs`).
+
 An interrupted backup continues with its first plan. Parts that exist and are intact are not read
 again.
 """

@@ -10,6 +10,9 @@ Two kinds of entries follow those of the backup. Some order records that do not 
 assigned again. The records of the hole count as discarded. The other entries are trims with all
 floors.
 
+Logs of other kinds than `shared` are written first (`cell_logs`). In the batches with the catalog's
+records, these records are replaced, because the logs are in other places now.
+
 The directory is built under another name, and renamed when all of it is durable.
 """
 

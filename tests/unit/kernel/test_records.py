@@ -47,6 +47,19 @@ def test_tag_columns_are_the_bytes_of_the_batch() -> None:
     assert tags == b"".join(tag.to_bytes(8, "little") for tag in wanted)
 
 
+def test_a_batch_gets_other_data_for_some_records() -> None:
+    tombstone = RecordBatch(batch_of((b"x", ()), (b"gone", ("a",)), (b"y", ("b",))))
+    batch = RecordBatch(tombstone.with_tombstones([False, True, False]))
+    changed = RecordBatch(batch.with_data({2: b"longer"}))
+    assert changed.header._replace(data_bytes=0, columns_crc=0, data_crc=0) == (
+        batch.header._replace(data_bytes=0, columns_crc=0, data_crc=0)
+    )
+    assert changed.tag_columns() == batch.tag_columns()
+    assert [changed.record(n).data for n in range(3)] == [b"x", b"", b"longer"]
+    assert [changed.names(n) for n in range(3)] == [batch.names(n) for n in range(3)]
+    assert batch.with_data({}) == batch.buffer
+
+
 def test_the_batch_layout_never_changes() -> None:
     # Written by version 2; a change of these bytes needs a new version.
     assert TWO[:6] == b"ILRB\x02\x00"
