@@ -33,6 +33,7 @@ from indilog.wire import (
     conditional_messages,
     messages,
     order_lookup_messages,
+    owner_messages,
     replica_messages,
     sequencer_messages,
     tag_messages,
@@ -318,6 +319,7 @@ def test_every_wire_message_is_in_the_protocol() -> None:
             base_messages,
             cell_messages,
             conditional_messages,
+            owner_messages,
         )
         for kind in protocol_table.messages_of(module)
         if protocol_table.row_of(kind)

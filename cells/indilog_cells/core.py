@@ -15,6 +15,13 @@ that cell has probably crashed. If the outcome of a write is unknown, the core w
 content to the same cell again, never to another one, until it knows that the cell holds a content.
 So no record is in the log twice.
 
+In a log that has an owner (decision 0096), the core of another process sends its contents to the
+owner. The owner writes each into a cell of its own, and the content keeps its writer and serial. So
+the sender recognizes it in the cells if no answer arrives. A content whose outcome is unknown is
+*unsettled*: its sender appends a barrier in a later tenure, and applies all cells up to it. Each
+tenure begins a later epoch, so a content that is not found then is void for ever, and its items are
+appended again.
+
 `driver` runs a core: it turns effects into requests, and answers into events.
 """
 
@@ -24,7 +31,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias, assert_never
 
-from indilog_cells.content import JUNK, Content, End, Item, Records, decode, encode
+from indilog_cells.content import JUNK, AskTime, Content, End, Item, Records, decode, encode
 from indilog_cells.state import Closed, LogState, Outcome, Placed
 
 _RETRY_US: Final = 100_000
@@ -42,6 +49,8 @@ _OWN: Final = -1
 """The core's own ticket of catching up: before its first append, and after another writer took a
 cell in which it had an own content.
 """
+_BARRIER: Final = -2
+"""The ticket of a barrier, and of catching up with it."""
 
 
 class CoreLimits(NamedTuple):
@@ -74,9 +83,20 @@ CORE_LIMITS: Final = CoreLimits()
 
 
 class TokenGiven(NamedTuple):
-    """The sequencer gave a cell."""
+    """The sequencer gave a cell. `begins_tenure`: this process has become the owner of the log."""
 
     position: int
+    begins_tenure: bool = False
+
+
+class TokenFailed(NamedTuple):
+    """No cell was given; it is asked for again."""
+
+
+class AppendsElsewhere(NamedTuple):
+    """No cell was given, because another process appends to the log: its owner."""
+
+    owner: str
 
 
 class CellWritten(NamedTuple):
@@ -106,7 +126,32 @@ class CellFailed(NamedTuple):
     is_write: bool
 
 
-Event: TypeAlias = TokenGiven | CellWritten | CellTaken | CellRead | CellFailed
+class CellDeposed(NamedTuple):
+    """A content was not written, or not completely, because another process owns the log now."""
+
+    position: int
+
+
+class ContentAnswered(NamedTuple):
+    """The owner has appended a content; None: its outcome is unknown, and that owner never appends
+    it later.
+    """
+
+    serial: int
+    outcomes: Sequence[Outcome] | None
+
+
+Event: TypeAlias = (
+    TokenGiven
+    | TokenFailed
+    | AppendsElsewhere
+    | CellWritten
+    | CellTaken
+    | CellRead
+    | CellFailed
+    | CellDeposed
+    | ContentAnswered
+)
 
 # --- effects
 
@@ -130,11 +175,28 @@ class ReadCell(NamedTuple):
     position: int
 
 
+class SendContent(NamedTuple):
+    """Let the owner append a content; `ContentAnswered` has the outcomes."""
+
+    owner: str
+    serial: int
+    content: bytes
+
+
 class ItemApplied(NamedTuple):
     """A submitted item has its outcome; None: the outcome is unknown."""
 
     ticket: int
     outcome: Outcome | None
+
+
+class ContentApplied(NamedTuple):
+    """The content of another process has the outcomes of its items; None: they are unknown, and
+    this core does not append it any more.
+    """
+
+    ticket: int
+    outcomes: Sequence[Outcome] | None
 
 
 class CaughtUp(NamedTuple):
@@ -147,12 +209,27 @@ class FellBehind(NamedTuple):
     """The next cell was trimmed: continue from a newer checkpoint (`Core.restart`)."""
 
 
-Effect: TypeAlias = AskToken | WriteCell | ReadCell | ItemApplied | CaughtUp | FellBehind | Closed
+Effect: TypeAlias = (
+    AskToken
+    | WriteCell
+    | ReadCell
+    | SendContent
+    | ItemApplied
+    | ContentApplied
+    | CaughtUp
+    | FellBehind
+    | Closed
+)
 
 
 class _Submitted(NamedTuple):
     ticket: int
     item: Item
+
+
+class _Received(NamedTuple):
+    ticket: int
+    content: Content
 
 
 class _Place(NamedTuple):
@@ -198,19 +275,35 @@ def _merged(submitted: Sequence[_Submitted]) -> tuple[list[Item], list[_Place]]:
 
 
 class _Sent:
-    """An own content in flight."""
+    """A content in flight: an own one, or one of another process.
 
-    __slots__ = ("backoff_us", "content", "places", "retry_us", "serial", "submitted")
+    Attributes:
+        received: the content as another process sent it, with its ticket; None: it is an own one.
+    """
+
+    __slots__ = (
+        "backoff_us", "content", "places", "received", "retry_us", "serial", "submitted", "writer",
+    )  # fmt: skip
 
     def __init__(
-        self, content: bytes, serial: int, submitted: list[_Submitted], places: list[_Place]
+        self,
+        content: Content,
+        submitted: Sequence[_Submitted] = (),
+        places: Sequence[_Place] = (),
+        *,
+        received: _Received | None = None,
     ) -> None:
-        self.content = content
-        self.serial = serial
+        self.content = encode(content)
+        self.writer, self.serial = content.writer, content.serial
         self.submitted = submitted
         self.places = places
+        self.received = received
         self.retry_us: int | None = None
         self.backoff_us = _RETRY_US
+
+    def is_in(self, content: Content) -> bool:
+        """Whether a cell with this content holds what was sent."""
+        return (content.writer, content.serial) == (self.writer, self.serial)
 
 
 class Core:
@@ -235,9 +328,23 @@ class Core:
         self._epoch: int | None = None
         """Epoch of the next contents; None: the next one begins a later epoch than any before."""
         self._waiting: deque[_Submitted] = deque()
+        self._received: deque[_Received] = deque()
+        """Contents of other processes that are in no cell."""
+        self._gave_received = False
+        """Whether the last cell was for a content of another process."""
         self._token_until_us: int | None = None
         """When to choose a cell without the sequencer; None: no token is awaited."""
+        self._token_again_us: int | None = None
+        """When to ask for a token again, after none was given."""
         self._in_flight: dict[int, _Sent] = {}
+        self._elsewhere: dict[int, _Sent] = {}
+        """Own contents that the owner of the log was asked to append, by serial."""
+        self._unsettled: dict[int, _Sent] = {}
+        """Own contents that are in some cell, or void for ever, by serial."""
+        self._barred: set[int] = set()
+        """Unsettled contents that are settled when a core has caught up with the barrier."""
+        self._skipped_serial = 0
+        """Contents below this serial may be in cells that were not read."""
         self._filling: dict[int, int | None] = {}
         """Cells that are being filled with junk, and when to write the junk again; None: the write
         is in flight.
@@ -273,7 +380,7 @@ class Core:
     @property
     def in_flight(self) -> int:
         """How many own cells are unfinished."""
-        return len(self._in_flight)
+        return len(self._in_flight) + len(self._elsewhere)
 
     @property
     def has_room(self) -> bool:
@@ -287,6 +394,12 @@ class Core:
             count = len(item.data)
             assert len(item.tags) == len(item.names) == count, "each record has tags and names"
         self._waiting.append(_Submitted(ticket, item))
+
+    def submit_content(self, ticket: int, content: Content) -> None:
+        """Append the content of another process, as the owner; `ContentApplied` has the outcomes.
+        Call `handle` afterwards.
+        """
+        self._received.append(_Received(ticket, content))
 
     def withdraw(self, ticket: int) -> bool:
         """Forget an item; return whether it was in no cell, so that it never takes effect."""
@@ -317,8 +430,11 @@ class Core:
         self._is_behind = False
         effects: list[Effect] = []
         for position in [each for each in self._in_flight if each < state.position]:
-            sent = self._in_flight.pop(position)
-            effects += [ItemApplied(each.ticket, None) for each in sent.submitted]
+            effects += self._lose(self._in_flight.pop(position))
+        self._skipped_serial = self._serial
+        for sent in self._unsettled.values():
+            effects += self._lose(sent)
+        self._unsettled.clear()
         self._known = {p: c for p, c in self._known.items() if p >= state.position}
         self._taken = {p for p in self._taken if p >= state.position}
         self._filling = {p: at for p, at in self._filling.items() if p >= state.position}
@@ -338,6 +454,7 @@ class Core:
         for event in events:
             effects += self._on_event(event, now_us)
         effects += self._advance()
+        self._begin_barrier()
         effects += self._repeat(now_us)
         effects += self._repair_hole(now_us)
         effects += self._read_on(now_us)
@@ -347,7 +464,8 @@ class Core:
     def deadline_us(self) -> int | None:
         """When to call `handle` even without events, by the clock of its `now_us`; None: never."""
         times = [sent.retry_us for sent in self._in_flight.values()]
-        times += [*self._filling.values(), self._read_again_us, self._token_until_us]
+        times += [*self._filling.values(), self._read_again_us]
+        times += [self._token_until_us, self._token_again_us]
         if self._hole == self.state.position:
             times.append(self._hole_fill_us)
             if self._hole not in self._reading:
@@ -361,17 +479,24 @@ class Core:
         assert all(each >= position for each in self._taken), "applied cells are forgotten"
         assert all(each >= position for each in self._in_flight), "applied cells have outcomes"
         assert self._known.keys().isdisjoint(self._taken), "a taken cell is not read yet"
-        assert len(self._in_flight) <= self._limits.cells_in_flight
+        assert self.in_flight <= self._limits.cells_in_flight
         assert 1 <= self._ahead <= self._limits.read_ahead
-        assert all(sent.serial < self._serial for sent in self._in_flight.values())
+        own = [sent.serial for sent in self._in_flight.values() if sent.received is None]
+        assert all(serial < self._serial for serial in own)
         assert self._epoch is not None or len(self._in_flight) <= 1, "an epoch begins with one cell"
+        assert self._elsewhere.keys().isdisjoint(self._unsettled), "an unsettled content has no end"
 
     # --- events
 
     def _on_event(self, event: Event, now_us: int) -> list[Effect]:
         match event:
-            case TokenGiven(position):
-                return self._on_token(position)
+            case TokenGiven(position, begins_tenure):
+                ended = self._end_tenure() if begins_tenure else []
+                return ended + self._on_token(position)
+            case TokenFailed():
+                self._token_until_us, self._token_again_us = None, now_us + _RETRY_US
+            case AppendsElsewhere(owner):
+                return self._end_tenure() + self._send(owner)
             case CellWritten(position, content):
                 self._on_written(position, content)
             case CellTaken(position):
@@ -380,6 +505,10 @@ class Core:
                 return self._on_read(position, content)
             case CellFailed():
                 self._on_failed(event, now_us)
+            case CellDeposed(position):
+                return self._on_deposed(position)
+            case ContentAnswered(serial, outcomes):
+                return self._on_answered(serial, outcomes)
             case unreachable:
                 assert_never(unreachable)
         return []
@@ -387,11 +516,27 @@ class Core:
     def _on_token(self, position: int) -> list[Effect]:
         is_late, self._token_until_us = self._token_until_us is None, None
         if position < self.state.position or position in self._in_flight:
-            return []  # the sequencer knew of fewer cells; `_dispatch` asks again
-        if is_late or not self._waiting:  # no own content goes there: fill, so that none waits
-            self._filling[position] = None
+            return []  # given by a sequencer that knows less; `_dispatch` asks again
+        if is_late or not (self._waiting or self._received):
+            self._filling[position] = None  # no own content goes there: fill, so that none waits
             return [WriteCell(position, JUNK)]
-        assert len(self._in_flight) < self._limits.cells_in_flight, "`_dispatch` asks below it"
+        assert self.in_flight < self._limits.cells_in_flight, "`_dispatch` asks below it"
+        sent = self._in_flight[position] = self._next_content()
+        return [WriteCell(position, sent.content)]
+
+    def _next_content(self) -> _Sent:
+        """Take items, or the content of another process, for a cell of this core."""
+        is_claim = self._epoch is None
+        epoch = self.state.epoch + 1 if self._epoch is None else self._epoch
+        self._gave_received = bool(self._received) and not (self._waiting and self._gave_received)
+        if not self._gave_received:
+            return self._own_content(epoch, is_claim=is_claim)
+        received = self._received.popleft()
+        of = received.content
+        content = Content(epoch, is_claim, of.writer, of.serial, self.stamp_us, of.items)
+        return _Sent(content, received=received)
+
+    def _own_content(self, epoch: int, *, is_claim: bool) -> _Sent:
         submitted = [self._waiting.popleft()]
         size = submitted[0].item.size_bytes
         while self._waiting:
@@ -399,13 +544,87 @@ class Core:
             if size > self._limits.cell_bytes:
                 break
             submitted.append(self._waiting.popleft())
-        is_claim = self._epoch is None
-        epoch = self.state.epoch + 1 if self._epoch is None else self._epoch
         items, places = _merged(submitted)
         content = Content(epoch, is_claim, self.writer, self._serial, self.stamp_us, items)
-        sent = self._in_flight[position] = _Sent(encode(content), self._serial, submitted, places)
         self._serial += 1
-        return [WriteCell(position, sent.content)]
+        return _Sent(content, submitted, places)
+
+    # --- logs that have an owner
+
+    def _end_tenure(self) -> list[Effect]:
+        """Let the next own content begin a later epoch. What this core has begun as the owner is
+        unsettled, because another process may have been the owner since.
+        """
+        self._epoch = None
+        effects: list[Effect] = [ContentApplied(ticket, None) for ticket, _ in self._received]
+        self._received.clear()
+        for position in list(self._in_flight):
+            effects += self._unsettle(self._in_flight.pop(position))
+        return effects
+
+    def _send(self, owner: str) -> list[Effect]:
+        """Send items to the owner."""
+        self._token_until_us = None
+        if not self._waiting:
+            return []
+        sent = self._own_content(0, is_claim=False)  # the owner has the epoch
+        self._elsewhere[sent.serial] = sent
+        return [SendContent(owner, sent.serial, sent.content)]
+
+    def _on_deposed(self, position: int) -> list[Effect]:
+        self._filling.pop(position, None)
+        return self._end_tenure() if position in self._in_flight else []
+
+    def _on_answered(self, serial: int, outcomes: Sequence[Outcome] | None) -> list[Effect]:
+        if (sent := self._elsewhere.pop(serial, None)) is None:
+            return []  # it was found in a cell
+        return self._unsettle(sent) if outcomes is None else self._complete(sent, outcomes)
+
+    def _unsettle(self, sent: _Sent) -> list[Effect]:
+        """Note that the outcome of a content is unknown, and that it is not written any more."""
+        if sent.received is not None or sent.serial < self._skipped_serial:
+            return self._lose(sent)
+        if any(each.ticket == _BARRIER for each in sent.submitted):
+            self._barred.clear()  # another barrier is appended
+        self._unsettled[sent.serial] = sent
+        return []
+
+    def _lose(self, sent: _Sent) -> list[Effect]:
+        """Return that the outcomes of a content stay unknown."""
+        if sent.received is not None:
+            return [ContentApplied(sent.received.ticket, None)]
+        tickets = [each.ticket for each in sent.submitted]
+        if _BARRIER in tickets:
+            self._barred.clear()
+        return [ItemApplied(ticket, None) for ticket in tickets if ticket != _BARRIER]
+
+    def _complete(self, sent: _Sent, outcomes: Sequence[Outcome]) -> list[Effect]:
+        """Give the items of a content their outcomes."""
+        if sent.received is not None:
+            return [ContentApplied(sent.received.ticket, outcomes)]
+        effects: list[Effect] = []
+        for each, at in zip(sent.submitted, sent.places, strict=True):
+            if each.ticket != _BARRIER:
+                effects.append(ItemApplied(each.ticket, at.outcome(outcomes)))
+            elif self._barred:
+                self._catching_up[_BARRIER] = self._reads
+        return effects
+
+    def _begin_barrier(self) -> None:
+        """Append a barrier, if contents are unsettled."""
+        if self._unsettled and not self._barred:
+            self._barred = set(self._unsettled)
+            self._waiting.appendleft(_Submitted(_BARRIER, AskTime()))
+
+    def _pass_barrier(self) -> None:
+        """Append the items of unsettled contents that are in no cell again."""
+        for serial in sorted(self._barred & self._unsettled.keys(), reverse=True):
+            sent = self._unsettled.pop(serial)
+            again = [each for each in sent.submitted if each.ticket != _BARRIER]
+            self._waiting.extendleft(reversed(again))
+        self._barred.clear()
+
+    # --- the answers of cells
 
     def _on_written(self, position: int, content: bytes) -> None:
         """Note the content of a cell: an own one, or junk."""
@@ -451,7 +670,9 @@ class Core:
         done = [ticket for ticket, before in self._catching_up.items() if before < number]
         for ticket in done:
             del self._catching_up[ticket]
-        return [CaughtUp(ticket) for ticket in done if ticket != _OWN]
+        if _BARRIER in done:
+            self._pass_barrier()
+        return [CaughtUp(ticket) for ticket in done if ticket > _OWN]
 
     def _on_failed(self, event: CellFailed, now_us: int) -> None:
         position, is_write = event
@@ -479,27 +700,36 @@ class Core:
                 effects.append(complete)
             if (sent := self._in_flight.pop(position, None)) is not None:
                 effects += self._settle(sent, content, outcomes)
+            elif content is not None and content.writer == self.writer and outcomes is not None:
+                effects += self._recognize(content.serial, outcomes)
         return effects
+
+    def _recognize(self, serial: int, outcomes: Sequence[Outcome]) -> list[Effect]:
+        """Settle an own content that is in a cell, although this core did not write that cell."""
+        for contents in (self._elsewhere, self._unsettled):
+            if (sent := contents.pop(serial, None)) is not None:
+                return self._complete(sent, outcomes)
+        return []
 
     def _settle(
         self, sent: _Sent, content: Content | None, outcomes: list[Outcome] | None
     ) -> list[Effect]:
-        """Give the items of an own cell their outcomes. If the cell is void or has the content of
-        another writer, put the items back in front of those that wait.
-        """
-        is_own = (
-            content is not None and content.writer == self.writer and content.serial == sent.serial
-        )
-        if is_own and content is not None and outcomes is not None:
+        """Give the items of a cell of this core their outcomes, or put them back."""
+        if content is not None and outcomes is not None and sent.is_in(content):
             assert self._epoch in (None, content.epoch), "own contents of earlier epochs are void"
             self._conflicts = 0
             self._epoch = content.epoch
-            placed = zip(sent.submitted, sent.places, strict=True)
-            return [ItemApplied(each.ticket, at.outcome(outcomes)) for each, at in placed]
+            return self._complete(sent, outcomes)
+        effects: list[Effect] = []
+        if content is not None and content.writer == self.writer and outcomes is not None:
+            effects += self._recognize(content.serial, outcomes)
         if self._epoch is not None:
             self._epoch = self.state.epoch
-        self._waiting.extendleft(reversed(sent.submitted))
-        return []
+        if sent.received is None:
+            self._waiting.extendleft(reversed(sent.submitted))
+        else:
+            self._received.appendleft(sent.received)
+        return effects
 
     def _repeat(self, now_us: int) -> list[Effect]:
         """Repeat the writes that failed."""
@@ -545,7 +775,7 @@ class Core:
         if self._is_behind or self._read_again_us is not None:
             return []
         wanted = sorted(self._taken)
-        is_own = bool(self._waiting) and _OWN in self._catching_up
+        is_own = bool(self._waiting or self._received) and _OWN in self._catching_up
         if is_own or self._catching_up.keys() - {_OWN}:
             start = self.state.position
             wanted += range(start, start + self._ahead)
@@ -567,13 +797,18 @@ class Core:
         at_least = max(self.state.position, max(self._in_flight, default=-1) + 1)
         if self._token_until_us is not None:
             return self._on_token(at_least) if self._token_until_us <= now_us else []
-        in_flight_max = 1 if self._epoch is None else self._limits.cells_in_flight
-        if not self._waiting or len(self._in_flight) >= in_flight_max:
+        if self._token_again_us is not None and self._token_again_us > now_us:
+            return []
+        self._token_again_us = None
+        is_full = self.in_flight >= self._limits.cells_in_flight
+        if is_full or (self._epoch is None and self._in_flight):
+            return []  # an epoch begins with one cell
+        if not (self._waiting or self._received):
             return []
         if _OWN in self._catching_up:
             return []  # until the core has caught up, another writer probably has the next cell
         self._token_until_us = now_us + self._limits.token_after_us
         skipped = min(max(0, self._conflicts - 1), _SKIPPED_MAX)
-        if isinstance(self._waiting[0].item, End):
+        if self._waiting and isinstance(self._waiting[0].item, End):
             skipped = 0  # others may have stopped, so cells left to them would stay unwritten
         return [AskToken(at_least + skipped)]

@@ -16,9 +16,10 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, Generic, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import structlog
 
@@ -29,17 +30,22 @@ from indilog.base.errors import (
     MalformedFrameError,
     NotReadyError,
     OverloadedError,
+    SealedError,
 )
 from indilog_cells.cells import CellsAndNotes, CellsError
 from indilog_cells.content import Content, Item, decode
 from indilog_cells.core import (
     CORE_LIMITS,
+    AppendsElsewhere,
     AskToken,
     CaughtUp,
+    CellDeposed,
     CellFailed,
     CellRead,
     CellTaken,
     CellWritten,
+    ContentAnswered,
+    ContentApplied,
     Core,
     CoreLimits,
     Effect,
@@ -47,10 +53,14 @@ from indilog_cells.core import (
     FellBehind,
     ItemApplied,
     ReadCell,
+    SendContent,
+    TokenFailed,
     TokenGiven,
     WriteCell,
 )
 from indilog_cells.index import Generation, GenerationInfo
+from indilog_cells.outcomes import Appended
+from indilog_cells.owned_cells import DeposedError, Elsewhere, OwnedCells
 from indilog_cells.sequencer import TokenSequencer
 from indilog_cells.state import Closed, LogState, Outcome
 
@@ -64,6 +74,15 @@ _STOP_S: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 _ValueT = TypeVar("_ValueT")
+
+
+SendToOwner: TypeAlias = Callable[[str, bytes], Awaitable[Appended]]
+"""Lets the owner of a log append a content. Raises `CellsError` if the outcomes are unknown; then
+the owner may append it later.
+"""
+
+
+_Write: TypeAlias = Callable[[int, bytes], Awaitable[bool]]
 
 
 class TrimmedCellError(Exception):
@@ -111,6 +130,7 @@ class CellDriver:
         timeout_s: seconds after which a call fails.
         is_shared: whether other processes may write to the log too.
         clock: returns seconds since 1970.
+        send_to_owner: only for `OwnedCells`: lets another process append.
     """
 
     def __init__(
@@ -122,9 +142,12 @@ class CellDriver:
         timeout_s: float,
         is_shared: bool,
         clock: Callable[[], float],
+        send_to_owner: SendToOwner | None = None,
     ) -> None:
         self.is_shared = is_shared
         self._cells = cells
+        self._owned = cells if isinstance(cells, OwnedCells) else None
+        self._send_to_owner = send_to_owner
         self._limits = limits
         self._timeout_s = timeout_s
         self._clock = clock
@@ -135,6 +158,10 @@ class CellDriver:
         self._sequencer = TokenSequencer()
         self._tickets = 0
         self._outcomes: dict[int, asyncio.Future[Outcome | None]] = {}
+        self._acquiring: asyncio.Task[None] | None = None
+        """The newest task that becomes the owner, or finds out which process is."""
+        self._answered_position = 0
+        self._received: dict[int, asyncio.Future[Sequence[Outcome] | None]] = {}
         self._caught_up: dict[int, asyncio.Future[None]] = {}
         self._watchers: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -155,6 +182,13 @@ class CellDriver:
         it.
         """
         return self._core.state
+
+    @property
+    def seen_position(self) -> int:
+        """How many cells the calls that have returned may have seen. The owner may have applied
+        more of them than this process.
+        """
+        return max(self._core.state.position, self._answered_position)
 
     def now_us(self) -> int:
         """Return the time of this process, microseconds since 1970. It never goes back, and is at
@@ -251,6 +285,35 @@ class CellDriver:
                 "This process fell behind the log's trims; the record may be in the log."
             )
         return outcome
+
+    async def append_content(self, owner: str, content: bytes) -> Appended:
+        """Append the content of another process, in the tenure `owner` of this process.
+
+        Raises:
+            SealedError: the tenure has ended. The content may be in a cell, and is not appended
+                later.
+            MalformedFrameError: it is no content.
+        """
+        self.check_open()
+        decoded = decode(content)
+        if decoded is None:
+            raise MalformedFrameError("it holds junk instead of items")
+        if self._acquiring is not None:
+            await asyncio.wait([self._acquiring])  # others may know of a tenure before it begins
+        if self._owned is None or not self._owned.appends_in(owner):
+            raise SealedError("This process does not own the log.")
+        ticket = self._ticket()
+        waiter: asyncio.Future[Sequence[Outcome] | None] = self._loop.create_future()
+        self._received[ticket] = waiter
+        self._core.submit_content(ticket, decoded)
+        self._soon()
+        try:
+            outcomes = await waiter
+        finally:
+            self._received.pop(ticket, None)
+        if outcomes is None:
+            raise SealedError("This process does not own the log any more.")
+        return Appended(self._core.state.position, outcomes)
 
     async def catch_up(self) -> None:
         """Apply every append that was complete, in any process, when this was called.
@@ -371,27 +434,31 @@ class CellDriver:
             self._fail(DataLossError(f"A cell of the log from {place} on is damaged: {error}."))
             return
         if self._core.state.position > before:
-            for waiter in self._watchers:
-                _resolve(waiter)
+            self._wake_watchers()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if (deadline_us := self._core.deadline_us()) is not None:
             self._timer = self._loop.call_at(deadline_us / 1e6, self._handle, [])
 
-    def _perform(self, effects: Sequence[Effect]) -> None:  # noqa: C901 - one case an effect
+    def _perform(self, effects: Sequence[Effect]) -> None:  # noqa: C901, PLR0912 - one case an effect
         for effect in effects:
             match effect:
                 case AskToken(at_least):
-                    token = TokenGiven(self._sequencer.take(at_least))
-                    self._perform(self._core.handle([token], self._time_us()))
+                    self._ask_token(at_least)
                 case WriteCell(position, content):
-                    self._start(self._write(position, content))
+                    self._start(self._write(self._writer(), position, content))
+                case SendContent(owner, serial, content):
+                    self._start(self._send(owner, serial, content))
                 case ReadCell(position):
                     self._start(self._read(position))
                 case ItemApplied(ticket, outcome):
                     if (waiter := self._outcomes.get(ticket)) is not None and not waiter.done():
                         waiter.set_result(outcome)
+                case ContentApplied(ticket, outcomes):
+                    received = self._received.get(ticket)
+                    if received is not None and not received.done():
+                        received.set_result(outcomes)
                 case CaughtUp(ticket):
                     if (caught_up := self._caught_up.get(ticket)) is not None:
                         _resolve(caught_up)
@@ -410,9 +477,59 @@ class CellDriver:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _write(self, position: int, content: bytes) -> None:
+    def _ask_token(self, at_least: int) -> None:
+        owned = self._owned
+        if owned is None or owned.appends_in(owned.tenure.name):
+            token = TokenGiven(self._sequencer.take(at_least))
+            self._perform(self._core.handle([token], self._time_us()))
+        else:
+            self._acquiring = self._start(self._acquire(owned, at_least))
+
+    async def _acquire(self, owned: OwnedCells, at_least: int) -> None:
+        """Become the owner of the log, or find out which process is."""
         try:
-            took = await self._cells.write(position, content)
+            found = await owned.acquire()
+        except CellsError as error:
+            _log.warning("a log cannot be claimed for now", reason=str(error))
+            self._handle([TokenFailed()])
+            return
+        if isinstance(found, Elsewhere):
+            self._handle([AppendsElsewhere(found.owner)])
+            return
+        begins = found != owned.tenure
+        if begins:
+            owned.tenure, self._sequencer = found, TokenSequencer()
+        self._handle([TokenGiven(self._sequencer.take(at_least), begins)])
+
+    async def _send(self, owner: str, serial: int, content: bytes) -> None:
+        """Let the owner append a content."""
+        owned, send = self._owned, self._send_to_owner
+        assert owned is not None, "only an owned log has an owner"
+        assert send is not None, "other processes may be the owner"
+        try:
+            position, outcomes = await send(owner, content)
+        except CellsError as error:
+            _log.warning("the owner of a log does not append", owner=owner, reason=str(error))
+            owned.give_up_on(owner)
+            self._handle([ContentAnswered(serial, None)])
+            return
+        self._answered_position = max(self._answered_position, position)
+        self._handle([ContentAnswered(serial, outcomes)])
+        self._wake_watchers()
+
+    def _writer(self) -> _Write:
+        """Return the function that writes a cell, in an owned log only in the tenure of now."""
+        if self._owned is None:
+            return self._cells.write
+        return partial(self._owned.write_in, self._owned.tenure)
+
+    async def _write(self, write: _Write, position: int, content: bytes) -> None:
+        try:
+            took = await write(position, content)
+        except DeposedError as error:
+            if self._owned is not None and self._owned.tenure == error.tenure:
+                self._handle([CellDeposed(position)])
+            return
         except CellsError as error:
             _log.warning("a cell cannot be written for now", position=position, reason=str(error))
             self._handle([CellFailed(position, is_write=True)])
@@ -494,9 +611,13 @@ class CellDriver:
             if not outcome.done():
                 unsent = not error.retryable or self._core.withdraw(ticket)
                 outcome.set_exception(self._error if unsent else unknown)
-        for waiter in self._caught_up.values():
+        waiters: list[asyncio.Future[Any]] = [*self._caught_up.values(), *self._received.values()]
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(self._error)
+        self._wake_watchers()
+
+    def _wake_watchers(self) -> None:
         for watch in self._watchers:
             _resolve(watch)
 
@@ -515,6 +636,7 @@ async def driver_running(
     timeout_s: float = 30.0,
     is_shared: bool = True,
     clock: Callable[[], float] = time.time,
+    send_to_owner: SendToOwner | None = None,
 ) -> AsyncIterator[CellDriver]:
     """Open a log over cells while the block runs; arguments and errors are those of `CellDriver`
     and `CellDriver.open`.
@@ -527,6 +649,7 @@ async def driver_running(
         timeout_s=timeout_s,
         is_shared=is_shared,
         clock=clock,
+        send_to_owner=send_to_owner,
     )
     try:
         await driver.open()

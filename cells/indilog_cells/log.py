@@ -53,6 +53,7 @@ from indilog_cells.content import AskTime, Condition, End, Policy, Records, Trim
 from indilog_cells.driver import CellDriver, TrimmedCellError
 from indilog_cells.index import CellTable
 from indilog_cells.lookups import Lookups
+from indilog_cells.outcomes import encode_appended
 from indilog_cells.state import (
     Applied,
     BelowFloor,
@@ -117,6 +118,7 @@ class CellLogs:
             NotReadyError, AppendOutcomeUnknownError: the logspace may have ended; repeat the call.
         """
         await self.driver.submit(End())
+        await self.driver.catch_up()  # another process may have appended it
         return self.driver.state.tail
 
     @property
@@ -124,6 +126,16 @@ class CellLogs:
         """The tail, if this process has read that the logspace ended; else None."""
         state = self.driver.state
         return state.tail if state.is_ended else None
+
+    async def append_content(self, owner: str, content: bytes) -> bytes:
+        """Append a content of another process, in the tenure `owner` of this process; return the
+        answer as bytes.
+
+        Raises:
+            SealedError: see `CellDriver.append_content`.
+            MalformedFrameError: it is no content.
+        """
+        return encode_appended(await self.driver.append_content(owner, content))
 
     async def yield_sometimes(self) -> None:
         """Let other tasks run, once in `_READS_PER_ITERATION` calls: reads of cached records do not
@@ -220,7 +232,7 @@ class CellLog(Log):
     async def _append(self, records: Sequence[tuple[bytes, bytes, bytes, int]]) -> list[SeqNum]:
         outcome = await self._driver.submit(self._item(records))
         if isinstance(outcome, Ended):
-            raise self._ended()
+            raise await self._ended()
         assert isinstance(outcome, Placed), "records without a condition are appended"
         self._saw()
         return list(range(outcome.first, outcome.first + len(records)))
@@ -250,14 +262,16 @@ class CellLog(Log):
                 case BelowFloor(below):
                     raise TrimmedError(below)
                 case Ended():
-                    raise self._ended()
+                    raise await self._ended()
                 case CheckedTooEarly() | Applied():
-                    continue
+                    await self._driver.catch_up()
         raise NotReadyError(
             "The log grew faster than the condition could be checked; nothing was appended."
         )
 
-    def _ended(self) -> SealedError:
+    async def _ended(self) -> SealedError:
+        """Return the error after this process has read the end, which another one may know only."""
+        await self._driver.catch_up()
         return SealedError(f"Log {self.name} has ended here; nothing was appended.")
 
     async def _last(self, tag: TagHash) -> SeqNum:
@@ -424,7 +438,7 @@ class CellLog(Log):
         return self._tag if tag is None else tag_hash(self.name, tag)
 
     def _saw(self) -> None:
-        self._session.saw(self._driver.state.position)
+        self._session.saw(self._driver.seen_position)
 
     async def _begin(self, *, fresh: bool) -> None:
         """Apply the cells that the read must see; raise the session to their position."""

@@ -8,7 +8,6 @@ nodes also gets the periodic check of its layout, which runs while the log is op
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -17,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from indilog.base.errors import IndilogError, NotReadyError
+from indilog.base.errors import IndilogError, MalformedFrameError, NotReadyError
 from indilog.base.ids import NodeId
 from indilog.base.log_kinds import ORDER_FIRST, OWNED, LogKind
 from indilog.config import Config
@@ -26,12 +25,13 @@ from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog_cells.cells import CellsError
 from indilog_cells.chain_cells import ChainCells
 from indilog_cells.chain_upkeep import ChainUpkeep
-from indilog_cells.core import CoreLimits
+from indilog_cells.core import CORE_LIMITS, CoreLimits
 from indilog_cells.driver import CellDriver, driver_running
 from indilog_cells.layout_changes import Asks, LayoutChanges
 from indilog_cells.log import CellLogs
 from indilog_cells.object_cells import ObjectCells
 from indilog_cells.object_store import object_store_at
+from indilog_cells.outcomes import Appended, decode_appended
 from indilog_cells.owned_cells import OwnedCells
 from indilog_cells.owned_upkeep import OwnedUpkeep
 
@@ -41,6 +41,8 @@ _CHECK_S: Final = 1.0
 """Seconds between two checks of a layout."""
 _REOPEN_S: Final = 0.5
 _PART_BITS: Final = 61
+_TOKEN_AFTER_US: Final = 1 << 60
+"""A process never writes to a log of kind `owned` without a token: `OwnedCells.acquire` ends."""
 _OWNER_BYTES: Final = 8
 
 _log = structlog.get_logger(__name__)
@@ -82,6 +84,13 @@ class CellPlatform(ComputeNodes, Protocol):
 
     async def ask_cells(self, node: NodeId, question: CellQuestion, /) -> CellAnswer:
         """Ask a storage node; raises `IndilogError` if it does not answer."""
+
+    async def append_through(
+        self, node: NodeId, folder: str, owner: str, content: bytes, /
+    ) -> bytes:
+        """Let a compute node append to the log in `folder`, in its tenure `owner`; return the
+        answer of `indilog_cells.outcomes`. Raises `IndilogError` if the outcomes are unknown.
+        """
 
     def storage_nodes(self) -> Sequence[NodeId]:
         """Return the storage nodes of the newest view."""
@@ -164,6 +173,15 @@ class PlatformCells:
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
 
+    async def send_to_owner(self, owner: str, content: bytes) -> Appended:
+        """See `SendToOwner`."""
+        node = node_of(owner)
+        try:
+            answer = await self._platform.append_through(node, self._folder, owner, content)
+            return decode_appended(answer)
+        except (IndilogError, MalformedFrameError) as error:
+            raise CellsError(f"{node} did not append: {error}") from error
+
     async def _ask(self, node: NodeId, question: CellQuestion) -> CellAnswer | None:
         try:
             return await self._platform.ask_cells(node, question)
@@ -242,6 +260,7 @@ async def node_logs(
         cell_bytes=config.cluster.batch_bytes_max,
         items_waiting=settings.cell_appends_max,
         fill_after_us=int(settings.cell_fill_after_s * 1e6),
+        token_after_us=_TOKEN_AFTER_US if created.kind == OWNED else CORE_LIMITS.token_after_us,
     )
     loop = asyncio.get_running_loop()
     timeout_s = config.node.appends.append_timeout_s
@@ -257,6 +276,7 @@ async def node_logs(
                     cache_bytes_max=settings.cell_cache_bytes_max,
                     timeout_s=timeout_s,
                     is_shared=is_shared,
+                    send_to_owner=nodes.send_to_owner,
                 )
                 try:
                     driver = await stack.enter_async_context(driving)
@@ -300,15 +320,12 @@ def _owned(
     checks the layout too, and completes the cells that a replica lacks.
     """
     changes = _changes(created, nodes, platform, config)
-    tenure = Tenure(
-        platform, config.node.cells.owner_keeps_s, clock=asyncio.get_running_loop().time
-    )
     cells = OwnedCells(
         nodes,
         nodes,
         changes,
-        owner=f"{platform.node}/{secrets.token_hex(_OWNER_BYTES)}",
-        may_claim=tenure.may_claim,
+        new_owner=lambda: f"{platform.node}/{secrets.token_hex(_OWNER_BYTES)}",
+        may_claim=lambda owner: has_ended(owner, platform),
         part_bytes=config.cluster.batch_bytes_max,
         new_part=new_part,
     )
@@ -323,7 +340,6 @@ def _owned(
     )
 
     async def check() -> None:
-        tenure.notice(nodes.layout.owner)
         if cells.is_owner or platform.serves():
             await upkeep.check()
         await cells.repair()
@@ -331,38 +347,18 @@ def _owned(
     return cells, check
 
 
-class Tenure:
-    """Decides when a compute node may claim a log of kind `owned`. At once, if the owner was an
-    earlier process of this node, or its node left the view; else when the owner has had the log for
-    `keeps_s` seconds. So two nodes with callers do not claim the log from each other continually.
+def node_of(owner: str) -> NodeId:
+    """Return the compute node of a tenure."""
+    node, _, _ = owner.rpartition("/")
+    return NodeId(node)
 
-    Args:
-        platform: this compute node, and the others.
-        keeps_s: seconds for which an owner keeps the log from the claims of running nodes.
-        clock: returns seconds, and never goes back.
+
+def has_ended(owner: str, nodes: ComputeNodes) -> bool:
+    """Whether the process of a tenure does not append any more: it was an earlier one of this
+    compute node, or its node left the view, or there was none.
     """
-
-    def __init__(
-        self, platform: ComputeNodes, keeps_s: float, *, clock: Callable[[], float]
-    ) -> None:
-        self._platform, self._keeps_s, self._clock = platform, keeps_s, clock
-        self._owner: str | None = None
-        self._since_s = -math.inf
-        """When the owner got the log; the first owner that is noticed may have had it for long."""
-
-    def notice(self, owner: str) -> None:
-        """Note the present owner."""
-        if self._owner is not None and owner != self._owner:
-            self._since_s = self._clock()
-        self._owner = owner
-
-    def may_claim(self, owner: str) -> bool:
-        """Whether this compute node may claim the log from `owner`."""
-        self.notice(owner)
-        node, _, _ = owner.rpartition("/")
-        if node == self._platform.node or node not in self._platform.compute_nodes():
-            return True
-        return self._clock() - self._since_s >= self._keeps_s
+    node = node_of(owner)
+    return node == nodes.node or node not in nodes.compute_nodes()
 
 
 def _changes(

@@ -8,6 +8,11 @@ So an earlier owner completes no write any more. Before the new owner writes, it
 it copies each cell that any replica has to all of them. So a cell never gets two contents: a cell
 that no replica of the layout has is unwritten, and only the owner writes it.
 
+The process that appends asks for its *tenure* first (`acquire`). It names the tenure in the layout,
+and a write belongs to one tenure: it is given up in any later one, also in one of the same process.
+Other processes send their contents to the owner (`indilog_cells.core`), and claim the log only if
+the owner does not append them.
+
 A recovery is short, because an owner begins no cell that is `window` or more cells above one that a
 replica lacks. All replicas have all cells further below.
 
@@ -20,7 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from indilog.kernel.cell_layout import CellLayout, CellReplica, Chain
 from indilog.wire.cell_messages import (
@@ -52,9 +57,33 @@ _PAUSE_S: Final = 0.01
 _LOOKS: Final = 20
 """How often a process that finds a seal reads the layout, before it changes the layout itself."""
 _WAIT_S: Final = 5.0
-"""Seconds that a write waits until this process is the owner, and again for a slow replica."""
+"""Seconds that a call waits for a change of the layout by this process, or for a slow replica."""
 
 assert WINDOW < CELLS_LISTED_MAX, "one list has all cells of a window"
+
+
+class DeposedError(CellsError):
+    """A tenure has ended: a content is not written in it any more, but may have been.
+
+    Attributes:
+        tenure: the tenure.
+    """
+
+    def __init__(self, tenure: Tenure) -> None:
+        super().__init__("another process appends to the log")
+        self.tenure = tenure
+
+
+class Tenure(NamedTuple):
+    """A tenure of this process."""
+
+    name: str
+
+
+class Elsewhere(NamedTuple):
+    """Another process is the owner."""
+
+    owner: str
 
 
 class OwnedNodes(CellNodes, Protocol):
@@ -133,14 +162,17 @@ class OwnedCells(ChainCells):
         nodes: the storage nodes.
         layouts: the layouts of the log.
         changes: changes the layout.
-        owner: the name of this process as an owner; no other process, also no earlier one, has it.
-        may_claim: tells whether this process may claim the log, given the name of the present
-            owner.
+        new_owner: returns a name for a tenure, which no other one has.
+        may_claim: tells whether this process may take the log from its owner, although the owner
+            was not asked to append anything.
         part_bytes: see `ChainCells`.
         new_part: see `ChainCells`.
         generation_limits: see `ChainCells`.
-        window: how far the owner may be ahead of a replica, in cells. All processes that use the
-            log have the same window.
+        window: how far the owner may be ahead of a replica, in cells. All processes of a log use
+            the same.
+
+    Attributes:
+        tenure: the tenure in which `write` writes; the caller sets it to what `acquire` returned.
     """
 
     def __init__(
@@ -149,7 +181,7 @@ class OwnedCells(ChainCells):
         layouts: Layouts,
         changes: LayoutChanges,
         *,
-        owner: str,
+        new_owner: Callable[[], str],
         may_claim: Callable[[str], bool],
         part_bytes: int,
         new_part: Callable[[], int],
@@ -165,7 +197,12 @@ class OwnedCells(ChainCells):
         )
         self._all = nodes
         self._changes = changes
-        self._owner = owner
+        self._new_owner = new_owner
+        self._owner = ""
+        """The newest tenure of this process; empty: it had none."""
+        self.tenure = Tenure("")
+        self._useless_owner = ""
+        """A tenure of another process in which nothing is appended for this one."""
         self._may_claim = may_claim
         self._window = window
         self._lag: _Lag | None = None
@@ -173,29 +210,39 @@ class OwnedCells(ChainCells):
         self._useless_epoch = 0
         """A layout with this or a smaller epoch must be changed before this process may write."""
         self._is_claiming = False
-        self._begun: dict[int, bytes] = {}
-        """By position, the contents of unfinished writes. A further `write` to such a cell repeats
-        this content, even if it is called with another one.
-        """
+        self._begun: dict[tuple[Tenure, int], bytes] = {}
+        """Contents of unfinished writes: a cell gets one of a tenure, whatever it asks for."""
 
     # --- writes
 
     async def write(self, position: int, content: bytes) -> bool:
-        """See `Cells.write`. If this process is not the owner, it becomes the owner first."""
-        begun = self._begun.setdefault(position, content)
+        """Write in the tenure of now; see `write_in`."""
+        return await self.write_in(self.tenure, position, content)
+
+    async def write_in(self, tenure: Tenure, position: int, content: bytes) -> bool:
+        """See `Cells.write`.
+
+        Raises:
+            DeposedError: the tenure has ended; the write may have taken effect before.
+        """
+        key = tenure, position
+        begun = self._begun.setdefault(key, content)
         for _ in range(_CHANGES_MAX):
             layout = self._layouts.layout
             try:
-                lag = await self._owned()
+                lag = await self._owned(tenure)
                 layout = lag.layout
                 if position < lag.end - self._window:
                     took = await self._holds(position, begun)
                 else:
                     took = await self._write_all(lag, position, begun)
+            except DeposedError:
+                self._begun.pop(key, None)
+                raise
             except CellsError as error:
                 await self._follow(layout, error)
             else:
-                self._begun.pop(position, None)
+                self._begun.pop(key, None)
                 return took and begun == content
         raise CellsError("the layout of the log changes too often")
 
@@ -332,40 +379,86 @@ class OwnedCells(ChainCells):
 
     # --- ownership
 
-    async def _owned(self) -> _Lag:
-        """Return the lag of this process as the owner in the newest layout. Claim and recover the
-        log first, if necessary.
+    async def acquire(self) -> Tenure | Elsewhere:
+        """Return the tenure of this process, after it has claimed the log if necessary; or the
+        owner that appends the contents of this process.
 
         Raises:
-            CellsError: another process is the owner, or the log cannot be claimed now.
+            CellsError: the log cannot be claimed now.
         """
-        left_s = _WAIT_S
+        for _ in range(_CHANGES_MAX):
+            layout = self._layouts.layout
+            if self._is_own(layout):
+                return Tenure(self._owner)
+            if layout.owner != self._useless_owner and not self._may_claim(layout.owner):
+                return Elsewhere(layout.owner)
+            await self._begin_alone(layout)
+        raise CellsError("the layout of the log changes too often")
+
+    def give_up_on(self, owner: str) -> None:
+        """Claim the log before anything else is appended, if this is its owner: what it was asked
+        to append has an unknown outcome.
+        """
+        if owner == self._layouts.layout.owner:
+            self._useless_owner = owner
+
+    def appends_in(self, owner: str) -> bool:
+        """Whether this process appends to the log, in the tenure of this name."""
+        return bool(owner) and owner == self.tenure.name == self._layouts.layout.owner
+
+    def _is_own(self, layout: CellLayout) -> bool:
+        return bool(self._owner) and layout.owner == self._owner
+
+    async def _owned(self, tenure: Tenure) -> _Lag:
+        """Return what replicas lack in the newest layout, as its owner.
+
+        Raises:
+            DeposedError: the tenure has ended.
+            CellsError: the cells of the newest layout cannot be completed now.
+        """
         while True:
             layout, lag = self._layouts.layout, self._lag
-            is_useless = self._useless_epoch >= layout.epoch
-            if lag is not None and lag.layout == layout and not is_useless:
+            if not self._is_own(layout) or tenure.name != self._owner:
+                raise DeposedError(tenure)
+            if lag is not None and lag.layout == layout and self._useless_epoch < layout.epoch:
                 return lag
-            is_own = layout.owner == self._owner
-            if not self._is_claiming and (is_own or self._may_claim(layout.owner)):
-                self._is_claiming = True
-                try:
-                    return await self._begin_epoch(layout, claims=is_useless or not is_own)
-                finally:
-                    self._is_claiming = False
+            await self._begin_alone(layout)
+
+    async def _begin_alone(self, layout: CellLayout) -> None:
+        """Begin to write in a layout, unless another call of this process does; then wait for it.
+
+        Raises:
+            CellsError: the log cannot be claimed, or its cells cannot be completed now.
+        """
+        left_s = _WAIT_S
+        if not self._is_claiming:
+            self._is_claiming = True
+            try:
+                await self._begin_epoch(layout)
+            finally:
+                self._is_claiming = False
+            return
+        while self._is_claiming:
             if left_s <= 0:
-                raise CellsError(f"{layout.owner} appends to the log")
+                raise CellsError("the layout of the log is being changed")
             left_s -= _PAUSE_S
             await self._all.pause(_PAUSE_S)
 
-    async def _begin_epoch(self, layout: CellLayout, *, claims: bool) -> _Lag:
-        """Become the owner, and recover the log: complete what earlier owners began."""
+    async def _begin_epoch(self, layout: CellLayout) -> None:
+        """Become the owner, and complete what earlier owners have begun."""
         self._lag = None
+        is_own = self._is_own(layout)
+        claims = self._useless_epoch >= layout.epoch or not is_own
         if claims:
-            revised = _owned_by(layout, self._owner)
-            changed = await self._changes.change(layout, revised)
+            owner = self._owner if is_own else self._new_owner()
+            changed = await self._changes.change(layout, _owned_by(layout, owner))
             if changed is None:
+                if self._layouts.layout.epoch > layout.epoch:
+                    return
                 raise CellsError("another process changes the layout of the log")
-            layout = changed
+            if not is_own:
+                self._begun.clear()  # the seal ends these writes
+            layout, self._owner = changed, owner
         try:
             end = await self.recover(layout)
         except LayoutSealedError:
@@ -374,9 +467,9 @@ class OwnedCells(ChainCells):
             self._useless_epoch = max(self._useless_epoch, layout.epoch)
             if claims:
                 raise
-            return await self._begin_epoch(layout, claims=True)  # leave out a lost replica
+            await self._begin_epoch(layout)  # leave out a lost replica
+            return
         self._lag = _Lag(layout, end)
-        return self._lag
 
     async def recover(self, layout: CellLayout) -> int:
         """Copy each cell that any complete replica of a layout has to all complete ones. Then all

@@ -96,12 +96,14 @@ from indilog.wire.messages import (
     TermIs,
 )
 from indilog.wire.order_lookup_messages import PlacesFound, TimeFound
+from indilog.wire.owner_messages import OwnerAnswer, OwnerAppend
 from indilog.wire.tag_messages import SnapshotWanted, TagFirsts, TrimIs
 from indilog_compute.cell_questions import CellQuestions
 from indilog_compute.conditional.conditional_appends import ConditionalAppends
 from indilog_compute.conditional.home import Conditional
 from indilog_compute.index_fetch import IndexFetch
 from indilog_compute.local_index import LocalIndex
+from indilog_compute.owner_appends import OwnerAppends
 from indilog_compute.reads.local_reads import LocalReads
 from indilog_compute.reads.log_floors import LogFloors
 from indilog_compute.reads.operation import PENDING, Operation, Pending, Stage
@@ -122,6 +124,7 @@ class Engine:
 
     Attributes:
         cells: asks storage nodes about write-once cells, for callers in this process.
+        owner_appends: appends through the owners of logs, and for other nodes.
         order_lookups: finds seqnums by time and places of records, for callers in this process.
         placement: the placement of shards according to the applied entries.
         watches: readers that wait for a record; answered when index data may have one.
@@ -137,6 +140,7 @@ class Engine:
         self.order_lookups = OrderLookups(self.placement, config.node)
         self.trims = Trims(self._leadership, config.node)
         self.cells = CellQuestions(config.node)
+        self.owner_appends = OwnerAppends(config.node)
         self._writer: ShardWriter | None = None
         self._conditional = ConditionalAppends(node, self.placement, config.node)
         self.watches = Watches(config.node.reads.lookups_pending_max)
@@ -339,6 +343,7 @@ class Engine:
         error = NotReadyError("The platform was closed while the call waited.")
         effects += self._reads.abandon(error) + self.order_lookups.abandon(error)
         effects += self.trims.abandon(error) + self.cells.abandon(error)
+        effects += self.owner_appends.abandon(error)
         effects = self._conditional.abandon(effects, error, self._reads)
         waiters = [*self._ready_waiters.take(), *self.watches.clear()]
         return effects + [Answer(waiter, error) for waiter in waiters]
@@ -411,13 +416,14 @@ class Engine:
             return True
         if self._ready_waiters or len(self.watches) > self._watches_known:
             return True
-        return bool(self.order_lookups or self.trims or self._conditional or self.cells)
+        parts = self.order_lookups, self.trims, self._conditional, self.cells, self.owner_appends
+        return any(parts)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
         """Send questions, resend, and expire callers; iterations that only append skip this."""
         effects = self._reads.begin(now) + self._on_time(now)
         effects += self.order_lookups.advance(now) + self.trims.advance(self.position, now)
-        effects += self.cells.advance(now)
+        effects += self.cells.advance(now) + self.owner_appends.advance(now)
         if self._ready_waiters and self.ready:
             effects += [Answer(waiter, None) for waiter in self._ready_waiters.take()]
         self._upkeep_at, self._watches_known = self._upkeep_due(), len(self.watches)
@@ -447,7 +453,7 @@ class Engine:
             case unreachable:
                 assert_never(unreachable)
 
-    def _on_message(  # noqa: C901, PLR0911 - a flat match
+    def _on_message(  # noqa: C901, PLR0911, PLR0912 - a flat match
         self, event: Received, now: Instant
     ) -> list[Effect]:
         message = event.message
@@ -478,6 +484,8 @@ class Engine:
                 return self._writer.on_stored(event.sender, message, now)
             case HomeWanted() | HomeIs() | ConditionalAppend() | ConditionalAnswer():
                 return self._conditional.on_message(event, now)
+            case OwnerAppend() | OwnerAnswer() if event.sender in self.placement.view.engines:
+                return self.owner_appends.on_message(event, now)
             case _:
                 return [Ignore(event, "not a message for an engine")]
 
@@ -529,6 +537,7 @@ class Engine:
         self.order_lookups.number_from(self._join_request)
         self.trims.number_from(self._join_request)
         self.cells.number_from(self._join_request)
+        self.owner_appends.number_from(self._join_request)
         self._conditional.started(epoch, self._join_request)
         return self._ask_to_join(now) + self._follow_view(now)
 
@@ -757,7 +766,7 @@ class Engine:
 
     def _upkeep_due(self) -> Instant:
         times = [self._reads.deadline(), self.order_lookups.deadline(), self.trims.deadline()]
-        times.append(self.cells.deadline())
+        times += [self.cells.deadline(), self.owner_appends.deadline()]
         if self._local is None:
             times.append(self._join.due)
         times += [self._catch_up.deadline(), self._index_fetch.deadline()]
@@ -787,4 +796,5 @@ class Engine:
         self.order_lookups.check_invariants()
         self.trims.check_invariants()
         self.cells.check_invariants()
+        self.owner_appends.check_invariants()
         self._conditional.check_invariants()

@@ -11,10 +11,27 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
-from indilog.base.errors import NotReadyError, TooLargeError, TrimmedError, WrongStateError
+import structlog
+
+from indilog.base.errors import (
+    IndilogError,
+    NotReadyError,
+    TooLargeError,
+    TrimmedError,
+    WrongStateError,
+)
 from indilog.base.ids import (
     EMPTY_TAG,
     MAX_SEQNUM,
@@ -57,6 +74,7 @@ from indilog.wire.messages import Direction
 from indilog_compute.conditional.home import Conditional
 from indilog_compute.engine import Engine
 from indilog_compute.log_kinds import LogKinds
+from indilog_compute.owner_appends import ReceivedAppend
 from indilog_compute.reads.operation import PENDING, Answered, Tail
 from indilog_compute.retention_service import RetentionService
 
@@ -123,6 +141,56 @@ class LocalLogs:
         self.hasten()
         answer: CellAnswer = await waiter
         return answer
+
+    async def append_through(self, node: NodeId, folder: str, owner: str, content: bytes) -> bytes:
+        """Let the owner of the log in `folder`, which is another compute node, append a content;
+        return the outcomes of its items.
+
+        Raises:
+            IndilogError: the outcomes are unknown.
+        """
+        waiter = self.future()
+        self.engine.owner_appends.send(node, folder, owner, content, waiter)
+        self.hasten()
+        outcomes: bytes = await waiter
+        return outcomes
+
+    @asynccontextmanager
+    async def appends_served(
+        self, append: Callable[[str, str, bytes], Awaitable[bytes]]
+    ) -> AsyncIterator[None]:
+        """Serve the appends that other compute nodes let this node make, while the block runs.
+
+        Args:
+            append: appends a content to the log in a folder, in a tenure; see `append_through`.
+        """
+        serving = asyncio.create_task(self._serve_appends(append))
+        try:
+            yield
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    async def _serve_appends(self, append: Callable[[str, str, bytes], Awaitable[bytes]]) -> None:
+        appends = self.engine.owner_appends
+
+        async def serve(received: ReceivedAppend) -> None:
+            message = received.message
+            outcomes: bytes | None = None
+            try:
+                outcomes = await append(message.folder, message.owner, message.content)
+            except IndilogError:
+                pass
+            except Exception:  # noqa: BLE001 - outermost: other requests are served
+                structlog.get_logger().exception("an append for another node failed")
+            appends.answer(received, outcomes)
+            self.hasten()
+
+        async with asyncio.TaskGroup() as group:
+            while True:
+                waiter = self.future()
+                for received in appends.take(waiter) or await waiter:
+                    group.create_task(serve(received))
 
     def log(self, name: str, session: Session | None = None) -> Log:
         """Return the log `name`, of the kind that it has.

@@ -297,7 +297,7 @@ class CellsConfig(SettingsGroup):
     """Bytes of the cells that may wait on a storage node; further ones are refused as retryable."""
     cell_timeout_s: float = 2.0
     """Seconds after which a request to a storage node fails. Appends and reads repeat it within
-    `append_timeout_s`.
+    `append_timeout_s`. A compute node claims a log of kind owned if the owner is silent so long.
     """
     cells_in_flight: int = 4
     """Cells that a compute node writes at once for one log. Appends that arrive meanwhile share
@@ -318,10 +318,6 @@ class CellsConfig(SettingsGroup):
     cell_replace_after_s: float = 10.0
     """Seconds after which another storage node replaces one that does not answer, in the logs of
     kind order-first and owned.
-    """
-    owner_keeps_s: float = 2.0
-    """Seconds for which a running compute node keeps a log of kind owned to itself, although
-    another one appends to it, too.
     """
     order_first_logs_max: int = 100
     """Logs of kind order-first, and segments of this kind of switched logs. Each has an index of up

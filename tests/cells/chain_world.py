@@ -410,7 +410,7 @@ class ChainProcess(Process):
 
         def done(result: object) -> None:
             if isinstance(result, CellsError):
-                self._deliver(cell_core.CellFailed(position, is_write))
+                self._fail(position, is_write, result)
                 return
             if is_write:
                 if result:
@@ -425,6 +425,9 @@ class ChainProcess(Process):
 
         cells = self.cells
         self._run(cells.write(position, content) if is_write else cells.read(position), done)
+
+    def _fail(self, position: int, is_write: bool, _error: CellsError) -> None:
+        self._deliver(cell_core.CellFailed(position, is_write))
 
     def _note(self, complete: Closed) -> None:
         """Keep a generation and its checkpoint, then trim what the checkpoint does not need."""

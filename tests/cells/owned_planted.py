@@ -7,6 +7,7 @@ from indilog_cells.core import Core
 from indilog_cells.layout_changes import LayoutChanges
 from indilog_cells.owned_cells import OwnedCells
 from indilog_cells.stored_cells import StoredCells
+from indilog_compute.owner_appends import OwnerAppends
 from tests.cells.planted import Planted
 
 OWNED_BUGS = (
@@ -29,8 +30,39 @@ OWNED_BUGS = (
         "end = await self.recover(layout)", "end = 0",
     ),
     Planted(
-        "a process writes in the epoch of another owner", OwnedCells, "_owned",
-        "claims=is_useless or not is_own", "claims=is_useless",
+        "a process writes in the epoch of another owner", OwnedCells, "_is_own",
+        "return bool(self._owner) and layout.owner == self._owner", "return bool(self._owner)",
+    ),
+    Planted(
+        "a request that arrives twice is executed twice", OwnerAppends, "_on_append",
+        "if not served.begin(request):", "served.begin(request)\n    if False:",
+    ),
+    Planted(
+        "the content of a lost answer is appended again at once", Core, "_on_answered",
+        "return self._unsettle(sent) if outcomes is None else self._complete(sent, outcomes)",
+        "if outcomes is None:\n"
+        "        self._waiting.extendleft(sent.submitted)\n"
+        "        return []\n"
+        "    return self._complete(sent, outcomes)",
+    ),
+    Planted(
+        "the barrier is appended by the owner that did not answer", OwnedCells, "give_up_on",
+        "self._useless_owner = owner", "pass",
+    ),
+    Planted(
+        "a deposed owner acknowledges the content of another process", Core, "_end_tenure",
+        "effects += self._unsettle(self._in_flight.pop(position))",
+        "sent = self._in_flight.pop(position)\n"
+        "        if sent.received is not None:\n"
+        "            placed = Placed(self.state.tail)\n"
+        "            effects.append(ContentApplied(sent.received.ticket, [placed] * 64))\n"
+        "            continue\n"
+        "        effects += self._unsettle(sent)",
+    ),
+    Planted(
+        "an owner appends in a later tenure what it was sent in an earlier one", Core,
+        "_end_tenure",
+        "self._received.clear()", "pass",
     ),
     Planted(
         "a reader shows what the ack quorum may not have", OwnedCells, "_read_last",

@@ -48,7 +48,7 @@ BUGS = (
         "if content.epoch < self.epoch + content.is_claim:", "if False:",
     ),
     Planted(
-        "a new incarnation begins no epoch", Core, "_on_token",
+        "a new incarnation begins no epoch", Core, "_next_content",
         "self.state.epoch + 1 if self._epoch is None", "self.state.epoch if self._epoch is None",
     ),
     Planted(

@@ -96,13 +96,15 @@ class SwitchWorld:
         self.objects: dict[str, bytes] = {}
         self.disks = {node: CellStore(":memory:") for node in STORAGE}
         self.down: set[NodeId] = set()
+        self.newest: dict[NodeId, SimulatedNode] = {}
+        """The newest incarnation of each compute node."""
         self.absent: set[NodeId] = set()
         """Compute nodes that left the view."""
         self.config = Config(
             cluster=ClusterConfig(storage_nodes=3, replicas=self.random.choice([2, 3])),
             node=node_config(
                 object_place="/simulated",
-                owner_keeps_s=self.random.choice([0.001, 0.05, 0.5]),
+                cell_timeout_s=self.random.choice([0.1, 0.5, 2.0]),
                 cell_replace_after_s=1.0,
                 append_timeout_s=40.0,
                 read_timeout_s=40.0,
@@ -152,9 +154,9 @@ class SwitchWorld:
             try:
                 found = apply()
             except Exception as error:  # noqa: BLE001 - delivered
-                self._later(partial(_fail, answer, error))
+                self.later(partial(_fail, answer, error))
             else:
-                self._later(partial(_resolve, answer, found))
+                self.later(partial(_resolve, answer, found))
 
         if not self.lost():
             self.loop.call_later(self.delay_s(), serve)
@@ -162,7 +164,8 @@ class SwitchWorld:
         self.loop.call_later(timeout_s, _fail, answer, failed)
         return await answer
 
-    def _later(self, deliver: Callable[[], None]) -> None:
+    def later(self, deliver: Callable[[], None]) -> None:
+        """Deliver an answer, unless it is lost."""
         if not self.lost():
             self.loop.call_later(self.delay_s(), deliver)
 
@@ -348,6 +351,7 @@ class SimulatedNode:
     def __init__(self, world: SwitchWorld, name: NodeId) -> None:
         self.world = world
         self.node = name
+        world.newest[name] = self
         self.is_alive = True
         self.reaches_shared = True
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -357,6 +361,7 @@ class SimulatedNode:
             view=lambda: world.view,
             open_logs=self._open,
             ask_cells=self.ask_cells,
+            append_through=self.append_through,
             config=world.config,
             has_directory=True,
             serves=lambda: world.view.engines[0] == name,
@@ -425,6 +430,33 @@ class SimulatedNode:
             return answer
 
         return await world.request(serve, failed)
+
+    async def append_through(self, node: NodeId, folder: str, owner: str, content: bytes) -> bytes:
+        """Let another node append; see `OwnerAppends`, of which this has the guarantees."""
+        world = self.world
+        failed = NotReadyError(f"{node} does not answer.")
+        if not self.is_alive:
+            raise failed
+        answer: asyncio.Future[bytes] = world.loop.create_future()
+
+        async def serve(peer: SimulatedNode) -> None:
+            try:
+                found = await peer.kinds.append_content(folder, owner, content)
+            except IndilogError as error:
+                world.later(partial(_fail, answer, error))
+            else:
+                world.later(partial(_resolve, answer, found))
+
+        def arrive() -> None:
+            peer = world.newest[node]
+            if peer.is_alive and world.newest[self.node] is self:
+                peer.spawn(serve(peer))
+
+        if not world.lost():
+            world.loop.call_later(world.delay_s(), arrive)
+        timeout_s = _PATIENT_S if world.healed else world.config.node.cells.cell_timeout_s
+        world.loop.call_later(timeout_s, _fail, answer, failed)
+        return await answer
 
 
 def kinds_of_seed(seed: int) -> list[LogKind]:

@@ -34,14 +34,13 @@ _APPENDS_MAX = 60
 
 @asynccontextmanager
 async def platform_with(directory: Path, *, engines: int = 3) -> AsyncIterator[Platform]:
-    """Yield a platform with chains of two storage nodes, whose logs change their owner quickly."""
+    """Yield a platform with chains of two storage nodes."""
     node = node_config(
         data_dir=directory,
         segment_bytes=8 * MIB,
         object_logs_max=1000,
         order_first_logs_max=1000,
         owned_logs_max=1000,
-        owner_keeps_s=0.05,
     )
     cluster = ClusterConfig(engines=engines, storage_nodes=2, replicas=2)
     async with embedded(Config(cluster=cluster, node=node)) as platform:

@@ -23,7 +23,7 @@ from indilog.wire.cell_messages import (
 )
 from indilog_cells.cells import CellsError
 from indilog_cells.layout_changes import Asks, LayoutChanges
-from indilog_cells.owned_cells import OwnedCells
+from indilog_cells.owned_cells import DeposedError, Elsewhere, OwnedCells, Tenure
 from indilog_cells.owned_upkeep import OwnedUpkeep
 from tests.cells.chain_world import in_turn, rows
 from tests.cells.test_chain_cells import Cluster, done
@@ -55,9 +55,10 @@ class OwnedCluster(Cluster):
         own = OwnedCluster(self.recorded, self.stores, down=self.down)
         own.follows = self
         numbers = itertools.count(1)
+        owners = itertools.chain([owner], (f"{owner}.{n}" for n in itertools.count(2)))
         return OwnedCells(
-            own, own, changes(own), owner=owner, may_claim=lambda _: may_claim, part_bytes=100,
-            new_part=lambda: next(numbers), window=window,
+            own, own, changes(own), new_owner=lambda: next(owners), may_claim=lambda _: may_claim,
+            part_bytes=100, new_part=lambda: next(numbers), window=window,
         )  # fmt: skip
 
     follows: OwnedCluster | None = None
@@ -79,6 +80,14 @@ class OwnedCluster(Cluster):
         question = CellWanted(0, space, self.recorded.epoch, CellKey(0, position))
         (answer,) = self.stores[node].serve([question])
         return answer.content if answer.outcome is CellOutcome.DONE else None
+
+
+async def write(cells: OwnedCells, position: int, content: bytes) -> bool:
+    """Become the owner if necessary, and write."""
+    found = await cells.acquire()
+    assert isinstance(found, Tenure), f"{found} is the owner"
+    cells.tenure = found
+    return await cells.write(position, content)
 
 
 def changes(nodes: Cluster, copies: int = 3) -> LayoutChanges:
@@ -130,47 +139,75 @@ def test_quorums_meet_in_each_layout() -> None:
 def test_a_write_is_done_when_two_of_three_have_it() -> None:
     nodes = cluster()
     cells = nodes.client("a")
-    assert done(cells.write(0, b"x"))
+    assert done(write(cells, 0, b"x"))
     assert nodes.recorded.owner == "a"
     assert [nodes.has(node, 0) for node in chain(nodes)] == [b"x"] * 3
     nodes.down.add(chain(nodes)[0])
-    assert done(cells.write(1, b"y"))
+    assert done(write(cells, 1, b"y"))
     nodes.down.add(chain(nodes)[1])
     with pytest.raises(CellsError):
-        done(cells.write(2, b"z"))
+        done(write(cells, 2, b"z"))
 
 
 def test_an_earlier_owner_completes_no_write() -> None:
     nodes = cluster()
     first, second = nodes.client("a"), nodes.client("b")
-    assert done(first.write(0, b"x"))
-    assert not done(second.write(0, b"y")), "the cell is taken"
-    assert done(second.write(1, b"y"))
-    first._may_claim = lambda _: False
-    with pytest.raises(CellsError, match="b appends to the log"):
+    assert done(write(first, 0, b"x"))
+    assert not done(write(second, 0, b"y")), "the cell is taken"
+    assert done(write(second, 1, b"y"))
+    done(first._layouts.renew())
+    assert not first.appends_in("a")
+    with pytest.raises(DeposedError):
         done(first.write(1, b"x1"))
     assert done(second.read(1)) == b"y"
+
+
+def test_a_write_of_an_earlier_tenure_is_given_up_in_a_later_one() -> None:
+    nodes = cluster()
+    first, second = nodes.client("a"), nodes.client("b")
+    assert done(write(first, 0, b"x"))
+    late = first.write_in(first.tenure, 1, b"late")
+    assert done(write(second, 1, b"y"))
+    done(first._layouts.renew())
+    assert done(write(first, 2, b"z"))
+    assert nodes.recorded.owner == "a.2"
+    with pytest.raises(DeposedError):
+        done(late)
+    assert [done(first.read(position)) for position in range(1, 4)] == [b"y", b"z", None]
+
+
+def test_a_process_asks_the_owner_until_the_owner_does_not_append() -> None:
+    nodes = cluster()
+    assert done(write(nodes.client("a"), 0, b"x"))
+    second = nodes.client("b", may_claim=False)
+    assert done(second.acquire()) == Elsewhere("a")
+    second.give_up_on("other")
+    assert done(second.acquire()) == Elsewhere("a")
+    second.give_up_on("a")
+    assert done(second.acquire()) == Tenure("b")
+    assert done(write(second, 1, b"y"))
+    assert nodes.recorded.owner == "b"
 
 
 def test_a_claim_copies_what_one_replica_has() -> None:
     for holder in range(3):
         nodes = cluster()
-        assert done(nodes.client("a").write(0, b"x"))
+        assert done(write(nodes.client("a"), 0, b"x"))
         put(nodes, chain(nodes)[holder], 1, b"alone")
         second = nodes.client("b")
-        assert not done(second.write(1, b"y"))
+        assert not done(write(second, 1, b"y"))
         assert done(second.read(1)) == b"alone"
         assert [nodes.has(node, 1) for node in chain(nodes)] == [b"alone"] * 3
 
 
 def test_a_claim_leaves_out_what_it_does_not_seal() -> None:
     nodes = cluster()
-    assert done(nodes.client("a").write(0, b"x"))
+    assert done(write(nodes.client("a"), 0, b"x"))
     lost = chain(nodes)[0]
     put(nodes, lost, 1, b"alone")
     nodes.down.add(lost)
     second = nodes.client("b")
-    assert done(second.write(1, b"y")), "no quorum had another content"
+    assert done(write(second, 1, b"y")), "no quorum had another content"
     nodes.down.clear()
     assert lost not in chain(nodes)
     assert done(nodes.client("c").read(1)) == b"y"
@@ -178,17 +215,17 @@ def test_a_claim_leaves_out_what_it_does_not_seal() -> None:
 
 def test_a_claim_needs_enough_replicas() -> None:
     nodes = cluster()
-    assert done(nodes.client("a").write(0, b"x"))
+    assert done(write(nodes.client("a"), 0, b"x"))
     nodes.down.update(chain(nodes)[:2])
     with pytest.raises(CellsError, match="too few complete replicas"):
-        done(nodes.client("b").write(1, b"y"))
+        done(write(nodes.client("b"), 1, b"y"))
     nodes.down.clear()
-    assert done(nodes.client("b").write(1, b"y"))
+    assert done(write(nodes.client("b"), 1, b"y"))
 
 
 def test_a_reader_completes_what_it_shows() -> None:
     nodes = cluster()
-    assert done(nodes.client("a").write(0, b"x"))
+    assert done(write(nodes.client("a"), 0, b"x"))
     put(nodes, chain(nodes)[0], 1, b"alone")
     nodes.down.add(chain(nodes)[2])
     reader = nodes.client("r", may_claim=False)
@@ -203,48 +240,48 @@ def test_a_reader_completes_what_it_shows() -> None:
 def test_a_cell_gets_one_content_of_one_owner() -> None:
     nodes = cluster()
     cells = nodes.client("a")
-    assert done(cells.write(0, b"x"))
+    assert done(write(cells, 0, b"x"))
     names = chain(nodes)
     nodes.down.update(names[:2])
     with pytest.raises(CellsError):
-        done(cells.write(1, b"first"))
+        done(write(cells, 1, b"first"))
     nodes.down.clear()
-    assert not done(cells.write(1, b"second"))
+    assert not done(write(cells, 1, b"second"))
     assert [nodes.has(node, 1) for node in names] == [b"first"] * 3
 
 
 def test_an_owner_waits_for_a_replica_that_is_a_window_behind_and_repairs_it() -> None:
     nodes = cluster()
     cells = nodes.client("a")
-    assert done(cells.write(0, b"0"))
+    assert done(write(cells, 0, b"0"))
     slow = chain(nodes)[2]
     nodes.down.add(slow)
     for position in range(1, 17):
-        assert done(cells.write(position, b"%d" % position))
+        assert done(write(cells, position, b"%d" % position))
     assert {node for node, _ in cells.late()} == {slow}
     with pytest.raises(CellsError, match="too slow"):
-        done(cells.write(17, b"17"))
+        done(write(cells, 17, b"17"))
     nodes.down.clear()
     done(cells.repair())
     assert cells.late() == set()
     assert [nodes.has(slow, p) for p in range(17)] == [b"%d" % p for p in range(17)]
-    assert done(cells.write(17, b"17"))
+    assert done(write(cells, 17, b"17"))
 
 
 def test_trimmed_cells_take_nothing() -> None:
     nodes = cluster()
     cells = nodes.client("a")
     for position in range(4):
-        assert done(cells.write(position, b"x"))
+        assert done(write(cells, position, b"x"))
     done(cells.trim(0, 3))
     assert [done(cells.read(p)) for p in range(4)] == [b"", b"", b"", b"x"]
-    assert not done(cells.write(1, b"y"))
+    assert not done(write(cells, 1, b"y"))
 
 
 def test_a_damaged_cell_is_read_from_others_and_repaired() -> None:
     nodes = cluster()
     cells = nodes.client("a")
-    assert done(cells.write(0, b"right"))
+    assert done(write(cells, 0, b"right"))
     hurt = chain(nodes)[0]
     rows(nodes.stores[hurt], "UPDATE cells SET content = ?", b"wrong")
     assert done(cells.read(0)) == b"right"
@@ -264,7 +301,7 @@ def test_a_lost_node_is_replaced_and_quorums_are_those_of_three_again() -> None:
     nodes = cluster()
     cells = nodes.client("a")
     for position in range(40):
-        assert done(cells.write(position, b"%d" % position))
+        assert done(write(cells, position, b"%d" % position))
     clock = [0.0]
     keeper = upkeep(nodes, cells, clock)
     lost = chain(nodes)[1]
@@ -275,7 +312,7 @@ def test_a_lost_node_is_replaced_and_quorums_are_those_of_three_again() -> None:
     done(keeper.check())
     assert nodes.recorded.is_filling
     assert nodes.recorded.owner == "a"
-    assert done(cells.write(40, b"40")), "appends go on"
+    assert done(write(cells, 40, b"40")), "appends go on"
     done(keeper.check())
     layout = nodes.recorded
     assert (layout.is_filling, len(layout.complete), layout.lacking) == (False, 3, 1)
@@ -283,20 +320,20 @@ def test_a_lost_node_is_replaced_and_quorums_are_those_of_three_again() -> None:
     for node in chain(nodes):
         assert [nodes.has(node, p) for p in range(41)] == [b"%d" % p for p in range(41)]
     nodes.down.add(layout.chains[0][0].node)
-    assert done(cells.write(41, b"41"))
+    assert done(write(cells, 41, b"41"))
 
 
 def test_from_one_replica_to_three() -> None:
     nodes = cluster(copies=1)
     cells = nodes.client("a")
-    assert done(cells.write(0, b"x"))
+    assert done(write(cells, 0, b"x"))
     keeper = upkeep(nodes, cells, [0.0])
     seen = []
     for position in range(1, 6):
         done(keeper.check())
         layout = nodes.recorded
         seen.append((len(layout.complete), layout.lacking))
-        assert done(cells.write(position, b"x"))
+        assert done(write(cells, position, b"x"))
     assert seen == [(1, 0), (3, 2), (3, 1), (3, 1), (3, 1)]
     assert (nodes.recorded.ack_quorum, nodes.recorded.lacking) == (2, 1)
 
@@ -304,18 +341,18 @@ def test_from_one_replica_to_three() -> None:
 def test_a_disk_without_the_log_is_left_out_at_once() -> None:
     nodes = cluster()
     cells = nodes.client("a")
-    assert done(cells.write(0, b"x"))
+    assert done(write(cells, 0, b"x"))
     lost = chain(nodes)[2]
     nodes.stores[lost] = CellStore(":memory:")
-    assert done(cells.write(1, b"y")), "two replicas have it"
+    assert done(write(cells, 1, b"y")), "two replicas have it"
     done(upkeep(nodes, cells, [0.0]).check())
     assert (lost, "f@1") not in nodes.recorded.replicas
-    assert done(cells.write(2, b"z"))
+    assert done(write(cells, 2, b"z"))
 
 
 def test_a_replica_that_was_filling_does_not_count_in_a_seal() -> None:
     nodes = cluster()
-    assert done(nodes.client("a").write(0, b"x"))
+    assert done(write(nodes.client("a"), 0, b"x"))
     first, second, third = nodes.recorded.chains[0]
     added = CellReplica(third.node, third.space, is_filling=True)
     layout = CellLayout(nodes.recorded.epoch, ((first, second, added),), "a", 1)

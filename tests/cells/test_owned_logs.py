@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 import indilog
-from indilog.base.errors import WrongStateError
+from indilog.base.errors import ConditionFailedError, WrongStateError
 from indilog.base.ids import NodeId
 from indilog.base.log import After, Entry, Log, Session
 from indilog.config import Config
+from indilog.kernel.cell_layout import CellLayout
 from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog.wire.cell_messages import CellKeysWanted, CellSection
-from indilog_cells.opening import Tenure
+from indilog_cells.opening import has_ended, node_of
+from indilog_cells.owned_cells import OwnedCells
+from indilog_compute.local_log import LocalLogs
 from tests.cells.test_order_first import configured, kinds_of, layout_of
 from tests.contract.reading import all_of, data_of
 from tests.support.link_pair import linked_logs
@@ -56,9 +59,12 @@ async def test_the_number_of_logs_is_limited(tmp_path: Path) -> None:
             await client.switch_log("c", "owned")
 
 
-async def test_compute_nodes_claim_a_log_from_each_other(tmp_path: Path) -> None:
-    config = three(tmp_path, engines=3, owner_keeps_s=0.2)
-    async with embedded(config) as platform:
+async def test_compute_nodes_append_through_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up: list[str] = []
+    monkeypatch.setattr(OwnedCells, "give_up_on", lambda _, owner: given_up.append(owner))
+    async with embedded(three(tmp_path, engines=3)) as platform:
         await kinds_of(platform)[1].create("events", "owned")
         logs = logs_of(platform)
         appended = [log.append(b"x", tags=["t"]) for log in logs for _ in range(20)]
@@ -69,6 +75,61 @@ async def test_compute_nodes_claim_a_log_from_each_other(tmp_path: Path) -> None
         assert first == 60
         layout = layout_of(kinds_of(platform)[0], "events")
         assert (len(layout.complete), layout.lacking) == (3, 1)
+        assert not given_up
+
+
+async def test_callers_on_two_nodes_in_turn_claim_a_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims: list[str] = []
+    begin_epoch = OwnedCells._begin_epoch
+
+    async def counted(self: OwnedCells, layout: CellLayout) -> None:
+        claims.append(layout.owner)
+        await begin_epoch(self, layout)
+
+    monkeypatch.setattr(OwnedCells, "_begin_epoch", counted)
+    async with embedded(three(tmp_path, engines=2)) as platform:
+        one, _ = kinds_of(platform)
+        await one.create("events", "owned")
+        first, second = logs_of(platform)
+        for number in range(0, 60, 3):
+            assert await first.append(b"a", tags=["t"]) == number
+            assert await second.append(b"b", tags=["t"]) == number + 1
+            (placed,) = await second.append_batch(
+                [Entry(b"c", ["t"])], after=After("t", number + 1)
+            )
+            assert placed == number + 2
+        with pytest.raises(ConditionFailedError) as failed:
+            await second.append_batch([Entry(b"d", ["t"])], after=After("t", 58))
+        assert failed.value.last_seqnum == 59
+        await second.trim(30)
+        assert data_of(await first.read_range("t", 30)) == [b"a", b"b", b"c"] * 10
+        assert await second.now() >= 0.0
+        owner = layout_of(one, "events").owner
+        assert node_of(owner) == one.node
+        assert len(claims) == 1
+
+
+async def test_an_owner_that_does_not_answer_loses_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner of an earlier release leaves out the messages."""
+
+    async def serve_nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(LocalLogs, "_serve_appends", serve_nothing)
+    async with embedded(three(tmp_path, engines=2)) as platform:
+        one, two = kinds_of(platform)
+        await one.create("events", "owned")
+        first, second = logs_of(platform)
+        assert await first.append(b"0", tags=["t"]) == 0
+        appended = [second.append(b"x", tags=["t"]) for _ in range(10)]
+        assert sorted(await asyncio.gather(*appended)) == list(range(1, 11))
+        assert node_of(layout_of(two, "events").owner) == two.node
+        assert await first.append(b"11", tags=["t"]) == 11
+        assert [r.seqnum for r in await all_of(second, "t")] == list(range(12))
 
 
 async def test_an_idle_log_shows_its_last_record_to_all_nodes(tmp_path: Path) -> None:
@@ -84,7 +145,7 @@ async def test_an_idle_log_shows_its_last_record_to_all_nodes(tmp_path: Path) ->
 
 
 async def test_a_log_is_switched_to_other_kinds(tmp_path: Path) -> None:
-    async with embedded(three(tmp_path, engines=2, owner_keeps_s=0.2)) as platform:
+    async with embedded(three(tmp_path, engines=2)) as platform:
         one, two = kinds_of(platform)
         await one.create("events", "owned")
         log, other = logs_of(platform)
@@ -123,7 +184,7 @@ async def test_a_disk_that_lost_its_cells_is_filled_again(tmp_path: Path) -> Non
 
 
 class Nodes:
-    """The compute nodes that a `Tenure` asks for."""
+    """The compute nodes of a view."""
 
     node = NodeId("engine-0")
 
@@ -131,16 +192,8 @@ class Nodes:
         return [NodeId("engine-0"), NodeId("engine-1")]
 
 
-async def test_a_running_owner_keeps_its_log_for_a_while() -> None:
-    clock = [10.0]
-    tenure = Tenure(Nodes(), 2.0, clock=lambda: clock[0])
-    assert tenure.may_claim(""), "no owner"
-    assert tenure.may_claim("engine-0/x"), "an ended process of this node"
-    assert tenure.may_claim("engine-7/x"), "a node that left"
-    assert not tenure.may_claim("engine-1/x")
-    clock[0] = 11.9
-    assert not tenure.may_claim("engine-1/x")
-    clock[0] = 12.0
-    assert tenure.may_claim("engine-1/x")
-    assert not tenure.may_claim("engine-1/y"), "another owner begins its time"
-    assert Tenure(Nodes(), 2.0, clock=lambda: 0.0).may_claim("engine-1/x"), "it may be old"
+async def test_the_owner_of_an_ended_process_is_not_asked() -> None:
+    assert has_ended("", Nodes()), "no owner"
+    assert has_ended("engine-0/x", Nodes()), "an earlier process of this node"
+    assert has_ended("engine-7/x", Nodes()), "a node that left"
+    assert not has_ended("engine-1/x", Nodes())

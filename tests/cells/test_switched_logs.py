@@ -300,7 +300,7 @@ async def test_other_nodes_end_the_switch_of_a_crashed_one(
 ) -> None:
     """Up to the seal it is abandoned; after that it is completed."""
     step, before, after = case
-    async with embedded(configured(tmp_path, engines=3, owner_keeps_s=0.1)) as platform:
+    async with embedded(configured(tmp_path, engines=3)) as platform:
         switcher, second, third = platform.engines.values()
         await kinds_of(second).switch("events", before)
         monkeypatch.setattr(log_kinds, "_FINISH_S", 5.0)  # more than a step of a switch takes

@@ -175,6 +175,7 @@ class Process:
     tickets: int = 0
     pending: dict[int, Done] = field(default_factory=dict)
     is_idle: bool = False
+    token_after_us: int = 30_000
     core: Core = field(init=False)
 
     def start(self) -> None:
@@ -185,7 +186,7 @@ class Process:
             cells_in_flight=self.world.random.choice([1, 2, 4]),
             read_ahead=self.world.random.choice([1, 2, 8]),
             fill_after_us=50_000,
-            token_after_us=30_000,
+            token_after_us=self.token_after_us,
         )
         self.incarnation += 1
         self.core = Core(state, b"%d.%d" % (self.number, self.incarnation), limits)
@@ -269,7 +270,9 @@ class Process:
 
         self.world.after(self.world.delay_us(), deliver)
 
-    def _perform(self, effects: list[cell_core.Effect]) -> None:
+    def _perform(  # noqa: C901 - one case an effect
+        self, effects: list[cell_core.Effect]
+    ) -> None:
         for effect in effects:
             match effect:
                 case cell_core.AskToken(at_least):
@@ -289,8 +292,18 @@ class Process:
                     self._perform(self.core.restart(newest, self.world.now_us))
                 case Closed():
                     self._note(effect)
+                case cell_core.SendContent():
+                    self._send_content(effect)
+                case cell_core.ContentApplied():
+                    self._answer_content(effect)
                 case unreachable:
                     assert_never(unreachable)
+
+    def _send_content(self, _effect: cell_core.SendContent) -> None:
+        raise AssertionError("the log has no owner")
+
+    def _answer_content(self, _effect: cell_core.ContentApplied) -> None:
+        raise AssertionError("the log has no owner")
 
     @property
     def sequencer(self) -> TokenSequencer:

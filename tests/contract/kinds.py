@@ -277,7 +277,7 @@ async def order_first(directory: Path) -> AsyncIterator[LogSource]:
 async def owned(directory: Path) -> AsyncIterator[LogSource]:
     """A log of kind owned: two compute nodes, three storage nodes, one process."""
     cluster = ClusterConfig(engines=2, storage_nodes=3, replicas=3)
-    node = node_config(data_dir=directory, segment_bytes=8 * MIB, owner_keeps_s=0.05)
+    node = node_config(data_dir=directory, segment_bytes=8 * MIB)
     async with embedded(Config(cluster=cluster, node=node)) as platform:
         await created_kinds(platform.logs).create("contract", "owned")
         every = [created_kinds(logs) for logs in platform.engines.values()]

@@ -28,6 +28,7 @@ MODULES = (
     "indilog.wire.order_lookup_messages",
     "indilog.wire.conditional_messages",
     "indilog.wire.cell_messages",
+    "indilog.wire.owner_messages",
     "indilog.link.link_messages",
     "indilog.link.retention_messages",
     "indilog.link.worker_messages",

@@ -42,7 +42,7 @@ class ConditionalAppends:
         self._placement = placement
         self._home = Home(config)
         self._requests = HomeRequests(config)
-        self._served: dict[NodeId, ServedRequests] = defaultdict(ServedRequests)
+        self._served: dict[NodeId, ServedRequests[ConditionalAnswer]] = defaultdict(ServedRequests)
         self._epoch = Epoch(0)
         self._had_shard = False
         """Whether this incarnation has had a shard."""

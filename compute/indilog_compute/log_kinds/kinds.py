@@ -23,6 +23,7 @@ from indilog.base.errors import (
     ConditionFailedError,
     IndilogError,
     NotReadyError,
+    SealedError,
     TrimmedError,
     WrongStateError,
 )
@@ -85,6 +86,13 @@ class OtherLogs(LogSource, Protocol):
     def ended_at(self) -> SeqNum | None:
         """The tail, if this process has read that the logspace ended; else None."""
 
+    async def append_content(self, owner: str, content: bytes) -> bytes:
+        """Append a content of another process in a tenure of this process; return the outcomes.
+
+        Raises:
+            IndilogError: it may be in the log, and is not appended later.
+        """
+
 
 class SharedLogs(LogSource, Protocol):
     """The logs of one compute node."""
@@ -102,6 +110,12 @@ OpenLogs: TypeAlias = Callable[[CreatedLog], AbstractAsyncContextManager[OtherLo
 
 AskCells: TypeAlias = Callable[[NodeId, CellQuestion], Coroutine[Any, Any, CellAnswer]]
 """Asks a storage node about write-once cells; raises `IndilogError` if it does not answer."""
+
+
+AppendThrough: TypeAlias = Callable[[NodeId, str, str, bytes], Coroutine[Any, Any, bytes]]
+"""Lets another compute node append to the log in a folder, in a tenure; returns the outcomes, and
+raises `IndilogError` if they are unknown.
+"""
 
 
 class _Opened:
@@ -139,6 +153,16 @@ class _Opened:
         """See `OtherLogs.ended_at`; None also if the logspace is not open."""
         return None if self._logs is None else self._logs.ended_at
 
+    async def append_content(self, owner: str, content: bytes) -> bytes:
+        """See `OtherLogs.append_content`.
+
+        Raises:
+            SealedError: the logspace is not open.
+        """
+        if self._logs is None:
+            raise SealedError("This process does not own the log.")
+        return await self._logs.append_content(owner, content)
+
     async def close(self) -> None:
         """Close the logspace, if it is open."""
         await self._stack.aclose()
@@ -166,6 +190,7 @@ class LogKinds:
         view: returns the newest view.
         open_logs: opens a logspace.
         ask_cells: asks a storage node about cells.
+        append_through: lets the owner of a log append.
         config: settings.
         has_directory: whether logs may be kept in a directory of the platform, which all compute
             nodes reach.
@@ -188,6 +213,7 @@ class LogKinds:
         view: Callable[[], View],
         open_logs: OpenLogs,
         ask_cells: AskCells,
+        append_through: AppendThrough,
         config: Config,
         has_directory: bool,
         serves: Callable[[], bool],
@@ -197,6 +223,7 @@ class LogKinds:
         self._view = view
         self._open_logs = open_logs
         self.ask_cells = ask_cells
+        self.append_through = append_through
         self._copies = config.cluster.replicas
         self._config = config.node
         self._has_directory = has_directory
@@ -486,6 +513,15 @@ class LogKinds:
     def layout(self, folder: str) -> CellLayout:
         """Return the newest layout that this node knows of the segment in `folder`."""
         return self._catalog.layout(folder)
+
+    async def append_content(self, folder: str, owner: str, content: bytes) -> bytes:
+        """Append a content of another compute node to the log in `folder`, as its owner; see
+        `OtherLogs.append_content`.
+        """
+        for opened in self._opened.values():
+            if opened.created.folder == folder:
+                return await opened.append_content(owner, content)
+        raise SealedError("This process does not own the log.")
 
     async def renew_layouts(self) -> None:
         """Read the layouts that were recorded before this call.

@@ -313,19 +313,19 @@ async def kinds_served(
         return created_logs(created, kinds, config, platform_dir, is_shared=is_shared)
 
     kinds = LogKinds(
-        logs,
-        logs.node,
+        logs, logs.node,
         view=lambda: logs.engine.placement.view,
         open_logs=opened,
-        ask_cells=logs.ask_cells,
+        ask_cells=logs.ask_cells, append_through=logs.append_through,
         config=config,
         has_directory=platform_dir is not None,
         serves=lambda: rank_of(logs) == 0,
-    )
+    )  # fmt: skip
     try:
         await kinds.start()
         logs.kinds, logs.routes, logs.opened = kinds, kinds.routes, FollowingLog
-        yield
+        async with logs.appends_served(kinds.append_content):
+            yield
     finally:
         await kinds.stop()
 

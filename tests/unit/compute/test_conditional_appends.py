@@ -332,7 +332,7 @@ def test_requests_end_with_their_node() -> None:
 
 
 def test_a_request_is_executed_once() -> None:
-    served = ServedRequests()
+    served = ServedRequests[ConditionalAnswer]()
     assert served.begin(5)
     assert not served.begin(5)
     assert served.answer(5) is None

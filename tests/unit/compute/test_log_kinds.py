@@ -40,6 +40,9 @@ class OpenedLogs(MemoryLogs):
     def ended_at(self) -> None:
         return None
 
+    async def append_content(self, _owner: str, _content: bytes) -> bytes:
+        raise AssertionError("it has no owner")
+
     async def policies(self) -> dict[str, Retention]:
         self.enforced.set()
         return {}
@@ -67,6 +70,10 @@ async def ask_no_cells(_node: NodeId, _question: CellQuestion) -> CellAnswer:
     raise AssertionError("no log of kind order-first is created")
 
 
+async def append_nowhere(_node: NodeId, _folder: str, _owner: str, _content: bytes) -> bytes:
+    raise AssertionError("no log of kind owned is created")
+
+
 def kinds_over(
     opened: OpenedLogs,
     config: Config,
@@ -79,8 +86,8 @@ def kinds_over(
     return LogKinds(
         logs or SharedLogs(), nodes[0],
         view=lambda: cast("View", SimpleNamespace(engines=sorted(nodes))),
-        open_logs=opened.open, ask_cells=ask_no_cells, config=config, has_directory=True,
-        serves=lambda: serves,
+        open_logs=opened.open, ask_cells=ask_no_cells, append_through=append_nowhere, config=config,
+        has_directory=True, serves=lambda: serves,
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from indilog.wire.messages import (
     StoredRecord,
     TailWanted,
 )
+from indilog.wire.owner_messages import OwnerAnswer, OwnerAppend
 from indilog.wire.sequencer_messages import MetalogAppend
 from tests.support.metalog_messages import entries_message
 
@@ -63,7 +64,7 @@ def test_every_message_has_its_own_tag_on_the_wire() -> None:
 
 
 def test_only_what_is_durable_or_known_elsewhere_promises_nothing() -> None:
-    free = {MetalogAppend, HomeWanted, HomeIs, CellAnswer}
+    free = {MetalogAppend, HomeWanted, HomeIs, CellAnswer, OwnerAppend, OwnerAnswer}
     assert {kind for kind in KINDS if not kind.promises} == free
 
 
