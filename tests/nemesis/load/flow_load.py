@@ -15,6 +15,8 @@ from tests.cluster.faults.test_kill_workflows import APP, check, insist
 from tests.nemesis.recording import Recorder
 
 PAUSE_S: Final = 0.5
+ANSWER_S_MAX: Final = 900.0
+"""How long a caller repeats a call: faults of several groups may keep its gateway away."""
 
 
 class Orders:
@@ -39,10 +41,10 @@ class Orders:
         """Run workflows one after the other until `stop` is set and the last one has ended."""
         while not stop.is_set():
             number = next(self._numbers)
-            await insist(http, "start", number)
+            await insist(http, "start", number, within_s=ANSWER_S_MAX)
             self.started.append(number)
             self._recorder.count("workflow", "started")
-            self.results[number] = await insist(http, "result", number)
+            self.results[number] = await insist(http, "result", number, within_s=ANSWER_S_MAX)
             self._recorder.count("workflow", "ended")
             await asyncio.sleep(PAUSE_S)
 
