@@ -6,7 +6,8 @@ order is the order of the log.
 | module | task |
 |---|---|
 | `content`, `index`, `state` | what is in a cell, and what follows from all cells in order |
-| `core`, `sequencer` | appends to cells, and catches up with other writers, without I/O |
+| `core`, `core_events` | appends to cells, and catches up with other writers, without I/O |
+| `sequencer` | gives the numbers of cells |
 | `driver` | runs a core: requests, timers, caches |
 | `log`, `lookups` | the `Log` interface over a driver |
 | `cells` | the interface of the cells' storage |

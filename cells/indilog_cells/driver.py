@@ -34,8 +34,8 @@ from indilog.base.errors import (
 )
 from indilog_cells.cells import CellsAndNotes, CellsError
 from indilog_cells.content import Content, Item, decode
-from indilog_cells.core import (
-    CORE_LIMITS,
+from indilog_cells.core import CORE_LIMITS, Core, CoreLimits
+from indilog_cells.core_events import (
     AppendsElsewhere,
     AskToken,
     CaughtUp,
@@ -46,8 +46,6 @@ from indilog_cells.core import (
     CellWritten,
     ContentAnswered,
     ContentApplied,
-    Core,
-    CoreLimits,
     Effect,
     Event,
     FellBehind,
@@ -59,7 +57,7 @@ from indilog_cells.core import (
     WriteCell,
 )
 from indilog_cells.index import Generation, GenerationInfo
-from indilog_cells.outcomes import Appended
+from indilog_cells.outcomes import AppendedContent
 from indilog_cells.owned_cells import DeposedError, Elsewhere, OwnedCells
 from indilog_cells.sequencer import TokenSequencer
 from indilog_cells.state import Closed, LogState, Outcome
@@ -76,7 +74,7 @@ _log = structlog.get_logger(__name__)
 _ValueT = TypeVar("_ValueT")
 
 
-SendToOwner: TypeAlias = Callable[[str, bytes], Awaitable[Appended]]
+SendToOwner: TypeAlias = Callable[[str, bytes], Awaitable[AppendedContent]]
 """Lets the owner of a log append a content. Raises `CellsError` if the outcomes are unknown; then
 the owner may append it later.
 """
@@ -286,7 +284,7 @@ class CellDriver:
             )
         return outcome
 
-    async def append_content(self, owner: str, content: bytes) -> Appended:
+    async def append_content(self, owner: str, content: bytes) -> AppendedContent:
         """Append the content of another process, in the tenure `owner` of this process.
 
         Raises:
@@ -313,7 +311,7 @@ class CellDriver:
             self._received.pop(ticket, None)
         if outcomes is None:
             raise SealedError("This process does not own the log any more.")
-        return Appended(self._core.state.position, outcomes)
+        return AppendedContent(self._core.state.position, outcomes)
 
     async def catch_up(self) -> None:
         """Apply every append that was complete, in any process, when this was called.

@@ -31,7 +31,7 @@ from indilog_cells.layout_changes import Asks, LayoutChanges
 from indilog_cells.log import CellLogs
 from indilog_cells.object_cells import ObjectCells
 from indilog_cells.object_store import object_store_at
-from indilog_cells.outcomes import Appended, decode_appended
+from indilog_cells.outcomes import AppendedContent, decode_appended
 from indilog_cells.owned_cells import OwnedCells
 from indilog_cells.owned_upkeep import OwnedUpkeep
 
@@ -173,7 +173,7 @@ class PlatformCells:
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
 
-    async def send_to_owner(self, owner: str, content: bytes) -> Appended:
+    async def send_to_owner(self, owner: str, content: bytes) -> AppendedContent:
         """See `SendToOwner`."""
         node = node_of(owner)
         try:

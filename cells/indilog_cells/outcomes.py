@@ -24,7 +24,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, list[int]]]])
 
 
-class Appended(NamedTuple):
+class AppendedContent(NamedTuple):
     """What became of a content.
 
     Attributes:
@@ -36,7 +36,7 @@ class Appended(NamedTuple):
     outcomes: Sequence[Outcome]
 
 
-def encode_appended(appended: Appended) -> bytes:
+def encode_appended(appended: AppendedContent) -> bytes:
     """Return the bytes of an answer."""
     position, outcomes = appended
     return _encoder.encode(
@@ -44,7 +44,7 @@ def encode_appended(appended: Appended) -> bytes:
     )
 
 
-def decode_appended(stored: bytes) -> Appended:
+def decode_appended(stored: bytes) -> AppendedContent:
     """Return what `encode_appended` was given.
 
     Raises:
@@ -52,6 +52,6 @@ def decode_appended(stored: bytes) -> Appended:
     """
     try:
         position, outcomes = _decoder.decode(stored)
-        return Appended(position, [_KINDS[kind](*values) for kind, values in outcomes])
+        return AppendedContent(position, [_KINDS[kind](*values) for kind, values in outcomes])
     except (msgspec.MsgspecError, IndexError, TypeError) as error:
         raise MalformedFrameError(f"no valid outcomes: {error}") from error

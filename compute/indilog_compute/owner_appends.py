@@ -34,7 +34,7 @@ class ReceivedAppend(NamedTuple):
     message: OwnerAppend
 
 
-class _Asked:
+class _OwnerRequest:
     """A request of this node."""
 
     __slots__ = ("ends", "expires", "message", "node", "resend", "waiter")
@@ -65,7 +65,7 @@ class OwnerAppends:
         self._resend_s = config.messages.resend_s, config.messages.resend_s_max
         self._silent_s = config.cells.cell_timeout_s
         self._slow_s = config.appends.append_timeout_s / 2
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _OwnerRequest] = {}
         self._starting: list[int] = []
         self._next_request = 0
         self._incarnations: dict[NodeId, Epoch] = {}
@@ -95,7 +95,9 @@ class OwnerAppends:
             raise OverloadedError(f"{len(self._asked):,} appends of owners wait; try later.")
         self._next_request += 1
         message = OwnerAppend(self._next_request, folder, owner, content)
-        self._asked[self._next_request] = _Asked(node, message, waiter, Resend(*self._resend_s))
+        self._asked[self._next_request] = _OwnerRequest(
+            node, message, waiter, Resend(*self._resend_s)
+        )
         self._starting.append(self._next_request)
 
     def _on_answer(self, sender: NodeId, message: OwnerAnswer, now: Instant) -> list[Effect]:
@@ -130,7 +132,7 @@ class OwnerAppends:
         return effects
 
     @staticmethod
-    def _send(asked: _Asked, now: Instant) -> Effect:
+    def _send(asked: _OwnerRequest, now: Instant) -> Effect:
         asked.resend.sent(now)
         return Send(asked.node, asked.message)
 

@@ -30,7 +30,7 @@ from indilog.wire.cell_messages import (
     CellSection,
     CellsSeal,
 )
-from indilog_cells import core as cell_core
+from indilog_cells import core_events
 from indilog_cells.cells import CellsError
 from indilog_cells.chain_cells import ChainCells
 from indilog_cells.chain_upkeep import ChainUpkeep
@@ -404,7 +404,7 @@ class ChainProcess(Process):
         own = self.incarnation
         self.chains.start(work, lambda: own == self.incarnation, done)
 
-    def _request(self, position: int, run: Callable[[], cell_core.Event], is_write: bool) -> None:
+    def _request(self, position: int, run: Callable[[], core_events.Event], is_write: bool) -> None:
         assert isinstance(run, partial)
         content = run.args[1] if is_write else b""
 
@@ -415,19 +415,19 @@ class ChainProcess(Process):
             if is_write:
                 if result:
                     self.chains.observe(position, content)
-                took = cell_core.CellWritten(position, content)
-                self._deliver(took if result else cell_core.CellTaken(position))
+                took = core_events.CellWritten(position, content)
+                self._deliver(took if result else core_events.CellTaken(position))
                 return
             assert result is None or isinstance(result, bytes)
             if result:
                 self.chains.observe(position, result)
-            self._deliver(cell_core.CellRead(position, result))
+            self._deliver(core_events.CellRead(position, result))
 
         cells = self.cells
         self._run(cells.write(position, content) if is_write else cells.read(position), done)
 
     def _fail(self, position: int, is_write: bool, _error: CellsError) -> None:
-        self._deliver(cell_core.CellFailed(position, is_write))
+        self._deliver(core_events.CellFailed(position, is_write))
 
     def _note(self, complete: Closed) -> None:
         """Keep a generation and its checkpoint, then trim what the checkpoint does not need."""

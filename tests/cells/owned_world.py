@@ -17,13 +17,13 @@ from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.config import node_config
 from indilog.kernel.cell_layout import CellLayout, owned_layout
 from indilog.roles.role import Answer, Received, Send
-from indilog_cells import core as cell_core
+from indilog_cells import core_events
 from indilog_cells.cells import CellsError
 from indilog_cells.chain_cells import ChainCells
 from indilog_cells.chain_upkeep import ChainUpkeep
 from indilog_cells.content import decode
 from indilog_cells.layout_changes import LayoutChanges, Place
-from indilog_cells.outcomes import Appended, decode_appended, encode_appended
+from indilog_cells.outcomes import AppendedContent, decode_appended, encode_appended
 from indilog_cells.owned_cells import DeposedError, Elsewhere, OwnedCells, Tenure
 from indilog_cells.owned_upkeep import OwnedUpkeep
 from indilog_cells.sequencer import TokenSequencer
@@ -233,16 +233,16 @@ class OwnedProcess(ChainProcess):
 
     def _acquired(self, at_least: int, found: object) -> None:
         if isinstance(found, CellsError):
-            self._handle([cell_core.TokenFailed()])
+            self._handle([core_events.TokenFailed()])
         elif isinstance(found, Elsewhere):
-            self._handle([cell_core.AppendsElsewhere(found.owner)])
+            self._handle([core_events.AppendsElsewhere(found.owner)])
         else:
             assert isinstance(found, Tenure)
             begins = found != self.owned_cells.tenure
             if begins:
                 self.owned.claims += 1
                 self.owned_cells.tenure, self.tokens = found, TokenSequencer()
-            self._handle([cell_core.TokenGiven(self.tokens.take(at_least), begins)])
+            self._handle([core_events.TokenGiven(self.tokens.take(at_least), begins)])
 
     def _fail(self, position: int, is_write: bool, error: CellsError) -> None:
         if not isinstance(error, DeposedError):
@@ -252,21 +252,21 @@ class OwnedProcess(ChainProcess):
 
         def depose() -> None:
             if own == self.incarnation and self.owned_cells.tenure == error.tenure:
-                self._handle([cell_core.CellDeposed(position)])
+                self._handle([core_events.CellDeposed(position)])
 
         self.world.after(0, depose)
 
-    def _send_content(self, effect: cell_core.SendContent) -> None:
+    def _send_content(self, effect: core_events.SendContent) -> None:
         owner, serial, content = effect
         node, _, _ = owner.partition("/")
 
         def answered(found: object) -> None:
             if isinstance(found, bytes):
                 self.owned.contents_sent += 1
-                self._handle([cell_core.ContentAnswered(serial, decode_appended(found).outcomes)])
+                self._handle([core_events.ContentAnswered(serial, decode_appended(found).outcomes)])
                 return
             self.owned_cells.give_up_on(owner)
-            self._handle([cell_core.ContentAnswered(serial, None)])
+            self._handle([core_events.ContentAnswered(serial, None)])
 
         self.appends.send(NodeId(node), FOLDER, owner, content, answered)
         self._advance()
@@ -287,9 +287,9 @@ class OwnedProcess(ChainProcess):
         if received and (more := self.appends.take(self._serve)):
             self._serve(more)
 
-    def _answer_content(self, effect: cell_core.ContentApplied) -> None:
+    def _answer_content(self, effect: core_events.ContentApplied) -> None:
         ticket, outcomes = effect
-        answer = None if outcomes is None else encode_appended(Appended(0, outcomes))
+        answer = None if outcomes is None else encode_appended(AppendedContent(0, outcomes))
         self.appends.answer(self.received.pop(ticket), answer)
         self._advance()
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, assert_never
 
 from indilog.base.ids import tag_columns
-from indilog_cells import core as cell_core
+from indilog_cells import core_events
 from indilog_cells.content import Condition, Item, Records, TrimBelow
 from indilog_cells.core import Core, CoreLimits
 from indilog_cells.index import GenerationLimits
@@ -245,7 +245,7 @@ class Process:
             done.kind = "append"
         return Records(0, [_COLUMNS.tags], [_COLUMNS.names], [done.data], after)
 
-    def _handle(self, events: list[cell_core.Event]) -> None:
+    def _handle(self, events: list[core_events.Event]) -> None:
         core = self.core
         core.stamp_us = max(core.stamp_us, self.world.now_us)
         effects = core.handle(events, self.world.now_us)
@@ -261,7 +261,7 @@ class Process:
         if own == self.incarnation and due_us is not None and due_us <= self.world.now_us:
             self._handle([])
 
-    def _deliver(self, event: cell_core.Event) -> None:
+    def _deliver(self, event: core_events.Event) -> None:
         own = self.incarnation
 
         def deliver() -> None:
@@ -271,38 +271,38 @@ class Process:
         self.world.after(self.world.delay_us(), deliver)
 
     def _perform(  # noqa: C901 - one case an effect
-        self, effects: list[cell_core.Effect]
+        self, effects: list[core_events.Effect]
     ) -> None:
         for effect in effects:
             match effect:
-                case cell_core.AskToken(at_least):
+                case core_events.AskToken(at_least):
                     self._ask_token(at_least)
-                case cell_core.WriteCell(position, content):
+                case core_events.WriteCell(position, content):
                     self._request(position, partial(self._write, position, content), True)
-                case cell_core.ReadCell(position):
+                case core_events.ReadCell(position):
                     self._request(position, partial(self._read, position), False)
-                case cell_core.ItemApplied(ticket, outcome):
+                case core_events.ItemApplied(ticket, outcome):
                     self._end(ticket, outcome)
-                case cell_core.CaughtUp(ticket):
+                case core_events.CaughtUp(ticket):
                     self._end(ticket, Known(self.core.state.position, self.core.state.tail))
-                case cell_core.FellBehind():
+                case core_events.FellBehind():
                     checkpoints = self.world.store.checkpoints
                     newest = self.restored(checkpoints[max(checkpoints)])
                     assert newest.position > self.core.state.position, "trimmed, and no checkpoint"
                     self._perform(self.core.restart(newest, self.world.now_us))
                 case Closed():
                     self._note(effect)
-                case cell_core.SendContent():
+                case core_events.SendContent():
                     self._send_content(effect)
-                case cell_core.ContentApplied():
+                case core_events.ContentApplied():
                     self._answer_content(effect)
                 case unreachable:
                     assert_never(unreachable)
 
-    def _send_content(self, _effect: cell_core.SendContent) -> None:
+    def _send_content(self, _effect: core_events.SendContent) -> None:
         raise AssertionError("the log has no owner")
 
-    def _answer_content(self, _effect: cell_core.ContentApplied) -> None:
+    def _answer_content(self, _effect: core_events.ContentApplied) -> None:
         raise AssertionError("the log has no owner")
 
     @property
@@ -314,15 +314,15 @@ class Process:
         own = self.incarnation
 
         def give() -> None:
-            token = cell_core.TokenGiven(self.sequencer.take(at_least))
+            token = core_events.TokenGiven(self.sequencer.take(at_least))
             if own == self.incarnation:
                 self._deliver(token)
 
         if not self.world.lost(self.world.faults.token_lost):
             self.world.after(self.world.delay_us(), give)
 
-    def _request(self, position: int, run: Callable[[], cell_core.Event], is_write: bool) -> None:
-        failed = cell_core.CellFailed(position, is_write)
+    def _request(self, position: int, run: Callable[[], core_events.Event], is_write: bool) -> None:
+        failed = core_events.CellFailed(position, is_write)
         if self.world.lost(self.world.faults.request_lost):
             self._deliver(failed)
             return
@@ -341,12 +341,14 @@ class Process:
             return
         self.world.after(self.world.delay_us(), serve)
 
-    def _write(self, position: int, content: bytes) -> cell_core.Event:
+    def _write(self, position: int, content: bytes) -> core_events.Event:
         took = self.world.store.write(position, content)
-        return cell_core.CellWritten(position, content) if took else cell_core.CellTaken(position)
+        return (
+            core_events.CellWritten(position, content) if took else core_events.CellTaken(position)
+        )
 
-    def _read(self, position: int) -> cell_core.Event:
-        return cell_core.CellRead(position, self.world.store.cells.get(position))
+    def _read(self, position: int) -> core_events.Event:
+        return core_events.CellRead(position, self.world.store.cells.get(position))
 
     def _note(self, complete: Closed) -> None:
         """Keep a generation and its checkpoint, then trim what the checkpoint does not need."""

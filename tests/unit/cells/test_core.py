@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from indilog.base.ids import tag_columns
 from indilog_cells.content import JUNK, Condition, End, Records, decode, encode
-from indilog_cells.core import (
-    CORE_LIMITS,
+from indilog_cells.core import CORE_LIMITS, Core, CoreLimits
+from indilog_cells.core_events import (
     AskToken,
     CaughtUp,
     CellFailed,
     CellRead,
     CellTaken,
     CellWritten,
-    Core,
-    CoreLimits,
     Effect,
     Event,
     ItemApplied,

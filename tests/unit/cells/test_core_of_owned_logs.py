@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from indilog_cells.content import AskTime, Content, Records, decode, encode
-from indilog_cells.core import (
+from indilog_cells.core import Core
+from indilog_cells.core_events import (
     AppendsElsewhere,
     AskToken,
     CellDeposed,
@@ -11,7 +12,6 @@ from indilog_cells.core import (
     CellWritten,
     ContentAnswered,
     ContentApplied,
-    Core,
     Effect,
     ItemApplied,
     ReadCell,

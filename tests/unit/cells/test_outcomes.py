@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from indilog.base.errors import MalformedFrameError
-from indilog_cells.outcomes import Appended, decode_appended, encode_appended
+from indilog_cells.outcomes import AppendedContent, decode_appended, encode_appended
 from indilog_cells.state import (
     Applied,
     BelowFloor,
@@ -22,7 +22,9 @@ def test_each_outcome_is_decoded_as_it_was() -> None:
     outcomes: list[Outcome] = [
         Placed(1), Contradicted(2), BelowFloor(3), CheckedTooEarly(), Ended(), Applied(4),
     ]  # fmt: skip
-    assert decode_appended(encode_appended(Appended(7, outcomes))) == Appended(7, outcomes)
+    assert decode_appended(encode_appended(AppendedContent(7, outcomes))) == AppendedContent(
+        7, outcomes
+    )
 
 
 @pytest.mark.parametrize(
