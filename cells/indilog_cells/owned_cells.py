@@ -168,8 +168,8 @@ class OwnedCells(ChainCells):
         part_bytes: see `ChainCells`.
         new_part: see `ChainCells`.
         generation_limits: see `ChainCells`.
-        window: how far the owner may be ahead of a replica, in cells. All processes of a log use
-            the same.
+        window: how far the owner may be ahead of a replica, in cells. All processes that use the
+            log have the same window.
 
     Attributes:
         tenure: the tenure in which `write` writes; the caller sets it to what `acquire` returned.
@@ -211,7 +211,9 @@ class OwnedCells(ChainCells):
         """A layout with this or a smaller epoch must be changed before this process may write."""
         self._is_claiming = False
         self._begun: dict[tuple[Tenure, int], bytes] = {}
-        """Contents of unfinished writes: a cell gets one of a tenure, whatever it asks for."""
+        """By tenure and position, the contents of unfinished writes. A further write to such a cell
+        repeats this content, even if it is called with another one.
+        """
 
     # --- writes
 
@@ -445,7 +447,7 @@ class OwnedCells(ChainCells):
             await self._all.pause(_PAUSE_S)
 
     async def _begin_epoch(self, layout: CellLayout) -> None:
-        """Become the owner, and complete what earlier owners have begun."""
+        """Become the owner, and recover the log: complete what earlier owners began."""
         self._lag = None
         is_own = self._is_own(layout)
         claims = self._useless_epoch >= layout.epoch or not is_own
