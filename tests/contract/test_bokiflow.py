@@ -34,7 +34,7 @@ async def test_every_run_ends_although_a_process_crashes(session_of: Callable[[]
     done: list[str] = []
 
     def process(name: str) -> tuple[Flow, Startable[list[str]]]:
-        flow = Flow("shop", log=session_of().name, lease=1.0)
+        flow = Flow("shop", log=session_of().name, lease=3.0)
         flow.attach(Sessions(session_of))
 
         async def first() -> str:

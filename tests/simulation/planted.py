@@ -502,8 +502,8 @@ BUGS: Final = (
     Bug(
         "a repeated request is executed again by the home of its tag",
         "compute/indilog_compute/conditional/home_requests.py",
-        "if request in self._answers or request <= self._forgotten:",
-        "if request <= self._forgotten:",
+        "return request in self._answers or request <= self._forgotten",
+        "return request <= self._forgotten",
     ),
     # --- subscriptions, limits, tags and retention
     Bug(

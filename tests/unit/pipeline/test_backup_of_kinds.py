@@ -40,9 +40,7 @@ SMALL = 1 << 10
 
 def config_in(directory: Path, *, object_place: str = "", **cluster: int) -> Config:
     sizes = ClusterConfig(record_bytes_max=64 * KIB, batch_bytes_max=128 * KIB)
-    node = node_config(
-        data_dir=directory, segment_bytes=256 * KIB, owner_keeps_s=0.05, object_place=object_place
-    )
+    node = node_config(data_dir=directory, segment_bytes=256 * KIB, object_place=object_place)
     return Config(cluster=dataclasses.replace(sizes, **cluster), node=node)  # type: ignore[arg-type]
 
 
