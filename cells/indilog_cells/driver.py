@@ -604,11 +604,12 @@ class CellDriver:
         self._error = self._error or error
         if self._timer is not None:
             self._timer.cancel()
-        unknown = AppendOutcomeUnknownError(f"{error} The record may be in the log.")
+        unknown = AppendOutcomeUnknownError(f"{self._error} The record may be in the log.")
         for ticket, outcome in self._outcomes.items():
             if not outcome.done():
-                unsent = not error.retryable or self._core.withdraw(ticket)
-                outcome.set_exception(self._error if unsent else unknown)
+                # A retryable error promises that nothing was done.
+                may_be_there = self._error.retryable and not self._core.withdraw(ticket)
+                outcome.set_exception(unknown if may_be_there else self._error)
         waiters: list[asyncio.Future[Any]] = [*self._caught_up.values(), *self._received.values()]
         for waiter in waiters:
             if not waiter.done():

@@ -24,7 +24,7 @@ from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.roles.role import Answer, Effect, Ignore, Received, Send
 from indilog.wire.owner_messages import OwnerAnswer, OwnerAppend, OwnerOutcome
-from indilog_compute.conditional.home_requests import ServedRequests
+from indilog_compute.served_requests import ServedRequests
 
 
 class ReceivedAppend(NamedTuple):

@@ -65,8 +65,13 @@ _TWO_HASHES: Final = struct.Struct("<2Q")
 
 
 def _folded(log: str, name: str) -> TagHash:
-    """Hash one tag of one log; never 0, which is the empty tag."""
-    return xxh3_64_intdigest(f"{log}\x1f{name}".encode(), _TAG_KEY) or 1
+    """Hash one tag of one log."""
+    return _hash_of_names(f"{log}\x1f{name}".encode())
+
+
+def _hash_of_names(names: bytes) -> TagHash:
+    """Hash the names of a record with one tag; never 0, which is the empty tag."""
+    return xxh3_64_intdigest(names, _TAG_KEY) or 1
 
 
 def is_common_tag(tag: object) -> bool:
@@ -248,8 +253,8 @@ def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
     # Each append with a new tag calls this, mostly with one. Its hash is that of the names.
     if len(tags) == 1:
         names = f"{log}\x1f{_spelled(tags[0])}".encode()
-        hashed = xxh3_64_intdigest(names, _TAG_KEY) or 1
-        return tuple.__new__(TagColumns, (_TWO_HASHES.pack(log_tag(log), hashed), names))
+        packed = _TWO_HASHES.pack(log_tag(log), _hash_of_names(names))
+        return tuple.__new__(TagColumns, (packed, names))
     spelled = dict.fromkeys(map(_spelled, tags))
     names = "\x1f".join((log, *spelled)).encode()
     hashes = [_folded(log, name) for name in spelled]

@@ -38,15 +38,18 @@ class FaultyStore(DirectoryStore):
         fails: every operation fails.
         loses_answers: every write takes effect, and fails.
         held: writes wait for it; None: they do not wait.
+        waiting: how many writes have waited.
     """
 
     fails = False
     loses_answers = False
     held: asyncio.Event | None = None
+    waiting = 0
 
     async def create(self, name: str, content: bytes) -> bool:
         self._check()
         if self.held is not None:
+            self.waiting += 1
             await self.held.wait()
         took = await super().create(name, content)
         if self.loses_answers and took:
@@ -211,9 +214,12 @@ async def test_an_append_that_a_close_interrupts_is_not_called_undone(tmp_path: 
         await log.append(b"first")
         store.held = asyncio.Event()
         appends = []
-        for _ in range(CORE_LIMITS.cells_in_flight + 1):
-            appends.append(asyncio.create_task(log.append(b"one for each cell")))
-            await asyncio.sleep(0.01)
+        for number in range(CORE_LIMITS.cells_in_flight):
+            appends.append(asyncio.create_task(log.append(b"in a cell of its own")))
+            while store.waiting <= number:  # noqa: ASYNC110 - turns, not time
+                await asyncio.sleep(0)
+        appends.append(asyncio.create_task(log.append(b"in no cell")))
+        await asyncio.sleep(0)
     *sent, waiting = await asyncio.gather(*appends, return_exceptions=True)
     assert all(isinstance(outcome, AppendOutcomeUnknownError) for outcome in sent)
     assert isinstance(waiting, NotReadyError), "no cell has it"

@@ -501,7 +501,7 @@ BUGS: Final = (
     ),
     Bug(
         "a repeated request is executed again by the home of its tag",
-        "compute/indilog_compute/conditional/home_requests.py",
+        "compute/indilog_compute/served_requests.py",
         "return request in self._answers or request <= self._forgotten",
         "return request <= self._forgotten",
     ),

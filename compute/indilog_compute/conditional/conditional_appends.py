@@ -26,9 +26,10 @@ from indilog.wire.conditional_messages import (
     HomeWanted,
 )
 from indilog_compute.conditional.home import Conditional, Home, Outcome, Requested, Result
-from indilog_compute.conditional.home_requests import HomeRequests, ServedRequests, home_of
+from indilog_compute.conditional.home_requests import HomeRequests, home_of
 from indilog_compute.reads.operation import Answered
 from indilog_compute.reads.reads import Reads
+from indilog_compute.served_requests import ServedRequests
 from indilog_compute.shard_writer import ShardWriter, Takeover
 
 _REFUSING = (Takeover.LOST, Takeover.STOPPED)

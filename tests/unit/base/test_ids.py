@@ -77,6 +77,9 @@ def test_text_that_is_no_valid_log_name_is_refused(name: str) -> None:
 
 
 def test_a_records_first_tag_is_the_tag_of_its_log() -> None:
+    for tag in ("new", 7):
+        alone, _ = tag_columns("orders", (tag,))
+        assert list(unpack_tags(alone)) == [log_tag("orders"), tag_hash("orders", tag)]
     packed, _ = tag_columns("orders", ("new", 7))
     hashes = [log_tag("orders"), tag_hash("orders", "new"), tag_hash("orders", 7)]
     assert [*unpack_tags(packed)] == hashes

@@ -38,8 +38,9 @@ from indilog.wire.messages import (
     TailWanted,
 )
 from indilog_compute.conditional.home import Conditional
-from indilog_compute.conditional.home_requests import HomeRequests, ServedRequests, home_of
+from indilog_compute.conditional.home_requests import HomeRequests, home_of
 from indilog_compute.reads.operation import Answered
+from indilog_compute.served_requests import ServedRequests
 from tests.support.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import (
     ENGINE,
