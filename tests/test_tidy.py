@@ -31,6 +31,7 @@ from indilog.wire import (
     base_messages,
     cell_messages,
     conditional_messages,
+    growth_messages,
     messages,
     order_lookup_messages,
     owner_messages,
@@ -319,6 +320,7 @@ def test_every_wire_message_is_in_the_protocol() -> None:
             base_messages,
             cell_messages,
             conditional_messages,
+            growth_messages,
             owner_messages,
         )
         for kind in protocol_table.messages_of(module)

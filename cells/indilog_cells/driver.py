@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import structlog
 
@@ -80,6 +80,20 @@ the owner may append it later.
 """
 
 
+class Growth(Protocol):
+    """What processes with drivers of one log tell each other, so that readers need not look for new
+    cells all the time. It promises nothing: readers look once a second nevertheless.
+    """
+
+    async def elsewhere(self, position: int) -> bool:
+        """Wait until another process says that it has applied more than `position` cells. False: no
+        process said so for about a second.
+        """
+
+    def here(self, position: int) -> None:
+        """Note that this process has applied `position` cells."""
+
+
 _Write: TypeAlias = Callable[[int, bytes], Awaitable[bool]]
 
 
@@ -129,6 +143,7 @@ class CellDriver:
         is_shared: whether other processes may write to the log too.
         clock: returns seconds since 1970.
         send_to_owner: only for `OwnedCells`: lets another process append.
+        growth: what processes tell each other; None: nothing.
     """
 
     def __init__(
@@ -141,11 +156,14 @@ class CellDriver:
         is_shared: bool,
         clock: Callable[[], float],
         send_to_owner: SendToOwner | None = None,
+        growth: Growth | None = None,
     ) -> None:
         self.is_shared = is_shared
         self._cells = cells
         self._owned = cells if isinstance(cells, OwnedCells) else None
         self._send_to_owner = send_to_owner
+        self._growth = growth
+        self._is_listening = False
         self._limits = limits
         self._timeout_s = timeout_s
         self._clock = clock
@@ -339,17 +357,31 @@ class CellDriver:
             self._caught_up.pop(ticket, None)
 
     def watch(self) -> asyncio.Future[None]:
-        """Return a future that is resolved when the next cell is applied, or the driver fails. Call
-        `unwatch` when it is resolved or no longer needed.
+        """Return a future that is resolved when the next cell is applied, another process says that
+        there is one, or the driver fails. Call `unwatch` when it is resolved or no longer needed.
         """
         self.check_open()
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._watchers.add(waiter)
+        if self._growth is not None and not self._is_listening:
+            self._is_listening = True
+            self._start(self._listen(self._growth))
         return waiter
 
     def unwatch(self, waiter: asyncio.Future[None]) -> None:
         """Forget a future of `watch`."""
         self._watchers.discard(waiter)
+
+    async def _listen(self, growth: Growth) -> None:
+        """Wake the watchers when another process says that the log has grown; return when no
+        watcher is left.
+        """
+        try:
+            while any(not watch.done() for watch in self._watchers):
+                if await growth.elsewhere(self.seen_position):
+                    self._wake_watchers()
+        finally:
+            self._is_listening = False
 
     async def content(self, position: int) -> Content:
         """Return the content of an applied cell with records.
@@ -433,6 +465,8 @@ class CellDriver:
             return
         if self._core.state.position > before:
             self._wake_watchers()
+            if self._growth is not None:
+                self._growth.here(self._core.state.position)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -636,6 +670,7 @@ async def driver_running(
     is_shared: bool = True,
     clock: Callable[[], float] = time.time,
     send_to_owner: SendToOwner | None = None,
+    growth: Growth | None = None,
 ) -> AsyncIterator[CellDriver]:
     """Open a log over cells while the block runs; arguments and errors are those of `CellDriver`
     and `CellDriver.open`.
@@ -649,6 +684,7 @@ async def driver_running(
         is_shared=is_shared,
         clock=clock,
         send_to_owner=send_to_owner,
+        growth=growth,
     )
     try:
         await driver.open()

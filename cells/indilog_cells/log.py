@@ -70,8 +70,8 @@ _AUX_BYTES_MAX: Final = 8 * MIB
 _CHECKS_MAX: Final = 10
 _POLL_S: Final = 0.05
 _POLL_S_MAX: Final = 1.0
-"""Seconds between two reads of a call that waits for records of other processes: first `_POLL_S`,
-then doubled up to `_POLL_S_MAX`.
+"""Seconds between two reads of a call that waits for records of other processes, while none of
+these says that the log has grown: first `_POLL_S`, then doubled up to `_POLL_S_MAX`.
 """
 _READS_PER_ITERATION: Final = 128
 
@@ -126,6 +126,11 @@ class CellLogs:
         """The tail, if this process has read that the logspace ended; else None."""
         state = self.driver.state
         return state.tail if state.is_ended else None
+
+    @property
+    def position(self) -> int:
+        """How many cells this process has applied."""
+        return self.driver.state.position
 
     async def append_content(self, owner: str, content: bytes) -> bytes:
         """Append a content of another process, in the tenure `owner` of this process; return the

@@ -21,12 +21,13 @@ from indilog.base.ids import NodeId
 from indilog.base.log_kinds import ORDER_FIRST, OWNED, LogKind
 from indilog.config import Config
 from indilog.kernel.cell_layout import CellLayout
+from indilog.roles.node_requests import NodeRequests
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog_cells.cells import CellsError
 from indilog_cells.chain_cells import ChainCells
 from indilog_cells.chain_upkeep import ChainUpkeep
 from indilog_cells.core import CORE_LIMITS, CoreLimits
-from indilog_cells.driver import CellDriver, driver_running
+from indilog_cells.driver import CellDriver, Growth, driver_running
 from indilog_cells.layout_changes import Asks, LayoutChanges
 from indilog_cells.log import CellLogs
 from indilog_cells.object_cells import ObjectCells
@@ -40,6 +41,8 @@ _OBJECTS: Final = "objects"
 _CHECK_S: Final = 1.0
 """Seconds between two checks of a layout."""
 _REOPEN_S: Final = 0.5
+_GROWTH_PAUSE_S: Final = 1.0
+"""Seconds until a reader asks again, if no other node can tell it of growth now."""
 _PART_BITS: Final = 61
 _TOKEN_AFTER_US: Final = 1 << 60
 """A process never writes to a log of kind `owned` without a token: `OwnedCells.acquire` ends."""
@@ -82,15 +85,9 @@ class ComputeNodes(Protocol):
 class CellPlatform(ComputeNodes, Protocol):
     """What a compute node knows of other nodes and of layouts."""
 
-    async def ask_cells(self, node: NodeId, question: CellQuestion, /) -> CellAnswer:
-        """Ask a storage node; raises `IndilogError` if it does not answer."""
-
-    async def append_through(
-        self, node: NodeId, folder: str, owner: str, content: bytes, /
-    ) -> bytes:
-        """Let a compute node append to the log in `folder`, in its tenure `owner`; return the
-        answer of `indilog_cells.outcomes`. Raises `IndilogError` if the outcomes are unknown.
-        """
+    @property
+    def requests(self) -> NodeRequests:
+        """The requests to other nodes."""
 
     def storage_nodes(self) -> Sequence[NodeId]:
         """Return the storage nodes of the newest view."""
@@ -177,14 +174,16 @@ class PlatformCells:
         """See `SendToOwner`."""
         node = node_of(owner)
         try:
-            answer = await self._platform.append_through(node, self._folder, owner, content)
+            answer = await self._platform.requests.append_through(
+                node, self._folder, owner, content
+            )
             return decode_appended(answer)
         except (IndilogError, MalformedFrameError) as error:
             raise CellsError(f"{node} did not append: {error}") from error
 
     async def _ask(self, node: NodeId, question: CellQuestion) -> CellAnswer | None:
         try:
-            return await self._platform.ask_cells(node, question)
+            return await self._platform.requests.ask_cells(node, question)
         except IndilogError:
             return None
 
@@ -208,6 +207,36 @@ class PlatformCells:
             raise CellsError(f"the layout of the log cannot be changed: {error}") from error
 
 
+class PlatformGrowth:
+    """The growth of a created log, as the compute nodes tell it each other: a `Growth`."""
+
+    def __init__(self, created: Created, platform: CellPlatform) -> None:
+        self._created, self._platform = created, platform
+
+    def _appending(self) -> Sequence[NodeId]:
+        """Return the other compute nodes that may append to the log."""
+        nodes = self._platform.compute_nodes()
+        if self._created.kind == OWNED:
+            owner = node_of(self._platform.layout(self._created.folder).owner)
+            nodes = [node for node in nodes if node == owner]
+        return [node for node in nodes if node != self._platform.node]
+
+    async def elsewhere(self, position: int) -> bool:
+        """See `Growth.elsewhere`."""
+        others, folder = self._appending(), self._created.folder
+        try:
+            if others:
+                return await self._platform.requests.growth_of(others, folder, position)
+        except IndilogError:
+            pass
+        await asyncio.sleep(_GROWTH_PAUSE_S)
+        return False
+
+    def here(self, position: int) -> None:
+        """See `Growth.here`."""
+        self._platform.requests.grew(self._created.folder, position)
+
+
 def created_logs(
     created: Created,
     platform: CellPlatform,
@@ -228,15 +257,16 @@ def created_logs(
     Raises:
         NotReadyError, DataDirectoryError, DataLossError: see `object_logs`, `node_logs`.
     """
+    growth = PlatformGrowth(created, platform) if is_shared else None
     if created.kind in (ORDER_FIRST, OWNED):
-        return node_logs(created, platform, config, is_shared=is_shared)
+        return node_logs(created, platform, config, growth=growth)
     place = platform_place(created.place, platform_dir)
-    return object_logs(place, created.folder, config, is_shared=is_shared)
+    return object_logs(place, created.folder, config, growth=growth)
 
 
 @asynccontextmanager
 async def node_logs(
-    created: Created, platform: CellPlatform, config: Config, *, is_shared: bool
+    created: Created, platform: CellPlatform, config: Config, *, growth: Growth | None
 ) -> AsyncIterator[CellLogs]:
     """Open a created log whose cells are on storage nodes, and check its layout, while the block
     runs.
@@ -245,7 +275,7 @@ async def node_logs(
         created: the log, of kind `order-first` or `owned`.
         platform: the storage nodes and layouts.
         config: settings of the platform.
-        is_shared: whether other compute nodes may append to the log at the same time.
+        growth: see `CellDriver`; None: no other compute node appends to the log.
 
     Raises:
         NotReadyError: storage nodes do not answer, and were not replaced in time.
@@ -253,6 +283,7 @@ async def node_logs(
     """
     settings = config.node.cells
     nodes = PlatformCells(platform, created.folder)
+
     opened = _owned(created, nodes, platform, config) if created.kind == OWNED else None
     cells, check = opened or _chained(created, nodes, platform, config)
     limits = CoreLimits(
@@ -275,8 +306,9 @@ async def node_logs(
                     limits=limits,
                     cache_bytes_max=settings.cell_cache_bytes_max,
                     timeout_s=timeout_s,
-                    is_shared=is_shared,
+                    is_shared=growth is not None,
                     send_to_owner=nodes.send_to_owner,
+                    growth=growth,
                 )
                 try:
                     driver = await stack.enter_async_context(driving)
@@ -413,7 +445,7 @@ def platform_place(place: str, platform_dir: Path | None) -> str:
 
 @asynccontextmanager
 async def object_logs(
-    place: str, folder: str, config: Config, *, is_shared: bool
+    place: str, folder: str, config: Config, *, growth: Growth | None
 ) -> AsyncIterator[CellLogs]:
     """Open the logs in `folder` of the store at `place` while the block runs.
 
@@ -421,7 +453,7 @@ async def object_logs(
         place: see `indilog_cells.object_store`.
         folder: the folder of the logspace.
         config: settings of the platform.
-        is_shared: whether other processes may use the folder at the same time.
+        growth: see `CellDriver`; None: no other process uses the folder.
 
     Raises:
         NotReadyError: the store does not answer.
@@ -445,6 +477,7 @@ async def object_logs(
         limits=limits,
         cache_bytes_max=settings.object_cache_bytes_max,
         timeout_s=config.node.appends.append_timeout_s,
-        is_shared=is_shared,
+        is_shared=growth is not None,
+        growth=growth,
     ) as driver:
         yield CellLogs(driver, config.cluster)

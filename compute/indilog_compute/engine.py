@@ -81,6 +81,7 @@ from indilog.wire.conditional_messages import (
     HomeIs,
     HomeWanted,
 )
+from indilog.wire.growth_messages import GrowthWanted, LogGrew
 from indilog.wire.messages import (
     AuxSet,
     Direction,
@@ -103,6 +104,7 @@ from indilog_compute.conditional.conditional_appends import ConditionalAppends
 from indilog_compute.conditional.home import Conditional
 from indilog_compute.index_fetch import IndexFetch
 from indilog_compute.local_index import LocalIndex
+from indilog_compute.log_growth import LogGrowth
 from indilog_compute.owner_appends import OwnerAppends
 from indilog_compute.reads.local_reads import LocalReads
 from indilog_compute.reads.log_floors import LogFloors
@@ -125,6 +127,7 @@ class Engine:
     Attributes:
         cells: asks storage nodes about write-once cells, for callers in this process.
         owner_appends: appends through the owners of logs, and for other nodes.
+        growth: waits for the growth of logs that other nodes append to.
         order_lookups: finds seqnums by time and places of records, for callers in this process.
         placement: the placement of shards according to the applied entries.
         watches: readers that wait for a record; answered when index data may have one.
@@ -141,6 +144,8 @@ class Engine:
         self.trims = Trims(self._leadership, config.node)
         self.cells = CellQuestions(config.node)
         self.owner_appends = OwnerAppends(config.node)
+        self.growth = LogGrowth(config.node)
+        self._parts = self.order_lookups, self.trims, self.cells, self.owner_appends, self.growth
         self._writer: ShardWriter | None = None
         self._conditional = ConditionalAppends(node, self.placement, config.node)
         self.watches = Watches(config.node.reads.lookups_pending_max)
@@ -341,9 +346,9 @@ class Engine:
         """
         effects = self._writer.abandon() if self._writer is not None else []
         error = NotReadyError("The platform was closed while the call waited.")
-        effects += self._reads.abandon(error) + self.order_lookups.abandon(error)
-        effects += self.trims.abandon(error) + self.cells.abandon(error)
-        effects += self.owner_appends.abandon(error)
+        effects += self._reads.abandon(error)
+        for part in self._parts:
+            effects += part.abandon(error)
         effects = self._conditional.abandon(effects, error, self._reads)
         waiters = [*self._ready_waiters.take(), *self.watches.clear()]
         return effects + [Answer(waiter, error) for waiter in waiters]
@@ -416,14 +421,14 @@ class Engine:
             return True
         if self._ready_waiters or len(self.watches) > self._watches_known:
             return True
-        parts = self.order_lookups, self.trims, self._conditional, self.cells, self.owner_appends
-        return any(parts)
+        return bool(self._conditional) or any(self._parts)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
         """Send questions, resend, and expire callers; iterations that only append skip this."""
         effects = self._reads.begin(now) + self._on_time(now)
         effects += self.order_lookups.advance(now) + self.trims.advance(self.position, now)
         effects += self.cells.advance(now) + self.owner_appends.advance(now)
+        effects += self.growth.advance(now)
         if self._ready_waiters and self.ready:
             effects += [Answer(waiter, None) for waiter in self._ready_waiters.take()]
         self._upkeep_at, self._watches_known = self._upkeep_due(), len(self.watches)
@@ -486,6 +491,8 @@ class Engine:
                 return self._conditional.on_message(event, now)
             case OwnerAppend() | OwnerAnswer() if event.sender in self.placement.view.engines:
                 return self.owner_appends.on_message(event, now)
+            case GrowthWanted() | LogGrew() if event.sender in self.placement.view.engines:
+                return self.growth.on_message(event.sender, message, now)
             case _:
                 return [Ignore(event, "not a message for an engine")]
 
@@ -534,10 +541,8 @@ class Engine:
         self._join_request = epoch * _REQUESTS_PER_EPOCH
         self._catch_up.reader.start(epoch)
         self._reads.number_from(self._join_request)
-        self.order_lookups.number_from(self._join_request)
-        self.trims.number_from(self._join_request)
-        self.cells.number_from(self._join_request)
-        self.owner_appends.number_from(self._join_request)
+        for part in self._parts:
+            part.number_from(self._join_request)
         self._conditional.started(epoch, self._join_request)
         return self._ask_to_join(now) + self._follow_view(now)
 
@@ -765,8 +770,7 @@ class Engine:
         return due if due < _NEVER else None
 
     def _upkeep_due(self) -> Instant:
-        times = [self._reads.deadline(), self.order_lookups.deadline(), self.trims.deadline()]
-        times += [self.cells.deadline(), self.owner_appends.deadline()]
+        times = [self._reads.deadline(), *(part.deadline() for part in self._parts)]
         if self._local is None:
             times.append(self._join.due)
         times += [self._catch_up.deadline(), self._index_fetch.deadline()]
@@ -790,11 +794,6 @@ class Engine:
             assert self._local.tag_tail <= self.tail, "index data is about ordered records"
         if self._writer is not None:
             self._writer.check_invariants()
-        self._reads.check_invariants()
-        self._floors.check_invariants()
-        self.watches.check_invariants()
-        self.order_lookups.check_invariants()
-        self.trims.check_invariants()
-        self.cells.check_invariants()
-        self.owner_appends.check_invariants()
-        self._conditional.check_invariants()
+        others = self._reads, self._floors, self.watches, self._conditional
+        for part in (*self._parts, *others):
+            part.check_invariants()

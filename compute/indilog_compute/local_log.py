@@ -84,7 +84,9 @@ _FoundT = TypeVar("_FoundT", Record, list[Record])
 
 
 class LocalLogs:
-    """Opens logs over one engine; a `LogSource`."""
+    """Opens logs over one engine: a `LogSource`. It also has the requests of its node to other
+    nodes: a `NodeRequests`.
+    """
 
     def __init__(
         self, shell: NodeShell, node: NodeId, engine: Engine, limits: ClusterConfig
@@ -129,13 +131,7 @@ class LocalLogs:
         return position
 
     async def ask_cells(self, node: NodeId, question: CellQuestion) -> CellAnswer:
-        """Ask a storage node about write-once cells; return its answer.
-
-        Raises:
-            QuorumUnavailableError: the node did not answer in time; a write may have taken effect.
-            OverloadedError: too many questions wait; this one was not sent.
-            NotReadyError: the platform has stopped.
-        """
+        """See `NodeRequests.ask_cells`."""
         waiter = self.future()
         self.engine.cells.ask(node, question, waiter)
         self.hasten()
@@ -143,28 +139,40 @@ class LocalLogs:
         return answer
 
     async def append_through(self, node: NodeId, folder: str, owner: str, content: bytes) -> bytes:
-        """Let the owner of the log in `folder`, which is another compute node, append a content;
-        return the outcomes of its items.
-
-        Raises:
-            IndilogError: the outcomes are unknown.
-        """
+        """See `NodeRequests.append_through`."""
         waiter = self.future()
         self.engine.owner_appends.send(node, folder, owner, content, waiter)
         self.hasten()
         outcomes: bytes = await waiter
         return outcomes
 
+    async def growth_of(self, nodes: Sequence[NodeId], folder: str, position: int) -> bool:
+        """See `NodeRequests.growth_of`."""
+        waiter = self.future()
+        self.engine.growth.wait(nodes, folder, position, waiter)
+        self.hasten()
+        has_grown: bool = await waiter
+        return has_grown
+
+    def grew(self, folder: str, position: int) -> None:
+        """See `NodeRequests.grew`."""
+        if self.engine.growth.grew(folder, position):
+            self.hasten()
+
     @asynccontextmanager
-    async def appends_served(
-        self, append: Callable[[str, str, bytes], Awaitable[bytes]]
+    async def requests_served(
+        self,
+        append: Callable[[str, str, bytes], Awaitable[bytes]],
+        position_of: Callable[[str], int | None],
     ) -> AsyncIterator[None]:
-        """Serve the appends that other compute nodes let this node make, while the block runs.
+        """Serve what other compute nodes ask about the logs of this node, while the block runs.
 
         Args:
             append: appends a content to the log in a folder, in a tenure; see `append_through`.
+            position_of: see `LogGrowth`.
         """
         serving = asyncio.create_task(self._serve_appends(append))
+        self.engine.growth.position_of = position_of
         try:
             yield
         finally:

@@ -6,7 +6,7 @@ Messages among sequencers are in `indilog.wire.sequencer_messages`, about tags i
 `indilog.wire.order_lookup_messages`. Those about old metalog entries are in
 `indilog.wire.base_messages`, about conditional appends in `indilog.wire.conditional_messages`,
 about cells in `indilog.wire.cell_messages`, about appends through the owner of a log in
-`indilog.wire.owner_messages`.
+`indilog.wire.owner_messages`, `indilog.wire.growth_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning`. The line `Lost:` says what
 happens if the message is lost, and `Repeated:` why a repetition is harmless; *absolute* refers to
@@ -56,6 +56,7 @@ from indilog.wire.conditional_messages import (
     HomeIs,
     HomeWanted,
 )
+from indilog.wire.growth_messages import GrowthWanted, LogGrew
 from indilog.wire.order_lookup_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog.wire.owner_messages import OwnerAnswer, OwnerAppend
 from indilog.wire.replica_messages import PlacementIs, StorageAlive
@@ -607,6 +608,8 @@ Message: TypeAlias = (
     | CellAnswer
     | OwnerAppend
     | OwnerAnswer
+    | GrowthWanted
+    | LogGrew
 )
 
 ForSequencer: TypeAlias = (

@@ -360,8 +360,7 @@ class SimulatedNode:
             name,
             view=lambda: world.view,
             open_logs=self._open,
-            ask_cells=self.ask_cells,
-            append_through=self.append_through,
+            requests=self,
             config=world.config,
             has_directory=True,
             serves=lambda: world.view.engines[0] == name,
@@ -430,6 +429,15 @@ class SimulatedNode:
             return answer
 
         return await world.request(serve, failed)
+
+    async def growth_of(self, nodes: Sequence[NodeId], folder: str, position: int) -> bool:
+        """No node tells another one that a log has grown: readers look for new cells."""
+        del nodes, folder, position
+        await asyncio.sleep(1.0)
+        return False
+
+    def grew(self, folder: str, position: int) -> None:
+        """See `growth_of`."""
 
     async def append_through(self, node: NodeId, folder: str, owner: str, content: bytes) -> bytes:
         """Let another node append; see `OwnerAppends`, of which this has the guarantees."""

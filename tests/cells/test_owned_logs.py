@@ -178,7 +178,7 @@ async def test_a_disk_that_lost_its_cells_is_filled_again(tmp_path: Path) -> Non
         assert layout.lacking == 1
         (replica,) = (each for each in layout.complete if each.node == "storage-1")
         wanted = CellKeysWanted(0, replica.space, layout.epoch, CellSection.RECORDS)
-        listed = (await kinds.ask_cells(replica.node, wanted)).listed
+        listed = (await kinds.requests.ask_cells(replica.node, wanted)).listed
         assert [key.position for key in listed] == list(range(31))
         assert data_of(await all_of(log, "t")) == [b"%d" % n for n in range(31)]
 

@@ -29,6 +29,7 @@ MODULES = (
     "indilog.wire.conditional_messages",
     "indilog.wire.cell_messages",
     "indilog.wire.owner_messages",
+    "indilog.wire.growth_messages",
     "indilog.link.link_messages",
     "indilog.link.retention_messages",
     "indilog.link.worker_messages",

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 from urllib.parse import quote
 
 import msgspec
@@ -42,8 +42,9 @@ from indilog.base.retention import Retention
 from indilog.config import Config
 from indilog.kernel.cell_layout import CellLayout
 from indilog.kernel.view import View
+from indilog.roles.node_requests import NodeRequests
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy
-from indilog.wire.cell_messages import CellAnswer, CellOutcome, CellQuestion, CellsSeal
+from indilog.wire.cell_messages import CellOutcome, CellsSeal
 from indilog_compute.log_kinds.catalog import ReplayedCatalog
 from indilog_compute.log_kinds.catalog_records import (
     CreatedLog,
@@ -86,6 +87,10 @@ class OtherLogs(LogSource, Protocol):
     def ended_at(self) -> SeqNum | None:
         """The tail, if this process has read that the logspace ended; else None."""
 
+    @property
+    def position(self) -> int:
+        """How many cells this process has applied."""
+
     async def append_content(self, owner: str, content: bytes) -> bytes:
         """Append a content of another process in a tenure of this process; return the outcomes.
 
@@ -106,16 +111,6 @@ class SharedLogs(LogSource, Protocol):
 
 OpenLogs: TypeAlias = Callable[[CreatedLog], AbstractAsyncContextManager[OtherLogs]]
 """Opens the logspace of a created log while its block runs."""
-
-
-AskCells: TypeAlias = Callable[[NodeId, CellQuestion], Coroutine[Any, Any, CellAnswer]]
-"""Asks a storage node about write-once cells; raises `IndilogError` if it does not answer."""
-
-
-AppendThrough: TypeAlias = Callable[[NodeId, str, str, bytes], Coroutine[Any, Any, bytes]]
-"""Lets another compute node append to the log in a folder, in a tenure; returns the outcomes, and
-raises `IndilogError` if they are unknown.
-"""
 
 
 class _Opened:
@@ -153,6 +148,11 @@ class _Opened:
         """See `OtherLogs.ended_at`; None also if the logspace is not open."""
         return None if self._logs is None else self._logs.ended_at
 
+    @property
+    def position(self) -> int | None:
+        """See `OtherLogs.position`; None: the logspace is not open."""
+        return None if self._logs is None else self._logs.position
+
     async def append_content(self, owner: str, content: bytes) -> bytes:
         """See `OtherLogs.append_content`.
 
@@ -189,8 +189,7 @@ class LogKinds:
         node: the node.
         view: returns the newest view.
         open_logs: opens a logspace.
-        ask_cells: asks a storage node about cells.
-        append_through: lets the owner of a log append.
+        requests: the requests to other nodes.
         config: settings.
         has_directory: whether logs may be kept in a directory of the platform, which all compute
             nodes reach.
@@ -199,7 +198,7 @@ class LogKinds:
 
     Attributes:
         node: the node.
-        ask_cells: asks a storage node about cells.
+        requests: see the argument.
         serves: see the argument.
         routes: by name, the routes of logs whose calls do not go directly to the `shared` log of
             that name.
@@ -212,8 +211,7 @@ class LogKinds:
         *,
         view: Callable[[], View],
         open_logs: OpenLogs,
-        ask_cells: AskCells,
-        append_through: AppendThrough,
+        requests: NodeRequests,
         config: Config,
         has_directory: bool,
         serves: Callable[[], bool],
@@ -222,8 +220,7 @@ class LogKinds:
         self.node = node
         self._view = view
         self._open_logs = open_logs
-        self.ask_cells = ask_cells
-        self.append_through = append_through
+        self.requests = requests
         self._copies = config.cluster.replicas
         self._config = config.node
         self._has_directory = has_directory
@@ -430,7 +427,7 @@ class LogKinds:
         asked = sorted(layout.replicas)
         answers = await asyncio.gather(
             *(
-                self.ask_cells(node, CellsSeal(0, space, layout.epoch, opens=True))
+                self.requests.ask_cells(node, CellsSeal(0, space, layout.epoch, opens=True))
                 for node, space in asked
             )
         )
@@ -522,6 +519,15 @@ class LogKinds:
             if opened.created.folder == folder:
                 return await opened.append_content(owner, content)
         raise SealedError("This process does not own the log.")
+
+    def position_of(self, folder: str) -> int | None:
+        """Return how many cells of the log in `folder` this node has applied; None: the log is not
+        open here.
+        """
+        for opened in self._opened.values():
+            if opened.created.folder == folder:
+                return opened.position
+        return None
 
     async def renew_layouts(self) -> None:
         """Read the layouts that were recorded before this call.

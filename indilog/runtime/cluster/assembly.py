@@ -316,7 +316,7 @@ async def kinds_served(
         logs, logs.node,
         view=lambda: logs.engine.placement.view,
         open_logs=opened,
-        ask_cells=logs.ask_cells, append_through=logs.append_through,
+        requests=logs,
         config=config,
         has_directory=platform_dir is not None,
         serves=lambda: rank_of(logs) == 0,
@@ -324,7 +324,7 @@ async def kinds_served(
     try:
         await kinds.start()
         logs.kinds, logs.routes, logs.opened = kinds, kinds.routes, FollowingLog
-        async with logs.appends_served(kinds.append_content):
+        async with logs.requests_served(kinds.append_content, kinds.position_of):
             yield
     finally:
         await kinds.stop()

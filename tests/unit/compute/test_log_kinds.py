@@ -16,8 +16,8 @@ from indilog.base.log import Log, Session
 from indilog.base.retention import Retention
 from indilog.config import Config, node_config
 from indilog.kernel.view import View
+from indilog.roles.node_requests import NodeRequests
 from indilog.testing import MemoryLogs
-from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog_compute.log_kinds.catalog import ReplayedCatalog
 from indilog_compute.log_kinds.catalog_records import CreatedLog
 from indilog_compute.log_kinds.kinds import LogKinds
@@ -39,6 +39,10 @@ class OpenedLogs(MemoryLogs):
     @property
     def ended_at(self) -> None:
         return None
+
+    @property
+    def position(self) -> int:
+        return 0
 
     async def append_content(self, _owner: str, _content: bytes) -> bytes:
         raise AssertionError("it has no owner")
@@ -66,14 +70,6 @@ class SharedLogs(MemoryLogs):
         return None
 
 
-async def ask_no_cells(_node: NodeId, _question: CellQuestion) -> CellAnswer:
-    raise AssertionError("no log of kind order-first is created")
-
-
-async def append_nowhere(_node: NodeId, _folder: str, _owner: str, _content: bytes) -> bytes:
-    raise AssertionError("no log of kind owned is created")
-
-
 def kinds_over(
     opened: OpenedLogs,
     config: Config,
@@ -86,7 +82,7 @@ def kinds_over(
     return LogKinds(
         logs or SharedLogs(), nodes[0],
         view=lambda: cast("View", SimpleNamespace(engines=sorted(nodes))),
-        open_logs=opened.open, ask_cells=ask_no_cells, append_through=append_nowhere, config=config,
+        open_logs=opened.open, requests=cast("NodeRequests", SimpleNamespace()), config=config,
         has_directory=True, serves=lambda: serves,
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from indilog.wire.envelope import (
     encode_message,
     pack_envelope,
 )
+from indilog.wire.growth_messages import GrowthWanted, LogGrew
 from indilog.wire.messages import (
     IndexBlock,
     IndexData,
@@ -64,7 +65,8 @@ def test_every_message_has_its_own_tag_on_the_wire() -> None:
 
 
 def test_only_what_is_durable_or_known_elsewhere_promises_nothing() -> None:
-    free = {MetalogAppend, HomeWanted, HomeIs, CellAnswer, OwnerAppend, OwnerAnswer}
+    asked = {MetalogAppend, HomeWanted, HomeIs, CellAnswer}
+    free = asked | {OwnerAppend, OwnerAnswer, GrowthWanted, LogGrew}
     assert {kind for kind in KINDS if not kind.promises} == free
 
 

@@ -1,0 +1,163 @@
+"""Wakes readers that wait for records which another compute node appends (decision 0098).
+
+A reader of a log of another kind than `shared` waits for records. Its node asks the nodes that may
+append to the log, and they answer when the log has grown. Then the reader reads the log. An answer
+promises nothing: if it is lost, late or wrong, the reader looks for new cells itself, as it does
+once a second anyway.
+
+`LocalLogs` gives this class the requests of the open logs of its node, and their growth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from indilog.base.errors import IndilogError, OverloadedError
+from indilog.base.ids import Instant, NodeId
+from indilog.config import NodeConfig
+from indilog.roles.role import Answer, Effect, Send
+from indilog.wire.growth_messages import GrowthWanted, LogGrew
+
+_WAIT_S: Final = 1.0
+"""Seconds after which a wait ends without an answer. The caller then waits again."""
+_HAS_GROWN: Final = True
+_NO_ANSWER: Final = False
+_REMEMBERED_S: Final = 2 * _WAIT_S
+"""Seconds for which the request of another node is remembered; longer than the node waits."""
+
+
+class _Wait(NamedTuple):
+    """A wait of this node."""
+
+    message: GrowthWanted
+    nodes: Sequence[NodeId]
+    waiter: object
+    expires: Instant | None = None
+    """When the wait ends; None: it was not sent yet."""
+
+
+class _Wanted(NamedTuple):
+    """The newest request of another node about one log."""
+
+    message: GrowthWanted
+    expires: Instant
+
+
+class LogGrowth:
+    """The waits of one compute node, and the requests of other nodes: at most
+    `lookups_pending_max` each. Further requests of other nodes are left out.
+
+    Attributes:
+        position_of: returns how many cells of the log in a folder this node has applied; None: the
+            log is not open here.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._limit = config.reads.lookups_pending_max
+        self.position_of: Callable[[str], int | None] = lambda _: None
+        self._waits: dict[int, _Wait] = {}
+        self._next_request = 0
+        self._wanted: dict[str, dict[NodeId, _Wanted]] = {}
+        """By folder and node, the requests of other nodes."""
+        self._wanted_count = 0
+        self._forget_at = Instant(0.0)
+        self._answers: list[Effect] = []
+
+    def __len__(self) -> int:
+        return len(self._waits) + len(self._answers)
+
+    def number_from(self, request: int) -> None:
+        """Number requests above `request`: answers to an earlier incarnation match none."""
+        self._next_request = request
+
+    # --- waits of this node
+
+    def wait(self, nodes: Sequence[NodeId], folder: str, position: int, waiter: object) -> None:
+        """Ask nodes to answer when the log in `folder` has more than `position` cells. The waiter
+        gets True then; after a second without an answer, it gets False.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        if len(self._waits) >= self._limit:
+            raise OverloadedError(f"{len(self._waits):,} readers wait for other nodes; try later.")
+        self._next_request += 1
+        message = GrowthWanted(self._next_request, folder, position)
+        self._waits[self._next_request] = _Wait(message, nodes, waiter)
+
+    def advance(self, now: Instant) -> list[Effect]:
+        """Send new requests and answers; end expired waits, and forget expired requests."""
+        effects, self._answers = self._answers, []
+        for request, wait in list(self._waits.items()):
+            if wait.expires is None:
+                self._waits[request] = wait._replace(expires=Instant(now + _WAIT_S))
+                effects += [Send(node, wait.message) for node in wait.nodes]
+            elif now >= wait.expires:
+                del self._waits[request]
+                effects.append(Answer(wait.waiter, _NO_ANSWER))
+        return effects
+
+    def deadline(self) -> Instant | None:
+        """When the next wait ends; None: no wait was sent."""
+        return min((w.expires for w in self._waits.values() if w.expires is not None), default=None)
+
+    def abandon(self, error: IndilogError) -> list[Effect]:
+        """Fail every wait."""
+        waits = list(self._waits.values())
+        self._waits.clear()
+        return [Answer(wait.waiter, error) for wait in waits]
+
+    # --- messages of other nodes
+
+    def on_message(
+        self, sender: NodeId, message: GrowthWanted | LogGrew, now: Instant
+    ) -> list[Effect]:
+        """Handle a request or an answer of another compute node."""
+        if isinstance(message, GrowthWanted):
+            return self._on_wanted(sender, message, now)
+        wait = self._waits.pop(message.request, None)
+        return [] if wait is None else [Answer(wait.waiter, _HAS_GROWN)]
+
+    def _on_wanted(self, sender: NodeId, message: GrowthWanted, now: Instant) -> list[Effect]:
+        """Answer a request, at once if the log has grown already."""
+        position = self.position_of(message.folder)
+        if position is not None and position > message.position:
+            return [Send(sender, LogGrew(message.request))]
+        if now >= self._forget_at:
+            self._forget_expired(now)
+            self._forget_at = Instant(now + _WAIT_S)
+        is_new = sender not in self._wanted.get(message.folder, {})
+        if self._wanted_count + is_new <= self._limit:
+            wanted = self._wanted.setdefault(message.folder, {})
+            wanted[sender] = _Wanted(message, Instant(now + _REMEMBERED_S))
+            self._wanted_count += is_new
+        return []
+
+    def grew(self, folder: str, position: int) -> bool:
+        """Note that the log in `folder` has `position` cells now. Return whether another node gets
+        an answer when the iteration ends.
+        """
+        if (wanted := self._wanted.get(folder)) is None:
+            return False
+        grown = {node for node, (message, _) in wanted.items() if message.position < position}
+        for node in grown:
+            self._answers.append(Send(node, LogGrew(wanted.pop(node).message.request)))
+        self._wanted_count -= len(grown)
+        if not wanted:
+            del self._wanted[folder]
+        return bool(grown)
+
+    def _forget_expired(self, now: Instant) -> None:
+        for folder, wanted in list(self._wanted.items()):
+            for node in [node for node, (_, expires) in wanted.items() if now >= expires]:
+                del wanted[node]
+                self._wanted_count -= 1
+            if not wanted:
+                del self._wanted[folder]
+
+    def check_invariants(self) -> None:
+        """Assert the limits."""
+        assert len(self._waits) <= self._limit, "more waits than allowed"
+        assert self._wanted_count == sum(map(len, self._wanted.values())) <= self._limit
+        assert all(self._wanted.values()), "a log without requests is forgotten"
