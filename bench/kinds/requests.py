@@ -68,7 +68,7 @@ async def measure(asked: argparse.Namespace, callers: int) -> MeasuredRequests:
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
         store = SlowStore(Path(temporary), asked.put_ms / 1e3, asked.get_ms / 1e3)
         async with AsyncExitStack() as stack:
-            cells = [await ObjectCells.opened(store, "log") for _ in range(asked.writers)]
+            cells = [await ObjectCells.created(store, "log") for _ in range(asked.writers)]
             logs = [
                 CellLogs(
                     await stack.enter_async_context(

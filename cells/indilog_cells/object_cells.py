@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from indilog.base.errors import DataDirectoryError
+from indilog.base.errors import DataDirectoryError, DataLossError
 from indilog_cells.cells import CellsError
 from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
 from indilog_cells.object_store import ObjectStore
@@ -58,39 +58,54 @@ class ObjectCells:
         self.requests: Counter[str] = Counter()
 
     @classmethod
-    async def opened(
+    async def created(
         cls,
         store: ObjectStore,
         folder: str,
         *,
         stripes: int = STRIPES,
         generation_limits: GenerationLimits = GENERATION_LIMITS,
-        creates: bool = True,
     ) -> ObjectCells:
-        """Return the cells of a log. A new log is created with these stripes and limits; an
-        existing one keeps its own.
+        """Create a log with these stripes and limits, unless it exists; return its cells.
 
         Args:
             store: see `ObjectCells`.
             folder: see `ObjectCells`.
-            stripes: those of a new log.
-            generation_limits: those of a new log.
-            creates: whether a new log is created. Otherwise nothing is written.
+            stripes: those of a new log; an existing one keeps its own.
+            generation_limits: those of a new log; an existing one keeps its own.
 
         Raises:
             CellsError: the store cannot be reached.
             DataDirectoryError: the log was written by another version.
         """
+        note = _LogNote(_VERSION, stripes, *generation_limits)
+        await store.create(f"{folder}/{_LOG}", msgspec.json.encode(note))
+        return await cls.opened(store, folder)
+
+    @classmethod
+    async def opened(cls, store: ObjectStore, folder: str) -> ObjectCells:
+        """Return the cells of a log that was created.
+
+        An absent log is not created again: the place may be empty because it is not mounted or was
+        deleted, and a new log would give seqnums again that were acknowledged.
+
+        Args:
+            store: see `ObjectCells`.
+            folder: see `ObjectCells`.
+
+        Raises:
+            CellsError: the store cannot be reached.
+            DataDirectoryError: the log was written by another version.
+            DataLossError: the store does not have the log.
+        """
         name = f"{folder}/{_LOG}"
-        note = await store.get(name)
-        if note is None and not creates:
-            return cls(store, folder, stripes, generation_limits)
-        if note is None:
-            new = _LogNote(_VERSION, stripes, *generation_limits)
-            await store.create(name, msgspec.json.encode(new))
-            note = await store.get(name)
+        if (note := await store.get(name)) is None:
+            raise DataLossError(
+                f"The object store has no {name}; see that its place is the right one and mounted, "
+                "or restore a backup."
+            )
         try:
-            found = msgspec.json.decode(note or b"", type=_LogNote)
+            found = msgspec.json.decode(note, type=_LogNote)
         except msgspec.MsgspecError as error:
             raise DataDirectoryError(f"{name} is damaged; restore it from a copy.") from error
         if found.version != _VERSION or found.stripes < 1:

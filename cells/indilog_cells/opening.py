@@ -243,6 +243,7 @@ def created_logs(
     config: Config,
     platform_dir: Path | None,
     *,
+    is_new: bool,
     is_shared: bool,
 ) -> AbstractAsyncContextManager[CellLogs]:
     """Open a created log of another kind than `shared` while the block runs.
@@ -252,6 +253,7 @@ def created_logs(
         platform: the storage nodes and layouts.
         config: settings.
         platform_dir: a directory that all compute nodes reach; None: there is none.
+        is_new: see `object_logs`; the spaces of a log on storage nodes exist already.
         is_shared: whether other compute nodes may append to the log at the same time.
 
     Raises:
@@ -261,7 +263,7 @@ def created_logs(
     if created.kind in (ORDER_FIRST, OWNED):
         return node_logs(created, platform, config, growth=growth)
     place = platform_place(created.place, platform_dir)
-    return object_logs(place, created.folder, config, growth=growth)
+    return object_logs(place, created.folder, config, is_new=is_new, growth=growth)
 
 
 @asynccontextmanager
@@ -445,7 +447,7 @@ def platform_place(place: str, platform_dir: Path | None) -> str:
 
 @asynccontextmanager
 async def object_logs(
-    place: str, folder: str, config: Config, *, growth: Growth | None
+    place: str, folder: str, config: Config, *, is_new: bool, growth: Growth | None
 ) -> AsyncIterator[CellLogs]:
     """Open the logs in `folder` of the store at `place` while the block runs.
 
@@ -453,17 +455,19 @@ async def object_logs(
         place: see `indilog_cells.object_store`.
         folder: the folder of the logspace.
         config: settings of the platform.
+        is_new: whether the logs are created, unless they exist.
         growth: see `CellDriver`; None: no other process uses the folder.
 
     Raises:
         NotReadyError: the store does not answer.
         DataDirectoryError: another version wrote the logs.
-        DataLossError: a cell is damaged.
+        DataLossError: a cell is damaged, or the store does not have the logs.
     """
     settings = config.node.object_logs
     store = object_store_at(place, timeout_s=settings.object_timeout_s)
     try:
-        cells = await ObjectCells.opened(store, folder)
+        making = ObjectCells.created if is_new else ObjectCells.opened
+        cells = await making(store, folder)
     except CellsError as error:
         raise NotReadyError(f"The log's store cannot be read: {error}.") from error
     limits = CoreLimits(

@@ -405,13 +405,15 @@ class SimulatedNode:
     def wake_readers(self) -> None:
         return None
 
-    def _open(self, created: CreatedLog) -> AbstractAsyncContextManager[OtherLogs]:
-        return self._opened(created)
+    def _open(self, created: CreatedLog, *, is_new: bool) -> AbstractAsyncContextManager[OtherLogs]:
+        return self._opened(created, is_new=is_new)
 
     @asynccontextmanager
-    async def _opened(self, created: CreatedLog) -> AsyncIterator[OtherLogs]:
+    async def _opened(self, created: CreatedLog, *, is_new: bool) -> AsyncIterator[OtherLogs]:
         config = self.world.config
-        async with opening.created_logs(created, self.kinds, config, None, is_shared=True) as logs:
+        async with opening.created_logs(
+            created, self.kinds, config, None, is_new=is_new, is_shared=True
+        ) as logs:
             yield logs
 
     async def ask_cells(self, node: NodeId, question: CellQuestion) -> CellAnswer:

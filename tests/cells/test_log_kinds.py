@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import indilog
 from indilog.base.errors import (
     ConfigError,
+    DataLossError,
     InvalidTagError,
     NotReadyError,
     TrimmedError,
@@ -178,3 +180,21 @@ async def test_logs_are_kept_in_a_bucket(tmp_path: Path) -> None:
         assert not (tmp_path / "objects").exists()
         async with indilog.open(tmp_path) as client:  # the place is in the catalog
             assert data_of(await all_of(client.log("events"), "t")) == [b"x"]
+
+
+async def test_a_log_whose_place_is_absent_is_not_created_again(tmp_path: Path) -> None:
+    place, away = tmp_path / "data/objects", tmp_path / "away"
+    async with indilog.open(tmp_path / "data") as client:
+        await client.create_log("unused", kind="object-store")
+        await client.create_log("events", kind="object-store")
+        assert await client.log("events").append(b"0") == 0
+    place.rename(away)
+    async with indilog.open(tmp_path / "data") as client:
+        for name in ("events", "unused"):
+            with pytest.raises(DataLossError, match=r"has no .*/LOG; see that its place is"):
+                await client.log(name).append(b"1")
+        await client.log("orders").append(b"shared")
+        shutil.rmtree(place, ignore_errors=True)
+        away.rename(place)
+        assert await client.log("events").append(b"1") == 1, "it is mounted again"
+        assert await client.log("unused").append(b"0") == 0

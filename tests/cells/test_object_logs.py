@@ -73,7 +73,7 @@ class FaultyStore(DirectoryStore):
 async def opened(
     store: DirectoryStore, *, is_shared: bool = False, timeout_s: float = 20.0
 ) -> AsyncIterator[tuple[CellLogs, ObjectCells]]:
-    cells = await ObjectCells.opened(store, "log", stripes=3, generation_limits=SMALL)
+    cells = await ObjectCells.created(store, "log", stripes=3, generation_limits=SMALL)
     async with driver_running(cells, is_shared=is_shared, timeout_s=timeout_s) as driver:
         yield CellLogs(driver), cells
 

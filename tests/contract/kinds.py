@@ -223,7 +223,7 @@ async def cells_at(
 ) -> AsyncIterator[CellLogs]:
     """Logs over the objects of one folder of an object store."""
     store = object_store_at(place, timeout_s=10.0)
-    cells = await ObjectCells.opened(store, folder, generation_limits=generation_limits)
+    cells = await ObjectCells.created(store, folder, generation_limits=generation_limits)
     async with driver_running(cells, is_shared=is_shared) as driver:
         yield CellLogs(driver)
 

@@ -13,7 +13,7 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -109,8 +109,13 @@ class SharedLogs(LogSource, Protocol):
         """Let all waiting reads of `shared` logs check again whether a switch has begun."""
 
 
-OpenLogs: TypeAlias = Callable[[CreatedLog], AbstractAsyncContextManager[OtherLogs]]
-"""Opens the logspace of a created log while its block runs."""
+class OpenLogs(Protocol):
+    """Opens logspaces."""
+
+    def __call__(
+        self, created: CreatedLog, /, *, is_new: bool
+    ) -> AbstractAsyncContextManager[OtherLogs]:
+        """Open the logspace of a log while the block runs. A new one is created in its store."""
 
 
 class _Opened:
@@ -132,7 +137,7 @@ class _Opened:
         if self._logs is None:
             async with self._opening:
                 if self._logs is None:
-                    opening = self._open_logs(self.created)
+                    opening = self._open_logs(self.created, is_new=False)
                     self._logs = await self._stack.enter_async_context(opening)
         return self._logs
 
@@ -286,8 +291,9 @@ class LogKinds:
             ValueError: there is no such kind.
             WrongStateError: the log has another kind, or has records already; or there is no place
                 for objects, or the limit of logs of this kind is reached. Nothing was created.
-            NotReadyError: a storage node does not answer, and nothing was created; or a compute
-                node does not answer, and the log may be created. Repeat the call.
+            NotReadyError: a storage node or the object store does not answer, and nothing was
+                created; or a compute node does not answer, and the log may be created. Repeat the
+                call.
             AppendOutcomeUnknownError: the log may be created; repeat the call.
         """
         check_log_name(name)
@@ -349,12 +355,6 @@ class LogKinds:
                 "nothing was changed."
             )
         segment = await self._new_segment(name, kind)
-        if kind == OBJECT_STORE:
-            new = msgspec.structs.replace(
-                state.created, kind=kind, place=segment.place, folder=segment.folder
-            )
-            async with self._open_logs(new):
-                pass  # checks that the store answers
         tail = await self._logs.log(name, Session()).tail()
         await self._catalog.close(name, last, segment, tail=tail)
         await self._announce()
@@ -405,11 +405,11 @@ class LogKinds:
         await self._catalog.create(name, await self._new_segment(name, kind))
 
     async def _new_segment(self, name: str, kind: LogKind) -> NewSegment:
-        """Return a new segment for a log, after opening its spaces if it is on storage nodes.
+        """Return a new segment for a log, after preparing its storage.
 
         Raises:
             WrongStateError: there is no place for objects, or a limit is reached.
-            NotReadyError: a storage node does not answer.
+            NotReadyError: a storage node or the object store does not answer.
         """
         if kind == SHARED:
             return NewSegment(kind=kind)
@@ -417,11 +417,26 @@ class LogKinds:
         folder = new_folder(name)
         if kind == OBJECT_STORE:
             place = self._config.object_logs.object_place
+            await self._create_objects(name, place, folder)
             return NewSegment(kind=kind, place=place, folder=folder)
         layout = first_layout(kind, folder, self.storage_nodes(), self._copies)
         assert layout is not None, "it is on storage nodes"
         await self._open_spaces(layout)
         return NewSegment(kind=kind, folder=folder, layout=layout)
+
+    async def _create_objects(self, name: str, place: str, folder: str) -> None:
+        """Create the log of a new segment in an object store."""
+        new = CreatedLog(
+            log=name,
+            kind=OBJECT_STORE,
+            place=place,
+            folder=folder,
+            creator=self.node,
+            seqnum=0,
+            created_at=0.0,
+        )
+        async with self._open_logs(new, is_new=True):
+            pass
 
     async def _open_spaces(self, layout: CellLayout) -> None:
         asked = sorted(layout.replicas)

@@ -307,17 +307,17 @@ async def kinds_served(
         NotReadyError: the catalog of created logs cannot be read.
     """
 
-    def opened(created: CreatedLog) -> AbstractAsyncContextManager[OtherLogs]:
+    def opened(created: CreatedLog, *, is_new: bool) -> AbstractAsyncContextManager[OtherLogs]:
         from indilog_cells.opening import created_logs
 
-        return created_logs(created, kinds, config, platform_dir, is_shared=is_shared)
+        return created_logs(
+            created, kinds, config, platform_dir, is_new=is_new, is_shared=is_shared
+        )
 
     kinds = LogKinds(
         logs, logs.node,
         view=lambda: logs.engine.placement.view,
-        open_logs=opened,
-        requests=logs,
-        config=config,
+        open_logs=opened, requests=logs, config=config,
         has_directory=platform_dir is not None,
         serves=lambda: rank_of(logs) == 0,
     )  # fmt: skip

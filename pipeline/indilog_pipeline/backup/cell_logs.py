@@ -33,6 +33,7 @@ from indilog.wire.cell_messages import (
 from indilog_cells.cells import CellsAndNotes, CellsError
 from indilog_cells.chain_cells import ChainCells
 from indilog_cells.copies import CopyOvertakenError, LogCopy, write_copy
+from indilog_cells.index import GENERATION_LIMITS
 from indilog_cells.layout_changes import Asks
 from indilog_cells.object_cells import ObjectCells
 from indilog_cells.object_store import object_store_at
@@ -171,7 +172,7 @@ class SegmentCopies:
         place = platform_place(segment.place, self._data)
         timeout_s = Config().node.object_logs.object_timeout_s
         store = object_store_at(place, timeout_s=timeout_s)
-        return await ObjectCells.opened(store, segment.folder, creates=False)
+        return await ObjectCells.opened(store, segment.folder)
 
 
 # --- restoring a backup
@@ -278,6 +279,8 @@ async def _write_segment(
     config: Config,
     disks: _NewDisks,
 ) -> None:
+    file = cells_in(source, number) if stored.digest else None
+    cells: CellsAndNotes
     if new.layout is not None:
         seals = [
             (node, CellsSeal(0, space, new.layout.epoch, opens=True))
@@ -285,17 +288,15 @@ async def _write_segment(
         ]
         answers = await disks.ask_all(seals)
         assert {each.outcome for each in answers if each} == {CellOutcome.DONE}, "they are new"
-    if not stored.digest:
-        return
-    file = cells_in(source, number)
-    cells: CellsAndNotes
-    if new.layout is not None:
         part_bytes = config.cluster.batch_bytes_max
         layout = FixedLayout(new.layout)
         cells = ChainCells(disks, layout, part_bytes=part_bytes, new_part=new_part)
-        await cells.trim(0, file.start)
+        if file is not None:
+            await cells.trim(0, file.start)
     else:
         place = platform_place(new.place, config.node.data_dir)
         store = object_store_at(place, timeout_s=config.node.object_logs.object_timeout_s)
-        cells = await ObjectCells.opened(store, new.folder, generation_limits=file.limits)
-    await write_copy(cells, file.cells)
+        limits = GENERATION_LIMITS if file is None else file.limits
+        cells = await ObjectCells.created(store, new.folder, generation_limits=limits)
+    if file is not None:
+        await write_copy(cells, file.cells)

@@ -52,7 +52,10 @@ class OpenedLogs(MemoryLogs):
         return {}
 
     @asynccontextmanager
-    async def open(self, created: CreatedLog) -> AsyncIterator[OpenedLogs]:
+    async def open(self, created: CreatedLog, *, is_new: bool) -> AsyncIterator[OpenedLogs]:
+        if is_new:
+            yield self
+            return
         if created.log == "away":
             raise NotReadyError("The store does not answer.")
         self.events.append(f"open {created.log}")
