@@ -1,7 +1,8 @@
 """BokiStore: named JSON objects and serializable transactions on a shared log (thesis 2.3.3).
 
 Start with `Store`; `docs/libs/bokistore.md` is the guide. The library awaits only the public
-`indilog.Log` interface.
+`indilog.Log` interface. Applications use it, BokiFlow for transactions of workflows, and
+`indilog_pipeline.analytics` to replay objects.
 """
 
 from bokistore.automatic import collect_automatically

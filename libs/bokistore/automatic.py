@@ -1,8 +1,8 @@
-"""Collects the history of objects without calls: a service of an application.
+"""A service of an application that calls `Store.collect` whenever enough history has become old.
 
-Every worker process runs the service; the log decides which of them collects. A process collects if
+Every worker process runs the service; the log decides which process collects. A process collects if
 enough history has become old, and if no collection has recorded its progress for `EVERY_S` seconds.
-Two processes may still collect at once, which does the same work twice and harms nothing.
+Two processes may still collect at once. Then the same work is done twice, which is harmless.
 
 A collection pauses after each piece of work, so that it works for a share of the time only. If it
 is interrupted, the next one continues where it ended.
@@ -22,7 +22,7 @@ from indilog import App, Context
 from indilog.sdk import Logs
 
 EVERY_S: Final = 60.0
-"""Seconds between two looks whether there is enough to collect."""
+"""Seconds between two checks whether enough history has become old."""
 SHARE: Final = 0.1
 """Largest share of its time for which a process collects, by default."""
 _PIECE_S: Final = 0.02
@@ -90,7 +90,7 @@ class AutomaticCollection:
         return status.is_behind and status.idle_s >= self._every_s
 
     async def _pace(self) -> None:
-        """Pause if a piece of work is done, so long that the share is kept."""
+        """After a piece of work, pause long enough to keep the share."""
         worked_s = self._monotonic() - self._resumed_s
         if worked_s >= _PIECE_S:
             await self._pause(worked_s * (1 / self._share - 1))
@@ -108,7 +108,7 @@ def collect_automatically(
     """Have an application collect the objects of a log while it is deployed, without further calls.
 
     It frees the history that `Store.collect` frees. All worker processes together work at it for
-    about `share` of one process's time; `Store.collection_status` shows how far it is.
+    about `share` of one process's time; `Store.collection_status` shows how far the collection is.
 
     Args:
         app: the application.

@@ -1,9 +1,10 @@
-"""A process's cache of object values and decisions about transactions. With it, an operation on a
-hot object costs one read.
+"""A process's cache of object values and of decisions about transactions. With the cache, an
+operation on a hot object costs one read.
 
 The cache is derived from the log and never becomes stale. A view names the record up to which it
-was replayed, and decisions do not change. Its numbers of objects, bytes and decisions are bounded.
-Views of the least recently used objects, and the oldest decisions, are evicted first.
+was replayed, and decisions do not change. The numbers of cached objects, bytes and decisions are
+bounded. Views of the least recently used objects, and the oldest decisions, are evicted first. All
+stores of one platform share a cache (`cache_of`); `ObjectReplay` and `Decisions` fill it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from indilog.replayed import scope_of
 from indilog.sdk import Event, SeqNum
 
 _VIEWS_PER_OBJECT_MAX: Final = 4
-"""Views of one object as of different records. A transaction reads as of its horizon, when others
-may already have changed the object.
+"""Largest number of cached views of one object, as of different records. A transaction reads as of
+its horizon, when others may already have changed the object.
 """
 _OBJECT_SHARE: Final = 4
 """The older views of one object may use a quarter of the cache; the newest one is always kept."""
 _VIEW_OVERHEAD_BYTES: Final = 200
 _FLOORS_MAX: Final = 65_536
 _RELEASES_MAX: Final = 10_000
-"""Released ids that wait for a transaction; beyond it the oldest are dropped, and stay known until
-`HELD_S_MAX`.
+"""Largest number of released ids of a log that wait for a record. Beyond it the oldest are dropped,
+and stay known until `HELD_S_MAX`.
 """
 RELEASED_PER_RECORD_MAX: Final = 8
 
@@ -47,7 +48,7 @@ class Releases:
         waiting.extend(ids)
 
     def take(self, log: str, most: int = RELEASED_PER_RECORD_MAX) -> list[str]:
-        """Remove and return some of them, the oldest first, for the next record."""
+        """Remove and return at most `most` released ids, the oldest first, for the next record."""
         waiting = self._waiting.get(log, deque())
         return list(dict.fromkeys(waiting.popleft() for _ in range(min(most, len(waiting)))))
 
@@ -73,8 +74,8 @@ class WaitingOperations:
         self.views: dict[SeqNum, ObjectView] = {}
 
     def store(self, seqnum: SeqNum, view: ObjectView) -> None:
-        """Store the object's view before a record, unless the operation that waits for it was
-        cancelled.
+        """Store the object's view before a record, unless the operation that waits for this view
+        was cancelled.
         """
         if seqnum in self.seqnums:
             self.views[seqnum] = view
@@ -122,8 +123,8 @@ class ViewCache:
         return views[place - 1] if place else None
 
     def keep_view(self, log: str, name: str, view: ObjectView) -> None:
-        """Keep a view, and evict the oldest of the same object beyond a few. Large objects keep
-        only the newest.
+        """Keep a view, and evict the oldest views of the same object beyond a few. Of a large
+        object only the newest view is kept.
         """
         views = self._views.setdefault((log, name), [])
         self._views.move_to_end((log, name))

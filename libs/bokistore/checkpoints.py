@@ -4,13 +4,15 @@ A checkpoint is a record that holds an object's value as of an earlier record. W
 process without a cache reads a bounded number of records, however long the history is. A checkpoint
 is derived from the log alone, like aux data; unlike aux data, it is never evicted.
 
-A value that does not fit into a record is appended in parts, then the checkpoint that names them.
-So a checkpoint is complete or does not exist: parts of a writer that crashed are never named. The
-parts have the tag of checkpoints only, so readers of the object's sub-stream skip them.
+A value that does not fit into a record is appended in parts. The checkpoint that names the parts
+follows. So a checkpoint is complete or does not exist: no checkpoint names the parts of a writer
+that crashed. The parts have the tag of checkpoints only, so they are not in the object's
+sub-stream.
 
 If an object's history was trimmed (`bokistore.collection`), its floor is `p` + 1 for some record
 `p`. The object as of `p` is known: a checkpoint after the floor holds it. Without such a
-checkpoint, `p` deleted the object.
+checkpoint, `p` deleted the object. `ObjectReplay`, `Decisions` and `Collection` call
+`ObjectCheckpoints`.
 """
 
 from __future__ import annotations
@@ -43,16 +45,20 @@ from indilog import (
 from indilog.sdk import SeqNum
 
 CHECKPOINT_EVERY: Final = 64
-"""Largest number of an object's records between two checkpoints, if it fits into `LARGE_BYTES`."""
+"""Records between two checkpoints of an object with more than `SMALL_BYTES`, and at most
+`LARGE_BYTES`, of JSON.
+"""
 CHECKPOINT_EVERY_SMALL: Final = 16
-"""The same for objects of at most `SMALL_BYTES` of JSON; their checkpoints are cheap."""
+"""Records between two checkpoints of an object with at most `SMALL_BYTES` of JSON; these
+checkpoints are cheap.
+"""
 SMALL_BYTES: Final = 512
 LARGE_BYTES: Final = 1024 * 1024
-"""An object of n times as many bytes has a checkpoint after n times as many records. So checkpoints
-cost as many bytes per record.
+"""An object of n times as many bytes has a checkpoint after n times as many records. So the bytes
+of checkpoints per record are bounded.
 """
 _OVERDUE: Final = 4
-"""A read that replayed more records than this many intervals appends a checkpoint."""
+"""A read appends a checkpoint if the records since the last one exceed this many intervals."""
 _OVERDUE_MIN: Final = 256
 _PART_OVERHEAD_BYTES: Final = 1024
 """Bytes of a part besides its text: names, numbers and braces."""
@@ -85,8 +91,8 @@ class ObjectCheckpoints:
         """Return the last checkpoint at or below `bound`; None: there is none.
 
         If the last record is a part, its checkpoint is not complete yet, or never will be. Then the
-        search continues before the first part. It may miss the checkpoint of another writer, which
-        costs a longer replay.
+        search continues before the first part. So it may miss the checkpoint of another writer,
+        which costs a longer replay.
         """
         tag = checkpoint_tag_of(name)
         try:
@@ -103,7 +109,7 @@ class ObjectCheckpoints:
 
     async def _assemble(self, seqnum: SeqNum, found: ObjectCheckpoint) -> CheckpointedView | None:
         """Return the checkpoint at `seqnum`; None: its parts were trimmed, because there is a later
-        one.
+        checkpoint.
         """
         if not found.parts:
             return CheckpointedView(seqnum, seqnum, view_of(found))
@@ -130,12 +136,13 @@ class ObjectCheckpoints:
     async def at_floor(self, name: str, floor: SeqNum) -> ObjectView:
         """Return the object as of the record just below the floor of its sub-stream.
 
-        Usually the checkpoint follows soon after that record. If a collection wrote it, it may be
-        much later.
+        Usually the checkpoint follows soon after that record. A checkpoint that a collection wrote
+        may follow much later.
 
         The checkpoint was appended before the trim, but a session may see the trim first. Floors
-        reach the index early, and reads are answered as of the session's position. So this advances
-        the session to the tail and reads again before it returns that the object was deleted.
+        reach the index early, and reads are answered as of the session's position. So this method
+        advances the session to the tail and reads again, before it returns that the object was
+        deleted.
 
         Raises:
             TrimmedError: the floor rose meanwhile, or the whole log was trimmed up to there, with

@@ -15,10 +15,12 @@ Three rules make this safe while operations run concurrently:
 - Before a part of the log is trimmed, the decisions about its transactions are recorded. So if a
   transaction's record is kept for one object, its decision does not depend on the trimmed history
   of another object (`bokistore.decisions`).
-- An object's floor is always one above a record as of which the object's value is known
-  (`bokistore.checkpoints`).
+- An object's floor is always one above some record, and the object's value as of that record is
+  known (`bokistore.checkpoints`).
 - The seqnum where a collection ended is recorded. The next collection continues there, so each
   record is read once. Two concurrent collections do the same work twice, which is harmless.
+
+`Store.collect` runs a `Collection`, which uses `ObjectReplay` and `ObjectCheckpoints`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ from indilog.sdk import SeqNum, UserTag
 
 _COLLECTED_TAG: Final = "store-collected"
 _CELLS_MAX: Final = 32
-"""Cells that one record of a collection covers; the record has a tag for each of them."""
+"""Largest number of cells, of `CELL` seqnums each, that one record of a collection covers. The
+record has a tag for each cell.
+"""
 _PAGE: Final = 1000
 _HOT_MAX: Final = 10_000
 """Largest number of objects deferred to the last part of a run; beyond it they are handled at
@@ -62,7 +66,7 @@ KEEP_S: Final = 86_400.0
 KEEP_IDS_S: Final = 7 * 86_400.0
 """Seconds for which a garbage collection keeps ids of transactions by default."""
 HELD_S_MAX: Final = 366 * 86_400.0
-"""Seconds after which an id that is held is forgotten although no caller released it."""
+"""Seconds after which a held id is forgotten, even if no caller has released it."""
 
 
 def check_spans(keep_s: float, keep_ids_s: float) -> None:
@@ -290,8 +294,8 @@ class Collection:
         *,
         is_idle: bool,
     ) -> CheckpointedView | None:
-        """If it frees enough records, append a checkpoint of an object as of `end`, and return
-        it.
+        """Append a checkpoint of an object as of `end`, and return it; None: it would not free
+        enough records, or the append failed.
         """
         if not await self._frees_enough(name, end, kept, is_idle=is_idle):
             return None
@@ -310,8 +314,8 @@ class Collection:
         For an object that is no longer written, two records are enough. For other objects, it must
         free more records than their writers leave between two checkpoints.
 
-        Writers append no checkpoints in two cases. They do not know the value of the object
-        (`multi_put`, blind writes of transactions, indexes of tags), or each write replaces the
+        Writers append no checkpoints in two cases: if they do not know the value of the object
+        (`multi_put`, blind writes of transactions, indexes of tags), and if each write replaces the
         object.
         """
         most = 2 if is_idle else checkpoints.CHECKPOINT_EVERY + 1

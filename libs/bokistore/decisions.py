@@ -1,5 +1,5 @@
-"""Decides from the order of the log whether a transaction committed. Every process decides the
-same.
+"""Decides from the order of the log whether a transaction committed. All processes reach the same
+decision.
 
 A transaction commits iff no object that it read has a committed write in [its horizon, its seqnum).
 The horizon is the end of the snapshot that it read. This is optimistic concurrency control with
@@ -12,7 +12,7 @@ So of all records with one id only the first valid one commits.
 
 The records that decide may be trimmed. The decision is then in other records. An object's
 checkpoint has the object's version, and the record of a collection has the decisions about trimmed
-transactions.
+transactions. `ObjectReplay` calls `Decisions`, which calls `ObjectCheckpoints`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from indilog import Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
 CELL: Final = 1024
-"""Seqnums per cell; a collection keeps the decisions of a cell together. Part of the format."""
+"""Seqnums in a cell. A collection keeps the decisions of a cell together. Part of the format."""
 _PAGE: Final = 16
 """Records in one read of a search for a conflict."""
 
@@ -82,11 +82,11 @@ class Decisions:
     async def is_committed(
         self, record: Record, command: StoreCommand, crowded: set[str] | None = None
     ) -> bool:
-        """Tell whether the command in `record` takes effect; add to `crowded` the tags of its
-        checks that may have records between its horizon and `record`.
+        """Tell whether the command in `record` takes effect. Add to `crowded` the tags of the
+        command's checks that may have records between its horizon and `record`.
 
-        It uses an explicit stack instead of recursion, because each transaction may depend on an
-        earlier one, and the chain may be long.
+        The search uses an explicit stack instead of recursion, because each transaction may depend
+        on an earlier one, and the chain may be long.
 
         Raises:
             TrimmedError: the whole log was trimmed, with the records that decide.
@@ -123,7 +123,7 @@ class Decisions:
 
         The last record before the transaction usually tells that nothing was written since the
         horizon. Otherwise the search runs up from the horizon: of many transactions in conflict,
-        the first one has committed, so it ends at once.
+        the first one has committed, so the search ends there.
         """
         while trial.checks:
             check = trial.checks[-1]

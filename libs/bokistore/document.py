@@ -3,7 +3,8 @@ object (thesis 2.3.3: "the state of an object is reconstructed by replaying the 
 sub-stream").
 
 All functions are deterministic: the same writes in the same order give the same document, byte for
-byte, in every process. A write that does not fit the document changes nothing.
+byte, in every process. A write that does not fit the document changes nothing. `ObjectDocument`
+(`bokistore.value`) applies writes by this module.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class Pop(msgspec.Struct, frozen=True, array_like=True, tag="pop"):
 
 
 class Merge(msgspec.Struct, frozen=True, array_like=True, tag="merge"):
-    """Merge a patch into the object at a path (RFC 7396): null removes a key. A value that is not
-    an object is replaced by one.
+    """Merge a patch into the object at a path (RFC 7396): null removes a key. If the old value is
+    not an object, the patch is merged into an empty object, which replaces the value.
     """
 
     path: Steps
@@ -193,8 +194,8 @@ def check_value(value: Json) -> None:
     """Raise for a value that JSON does not preserve.
 
     Raises:
-        InvalidObjectError: the value has another type, a key that is not text, an infinite or too
-            large number, or too deep nesting.
+        InvalidObjectError: the value is no JSON value, or has a key that is not text, an infinite
+            or too large number, or too deep nesting.
     """
     level: list[Json] = [value]
     for _ in range(VALUE_DEPTH_MAX):
@@ -294,8 +295,8 @@ def apply_write(document: Document | None, write: Write, *, name: str) -> Docume
 
 
 def _check_condition(document: Document | None, write: Conditional, name: str) -> None:
-    """Raise for a condition that does not hold. If the value has a type that the write cannot
-    change, applying the write raises `MismatchError`.
+    """Raise for a condition that does not hold. A value of a type that the write cannot change
+    passes here; applying the write then raises `MismatchError`.
 
     Raises:
         ConditionUnmetError: the condition does not hold.
@@ -321,7 +322,7 @@ def _check_condition(document: Document | None, write: Conditional, name: str) -
 
 
 def is_same(one: Json, other: Json) -> bool:
-    """Tell whether two values are the same JSON; to Python's `==`, 1, 1.0 and true are equal."""
+    """Tell whether two values are the same JSON; unlike in Python, 1, 1.0 and true differ."""
     return _sorted_encoder.encode(one) == _sorted_encoder.encode(other)
 
 
@@ -406,7 +407,7 @@ def _list(old: Json, write: Write, name: str) -> list[Json]:
 
 
 def _contains(items: list[Json], value: Json) -> bool:
-    """Tell whether the same JSON is in the list; to Python's `in`, 1, 1.0 and true are equal."""
+    """Tell whether the same JSON is in the list; unlike in Python, 1, 1.0 and true differ."""
     if isinstance(value, str) or value is None:
         return value in items
     wanted = _sorted_encoder.encode(value)

@@ -60,7 +60,8 @@ class ObjectTooLargeError(StoreError):
 class ConditionUnmetError(StoreError):
     """The condition of a write does not hold; the write had no effect.
 
-    `Store` and `TxnObject` return that as a value; only replays use this error.
+    The library catches this error: `Store` and `TxnObject` return a value instead, and a replay
+    continues.
     """
 
 

@@ -1,12 +1,13 @@
-"""Groups of transactions that share one record: the commit of a line (`bokistore.lines`).
+"""Groups of transactions that share one record. The transactions of a line commit in groups.
 
-A transaction that has its turn does not append if others are in line. It passes its turn on, and
-the next one runs on top of its writes. The last one appends the writes of all as one transaction:
-it read what all of them read, as of the snapshot of the first. So a line costs one append per group
-instead of one per transaction, and replays need no rule for groups.
+A transaction that has its turn (`bokistore.lines`) does not append if others are in line. It passes
+its turn on, and the next one runs on top of its writes. The last one appends the writes of all as
+one transaction. The reads of this combined transaction are those of all members, as of the snapshot
+of the first member. So a line costs one append per group instead of one per transaction, and
+replays need no rule for groups.
 
 The transactions of a group commit together, or conflict together and stand in line again. None of
-them returns before the commit.
+them returns before the commit. `Store.transact` begins a group, and `Transaction` joins it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from indilog import AppendOutcomeUnknownError, ConflictError
 from indilog.sdk import Event
 
 NAMES_MAX: Final = 24
-"""Objects that a group writes; each uses a tag."""
+"""Largest number of objects that a group writes; each object uses a tag."""
 BYTES_MAX: Final = 256 * 1024
-"""Bytes of the writes and results in a group."""
+"""Largest number of bytes of the writes and results in a group."""
 
 
 _MemberT = TypeVar("_MemberT", bound="Combined")
@@ -32,7 +33,9 @@ class Combined(Protocol):
     """A transaction to which others can be added (`bokistore.transaction`)."""
 
     def can_add(self, member: Self, names_max: int) -> bool:
-        """Tell whether a transaction can be added; then at most `names_max` objects are written."""
+        """Tell whether a transaction can be added, so that the record writes at most `names_max`
+        objects.
+        """
 
     def add(self, member: Self) -> None:
         """Add the writes and the id of a transaction."""
@@ -45,7 +48,8 @@ class Group(Generic[_MemberT]):
     """Transactions with one record.
 
     Args:
-        whole: one transaction with the reads and writes of all members so far; the record has it.
+        whole: one transaction with the reads and writes of all members so far; its commit appends
+            the record.
     """
 
     def __init__(self, whole: _MemberT) -> None:
@@ -83,7 +87,9 @@ class Group(Generic[_MemberT]):
             raise self._error
 
     async def end_turn(self, contender: Contender) -> None:
-        """Pass the turn on, or commit: also if the contender's own transaction did not join."""
+        """Pass the turn to the next transaction, or commit if there is none or the group is full.
+        The contender's own transaction need not have joined.
+        """
         if self._is_committing:
             return
         is_full = self._members >= MEMBERS_MAX or self._bytes >= BYTES_MAX // 2
@@ -93,7 +99,7 @@ class Group(Generic[_MemberT]):
         await self.commit()
 
     async def commit(self) -> None:
-        """Append the record, once; also if the caller is cancelled meanwhile."""
+        """Append the record once, even if the caller is cancelled meanwhile."""
         if self._is_committing:
             await self._done.wait()
             return

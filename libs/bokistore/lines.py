@@ -1,19 +1,21 @@
 """Lines in which the transactions of a process wait for an object in conflict.
 
 Transactions are optimistic: they begin without waiting, and the log decides which of them commits.
-If many change one object, all but one of each round conflict, so n transactions cost n² attempts.
-So a transaction that conflicted waits in a line for each object that others had changed. The
-transactions in a line run one at a time, in the order of arrival. A transaction that begins to read
-an object with a line enters the line, too. Objects without conflicts have no lines.
+If many transactions change one object, all but one conflict in each round, so n transactions cost
+n² attempts. So a transaction that conflicted waits in a line for each object that others had
+changed. The transactions in a line run one at a time, in the order of arrival. A transaction that
+begins to read an object with a line enters the line, too. Objects without conflicts have no lines.
 
-Lines change when a transaction runs, never whether it commits. Three rules prevent a deadlock:
+A line decides when a transaction runs, never whether the transaction commits. Three rules prevent a
+deadlock:
 
-- A transaction in several lines enters them in the order of their names.
-- A transaction that reads another object with a line does not wait while it has a turn.
+- A transaction enters several lines in the order of the objects' names.
+- A transaction that has a turn does not wait when it reads another object with a line.
 - A transaction inside the body of another one does not wait at all.
 
 A turn ends with its transaction. If a transaction takes longer than `TURN_S`, the next one in the
-line starts while the first one is still running.
+line starts while the first one is still running. `Store.transact` makes a `Contender` for each
+call, and `Transaction` uses it; `bokistore.log_lines` orders the processes.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ GroupT = TypeVar("GroupT", bound="CommitGroup")
 TURN_S: Final = 5.0
 """Seconds after which the transactions in line no longer wait for the one that has its turn."""
 MEMBERS_MAX: Final = 24
-"""Transactions that share one record. Each id uses a tag, of 64 per record; released ids use up to
-8.
+"""Largest number of transactions that share one record. Of the 64 tags of a record, each id uses
+one, and released ids use up to 8.
 """
 LINE_MAX: Final = 10_000
-"""Transactions in one line; a further one does not wait."""
+"""Largest number of transactions that wait in one line; a further one does not wait."""
 
 
 class _Line:
@@ -46,7 +48,8 @@ class _Line:
 
     Attributes:
         first: the transaction that has its turn.
-        group: the transactions before it that share one record with it; None: there are none.
+        group: the group of earlier transactions, whose record the first one may share; None: there
+            is none.
         waiting: the transactions after it, each with the event that gives it the turn.
         log_turn: the place of this process in the object's line in the log; None: it has none.
     """
@@ -98,7 +101,7 @@ class Lines:
         return True
 
     def leave(self, place: tuple[str, str], contender: Contender) -> None:
-        """Give the turn to the next transaction, unless it was taken from the contender."""
+        """Give the turn to the next transaction, unless the contender has already lost it."""
         line = self._lines.get(place)
         if line is not None and line.first is contender:
             self._advance(place, line)
@@ -118,7 +121,7 @@ class Lines:
 
 
 class PendingAppends:
-    """The objects that records of transactions change, while this process appends these records.
+    """The objects that are changed by records of transactions which this process is appending.
 
     A transaction that read such an object would lose if it appended a record, too. So it waits, and
     conflicts without a record.
@@ -155,7 +158,7 @@ class CommitGroup(Protocol):
     """Transactions that wait for the commit of one record (`bokistore.groups`)."""
 
     async def commit(self) -> None:
-        """Append the record; errors are raised where its transactions wait."""
+        """Append the record. Its transactions raise the errors, not this call."""
 
 
 class Contender:
@@ -178,7 +181,7 @@ class Contender:
         self.is_alone = False
         """Whether its transactions must have records of their own."""
         self.must_enter = False
-        """Whether it must enter the lines in the log of the objects that it lost."""
+        """Whether it must enter lines in the log: those of the objects on which it conflicted."""
         self.waits = not is_inside_body()
         """Whether it waits for others."""
 
@@ -226,15 +229,16 @@ class Contender:
         return turn if turn is not None and turn.names else None
 
     async def enter_log(self, begin: Callable[[], LogTurn]) -> None:
-        """If it has its turns in this process, and it or the next ones in line must enter the lines
-        in the log, do so, and return when this process is the first in each.
+        """Enter the lines in the log, and return when this process is the first in each. This does
+        nothing unless the contender has its turns in this process, and it or one of the next in
+        line must enter.
         """
         line = self._only_line()
         if not self._turns or not self.waits or self.log_turn is not None:
             return
         if line is not None:
             if line.group is not None:
-                return  # it joins the group, which has entered if it must
+                return  # the contender joins the group, which has entered already if it had to
             nearest = islice(line.waiting, MEMBERS_MAX)
             if not self.must_enter and not any(one.must_enter for one, _ in nearest):
                 return
@@ -251,8 +255,8 @@ class Contender:
         await turn.acquire(self._turns)
 
     async def _release_handed_on(self) -> None:
-        """Leave the lines in the log in which transactions before this one have a place, because
-        its own place is for several objects.
+        """Leave the lines in the log in which earlier transactions of this process have a place.
+        This contender needs a place of its own, for several objects.
         """
         for name in self._turns:
             line = self._lines.line_of((self._log, name), self)
@@ -261,7 +265,7 @@ class Contender:
                 await turn.release()
 
     async def leave_log(self) -> None:
-        """Leave the lines in the log, unless a group has the same place."""
+        """Leave the lines in the log, unless a group still uses the same place."""
         line = self._only_line()
         turn, self._own_turn = self._own_turn, None
         if line is not None and line.group is None:
@@ -272,8 +276,8 @@ class Contender:
     async def group(self, begin: Callable[[], GroupT]) -> GroupT | None:
         """Return the group to which the next transaction belongs; None: it has its own record.
 
-        A transaction that has the turn of one object, and of no other, joins the group of those
-        before it. It begins one if there is none, and others wait.
+        A transaction that has the turn of exactly one object joins the group of the transactions
+        before it. If there is no group, and others wait, it begins one.
         """
         line = self._only_line()
         if line is None or self.is_alone:
@@ -321,7 +325,7 @@ class Contender:
             self._lines.leave((self._log, self._turns.pop()), self)
 
     async def leave_all(self) -> None:
-        """Leave the lines in the log, and all others."""
+        """Leave the lines in the log, and those of this process."""
         try:
             if self._turns:
                 await self.leave_log()
@@ -346,15 +350,15 @@ _AROUND: Final[ContextVar[Contender | None]] = ContextVar("around", default=None
 
 
 def is_inside_body() -> bool:
-    """Tell whether the caller is inside the body of a transaction of `Store.transact`, which other
-    calls must not keep waiting.
+    """Tell whether the caller is inside the body of a transaction of `Store.transact`. Calls inside
+    a body must not wait for other transactions.
     """
     around = _AROUND.get()
     return around is not None and around._is_running  # noqa: SLF001
 
 
 async def _set_within(event: Event, seconds: float) -> bool:
-    """Tell whether an event is set within a time; without an event loop, the time does not end."""
+    """Tell whether an event is set within a time. Without an event loop, wait without a limit."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

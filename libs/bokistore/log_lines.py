@@ -12,8 +12,9 @@ the token is in the line of an object, processes behave so:
 - A single operation waits in the same way, if its process knows the line.
 - No call inside the body of another transaction waits.
 
-A transaction with a snapshot before the token does not wait. After the token, at most one such
-transaction that reads the object changes it: the change conflicts with all others.
+A transaction whose snapshot is before the token's record does not wait. After that record, at most
+one of these transactions can read and change the object, because its change conflicts with all the
+others.
 
 The line is a function of the object's sub-stream, like its value. It does not decide whether a
 transaction takes effect. So a process that ignores lines can delay others, but every replay has the
@@ -21,8 +22,9 @@ same result. There is no deadlock, for two reasons. One record enters all lines 
 tokens have the same order in all lines. A transaction that has entered lines does not wait for
 further objects.
 
-A place ends with the commit of its holder, or `LOG_TURN_S` after it became the first, by the time
-of the log. So a crashed holder delays others by that time at most.
+A place ends with the commit of its holder, or `LOG_TURN_S` after it became the first in its line,
+by the time of the log. So a crashed holder delays others by that time at most. `Contender` and
+`Transaction` use `LogTurn`, which reads lines by `ObjectReplay`.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class LinePlace(NamedTuple):
 
     Attributes:
         token: identity of its holder.
-        since: when it entered, or became the first; seconds since 1970, by the time of the log.
+        since: when its holder entered the line, or when it became the first place; seconds since
+            1970, by the time of the log.
     """
 
     token: str

@@ -1,4 +1,8 @@
-"""Objects as callers see them: read-only snapshots, and writable objects inside a transaction."""
+"""Objects as callers see them: snapshots to read, and objects to write inside a transaction.
+
+`Store` and `Snapshot` return `Obj`; `Transaction` returns `TxnObject`. The functions at the end
+check their arguments and return writes (`bokistore.document`).
+"""
 
 from __future__ import annotations
 
@@ -91,7 +95,7 @@ class Obj(Mapping[str, Json]):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that its last `put` gave it."""
+        """The object's tags, as its last `put` gave them."""
         return () if self._document is None else tuple(self._document.get(TAGS_KEY, ()))
 
     @property
@@ -195,7 +199,7 @@ class TxnObject(Obj):
         return self.write(push_at(path, value, limit))  # type: ignore[no-any-return]
 
     def add_to_set(self, path: Path, value: Json) -> list[Json] | None:
-        """Add `value` to the list at `path`, unless it is in it."""
+        """Add `value` to the list at `path`, unless the list contains it."""
         return self.write(add_to_set_at(path, value))  # type: ignore[no-any-return]
 
     def pop(self, path: Path) -> Json:
@@ -232,7 +236,7 @@ class TxnObject(Obj):
         return self._write_if(write, None) is not Absent.ABSENT
 
     def _write_if(self, write: Conditional, old: Json) -> Json:
-        """Apply a write, and return `old`; `ABSENT`: its condition does not hold."""
+        """Apply a write, and return `old`; `ABSENT`: the write's condition does not hold."""
         try:
             self.write(write)
         except ConditionUnmetError:
@@ -301,7 +305,7 @@ def push_at(path: Path, value: Json, limit: int | None) -> Push:
 
 
 def add_to_set_at(path: Path, value: Json) -> AddToSet:
-    """Return the write that adds `value` to the list at `path` unless it is in it."""
+    """Return the write that adds `value` to the list at `path`, unless the list contains it."""
     check_value(value)
     return AddToSet(steps_of(path), value)
 
@@ -342,7 +346,7 @@ def set_if_at(path: Path, expected: Json, value: Json) -> SetIf:
 
 
 def append_if_at(path: Path, value: Json, *, absent: bool, limit: int | None) -> AppendIf:
-    """Return the write that adds `value` at the end of the list at `path` if it may."""
+    """Return the write that appends `value` to the list at `path` if the conditions hold."""
     if not absent and limit is None:
         raise InvalidObjectError("append_if needs a condition: absent=True or a limit.")
     push = push_at(path, value, limit)

@@ -3,7 +3,7 @@ object.
 
 An operation on an object appends a record, then reads the records before it. Concurrent operations
 of one process on one object share that read: one operation reads the records of all of them, and
-stores the value before each.
+stores the value before each record. `Store` calls `PendingOperations`, which calls `ObjectReplay`.
 """
 
 from __future__ import annotations

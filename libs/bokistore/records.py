@@ -7,25 +7,26 @@ A record's data is JSON:
 - `reads` and `horizon`, in a transaction that read objects: the names of these objects, and the
   seqnum below which the transaction saw all records;
 - `token`, `enters` and `leaves`: a place in the lines of objects (`bokistore.log_lines`);
-- `ids` and `horizon`, in a transaction with an id: `ids` has the result by id. `held`: those of the
-  ids that are known until they are released. `released`: ids of earlier transactions that are
-  released.
+- `ids` and `horizon`, in a transaction with an id: `ids` has the result by id;
+- `held`: those of these ids that stay known until they are released;
+- `released`: ids of earlier transactions that this record releases.
 
 The record has a tag for each written object, and one for each id and released id. So an object's
 sub-stream is its whole history (thesis 2.3.3). The tag of an object is `store:` and its name. Ids
 share 65,536 tags, `ids:` and a hash of the id, so that the floors of collected ids are bounded,
 too. These prefixes avoid collisions with tags of other programs.
 
-A checkpoint is a record with the field `checkpoint` instead: an object's value as of an earlier
-record. It has two tags: that of the object, and `ckpt:` and the name. The value of a large object
-is in earlier records, each with the field `part` and the tag `ckpt:` and the name; the checkpoint
-names the first of them. The record of a garbage collection has the field `collected`: the
-transactions in a part of the log that did not take effect (`bokistore.collection`).
+A checkpoint is a record without writes, with the field `checkpoint`: an object's value as of an
+earlier record. It has two tags: the object's tag, and `ckpt:` followed by the name. The value of a
+large object is in earlier records, the parts. Each part has the field `part` and the tag `ckpt:`
+followed by the name; the checkpoint names the first part. The record of a garbage collection has
+the field `collected`. For a part of the log, this field lists the transactions that did not take
+effect (`bokistore.collection`).
 
 Aux data is JSON, too: `committed` is the decision about the command, and `views` has object views.
 A view has an object's version (seqnum of the last committed write, or null) and its value after the
-record (or null). It also has the number of records since a checkpoint. Aux data is a cache derived
-from the log; data of any other form is ignored.
+record (or null). It also has the number of records since the last checkpoint. Aux data is a cache
+derived from the log; data of any other form is ignored.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class ConflictCheck(NamedTuple):
 
     Attributes:
         tag: the sub-stream to search.
-        id: no other transaction with this id committed there; None: no write of the object did.
+        id: the check fails if another transaction with this id committed there; None: it fails if
+            a write of the object took effect there.
     """
 
     tag: str
@@ -145,13 +147,13 @@ class StoreCommand(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_conditional(self) -> bool:
-        """Whether the order of the log decides if the command takes effect; other commands always
-        do.
+        """Whether the order of the log decides if the command takes effect. Other commands always
+        take effect.
         """
         return bool(self.reads) or bool(self.ids) or self.id is not None
 
     def checks(self) -> list[ConflictCheck]:
-        """Return what decides whether the command takes effect."""
+        """Return the checks of the command: it takes effect if none of them fails."""
         checks = [ConflictCheck(_TAG_PREFIX + name) for name in self.reads]
         checks += [ConflictCheck(_id_tag(txn_id), txn_id) for txn_id in self.ids]
         if self.id is not None:

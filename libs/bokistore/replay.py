@@ -2,7 +2,8 @@
 
 The order of the log alone determines an object's value as of a record, so every process gets the
 same value. Views are cached in the process (`ViewCache`) and as aux data of records. If neither
-cache has a view, replay starts at the last checkpoint.
+cache has a view, replay starts at the last checkpoint. `Store`, `Snapshot`, `Transaction` and
+`Collection` call `ObjectReplay`, which calls `Decisions` and `ObjectCheckpoints`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from indilog import MAX_SEQNUM, DataLossError, IndilogError, Log, Record, Trimme
 from indilog.sdk import SeqNum, name_loss
 
 AUX_EVERY: Final = 8
-"""Records without a view as aux data after which the next write stores one. So a process without a
-cache replays about that many records, and most operations do not need the extra call that stores
-aux data.
+"""After this many records without a view as aux data, the next write stores one. So a process
+without a cache replays about that many records, and most operations do not need the extra call that
+stores aux data.
 """
 _PAGE: Final = 256
 
@@ -119,7 +120,9 @@ class ObjectReplay:
         return view
 
     def known_version(self, name: str) -> SeqNum | None:
-        """Return the version of the newest view of an object in the cache; None: it has none."""
+        """Return the version of the newest cached view of an object; None: the cache has no view,
+        or the object had no write.
+        """
         view = self._cache.view(self._log.name, name, MAX_SEQNUM)
         return None if view is None else view.version
 
@@ -129,8 +132,8 @@ class ObjectReplay:
         return () if view is None else view.line
 
     def forget_line(self, name: str, seqnum: SeqNum) -> None:
-        """Remove the places, which have ended, from the newest view of an object in the cache, if
-        it is the one as of `seqnum`.
+        """Remove all places from the newest cached view of an object, if that view is as of
+        `seqnum`. The caller knows that the places have ended.
         """
         view = self._cache.view(self._log.name, name, MAX_SEQNUM)
         if view is not None and view.seqnum == seqnum and view.line:
@@ -179,8 +182,8 @@ class ObjectReplay:
     def apply_command(
         self, view: ObjectView, command: StoreCommand, name: str, seqnum: SeqNum, size: int
     ) -> ObjectView:
-        """Return the object after an effective command of `size` bytes at `seqnum`; `view` is
-        before it.
+        """Return the object after an effective command of `size` bytes at `seqnum`; `view` is the
+        object before the command.
         """
         assert seqnum > view.seqnum, "a command follows the view that it changes"
         value = ObjectDocument(name, view.document)
@@ -196,8 +199,8 @@ class ObjectReplay:
         costly: bool = False,
         aux: Aux | None = None,
     ) -> None:
-        """Cache views as of the record at `seqnum`; periodically also as its aux data, which has no
-        views with lines.
+        """Cache views as of the record at `seqnum`. Periodically, also store those without a line
+        as aux data of this record.
 
         Args:
             views: views by object name.

@@ -4,7 +4,7 @@ Scalog section 5.3).
 A command is a record. Each replica applies the commands in log order, so replicas that have applied
 the same commands have equal states. Snapshots of the state are records of another sub-stream. A
 replica loads the newest snapshot when it starts, or when it lags so far that its next command is
-trimmed.
+trimmed. Applications use `Replica` directly; `Store` does not.
 
 The data of a snapshot record consists of:
 
@@ -106,9 +106,9 @@ class Replica(Generic[_ResultT]):
 
         Raises:
             Exception: the exception that `apply` raised for the command.
-            AppendOutcomeUnknownError: the command may have been appended; or it was, but the
-                commands up to it could not be read. After a `retryable` error it was not appended.
-                Other errors are those of `Log.append`.
+            AppendOutcomeUnknownError: the command may have been appended; or the command was
+                appended, but the commands up to it could not be read. After a `retryable` error the
+                command was not appended. Other errors are those of `Log.append`.
             TrimmedError: the command was applied and trimmed at once; its result is unknown here.
         """
         await (
@@ -173,15 +173,15 @@ class Replica(Generic[_ResultT]):
         return await self._log.append(data, tags=[self._snapshots_tag])
 
     async def trim(self) -> SeqNum:
-        """Trim the commands included in the snapshot that covers the most, and the snapshots before
-        it.
+        """Trim the commands that the best snapshot includes, and the snapshots before that one. The
+        best snapshot is the one that includes the most commands.
 
         Returns:
             The first seqnum whose command is kept; 0 if there is no snapshot.
 
         Raises:
-            DataLossError: the lost snapshot may cover the most, so nothing was trimmed. Once a
-                snapshot that covers more is saved, the lost one is not needed.
+            DataLossError: a snapshot is lost that may be the best one, so nothing was trimmed.
+                After a snapshot that includes more commands is saved, the lost one is not needed.
         """
         # The snapshot that covers the most, not the newest one, which may be from a lagging
         # replica. All replicas that trim choose the same snapshot, so the one that remains covers
@@ -208,8 +208,9 @@ class Replica(Generic[_ResultT]):
         return hashlib.sha256(self._snapshot()).hexdigest()
 
     async def _begin(self) -> None:
-        """Load the newest snapshot, once. A concurrent call that finds one later does not load it:
-        it may include commands that were proposed here meanwhile, whose results would be missing.
+        """Load the newest snapshot, once. A concurrent call that finds a snapshot later does not
+        load it. That snapshot may include commands that were proposed here meanwhile, and their
+        results would be missing.
         """
         if not self._has_begun:
             await self._load()
@@ -217,7 +218,8 @@ class Replica(Generic[_ResultT]):
 
     async def _load(self, at_least: SeqNum = 0) -> DataLossError | None:
         """Load the newest snapshot that covers the commands below `at_least`, if it is ahead of the
-        state. If there is none, return the error of a lost snapshot that may cover them.
+        state. If no such snapshot is found, return the error of a lost one that may cover the
+        commands.
         """
         bound, floor = MAX_SEQNUM, 0
         lost: DataLossError | None = None

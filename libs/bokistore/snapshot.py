@@ -1,5 +1,5 @@
 """Reads objects as of one seqnum: snapshots and time travel (thesis 2.3.3: state is replayed, so
-any earlier state can be read).
+any earlier state can be read). `Store` returns a `Snapshot`, which calls `ObjectReplay`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 "BokiStore"; thesis 2.3.3).
 
 Each operation is one record. Its place in the log decides its effect and the old value that it
-returns, so concurrent callers never lose updates.
+returns, so concurrent callers never lose updates. Applications and BokiFlow call `Store`. It
+appends records, and reads them by `ObjectReplay`.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ class Store:
     cache.
 
     An operation returns the value that was at the path before the operation, in log order; None if
-    there was none. When an operation returns, its effect is durable and visible in this session. It
-    raises the errors of `Log.append`. After `AppendOutcomeUnknownError` the operation may have
-    taken effect. This error is also raised if the record was appended, but the previous value could
-    not be read. After a `retryable` error nothing was done.
+    there was none. When an operation returns, its effect is durable and visible in this session. An
+    operation raises the errors of `Log.append`. After `AppendOutcomeUnknownError` the operation may
+    have taken effect. This error is also raised if the record was appended, but the previous value
+    could not be read. After a `retryable` error nothing was done.
 
     Args:
         log: the log with the objects; it may also hold other records.
@@ -126,8 +127,8 @@ class Store:
         """Return a snapshot of all objects as of the record at `seqnum`, including that record.
 
         Raises:
-            ValueError: `seqnum` is negative; or, when reading, it is above the tail.
-            TrimmedError: when reading: a needed record was trimmed.
+            ValueError: `seqnum` is negative. Reads raise it, too, if `seqnum` is above the tail.
+            TrimmedError: raised by reads: a needed record was trimmed.
         """
         return Snapshot(self.log, self._replay, check_bound(seqnum) + 1)
 
@@ -157,8 +158,8 @@ class Store:
     async def find(self, tag: str) -> dict[str, Obj]:
         """Return the objects that have a tag, by name, all as of the same seqnum.
 
-        It reads each of these objects. In a transaction, use `txn.find`: the commit then fails if
-        an object has got or lost the tag meanwhile.
+        Each of these objects is read. In a transaction, use `txn.find`: the commit then fails if an
+        object has got or lost the tag meanwhile.
 
         Raises:
             InvalidObjectError: the tag is not text.
@@ -282,7 +283,7 @@ class Store:
         """Set the value at `path` if it is the JSON `expected`; return whether it was set.
 
         The order of the log decides: of several callers that expect the same value, one succeeds. A
-        missing value counts as null (`None`). With an empty path, it compares the whole object.
+        missing value counts as null (`None`). With an empty path, the whole object is compared.
 
         Raises:
             MismatchError: the condition holds, but the path does not fit the object.
@@ -347,16 +348,16 @@ class Store:
         keep_ids: float = KEEP_IDS_S,
         pace: Callable[[], Awaitable[object]] | None = None,
     ) -> SeqNum:
-        """Garbage-collect history: trim records superseded more than `keep` seconds ago, and
-        objects deleted before.
+        """Garbage-collect history: trim records that were superseded, and objects that were
+        deleted, more than `keep` seconds ago.
 
         Objects do not change. Time travel reaches back `keep` seconds: earlier reads raise
         `TrimmedError`, and a transaction that began earlier gets `ConflictError`.
 
-        Ids of transactions are forgotten after `keep_ids` seconds, or `keep` if that is longer. Ids
-        that are held (`transact(hold=True)`) are forgotten `keep` seconds after the transaction
-        once they are released, and after `HELD_S_MAX` seconds if no caller releases them. No
-        transaction with an id may last longer than that.
+        Ids of transactions are forgotten after `keep_ids` seconds, or `keep` if that is longer. A
+        held id (`transact(hold=True)`) is forgotten when it has been released and `keep` seconds
+        have passed since its transaction. If no caller releases a held id, it is forgotten after
+        `HELD_S_MAX` seconds. A transaction with an id must not last longer than ids are kept.
 
         Call it periodically, from any process, or use `collect_automatically`. Each call continues
         where the last one ended, so each record of the log is read once. A call may be interrupted.
@@ -454,7 +455,7 @@ class Store:
         contender: Contender,
         group: Group[Transaction] | None,
     ) -> _ResultT:
-        """Run an attempt; if it does not join its group, the group goes on without it."""
+        """Run an attempt; if it does not join its group, the group continues without it."""
         try:
             return await self._attempt(body, txn, contender)
         finally:
@@ -472,9 +473,10 @@ class Store:
     def release(self, *ids: str) -> None:
         """Release ids that `transact(hold=True)` has committed: no caller will use them.
 
-        The next records of transactions with an id in this process say so, 8 ids each. Then a
-        collection may forget the ids like the history of objects. A release that is lost, because
-        the process ends first, costs nothing but space: the id is known until `HELD_S_MAX`.
+        The next records of transactions with an id in this process name the released ids, 8 ids
+        each. Then a collection may forget them, as it forgets the history of objects. If the
+        process ends first, the release is lost. That costs only space: the id is known until
+        `HELD_S_MAX`.
 
         Raises:
             InvalidObjectError: an id is invalid.

@@ -3,8 +3,8 @@
 The tags of an object are part of its JSON, so its history, checkpoints and transactions include
 them. Each tag has an index object, named `$tag:` and the tag. The record that sets a tag also
 writes the index, without reading it. So the index names all objects that have the tag, and maybe
-others. A lookup reads each named object and returns those that have the tag. Names of objects that
-have lost the tag are removed when there are many.
+others. A lookup reads each named object and returns those that have the tag. If many named objects
+have lost the tag, the lookup removes their names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _INDEX_PREFIX: Final = "$tag:"
 STALE_REMOVED_MAX: Final = 256
 """Largest number of names that one lookup removes."""
 STALE_MAX: Final = 16
-"""Stale names that a lookup tolerates. More are removed if they are the majority."""
+"""Names of objects without the tag that a lookup leaves in an index. If there are more, and they
+are the majority, the lookup removes them.
+"""
 
 
 def index_of(tag: str) -> str:

@@ -7,7 +7,8 @@ appends nothing. A snapshot is as of `Log.tail`, so it includes all transactions
 before the first read (strictly serializable).
 
 A transaction with an id takes effect at most once, however often it runs. Of all records with the
-id, only the first valid one commits, and every replay agrees.
+id, only the first valid one commits, and every replay agrees. `Store` begins a `Transaction`, which
+calls `ObjectReplay`, and `Contender` and `Group` if it waits in a line.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Transaction:
     read and write. A write without `get` (a blind write) never conflicts, and has no effect if it
     does not fit the object's value.
 
-    With an id, the snapshot is taken on entering, and a record is appended even without writes. Its
-    `result` is then the result of all transactions with this id.
+    With an id, the snapshot is taken on entering, and a record is appended even without writes. The
+    `result` of the one that commits is then the result of all transactions with this id.
 
     Attributes:
         id: the id; None: it has none.
@@ -113,10 +114,10 @@ class Transaction:
         self._is_whole = is_whole
         """Whether this is the transaction of a group."""
         self._met: list[str] = []
-        """Objects in whose lines in the log it must wait."""
+        """Objects that have a line in the log in which this transaction must wait."""
         self._hold = hold
         self._ids: dict[str, Json] = {}
-        """Results by id, of the members if this is the transaction of a group."""
+        """Results by id. The transaction of a group has the results of its members."""
         self._held: list[str] = []
         self._releases = Releases() if releases is None else releases
         self._released: list[str] = []
@@ -157,7 +158,7 @@ class Transaction:
         return self._objects[name]
 
     async def _honour(self, name: str, view: ObjectView) -> ObjectView:
-        """Return the view to use of an object with a line in the log.
+        """Return the view to use for an object that has a line in the log.
 
         Raises:
             ConflictError: others are first in the line, so this transaction must enter it.
@@ -182,8 +183,8 @@ class Transaction:
         raise ConflictError(f"Others wait in line for {name!r}; run the transaction again.")
 
     async def _wait_alone(self, name: str, view: ObjectView) -> ObjectView:
-        """Wait for those in the line of the first object that a block reads, and take the snapshot
-        anew.
+        """Wait for the tokens in the line of the first object that a block reads, and take the
+        snapshot again.
         """
         if self.id is not None or len(self._reads) > 1 or is_inside_body():
             return view
@@ -224,8 +225,9 @@ class Transaction:
             self._contender.must_enter = True
 
     def can_add(self, member: Transaction, names_max: int) -> bool:
-        """Tell whether a transaction that ran on top of this one can be added. It must have no id
-        of another member, and no blind writes, whose effect the next member could not see.
+        """Tell whether a transaction that ran on top of this one can be added. It must not have the
+        id of another member. It must have no blind writes, because the next member could not see
+        their effect.
         """
         names = {name for name, listed in member._writes.items() if listed}
         total = {name for name, listed in self._writes.items() if listed} | names
@@ -249,7 +251,8 @@ class Transaction:
 
     async def find(self, tag: str) -> dict[str, TxnObject]:
         """Return the objects that have a tag, by name, as of the snapshot, with the transaction's
-        own writes. `get` reads each of them, and the set of names counts as read, too.
+        own writes. `get` reads each of these objects, and the set of their names counts as read,
+        too.
 
         Raises:
             ConflictError: as `get`.
@@ -259,7 +262,7 @@ class Transaction:
         return {name: obj for name, obj in found.items() if tag in obj.tags}
 
     async def remove_stale_names(self, tag: str, names: Iterable[str]) -> None:
-        """Remove names that have lost a tag from its index."""
+        """Remove from the index of a tag the names of objects that have lost the tag."""
         index = index_of(tag)
         for name in names:
             if tag not in (await self.get(name)).tags:
@@ -274,7 +277,7 @@ class Transaction:
         return self._horizons[0]
 
     async def _renew_horizon(self) -> None:
-        """Take the snapshot anew after waiting, unless something was read in it."""
+        """Take the snapshot again after waiting, unless the transaction has read in it already."""
         if self._reads:
             return
         horizon = await self._log.tail()
@@ -299,7 +302,7 @@ class Transaction:
         return changed
 
     def _known_changes(self) -> list[str]:
-        """Return the objects of which this process knows that they changed since they were read."""
+        """Return the objects that this process knows to have changed since they were read."""
         return [
             name
             for name in self._reads
@@ -334,7 +337,7 @@ class Transaction:
         self._write(name, push_at(path, value, limit))
 
     def add_to_set(self, name: str, path: Path, value: Json) -> None:
-        """Add `value` to the list at `path`, unless it is in it."""
+        """Add `value` to the list at `path`, unless the list contains it."""
         self._write(name, add_to_set_at(path, value))
 
     def pop(self, name: str, path: Path) -> None:

@@ -1,5 +1,5 @@
 """Converts objects to values of Python types and back: dataclasses, pydantic models, TypedDicts,
-msgspec Structs (API.md, "BokiStore").
+msgspec Structs (API.md, "BokiStore"). `Store`, `Transaction` and `Obj` call it.
 """
 
 from __future__ import annotations

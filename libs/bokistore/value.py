@@ -2,7 +2,8 @@
 
 A write that would make an object larger than `OBJECT_BYTES_MAX` has no effect. The limit is part of
 the format: every process must decide alike, so it is no setting. The index of a tag has no limit,
-because a lookup must find all objects with the tag.
+because a lookup must find all objects with the tag. `ObjectReplay`, `Store` and `Obj` use
+`ObjectDocument`.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from bokistore.tags import is_own
 OBJECT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Largest object, in bytes of JSON."""
 _GROWTH: Final = 4
-"""Largest ratio of what a write adds to an object and the write's own JSON: `1e15` becomes
+"""A write of n bytes of JSON adds at most this multiple of n to an object: `1e15` becomes
 `1000000000000000.0`.
 """
 _GROWTH_BYTES: Final = 64
-"""Bytes that a write adds besides: a sum has at most one digit more, or is a float."""
+"""Bytes that a write may add beyond that: a sum has at most one digit more, or is a float."""
 
 NO_EFFECT: Final[tuple[type[StoreError], ...]] = (
     MismatchError,
     ObjectTooLargeError,
     ConditionUnmetError,
 )
-"""The errors of a write that has no effect. Its caller gets the error; a replay goes on."""
+"""The errors of a write that has no effect. Its caller gets the error; a replay continues."""
 
 _decode = msgspec.json.decode
 
@@ -57,7 +58,7 @@ class ObjectDocument:
         self.name = name
         self.document: Document | None = None if text is None else _decode(text)
         self._bytes_most = 0 if text is None else len(text)
-        """The document's JSON is at most as large, so most writes need no look at its size."""
+        """Upper bound of the bytes of the document's JSON. So most writes need not encode it."""
 
     def text(self) -> bytes | None:
         """Return the document as JSON; None if the object does not exist."""
