@@ -1,7 +1,8 @@
 """BokiStream: streams with one writer at a time, on a shared log (DistributedLog's design).
 
 Start with `Streams`; `docs/libs/bokistream.md` is the guide. The library awaits only the public
-`indilog.Log` interface. Only `bokistream.waiting` needs an event loop.
+`indilog.Log` interface. Only `bokistream.waiting`, mirrors and the command need an event loop.
+Applications and the command `python -m bokistream` use the library.
 """
 
 from bokistream.appender import Appender

@@ -1,4 +1,7 @@
-"""Appends records under one fencing token: groups them into batches, and keeps their order."""
+"""Appends records under one fencing token: groups them into batches, and keeps their order.
+
+`Writer` is an `Appender`; `Streams.append` keeps one for each token. Both append by `append_after`.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from indilog.sdk import Event, SeqNum
 BATCH_RECORDS: Final = 1_000
 """Largest number of records in a batch of a writer."""
 BATCH_BYTES: Final = 1 << 20
-"""Bytes of data from which a batch gets no further record."""
+"""A batch with so many bytes of data, or more, gets no further record."""
 WAITING_MAX: Final = 10_000
-"""Largest number of appends that wait in a writer."""
+"""Largest number of records that wait in a writer."""
 WAITING_BYTES_MAX: Final = 64 << 20
-"""Largest number of bytes that wait in a writer."""
+"""Largest number of bytes of data that wait in a writer."""
 
 
 class _Submission:
@@ -96,8 +99,9 @@ class Appender:
     ) -> SeqNum:
         """Append a record and return its seqnum.
 
-        When this returns, the record is durable, and every reader of the stream gets it. If it
-        raises anything else than `AppendOutcomeUnknownError`, no reader ever gets it.
+        When this returns, the record is durable, and every reader of the stream gets it. If the
+        call raises any other error than `AppendOutcomeUnknownError`, no reader ever gets the
+        record.
 
         Args:
             data: the record, at most the log's `record_bytes_max` less 128 bytes.
@@ -126,13 +130,13 @@ class Appender:
     ) -> list[SeqNum]:
         """Append records in order and return their seqnums.
 
-        All have the same transaction id. Up to 1,000 records and about 1 MiB are appended
-        atomically; longer lists may be appended in part if an error is raised.
+        All records have the same transaction id. Up to 1,000 records and about 1 MiB are appended
+        atomically. If an error is raised, a longer list may have been appended in part.
 
         Args:
             records: data of the records.
             txid: as for `append`.
-            match_seqnum: as for `append`; a condition of the first record.
+            match_seqnum: as for `append`; the condition is that of the first record.
 
         Raises:
             IndilogError: as for `append`.
@@ -202,7 +206,7 @@ class Appender:
             self._is_appending = False
 
     async def _append_next(self) -> None:
-        """Append one batch of records that wait, and decide them."""
+        """Append one batch of records that wait, and note the outcome of each."""
         batch: list[_Submission] = []
         try:
             await self._append_batch(batch)
@@ -241,7 +245,7 @@ class Appender:
 
         Raises:
             StreamSealedError: the stream has ended.
-            FencedError: another writer owns it.
+            FencedError: another writer owns the stream.
         """
         if last.is_sealed:
             raise StreamSealedError(self.name)
@@ -285,7 +289,7 @@ class Appender:
         self._return_to_waiting(batch)
 
     def _fail(self, batch: list[_Submission], error: BaseException) -> None:
-        """Fail a batch, and all later submissions, because order would break without the batch."""
+        """Fail a batch, and all later submissions, because they must not overtake the batch."""
         for one in batch:
             one.end(None, error)
         later = error

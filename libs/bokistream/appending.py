@@ -1,6 +1,7 @@
 """Appends batches, and finds out whether they have effect.
 
-A batch has effect only if the record that it names precedes it (docs/decisions/0079).
+A batch has effect only if the record that it names directly precedes it (docs/decisions/0079).
+`Appender`, `claim` and `Streams.seal` call this module.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from indilog.replayed import RetryPolicy
 from indilog.sdk import SeqNum
 
 ATTEMPTS: Final = 100
-"""How often a batch is appended after records of other programs came first."""
+"""Largest number of attempts of an append, if records of other programs come first each time."""
 RETRIES: Final = RetryPolicy(tries=8, first_s=0.05, pause_s_max=2.0)
 """How long transient errors and unknown outcomes of a batch are retried (about 8 seconds)."""
 
@@ -70,7 +71,7 @@ class _Batch:
         except TrimmedError as error:
             floor = error.first_seqnum
             if self.place is not None and self.place > floor:
-                return False  # the record at the floor has effect, and lies between
+                return False  # the record at the floor has effect, and lies before the batch
             if not self._is_own(await self._read_next(floor)):
                 raise AppendOutcomeUnknownError(
                     "The stream was truncated before the outcome of an append could be read; read "
@@ -96,8 +97,8 @@ class _Batch:
 
 
 async def append_after(log: Log, tag: str, last: Last, records: Sequence[NewRecord]) -> Last | None:
-    """Append a batch that has effect only directly after `last`. Return the state after it; None:
-    the batch has no effect, and never will.
+    """Append a batch that has effect only directly after `last`. Return the state after the batch;
+    None: the batch has no effect, and never will.
 
     Transient errors are retried. After an unknown outcome the batch is appended again: at most one
     of the copies has effect, because all name the same record.
@@ -147,7 +148,8 @@ async def append_in_any_case(
     name: str,
     record_after: Callable[[Last], tuple[Last, NewRecord] | None],
 ) -> Last:
-    """Append one record after the last one, and return the state after it.
+    """Append one record after the last record of the stream, and return the state after it. If
+    other records come first, try again after them.
 
     Args:
         log: log of the stream.

@@ -1,7 +1,7 @@
 """The catalog of a log: its streams, their settings, truncations and named readers.
 
 The catalog is a state machine over a sub-stream of the log (`indilog.replayed`). Each process has a
-replica, so all operations on one stream have effect in the order of the log.
+replica, which applies the commands in the order of the log. `Streams` calls `Catalog`.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _with(
         return before
     over = [one for one in before if one.at + stream.grace_s <= now]
     kept = [*over[-1:], *before[len(over) :], new]
-    if len(kept) > TRUNCATIONS_MAX:  # records of the oldest one are kept until the next one is over
+    if len(kept) > TRUNCATIONS_MAX:  # the grace period of the next one then counts for both
         del kept[0]
     return tuple(kept)
 
@@ -204,8 +204,8 @@ class Catalog:
         return found
 
     async def known_stream(self, name: str) -> StreamInfo:
-        """Return a stream as this process knows it; it reads the log only if it knows none with
-        this name. The stream may have been deleted meanwhile.
+        """Return a stream as this process knows it. The log is read only if this process knows no
+        stream with this name. The stream may have been deleted meanwhile.
 
         Raises:
             StreamNotFoundError: there is none with this name.

@@ -3,10 +3,11 @@
 A batch has effect if the record that it names directly precedes it in the sub-stream. A program
 that appends a batch names the last record that it knows. So of all batches that name the same
 record, the first one in the log has effect, and the others never do. The claim of a new writer
-follows the same rule. So it fences all batches of earlier writers that are ordered after it.
+follows the same rule. So the claim fences all batches of earlier writers that are ordered after it.
 
 Truncations trim a stream only below the first record of a batch that has effect. So the first batch
-at the floor of the sub-stream has effect.
+at the floor of the sub-stream has effect. Readers and searches use `EffectCheck`; writers call
+`read_last` and `entries_of`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from indilog import DataLossError, Entry, Log, NotReadyError, Record, TrimmedErr
 from indilog.sdk import MAX_SEQNUM, SeqNum
 
 _ATTEMPTS: Final = 100
-"""How often the state of a stream is read again because it was truncated meanwhile."""
+"""How often the state of a stream is read again because the stream was truncated meanwhile."""
 
 
 class StreamRecord(NamedTuple):
@@ -151,8 +152,8 @@ async def _effect_of(
 ) -> _Effect:
     """Tell whether the batch of a record has effect, by the record that precedes the batch.
 
-    If that record is lost, the batch has effect if it names the last lost record: its author has
-    seen that record in the sub-stream, and no record between them survives.
+    If the preceding record is lost, the batch has effect if it names the last lost record. The
+    batch's author has seen that record in the sub-stream, and no record between the two survives.
     """
     start = record.seqnum if entry is None else record.seqnum - entry.index
     try:
@@ -183,7 +184,7 @@ async def check_from(log: Log, tag: str, first: Record, name: str) -> EffectChec
     Raises:
         StreamTruncatedError: `first` was trimmed meanwhile.
         StreamTrimmedError: the whole log was trimmed, and with it the record that precedes `first`.
-        DataLossError: that record is lost, and `first` may have no effect.
+        DataLossError: the record that precedes `first` is lost, so `first` may have no effect.
     """
     entry = decode_entry(first.data)
     effect = await _effect_of(log, tag, first, entry, name)

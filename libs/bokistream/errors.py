@@ -119,7 +119,8 @@ class StreamTrimmedError(StreamError):
 
 
 class ReaderIdleError(StreamError):
-    """A reader got no record for `idle_s` seconds although it should have; read on to retry.
+    """A reader got no record for `idle_s` seconds, although the stream has one or its writer should
+    have written a heartbeat. Read on to retry.
 
     Attributes:
         seqnum: a record that the stream has and the reader did not get; None: the stream has no

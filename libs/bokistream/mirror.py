@@ -1,9 +1,9 @@
 """Copies a stream to another platform, exactly once (docs/decisions/0083).
 
 The copy is a stream whose records have the same offsets. The mirror is the writer of the copy. It
-reads the records of the source from the next offset of the copy on, takes the copy over, and
-appends those that the copy does not have yet. Taking the copy over fences each earlier mirror, even
-if that mirror is still running or has appends in flight. So no record is copied twice.
+reads the records of the source from the next offset of the copy on, and takes the copy over. Then
+it appends the records that the copy does not have yet. Taking the copy over fences each earlier
+mirror, even if that mirror is still running or has appends in flight. So no record is copied twice.
 """
 
 from __future__ import annotations

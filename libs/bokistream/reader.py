@@ -1,5 +1,5 @@
 """Named readers of a stream. A reader's position is a record in the log, so that another process
-can continue from it.
+can continue from it. `Streams.reader` returns a `Reader`, which reads by `Reading`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Reader:
     """A named reader, whose position is kept in the log. Get it with `Streams.reader`.
 
     Each record is read at least once: after a crash, reading continues after the record that was
-    committed last. At most one process at a time should use a name: two processes would read the
-    same records, and the slower one would move the position back.
+    committed last. At most one process at a time should use a name. Two processes would read the
+    same records, and the slower process would move the position back.
 
     Attributes:
         name: its name.

@@ -1,4 +1,7 @@
-"""Reads the records of a stream in order, a page ahead, and detects when none arrive."""
+"""Reads the records of a stream in order, a page ahead, and detects that records fail to arrive.
+
+`Streams.read` and `Reader` use `Reading`, which calls `check_from` and `find_first`.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +44,8 @@ class Reading:
     Attributes:
         log, name, created: the stream.
         bound: first seqnum.
-        is_bound_given: whether the caller needs all records from `bound` on. Otherwise the first
-            record is the first one that is not trimmed.
+        is_bound_given: whether the caller needs all records from `bound` on. Otherwise the reading
+            begins at the first record that is not trimmed.
         follow: whether to wait for new records at the end, until the stream is sealed.
         ahead_bytes: about how many bytes of records are held, at most two pages.
         idle_s: seconds without a record after which `ReaderIdleError` may be raised; None: never.
@@ -61,7 +64,7 @@ class Reading:
         """Check the limits.
 
         Raises:
-            StreamSettingsError: one is out of range.
+            StreamSettingsError: `ahead_bytes` or `idle_s` is out of range.
         """
         if not 1 <= self.ahead_bytes <= AHEAD_BYTES_MAX:
             raise StreamSettingsError(
@@ -99,7 +102,7 @@ class Reading:
                     yield record
 
     async def _at(self, key: Callable[[StreamEntry], int], wanted: int) -> Reading:
-        """Return this reading from the first record on whose key is at least `wanted`."""
+        """Return a reading that begins at the first record whose key is at least `wanted`."""
         tag = records_tag(self.created)
         last = await read_last(self.log, tag, self.name, fresh=True)
         found = await find_first(self.log, tag, self.name, self.bound, key, wanted)
@@ -112,8 +115,8 @@ class Reading:
 
         Raises:
             StreamTruncatedError: records that are still to be read were trimmed.
-            ReaderIdleError: no record came for `idle_s` seconds although the stream has one, or
-                its writer writes no heartbeats.
+            ReaderIdleError: no record came for `idle_s` seconds, although the stream has one, or
+                its writer should have written a heartbeat.
             IndilogError: as for `Log.read_range`.
         """
         check: EffectCheck | None = None
@@ -163,7 +166,7 @@ class Reading:
         return self.bound
 
     def _limit(self, page: list[Record]) -> int:
-        """Return how many records of the size of those of `page` are half of `ahead_bytes`."""
+        """Return how many records of the mean size in `page` fit into half of `ahead_bytes`."""
         mean = max(1, sum(len(record.data) for record in page) // len(page))
         return max(1, min(_PAGE_MAX, self.ahead_bytes // 2 // mean))
 
@@ -181,7 +184,7 @@ class Reading:
     # --- idle
 
     async def _check_idle(self, tag: str, bound: SeqNum) -> None:
-        """Raise if the reader should have got a record, or its writer has stopped."""
+        """Raise if the reader should have got a record, or the stream's writer has stopped."""
         if self.idle_s is None:
             return
         now = await self.log.now()  # the session then sees all records that were appended before

@@ -1,8 +1,9 @@
 """The records of BokiStream: the records of streams, cursors, heartbeats, and the catalog.
 
-Each record of a stream names the record that precedes its batch in the stream's sub-stream. It has
-effect only if that record really precedes the batch (docs/decisions/0079). So the order of the log
-decides which of several appends takes effect. `indilog.sdk.record_format` defines the frame.
+Each record of a stream names the record that is to precede its batch in the stream's sub-stream.
+The batch has effect only if the named record directly precedes it (docs/decisions/0079). So the
+order of the log decides which of several appends takes effect. `bokistream.chain` makes and checks
+batches; `indilog.sdk.record_format` defines the frame.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ class StreamEntry(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         kind: `DATA`; `CLAIM`: a new writer takes the stream over; `SEAL`: the stream ends.
         index: place in its batch, from 0. The records of a batch have consecutive seqnums.
-        after: seqnum of the record that precedes the batch in the sub-stream; -1: none does.
+        after: seqnum of the record that must directly precede the batch in the sub-stream; -1: no
+            record may precede it.
         previous: seqnum of the last data record before the batch; -1: there is none.
         token: fencing token of the writer: the seqnum of its claim; -1: there is no writer, or
             this record is a claim.
-        txid: transaction id of this record; of other kinds that of the last data record.
+        txid: transaction id of this record; for `CLAIM` and `SEAL`, that of the last data record.
         offset: number of data records before this one.
         size_bytes: bytes of data before this record.
         batch: random number that identifies the batch before its seqnum is known.
@@ -100,8 +102,8 @@ class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
 class Truncate(msgspec.Struct, frozen=True, array_like=True, tag="truncate"):
     """Truncate a stream below seqnum `start`.
 
-    `anchor`: first seqnum of the batch of a record that has effect, at or below `start`. All
-    records that have effect from `start` on remain readable if those below `anchor` are trimmed.
+    `anchor`: first seqnum of a batch that has effect. If the records below `anchor` are trimmed,
+    all data records from `start` on that have effect remain readable.
     """
 
     name: _Name

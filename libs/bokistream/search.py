@@ -1,4 +1,7 @@
-"""Finds records of a stream by transaction id, offset or size, in O(log n) reads."""
+"""Finds records of a stream by transaction id, offset or size, in O(log n) reads.
+
+`Streams`, `Reading` and `truncation_point` call it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def stream_record(record: Record, entry: StreamEntry) -> StreamRecord:
 
 
 async def first_from(log: Log, tag: str, name: str, bound: SeqNum) -> FoundRecord | None:
-    """Return the first data record that has effect at or above `bound`.
+    """Return the first data record at or above `bound` that has effect.
 
     Raises:
         StreamTruncatedError: records at `bound` were trimmed.
@@ -75,8 +78,8 @@ async def find_first(
     """Return the first data record from `low` on whose key is at least `wanted`; None if there is
     none yet.
 
-    It bisects the seqnums between `low` and the last record, so it takes about two reads for each
-    bit of their number.
+    It bisects the seqnums between `low` and the last record. So n seqnums take about 2 · log2(n)
+    reads.
 
     Args:
         log: log of the stream.

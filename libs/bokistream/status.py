@@ -1,4 +1,7 @@
-"""The status of a stream for operators: the records of each writer, the position of each reader."""
+"""The status of a stream for operators: the records of each writer, the position of each reader.
+
+`Streams.status` and `Streams.segments` return it.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ class Segment(NamedTuple):
     """The records that one writer appended.
 
     Attributes:
-        token: its fencing token; -1: they were appended before the stream had a writer.
-        started_at: when it took the stream over, seconds since 1970; None: before the first one,
-            or its claim was trimmed.
-        first_offset: offset of its first data record; None: its claim was trimmed.
-        end_offset: offset after its last data record.
-        size_bytes: bytes of its data; None: its claim was trimmed.
-        last_txid: transaction id of its last data record.
+        token: the writer's fencing token; -1: the records were appended before the first writer.
+        started_at: when the writer took the stream over, seconds since 1970; None: there was no
+            writer, or the writer's claim was trimmed.
+        first_offset: offset of the first data record; None: the writer's claim was trimmed.
+        end_offset: offset after the last data record.
+        size_bytes: bytes of the data; None: the writer's claim was trimmed.
+        last_txid: transaction id of the last data record.
     """
 
     token: SeqNum
@@ -41,7 +44,7 @@ class ReaderStatus(NamedTuple):
     Attributes:
         name: its name.
         done: seqnum that it committed last; -1: none.
-        behind: data records that it has still to process; None: its position was trimmed.
+        behind: data records that it has still to process; None: the record at `done` was trimmed.
     """
 
     name: str
@@ -53,10 +56,10 @@ class StreamStatus(NamedTuple):
     """A stream, its writer and its readers.
 
     Attributes:
-        info: its settings.
-        last: its state after the last record.
+        info: the settings of the stream.
+        last: the state of the stream after its last record.
         heartbeat_age_s: seconds since the last heartbeat of a writer; None: there was none.
-        readers: its named readers.
+        readers: the named readers.
     """
 
     info: StreamInfo

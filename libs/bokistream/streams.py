@@ -1,6 +1,7 @@
 """The public interface of BokiStream: streams, their writers and their readers.
 
-The design is that of DistributedLog; docs/decisions/0079 says where it differs.
+The design is that of DistributedLog; docs/decisions/0079 lists the differences. Applications,
+`StreamMirror` and the command `python -m bokistream` call `Streams`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Streams:
     Args:
         log: log of the streams; it may also hold other records. Do not trim the whole log: that
             would also trim the records of the catalog.
-        catalog: catalog of the streams; None: one whose replica all callers in this process share.
+        catalog: catalog of the streams; None: a catalog whose replica all callers in this process
+            share.
     """
 
     def __init__(self, log: Log, *, catalog: Catalog | None = None) -> None:
@@ -146,8 +148,8 @@ class Streams:
     async def delete(self, name: str) -> None:
         """Seal a stream, trim all its records but the last one, and remove it from the list.
 
-        The last record stays, because it tells readers and writers that the stream has ended.
-        Readers that follow the stream end. If the call fails, repeat it to complete the deletion.
+        The last record stays, because it tells readers and writers that the stream has ended. So
+        reads with `follow` end, too. If the call fails, repeat it to complete the deletion.
 
         Raises:
             StreamNotFoundError: there is none with this name.
@@ -394,8 +396,8 @@ class Streams:
     ) -> SeqNum:
         """Truncate a stream, and return the seqnum below which it is truncated now.
 
-        New readers no longer get the truncated records. They can be read with `include_truncated`
-        until the grace period of the stream is over; then they are trimmed.
+        New readers no longer get the truncated records. Until the grace period of the stream is
+        over, these records can be read with `include_truncated`. Then they are trimmed.
 
         Args:
             name: name of the stream.
@@ -495,7 +497,7 @@ def _check_retention(age_s: object, size_bytes: object, grace_s: object) -> None
     """Check the retention and the grace period of a stream.
 
     Raises:
-        StreamSettingsError: one is out of range.
+        StreamSettingsError: an argument is out of range.
     """
     if age_s is not None and (
         not isinstance(age_s, int | float) or not 1.0 <= age_s <= SECONDS_MAX

@@ -1,4 +1,4 @@
-"""Finds the place where a stream can be truncated."""
+"""Finds the place where a stream can be truncated, for `Streams`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TruncationPoint(NamedTuple):
     Attributes:
         start: the seqnum after the last truncated data record.
         anchor: the seqnum below which records can be trimmed. A batch that has effect begins there,
-            and readers rely on it (`bokistream.chain`).
+            as readers require (`bokistream.chain`).
     """
 
     start: SeqNum

@@ -1,4 +1,6 @@
-"""Clocks, pauses and tasks of streams: the only module of the library that needs an event loop."""
+"""Clocks, pauses and tasks of streams. Writers and readers use the event loop only by this module,
+so that the stepper of tests can run them without one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def seconds_now() -> float:
 
 
 def has_loop() -> bool:
-    """Return whether an event loop is running; a stepper of tests runs coroutines without one."""
+    """Return whether an event loop is running; the stepper of tests runs coroutines without one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -97,4 +99,4 @@ class Ahead:
         self._task.cancel()
         await asyncio.wait([self._task])
         if not self._task.cancelled():
-            self._task.exception()  # it is noted as retrieved
+            self._task.exception()  # marks the exception as retrieved

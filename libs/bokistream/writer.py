@@ -1,4 +1,7 @@
-"""The writer of a stream: it takes the stream over, and the next writer fences it."""
+"""The writer of a stream: it takes the stream over, and the next writer fences it.
+
+`Streams.writer` calls `claim` and yields a `Writer`.
+"""
 
 from __future__ import annotations
 
@@ -97,13 +100,15 @@ class Writer(Appender):
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        """Stop heartbeats. The stream keeps its owner; a new writer takes it over at any time."""
+        """Stop heartbeats and collections. The writer still owns the stream, until another writer
+        takes the stream over.
+        """
         for task in self._tasks:
             await waiting.stop(task)
         self._tasks.clear()
 
     def check(self, last: Last) -> None:
-        """See `Appender.check`; the writer notes that it is fenced."""
+        """See `Appender.check`. On `FencedError`, note that the writer is fenced."""
         try:
             super().check(last)
         except FencedError:
