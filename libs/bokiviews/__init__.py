@@ -1,7 +1,7 @@
 """BokiViews: objects over a log with views in memory (Tango; CORFU section 4.4).
 
 Start with `Views`; `docs/libs/bokiviews.md` is the guide. The library awaits only the public
-`indilog.Log` interface.
+`indilog.Log` interface. Applications use it; no other library does.
 """
 
 from bokiviews.counters import Counter

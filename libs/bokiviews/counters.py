@@ -1,4 +1,7 @@
-"""Counters: integers without a limit."""
+"""Counters: integers without a limit.
+
+`Views.counter` returns a `Counter`, whose state is a `CounterMachine`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from indilog import Log
 
 
 class AddTo(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Add a number, if the sum is then in the bounds."""
+    """Add a number, if the sum is within the bounds."""
 
     by: int
     at_least: int | None = None
@@ -62,7 +65,7 @@ class CounterPart(Part[CounterMachine]):
 
     @property
     def value(self) -> int:
-        """The value. The commit then conflicts with every write of the counter."""
+        """The value. The commit then conflicts with concurrent writes of the counter."""
         return self._read_all().value + self._added
 
     def add(self, by: int = 1) -> None:
@@ -97,7 +100,7 @@ class Counter(ViewObject[CounterMachine, int, CounterPart]):
     async def add_within(
         self, by: int, *, at_least: int | None = None, at_most: int | None = None
     ) -> int | None:
-        """Add a number, if the sum is then in the bounds; return the sum, or None.
+        """Add a number, if the sum is within the bounds; return the sum, or None.
 
         The order of the log decides. So concurrent callers need no transaction.
         """

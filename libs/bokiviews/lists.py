@@ -1,4 +1,7 @@
-"""Lists of values."""
+"""Lists of values.
+
+`Views.list` returns a `List`, whose state is a `ListMachine`.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ class Extend(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
 
 
 class SetItem(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    """Replace the value at an index, which is negative from the end."""
+    """Replace the value at an index; a negative index counts from the end."""
 
     index: int
     value: bytes
 
 
 class PopItem(msgspec.Struct, frozen=True, array_like=True, tag="pop"):
-    """Remove the value at an index, which is negative from the end."""
+    """Remove the value at an index; a negative index counts from the end."""
 
     index: int
 
@@ -42,8 +45,8 @@ _decode: Final = msgspec.msgpack.Decoder(tuple[bytes, ...]).decode
 
 
 class ListMachine(StateMachine[ListCommand, int | bytes | None]):
-    """The state of a list. The result of `Extend` is the new length, that of `SetItem` and
-    `PopItem` the old value; None: the index was out of range, and nothing was changed.
+    """The state of a list. The result of `Extend` is the new length. The result of `SetItem` and
+    `PopItem` is the old value; None: the index was out of range, and nothing was changed.
 
     Attributes:
         items: encoded values.
@@ -121,8 +124,8 @@ class ListView(Sequence[ValueT]):
 class ListPart(Part[ListMachine], Generic[ValueT]):
     """A list within a transaction, which sees its own writes.
 
-    A commit after a read of the list conflicts with every write of it. `append` and `extend` read
-    nothing.
+    After a read of the list, the commit conflicts with concurrent writes of the list. `append` and
+    `extend` read nothing.
     """
 
     def __init__(
@@ -213,18 +216,18 @@ class List(ViewObject[ListMachine, ListView[ValueT], ListPart[ValueT]], Generic[
         return int(await self._submit(Extend(tuple(map(self._values.encode, values)))))
 
     async def set(self, index: int, value: ValueT) -> ValueT:
-        """Replace the value at an index, which is negative from the end; return the old one.
+        """Replace the value at an index; return the old one. A negative index counts from the end.
 
         Raises:
-            IndexError: there is none; nothing was changed.
+            IndexError: the list has no value at the index; nothing was changed.
         """
         return self._old(await self._submit(SetItem(index, self._values.encode(value))), index)
 
     async def pop(self, index: int = -1) -> ValueT:
-        """Remove the value at an index, which is negative from the end, and return it.
+        """Remove the value at an index and return it. A negative index counts from the end.
 
         Raises:
-            IndexError: there is none; nothing was changed.
+            IndexError: the list has no value at the index; nothing was changed.
         """
         return self._old(await self._submit(PopItem(index)), index)
 

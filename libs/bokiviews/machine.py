@@ -1,4 +1,7 @@
-"""The base of replicated state machines: deterministic, driven by the commands in the log."""
+"""The base of replicated state machines: deterministic, driven by the commands in the log.
+
+Each kind of object has a `StateMachine`; `ViewsState` calls it.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ class At(NamedTuple):
 
 
 class StateMachine(abc.ABC, Generic[CommandT, ResultT]):
-    """A state that commands change, alike in every process (CORFU, TOCS 2013, section 4.4).
+    """A state that commands change equally in every process (CORFU, TOCS 2013, section 4.4).
 
-    A subclass without arguments is the state before the first command. `apply` may depend on
+    An instance made without arguments is the state before the first command. `apply` may depend on
     nothing but the state and its arguments: no clock (use `at.time`), no randomness, no setting of
-    the process. It must not raise an error: a command that has no effect returns a result that says
-    so. An error would occur in every process, at each start.
+    the process. `apply` must not raise an error, because the error would occur in every process, at
+    each start. If a command has no effect, its result says so.
 
     Attributes:
         kind: name of the kind, in records (1 to 255 bytes).
@@ -65,7 +68,7 @@ class StateMachine(abc.ABC, Generic[CommandT, ResultT]):
 
     @property
     def size(self) -> int:
-        """Number of items in a snapshot. Checkpoints are written less often if it is larger."""
+        """Number of items in a snapshot. A larger state has fewer checkpoints."""
         return 1
 
     @classmethod
@@ -114,7 +117,7 @@ class Hosting(NamedTuple):
     names: frozenset[str] | None
 
     def machine_of(self, name: str, kind: str) -> type[AnyMachine] | None:
-        """Return the type of an object's machine; None: it is not hosted."""
+        """Return the type of an object's machine; None: the object is not hosted."""
         if self.names is not None and name not in self.names:
             return None
         return next((machine for machine in self.machines if machine.kind == kind), None)

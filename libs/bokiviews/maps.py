@@ -1,4 +1,7 @@
-"""Maps: values by key."""
+"""Maps: values by key.
+
+`Views.map` returns a `Map`, whose state is a `MapMachine`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _DefaultT = TypeVar("_DefaultT")
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
-    """Set the values of keys; with `is_new`, only if the first key has none."""
+    """Set the values of keys; with `is_new`, only if the first key has no value."""
 
     pairs: tuple[tuple[Key, bytes], ...]
     is_new: bool = False
@@ -47,7 +50,9 @@ _decode: Final = msgspec.msgpack.Decoder(tuple[tuple[Key, bytes], ...]).decode
 
 
 class MapMachine(StateMachine[MapCommand, bytes | bool | None]):
-    """The state of a map. The result of `Put` and `Remove` is the old value, or None.
+    """The state of a map. The result of `Put` is the old value of its first key, and that of
+    `Remove` the old value of its key; None: there was none. `Replace` returns whether it set the
+    value.
 
     Attributes:
         entries: encoded values by key, in the order in which the keys were added.
@@ -159,7 +164,7 @@ class MapPart(Part[MapMachine], Generic[ValueT]):
         return self._stored(key) is not None
 
     def items(self) -> list[tuple[Key, ValueT]]:
-        """Return all keys and values. The commit then conflicts with every write of the map."""
+        """Return all keys and values. The commit then conflicts with any write of the map."""
         entries: dict[Key, bytes | None] = {}
         if not self._is_cleared:
             entries.update(self._read_all().entries)
@@ -223,7 +228,7 @@ class Map(ViewObject[MapMachine, MapView[ValueT], MapPart[ValueT]], Generic[Valu
         return (await self.sync()).get(check_key(key))
 
     async def get_many(self, keys: Iterable[Key]) -> dict[Key, ValueT]:
-        """Return the values of those keys that have one, as of one seqnum. Linearizable."""
+        """Return the values of those keys that have a value, as of one seqnum. Linearizable."""
         view = await self.sync()
         return {key: view[key] for key in map(check_key, keys) if key in view}
 
@@ -232,7 +237,7 @@ class Map(ViewObject[MapMachine, MapView[ValueT], MapPart[ValueT]], Generic[Valu
         return self._old(await self._submit(Put(((check_key(key), self._values.encode(value)),))))
 
     async def put_if_absent(self, key: Key, value: ValueT) -> bool:
-        """Set the value of a key, if it has none; return whether it was set."""
+        """Set the value of a key, if the key has no value; return whether it was set."""
         pair = check_key(key), self._values.encode(value)
         return await self._submit(Put((pair,), is_new=True)) is None
 

@@ -1,4 +1,8 @@
-"""What all objects have in common: a view to read, commands to append, a part in transactions."""
+"""The base of all kinds of object: a view to read, commands to append, a part in transactions.
+
+`Map`, `List`, `Set`, `Counter` and `Machine` extend `ViewObject` and `Part`, which call
+`ViewsReplica`.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +72,8 @@ class ViewObject(abc.ABC, Generic[MachineT, ViewT, PartT]):
         return self._replica is replica
 
     def current(self) -> MachineT:
-        """Return the state of the object; that before the first command if it does not exist.
+        """Return the state of the object. If it does not exist, return the state before the first
+        command.
 
         Raises:
             NotHostedError: this process does not host it.
@@ -84,7 +89,7 @@ class ViewObject(abc.ABC, Generic[MachineT, ViewT, PartT]):
         """Return a command for this object.
 
         Raises:
-            InvalidValueError: it cannot be stored.
+            InvalidValueError: the command cannot be stored.
         """
         content = encode_command(self.type, command)
         keys = self.type.keys_of(command)
@@ -117,12 +122,12 @@ class Part(Generic[MachineT]):
         self._places = places_of_object(obj.name)
 
     def _read_key(self, key: Key) -> MachineT:
-        """Return the state, of which the body reads one key."""
+        """Return the state, from which the body reads one key."""
         self._txn.note_reads(self._object.place_of(key), self._places.whole)
         return self._object.current()
 
     def _read_all(self) -> MachineT:
-        """Return the state, of which the body reads any part."""
+        """Return the state, from which the body may read anything."""
         self._txn.note_reads(self._places.any)
         return self._object.current()
 

@@ -1,4 +1,7 @@
-"""Objects of a program's own state machines."""
+"""Objects of a program's own state machines.
+
+`Views.machine` returns a `Machine`, whose state is the program's `StateMachine`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from bokiviews.objects import Joined, MachineT, Part, ViewObject
 
 
 class MachinePart(Part[MachineT], Generic[MachineT]):
-    """A state machine within a transaction. Its own commands take effect at the commit, so read
-    before you write.
+    """A state machine within a transaction. The transaction's commands take effect at the commit,
+    so read the state before you submit a command.
     """
 
     def __init__(self, obj: ViewObject[MachineT, object, object], txn: Joined) -> None:
@@ -19,7 +22,8 @@ class MachinePart(Part[MachineT], Generic[MachineT]):
 
     @property
     def state(self) -> MachineT:
-        """The state. The commit then conflicts with every command of the machine.
+        """The state. After this read, the commit conflicts with every concurrent command of the
+        machine.
 
         Raises:
             ViewsError: the transaction has submitted a command, which the state would not show.
@@ -40,7 +44,7 @@ class MachinePart(Part[MachineT], Generic[MachineT]):
 class Machine(ViewObject[MachineT, MachineT, MachinePart[MachineT]]):
     """A replicated state machine.
 
-    `view` is the machine of this process itself: read it, do not change it.
+    `view` is the state of this process itself, not a copy: read it, do not change it.
     """
 
     @property

@@ -2,7 +2,8 @@
 
 A command writes some keys of an object, or the whole object. A transaction reads keys, or whole
 objects. A read of a key conflicts with writes of this key and of the whole object. A read of the
-whole object conflicts with every write of it.
+whole object conflicts with every write of the object. `Part` and `ViewObject` make places;
+`ViewsState` decides by `RecentWrites`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from indilog.sdk import SeqNum
 Key: TypeAlias = str | int
 """A key of a map, or a member of a set."""
 RECENT_MAX: Final = 16_384
-"""Places whose last write is known. Part of the format: all processes must decide alike."""
+"""Number of places whose last write is known. Part of the format: all processes must decide alike.
+"""
 _INTEGER_MIN: Final = -(2**63)
 _INTEGER_END: Final = 2**64
 
@@ -73,13 +75,14 @@ def _digest(place: tuple[Key | None, ...]) -> Digest:
 class RecentWrites:
     """The last write of each of the last `RECENT_MAX` places that were written.
 
-    They follow from the records alone, and do not depend on the contents of objects. So a process
-    decides transactions also about objects that it does not host.
+    These writes follow from the records alone, not from the contents of objects. So a process can
+    also decide transactions about objects that it does not host.
 
     Args:
         writes: places and the seqnums of their last writes, ascending.
         floor: seqnum of the last write that is no longer known; -1: all are known. Places without a
-            known write count as written there. So a transaction that began too long ago conflicts.
+            known write count as written at `floor`. So a transaction that began too long ago
+            conflicts.
     """
 
     def __init__(self, writes: Iterable[tuple[Digest, SeqNum]] = (), floor: int = -1) -> None:
@@ -102,5 +105,5 @@ class RecentWrites:
         return any(last.get(place, floor) >= horizon for place in places)
 
     def snapshot(self) -> tuple[bytes, tuple[SeqNum, ...]]:
-        """Return the known writes: places, joined, and their seqnums."""
+        """Return the known writes: the places, joined, and the seqnums of the writes."""
         return b"".join(self._last), tuple(self._last.values())

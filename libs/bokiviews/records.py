@@ -1,9 +1,9 @@
 """The records of BokiViews: changes, and checkpoints.
 
-A record holds changes of one group of objects, by concurrent callers of one process. They take
-effect one after the other, each as a whole. All records of a group have one tag, so one sub-stream
-is the history of all its objects. Checkpoints have a tag of their own. `indilog.sdk.record_format`
-defines the frame of a record.
+A record holds changes of one group of objects, by concurrent callers of one process. The changes
+take effect one after the other, each as a whole. All records of a group have one tag, so one
+sub-stream is the history of all its objects. Checkpoints have a tag of their own. `ViewsReplica`
+writes the records and `ViewsState` applies them; `indilog.sdk.record_format` defines their frame.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 VERSION: Final = 1
 FORMAT: Final = RecordFormat(b"\xb0V", VERSION, of="BokiViews", error=ViewsVersionError)
 DIGEST_BYTES: Final = 8
-"""Bytes of the digest of a place. Two places with one digest cause needless conflicts only."""
+"""Bytes of the digest of a place. If two places have one digest, needless conflicts follow, and
+nothing worse.
+"""
 NAME_BYTES_MAX: Final = 255
-"""Bytes of the name of an object, and of a kind."""
+"""Largest size of the name of an object, and of a kind, in bytes."""
 DROP: Final = ""
 """The kind of a command that removes an object."""
 _TAG_PREFIX: Final = "views:"
@@ -39,9 +41,10 @@ class Command(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: the object; its first command creates it.
-        kind: its kind of state machine; `DROP`: remove the object.
+        kind: the kind of its state machine; `DROP`: remove the object.
         content: the command as the machine's type encodes it (MessagePack).
-        keys: digests of the keys that it writes, joined; empty: it writes the whole object.
+        keys: digests of the keys that the command writes, joined; empty: it writes the whole
+            object.
     """
 
     name: _Name
@@ -56,8 +59,8 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         commands: the commands, in order.
         horizon: the change was computed from the records below this seqnum.
-        reads: digests of the places from which it was computed, joined. The change takes effect
-            only if none of them was written in [horizon, its own seqnum).
+        reads: digests of the places from which the change was computed, joined. The change takes
+            effect only if none of these places was written in [horizon, its own seqnum).
     """
 
     commands: tuple[Command, ...]
@@ -70,8 +73,8 @@ class ChangeList(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         changes: changes of several callers, in order.
-        is_by_full_host: whether its author keeps views of all objects, so that it can write a
-            checkpoint.
+        is_by_full_host: whether the author of the record keeps views of all objects, so that it can
+            write a checkpoint.
     """
 
     changes: tuple[Change, ...]
@@ -91,7 +94,8 @@ class StoredViews(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         objects: all objects.
-        recent: the last writes of places, in order: digests, joined, and their seqnums.
+        recent: the last writes of places, in order: the digests of the places, joined, and the
+            seqnums of the writes.
         floor: see `RecentWrites.floor`.
     """
 
@@ -108,7 +112,7 @@ def stream_of(log: str, group: str) -> SubStream:
     """Return the tags of a group of objects.
 
     Raises:
-        InvalidValueError: invalid name.
+        InvalidValueError: the name of the group is invalid.
     """
     if not can_be_in_tag(group, _GROUP_BYTES_MAX):
         raise InvalidValueError(
@@ -124,7 +128,7 @@ def check_name(name: object) -> str:
     """Return the name of an object, if it is valid.
 
     Raises:
-        InvalidValueError: it is not.
+        InvalidValueError: the name is invalid.
     """
     if not isinstance(name, str) or not 0 < len(name.encode()) <= NAME_BYTES_MAX:
         raise InvalidValueError(

@@ -1,8 +1,10 @@
 """The views of a group of objects in one process, and the changes that its callers append together.
 
-While a record is being appended, the changes of further callers wait, and then go into one record
-(CORFU, TOCS 2013, section 4.4: seven commands share an entry), or into a few if they are large. So
+While a record is being appended, the changes of further callers wait. Then they go into one record,
+or into a few if they are large (CORFU, TOCS 2013, section 4.4: seven commands share an entry). So
 under load a record holds the changes of many callers. A caller that is alone waits for no other.
+`Views`, objects and transactions share a `ViewsReplica`, which runs a `ViewsState` by
+`indilog.replayed`.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ CHECKPOINT_EVERY: Final = 256
 CHANGES_MAX: Final = 1024
 """Largest number of changes that are appended at once."""
 BYTES_MAX: Final = 256 * 1024
-"""Bytes of changes in one record, unless it has only one change."""
+"""Largest number of bytes of changes in one record. A single change may be larger."""
 RECORDS_MAX: Final = 8
 """Largest number of records that are appended at once."""
 _OVERHEAD_BYTES: Final = 32
-"""Bytes of a command beside its content and keys, about."""
+"""Approximate number of bytes of a command besides its content and keys."""
 _GROUPS_MAX: Final = 256
 """Largest number of groups in memory for one platform; the least recently used is evicted first."""
 _WAIT_S: Final = 30.0
@@ -82,12 +84,14 @@ class ViewsReplica:
         self._waiting: deque[_Submission] = deque()
         """Changes that are in no record yet."""
         self._appending: Event | None = None
-        """Set when the record that is being appended is decided; None: there is none."""
+        """Event that is set when the records being appended are decided; None: none is being
+        appended.
+        """
         self._changes_max = CHANGES_MAX
         self._is_saving = False
         self._turn: Event | None = None
         self._fresh_at = float("-inf")
-        """When the last fresh read that succeeded had begun, in the time of `seconds_now`."""
+        """When the last successful fresh read began, in the time of `seconds_now`."""
         self._replica = Replica[ViewsState, tuple[ChangeOutcome, ...]](
             stream_of(log, group),
             lambda: ViewsState(hosting),
@@ -125,8 +129,8 @@ class ViewsReplica:
         return self.state.machine(name)
 
     async def sync(self, log: Log, within_s: float = 0.0) -> None:
-        """Apply new records, so that the views lack none whose append returned more than `within_s`
-        seconds before the call. With 0, reads of the views are then linearizable.
+        """Apply new records, so that the views include every record whose append returned more than
+        `within_s` seconds before the call. With 0, reads of the views are then linearizable.
 
         Raises:
             DataLossError: a record of the group is lost.
@@ -147,7 +151,8 @@ class ViewsReplica:
     # --- changes
 
     async def submit(self, log: Log, change: Change) -> ChangeOutcome:
-        """Append a change, possibly in one record with those of other callers; return its outcome.
+        """Append a change, possibly in one record with changes of other callers; return its
+        outcome.
 
         If the caller is cancelled, a change that is in a record already may still take effect.
 
@@ -173,7 +178,7 @@ class ViewsReplica:
         return own.outcome
 
     async def _append_waiting(self, log: Log) -> None:
-        """Append records with the changes of callers that wait, at once, and decide them."""
+        """Append the changes of callers that wait, in one batch of records, and decide them."""
         if self._appending is not None or not self._waiting:
             return
         self._appending = appending = Event()
@@ -248,7 +253,7 @@ class ViewsReplica:
         change has taken effect, and a later checkpoint replaces this one.
         """
         if self._replica.is_save_due and not self._is_saving and self.state.is_full:
-            self._is_saving = True  # callers that resume together must see it
+            self._is_saving = True  # before any await, so that only one of the callers saves
             with suppress(IndilogError):
                 await run_to_end(self._save(log))
 
@@ -280,8 +285,8 @@ def _fail(batch: list[_Submission], error: BaseException) -> None:
 
 
 def seconds_now() -> float:
-    """Return seconds of a clock that cannot be set and counts while the machine sleeps. It decides
-    only whether to read.
+    """Return seconds of a clock that cannot be set and counts while the machine sleeps. The clock
+    decides only whether to read.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 

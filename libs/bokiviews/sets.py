@@ -1,4 +1,7 @@
-"""Sets of keys."""
+"""Sets of keys.
+
+`Views.set` returns a `Set`, whose state is a `SetMachine`.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,7 @@ class SetPart(Part[SetMachine]):
         return not self._is_cleared and member in self._read_key(member).members
 
     def members(self) -> list[Key]:
-        """Return all members. The commit then conflicts with every write of the set."""
+        """Return all members. The commit then conflicts with concurrent writes of the set."""
         now = {} if self._is_cleared else dict.fromkeys(self._read_all().members, True)
         now.update(self._own)
         return [member for member, is_in in now.items() if is_in]

@@ -3,8 +3,8 @@ every transaction alike.
 
 A change takes effect iff no place that it read was written in [its horizon, its seqnum). This is
 Tango's optimistic commit (SOSP 2013, section 3.2) with one sub-stream for the whole group. So the
-records before a change decide it, without a decision record and without reads of other
-sub-streams.
+records before a change decide it, without a decision record and without reads of other sub-streams.
+`ViewsReplica` applies records to a `ViewsState`, which calls state machines and `RecentWrites`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from indilog.sdk import SeqNum
 
 
 class Committed(NamedTuple):
-    """The change took effect; the result of each of its commands."""
+    """The change took effect. `results` has the result of each of its commands, in order."""
 
     results: tuple[object, ...]
 
 
 class Conflicted(NamedTuple):
-    """A place that the change read was written meanwhile; it had no effect."""
+    """A place that the change read was written meanwhile, so the change had no effect."""
 
 
 class WrongKind(NamedTuple):
-    """An object has another kind; the change had no effect."""
+    """The object `name` has the kind `kind`, not `wanted`, so the change had no effect."""
 
     name: str
     kind: str
@@ -70,7 +70,7 @@ class _Object:
 
     @property
     def size(self) -> int:
-        """Number of its items in a checkpoint."""
+        """Number of the object's items in a checkpoint."""
         return 1 if self.machine is None else 1 + self.machine.size
 
 
@@ -220,7 +220,9 @@ class ViewsState(State[tuple[ChangeOutcome, ...]]):
     # --- checkpoints
 
     def may_elect(self) -> bool:
-        """Whether the author of the last record hosts all objects, so that it can store them."""
+        """Whether the author of the last record hosts all objects, so that it can write a
+        checkpoint.
+        """
         return self._may_elect
 
     @property

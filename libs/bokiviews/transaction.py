@@ -1,9 +1,10 @@
 """Transactions across the objects of a group, decided by the order of the log.
 
 The body reads views and collects commands. The commit appends one change with the commands, the
-places that the body read, and the horizon of these reads. The change takes effect iff no such place
-was written since (`bokiviews.state`). All processes decide this alike from the records, so a crash
-after the append changes nothing.
+places that the body read, and the horizon of these reads. The change takes effect iff none of these
+places was written since the horizon (`bokiviews.state`). All processes decide this alike from the
+records, so a crash after the append changes nothing. `Views` makes a `Transaction`, which calls
+`ViewsReplica`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _PartT = TypeVar("_PartT", bound=Part[Any])
 class Transaction:
     """A transaction: `async with views.transaction() as txn`.
 
-    The body sees one state of all objects, and its own writes (but see `MachinePart`). Leaving the
-    block commits; an error in the block discards the writes. A body without writes needs no commit.
-    Transactions are strictly serializable.
+    The body sees one state of all objects, with its own writes. Only a `MachinePart` does not show
+    the body's own writes. Leaving the block commits; an error in the block discards the writes. A
+    body without writes needs no commit. Transactions are strictly serializable.
 
     Args:
         replica: the views of the group.
@@ -88,7 +89,7 @@ class Transaction:
     def note_reads(self, *places: Digest) -> None:
         """Note places that the body is about to read, and move the horizon to the present state.
 
-        So all reads of the body, also the earlier ones, are those of one state: the present one.
+        So all reads of the body, also the earlier ones, are of the present state.
 
         Raises:
             ConflictError: something that the body has read was written meanwhile.

@@ -1,4 +1,7 @@
-"""Values of maps and lists: stored as MessagePack, read as a Python type."""
+"""Values of maps and lists, which are stored as MessagePack and read as a Python type.
+
+`Map` and `List` encode and decode values by a `ValueType`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ _encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 class ValueType(Generic[ValueT]):
     """The type of an object's values.
 
-    A value is decoded by each read. So a caller may change what it got, and no view changes.
+    Each read decodes the value again. So a caller may change a value that it has read, without
+    changing a view.
 
     Args:
         type_: a type that `msgspec` knows: builtins, dataclasses, TypedDicts, Structs; `Any`.

@@ -1,4 +1,7 @@
-"""Groups of objects with views in memory (Tango, SOSP 2013, section 3; CORFU, TOCS 2013, 4.4)."""
+"""Groups of objects with views in memory (Tango, SOSP 2013, section 3; CORFU, TOCS 2013, 4.4).
+
+Applications open objects by `Views`. Objects and transactions of a group share a `ViewsReplica`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ _ObjectT = TypeVar("_ObjectT", bound=ViewObject[Any, Any, Any])
 class Views:
     """A group of objects on a log. Each process keeps them in memory, by replaying their commands.
 
-    `Views` instances are cheap: those of one platform share their views in a process, if they have
-    the same arguments. The commands of concurrent callers share records. Checkpoints, and trims of
+    `Views` instances are cheap: in one process, instances of one platform with the same arguments
+    share their views. The commands of concurrent callers share records. Checkpoints, and trims of
     the records that they replace, are automatic.
 
     Args:
@@ -72,7 +75,7 @@ class Views:
     @overload
     async def map(self, name: str, values: type[ValueT]) -> Map[ValueT]: ...
     async def map(self, name: str, values: Any = Any) -> Map[Any]:
-        """Open a map. It exists from its first command on.
+        """Open a map. The map exists from its first command on.
 
         Args:
             name: its name (1 to 255 bytes).
@@ -116,7 +119,7 @@ class Views:
         return self._replica.state.names()
 
     async def drop(self, name: str) -> bool:
-        """Remove an object; return whether it existed. Its name may then get another kind."""
+        """Remove an object; return whether it existed. The name is then free for any kind."""
         change = Change((Command(check_name(name), DROP, b""),))
         (existed,) = results_of(await self._replica.submit(self.log, change))
         return bool(existed)
@@ -124,12 +127,12 @@ class Views:
     # --- reading
 
     async def sync(self, within_s: float = 0.0) -> None:
-        """Read new records, so that the views lack no command that was acknowledged, in any
-        process, more than `within_s` seconds before the call.
+        """Read new records, so that the views include every command that was acknowledged in any
+        process more than `within_s` seconds before the call.
 
-        With 0 (the default), reads of the views that follow are linearizable. That costs a round
-        trip to the primary sequencer, which concurrent callers of a process share. With a larger
-        bound, most calls read nothing.
+        With 0 (the default), later reads of the views are linearizable. That costs a round trip to
+        the primary sequencer; concurrent callers of a process share it. With a larger bound, most
+        calls read nothing.
 
         Raises:
             DataLossError: a record of the group is lost. It is never skipped.
@@ -166,8 +169,8 @@ class Views:
     ) -> _ResultT:
         """Run `body` in a transaction and return its result; run it again after a conflict.
 
-        Transactions of one process that have conflicted run one after the other. So they lose only
-        to other processes. One of the conflicting transactions always commits.
+        Transactions of one process that have conflicted run one after the other, so they do not
+        conflict with each other again. One of the conflicting transactions always commits.
 
         Args:
             body: reads and writes objects by `txn[obj]`; it may run several times.
