@@ -3,6 +3,8 @@
 Neighbouring values in a column of seqnums, positions or times are close to each other. So a packed
 column stores the differences between neighbours, in the narrowest type that fits, and compresses
 them. A million evenly growing values take a few kilobytes; times take one or two bytes each.
+Checkpoints of index nodes (`indilog_index`) and of storage nodes (`indilog_storage`) use packed
+columns.
 """
 
 from __future__ import annotations
@@ -66,12 +68,12 @@ def unpacked(buffer: bytes) -> Integers:
 
 
 class Packs:
-    """Packs columns of equal length that change mostly at their end, so that unchanged rows are
+    """Packs columns of equal length. The columns change mostly at their end, so an unchanged row is
     packed only once.
 
-    Copying rows for a checkpoint blocks the event loop. So only rows are copied that are not in a
-    pack yet, or that have changed since. A pack has `PACK_ROWS` rows: one packed column for each
-    column.
+    Copying rows for a checkpoint blocks the event loop. So `copied` copies only rows that are in no
+    pack yet or have changed since they were packed. A pack covers `PACK_ROWS` rows. It contains one
+    packed column (`packed`) for each column.
     """
 
     __slots__ = ("_changed_from", "_copies", "_made", "_packs")
@@ -91,8 +93,8 @@ class Packs:
         self._changed_from = min(self._changed_from, row)
 
     def copied(self, columns: Sequence[array[int]]) -> Callable[[], tuple[Pack, ...]]:
-        """Copy the rows that no pack has. Return a function that packs them, which may run in any
-        thread.
+        """Copy the rows that are in no pack yet. Return a function that packs the copied rows and
+        returns all packs. The function may run in any thread.
         """
         number, made = self._made
         packs = made if number == self._copies else self._packs

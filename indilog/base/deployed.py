@@ -1,4 +1,8 @@
-"""Descriptions of deployed applications, functions, schedules and services, for callers."""
+"""Descriptions of deployed applications, functions, schedules and services, for callers.
+
+All are immutable values that can be sent as messages. Workers (`indilog_compute.workers`) create
+them; the gateway sends them to clients and the command line.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 CatchUp: TypeAlias = Literal["none", "last", "all"]
-"""Which due times of a schedule run that were missed while the platform was down."""
+"""Which calls a schedule makes for due times that passed while the platform was down: none, only
+the last, or all.
+"""
 
 
 class FunctionSpec(msgspec.Struct, frozen=True):
@@ -84,9 +90,10 @@ class LoadedVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MissingVersion(msgspec.Struct, frozen=True, array_like=True):
-    """A version of an application that is kept, but that a worker has not loaded.
+    """A kept version of an application that a worker has not loaded.
 
-    `newest`, `version`: as in `LoadedVersion`. `code`: digest of its sources. `problem`: why.
+    `newest`, `version`: as in `LoadedVersion`. `code`: digest of the version's sources. `problem`:
+    why the worker has not loaded it.
     """
 
     newest: int
@@ -102,8 +109,8 @@ def code_digest(sources: Mapping[str, str]) -> str:
 
 
 class AppInfo(msgspec.Struct, frozen=True):
-    """One deployed application; `version` counts its deployments from 1. `operations` are those
-    for people (`App.add_operation`).
+    """One deployed application. `version` counts its deployments from 1. `operations` are its
+    operations for people (`App.add_operation`).
     """
 
     name: str

@@ -2,7 +2,8 @@
 
 Each class says whether the operation took effect, and whether a retry can succeed (`retryable`).
 Messages are one sentence: what is wrong, and what to do. Ids and limits are attributes, so callers
-need not parse messages.
+need not parse messages. Every package raises these errors; the gateway and the links send them to
+callers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ class IndilogError(Exception):
     """Base of all errors of the platform."""
 
     retryable: ClassVar[bool] = False
-    """Whether the same call may be repeated. If so, it changed nothing, and may succeed later."""
+    """Whether the same call may be repeated. If so, a repetition is harmless and may succeed."""
 
 
 class NotReadyError(IndilogError):
     """The platform cannot serve the request now: it is starting or recovering, or a node is
-    unreachable. Nothing was done, except that a call with an idempotency key may have been
-    recorded; a repetition with the same key continues that invocation.
+    unreachable.
+
+    Nothing was done, with one exception: a call with an idempotency key may have been recorded. A
+    repetition with the same key continues that invocation.
     """
 
     retryable: ClassVar[bool] = True
@@ -54,10 +57,10 @@ class QuorumUnavailableError(IndilogError):
 
 
 class OutcomeUnknownError(IndilogError):
-    """The operation may have taken effect, so the error is not `retryable`: a repetition may do it
-    twice.
+    """The operation may have taken effect. So the error is not `retryable`: a repetition could
+    take effect a second time.
 
-    Check first whether it took effect, or repeat it if doing it twice is harmless.
+    Check first whether the operation took effect, or repeat it if a second effect is harmless.
     """
 
 
@@ -140,7 +143,7 @@ class DeployError(IndilogError):
 
 
 class AppNameTakenError(DeployError):
-    """Another owner has deployed an application with this name, which continues to run."""
+    """Another owner has deployed an application with this name. That application keeps running."""
 
 
 class UnknownFunctionError(IndilogError):
@@ -148,17 +151,17 @@ class UnknownFunctionError(IndilogError):
 
 
 class NotFoundError(IndilogError):
-    """What an operation names, such as a run, does not exist; nothing was done."""
+    """The object that an operation names (such as a run) does not exist; nothing was done."""
 
 
 class WrongStateError(IndilogError):
-    """The state of what an operation names does not allow it, such as cancelling a run that has
-    ended; nothing was done.
+    """The object that an operation names is in a state that does not allow the operation; nothing
+    was done. Example: a run that has ended cannot be cancelled.
     """
 
 
 class InvocationCancelledError(IndilogError):
-    """A recorded invocation was cancelled. If it had begun, it may have had effects."""
+    """A recorded invocation was cancelled. An invocation that had begun may have had effects."""
 
 
 class InvalidArgumentsError(IndilogError):

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's text format.
+"""Renders metrics (`indilog.base.metrics`) in Prometheus's text format, for the gateway.
 
 Collectors read the numbers when `/metrics` is scraped. There is no global registry, so several
 platforms may run in one process. Only a process with a gateway imports this module, because

@@ -3,7 +3,8 @@
 Identifiers are plain integers and strings at run time, so they need no extra space in columns and
 messages. A user's tag (text or integer) is hashed to 64 bits together with the name of its log. So
 no log shows another log's records (PITFALLS 6). A record also carries the tag's text, which readers
-check. So after a hash collision a read continues its search and never returns a wrong record.
+check. So after a hash collision a read continues its search and never returns a wrong record. All
+packages use this module; of IndiLog it uses only `indilog.base.errors`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def _hash_of_names(names: bytes) -> TagHash:
 
 
 def is_common_tag(tag: object) -> bool:
-    """Return whether a tag is valid by the cheapest test: it is ASCII text."""
+    """Return whether a tag is ASCII text that is valid as a tag. This is the cheapest test; other
+    valid tags do not pass it.
+    """
     return (
         type(tag) is str and tag.isascii() and 0 < len(tag) <= TAG_BYTES_MAX and "\x1f" not in tag
     )
@@ -113,7 +116,7 @@ def _checked_text(tag: str) -> str:
     """Return a text tag.
 
     Raises:
-        InvalidTagError: it is empty, too long, has U+001F, or no UTF-8 form.
+        InvalidTagError: the tag is empty or too long, contains U+001F, or has no UTF-8 form.
     """
     if not tag:
         raise InvalidTagError("A tag must not be empty; omit it, or give a text.")
@@ -129,7 +132,7 @@ def _checked_text(tag: str) -> str:
 
 
 def can_be_in_tag(text: object, bytes_max: int) -> bool:
-    """Return whether a tag can contain `text`: it is text, not empty, at most `bytes_max` bytes."""
+    """Return whether a tag can contain `text`: text of 1 to `bytes_max` bytes without U+001F."""
     return isinstance(text, str) and "\x1f" not in text and 0 < _utf8_bytes(text) <= bytes_max
 
 
@@ -189,8 +192,9 @@ class _ColumnsCache:
     """A cache of tag columns, bounded in bytes.
 
     Every append looks up this cache, so a hit must cost no more than a lookup in a dictionary. The
-    cache consists of two dictionaries. New entries, and old entries that are used again, go to the
-    young one. When the young one has half of the bytes, it replaces the old one.
+    cache consists of two dictionaries, `young` and `_old`. A new entry goes to `young`. An entry of
+    `_old` that is used again also goes to `young`. When `young` has half of `bytes_max`, it
+    replaces `_old`.
     """
 
     __slots__ = ("_bytes", "_bytes_max", "_old", "young")
@@ -211,7 +215,8 @@ class _ColumnsCache:
         types = tuple(map(type, tags))
         if not _TAG_TYPES.issuperset(types):
             return _columns_of(log, tags)
-        # Only text needs no type in the key: True and 7.0 equal the integers 1 and 7.
+        # A key with integers also has their types. `tag_columns` looks up a key without types, and
+        # would otherwise find the integer 1 for True, and the integer 7 for 7.0.
         key = (log, tags, types) if int in types else (log, tags)
         columns = self.young.get(key)
         if columns is None:
@@ -250,7 +255,8 @@ def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
 
 
 def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
-    # Each append with a new tag calls this, mostly with one. Its hash is that of the names.
+    # Each append with a new tag calls this function, mostly with a single tag. The hash of a single
+    # tag is the hash of the names.
     if len(tags) == 1:
         names = f"{log}\x1f{_spelled(tags[0])}".encode()
         packed = _TWO_HASHES.pack(log_tag(log), _hash_of_names(names))
@@ -258,7 +264,7 @@ def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
     spelled = dict.fromkeys(map(_spelled, tags))
     names = "\x1f".join((log, *spelled)).encode()
     hashes = [_folded(log, name) for name in spelled]
-    # As `TagColumns(...)`, which is a function in Python.
+    # `tuple.__new__` does the same as `TagColumns(...)`, without a call of a Python function.
     return tuple.__new__(TagColumns, (pack_tags(log_tag(log), *hashes), names))
 
 

@@ -1,7 +1,8 @@
 """Imports public names of a package when they are first used (PEP 562).
 
 Each process of a platform imports `indilog` first. Importing the modules that only clients and
-applications need (pydantic, websockets) would take a quarter of a node's start time.
+applications need (pydantic, websockets) would take a quarter of a node's start time. So the
+packages `indilog` and `indilog.sdk` use this module.
 """
 
 from __future__ import annotations

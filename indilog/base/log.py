@@ -2,7 +2,8 @@
 
 `Log` is the specification. Its implementations (in the platform's process, over a socket, and in
 memory in `indilog.testing`) pass the same contract suite (`tests/contract`). Each guarantee is
-stated once, in a docstring of this module.
+stated once, in a docstring of this module. The `check_...` functions reject invalid arguments; all
+implementations call them, so their errors are the same.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class Record:
             display only: no decision may depend on it, because a writer's clock may be wrong by any
             amount. Leases, delays, expiry and retention use `ordered_at`.
         ordered_at: when the log ordered it, seconds since 1970 by the clock of the primary
-            sequencer, in microsecond resolution. Never smaller than that of an earlier record in
-            the log, and the same for every reader. `Log.find_time` searches by it.
+            sequencer, in microsecond resolution. An earlier record in the log never has a greater
+            `ordered_at`. Every reader gets the same value. `Log.find_time` searches by it.
     """
 
     __slots__ = ("_names", "aux", "data", "ordered_at", "seqnum", "time")
@@ -139,11 +140,12 @@ class Record:
 
 
 class Session:
-    """A session: the metalog position up to which one chain of calls has read. It only grows.
+    """A session: the metalog position up to which one chain of calls has read. The position only
+    grows.
 
-    Reads are answered at this position or a later one, and every answer raises the position. A
-    nested call begins at its caller's position, and its result raises the caller's position
-    (PITFALLS 5).
+    A read is answered at the session's position or a later one. Every answer raises the session to
+    the position of the answer. A nested call begins at its caller's position, and its result raises
+    the caller's position (PITFALLS 5).
     """
 
     __slots__ = ("position",)
@@ -160,22 +162,20 @@ class LogSource(Protocol):
     """A source of logs by name, each in the session of its caller: a node, a link, `MemoryLogs`."""
 
     def log(self, name: str, session: Session) -> Log:
-        """Return the log `name`, read and written within `session`. The log need not exist
-        before.
-        """
+        """Return the log `name` for reads and appends within `session`. The log need not exist."""
 
 
 class Logs(Protocol):
     """A source of logs by name in one session: a function's `Context`, a client, `MemoryLogs`."""
 
     def log(self, name: str, /) -> Log:
-        """Return the log `name`, which need not exist before."""
+        """Return the log `name`. The log need not exist."""
 
 
 class Log(abc.ABC):
     """A named log: records in one total order, found by tag.
 
-    **Session.** All calls through one `Log`, and through the client or context that created it,
+    **Session.** All calls through one client or context, and through the `Log`s that it created,
     form a session. A session reads its own writes and never goes back in time. A read sees at least
     every record that an earlier call of the session returned.
 
@@ -186,19 +186,20 @@ class Log(abc.ABC):
     **Bounds** are inclusive. `tag=None` means every record of this log. An answer of `None` proves
     that, at the metalog position of the read, there is no such record.
 
-    **Trim.** A log has a floor (trim point), and so has each of its tags; floors only grow
+    **Trim.** A log has a floor (trim point), and each of its tags has one. Floors only grow
     (`trim`). A read below the floor of the log, or of the requested tag, raises
-    `TrimmedError(floor)`. For `read_next`, `read_range` and `subscribe` that means a bound below
-    the floor; for `read`, a seqnum below the floor. `read_prev` raises it if it finds no record at
-    or above a floor greater than 0. A trimmed record is never reported as absent. A record is
-    *dead* if it is below the floor of its log, or has tags and is below the floors of all of them.
-    The bytes of a dead record may be freed, reads of the whole log skip it, and `read` of its
-    seqnum raises `TrimmedError`.
+    `TrimmedError(floor)`. `read_next`, `read_range` and `subscribe` raise it for a bound below the
+    floor, and `read` for a seqnum below the floor. `read_prev` raises it if the floor is greater
+    than 0 and no record at or above the floor fits. A trimmed record is never reported as absent. A
+    record is *dead* if it is below the floor of its log. A record with tags is also dead if it is
+    below the floors of all its tags. The bytes of a dead record may be freed, reads of the whole
+    log skip it, and `read` of its seqnum raises `TrimmedError`.
 
     **Loss.** If the answer of a read is, or may be, a record that no replica has any more, the read
-    raises `DataLossError`. Continue at the error's `next_seqnum`. A record whose tags are lost,
-    too, may have belonged to any log and tag. So every read that would skip this record raises,
-    unless the floor is above it. A lost record is never reported as absent.
+    raises `DataLossError`. Continue at the error's `next_seqnum`. If a record's tags are lost too,
+    the record may have belonged to any log and tag. So every read that would skip this record
+    raises `DataLossError`, unless the floor is above the record. A lost record is never reported as
+    absent.
 
     Every call may raise `NotReadyError` or `QuorumUnavailableError` (both retryable) when the
     platform cannot serve.
@@ -245,8 +246,8 @@ class Log(abc.ABC):
         With `after`, the records are appended only if no record with the condition's tag has a
         seqnum greater than the condition's. At least one of the appended records must have that
         tag. So of several appends with the same condition at most one succeeds, regardless of their
-        sessions and compute nodes. This holds only among appends with a condition: a record
-        appended without one may be ordered between the check and the append.
+        sessions and compute nodes. This guarantee covers only appends with a condition. An append
+        without a condition may be ordered between the check and the conditional append.
 
         Raises:
             ConditionFailedError: the condition does not hold; nothing was appended.
@@ -254,14 +255,14 @@ class Log(abc.ABC):
                 nothing was appended.
             DataLossError: the last record with the tag is lost; nothing was appended.
             AppendOutcomeUnknownError: a repetition with the same condition never appends twice. If
-                it raises `ConditionFailedError`, the first attempt may have succeeded.
+                the repetition raises `ConditionFailedError`, the first attempt may have succeeded.
             ValueError: no record has the tag of the condition; nothing was appended.
         """
 
     @abc.abstractmethod
     async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
-        """Return the record at `seqnum`; None if there is none yet, or if it belongs to another
-        log.
+        """Return the record at `seqnum`. None: there is no record yet, or the record belongs to
+        another log.
         """
 
     @abc.abstractmethod
@@ -311,10 +312,10 @@ class Log(abc.ABC):
     async def now(self) -> float:
         """Return the time of the log: seconds since 1970 by the clock of the primary sequencer.
 
-        Every record whose append has returned before this call was ordered at this time or earlier
-        (`Record.ordered_at`). Every record appended after this returned is ordered at this time or
-        later. So the call is linearizable over all sessions, unlike any wall clock. It costs a
-        round trip to the primary sequencer.
+        A record whose append returned before this call was ordered at the returned time or earlier
+        (`Record.ordered_at`). A record that is appended after this call has returned is ordered at
+        the returned time or later. So the call is linearizable over all sessions, unlike any wall
+        clock. It costs a round trip to the primary sequencer.
         """
 
     @abc.abstractmethod
@@ -322,19 +323,19 @@ class Log(abc.ABC):
         """Return the first seqnum that was ordered at `time` (seconds since 1970) or later; if
         there is none, the tail.
 
-        `time` is compared with `Record.ordered_at`, not `Record.time`. This is the clock of the
-        primary sequencer, which never goes back along the log. So every record whose append
-        returned before `time` on that clock has a smaller seqnum. Every record appended after
-        `time` has this seqnum or a greater one.
+        `time` is compared with `Record.ordered_at`, not with `Record.time`. `ordered_at` comes from
+        the clock of the primary sequencer and never decreases along the log. So every record whose
+        append returned before `time` on that clock has a smaller seqnum than the returned one.
+        Every record appended after `time` has the returned seqnum or a greater one.
         """
 
     @abc.abstractmethod
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
         """Trim the records below `until`: of the whole log, or of the sub-stream of `tag`.
 
-        When this returns, these records are trimmed for every read of this session, also after a
-        restart, and soon after for other sessions. A floor that is already higher does not change.
-        Memory and disk are freed later, in the background.
+        When this returns, these records are trimmed for every read of this session, even after a
+        restart. For other sessions they are trimmed soon afterwards. A floor that is already higher
+        does not change. Memory and disk are freed later, in the background.
 
         Raises:
             ValueError: `until` is beyond the tail; nothing was trimmed.
@@ -346,8 +347,8 @@ class Log(abc.ABC):
     async def set_retention(
         self, *, age_s: float | None = None, size_bytes: int | None = None
     ) -> None:
-        """Set which records of this log the platform trims. These are records ordered more than
-        `age_s` seconds ago, and records older than the newest `size_bytes` bytes (data and names).
+        """Set which records of this log the platform trims: records ordered more than `age_s`
+        seconds ago, and records older than the newest `size_bytes` bytes (data and names).
 
         The call replaces the whole policy. None means no bound, so without arguments all records
         are kept. When this returns, the policy is as durable as an append, and every later
@@ -377,8 +378,9 @@ class Log(abc.ABC):
         records as they are appended. The iteration does not end.
 
         It reads at most one page ahead, and a page is bounded in records and bytes. So a slow
-        consumer needs bounded memory; an idle one needs no messages. Over a connection, it
-        continues at the next seqnum if the platform is reachable again within a minute.
+        consumer needs bounded memory. While there are no new records, no messages are sent. Over a
+        connection, the iteration continues at the next seqnum if the platform is reachable again
+        within a minute.
         """
         async with aclosing(pages(self, tag, bound, resume_s=self._resume_s)) as found:
             async for page in found:
@@ -387,8 +389,7 @@ class Log(abc.ABC):
 
 
 def check_log_name(name: str) -> str:
-    """Return `name` if users may read and write that log. All implementations use this check, so
-    that their messages are equal.
+    """Return `name` if users may read and write that log.
 
     Raises:
         InvalidTagError: the name is not text, is empty, is too long, or is reserved for the
@@ -406,7 +407,7 @@ def check_log_name(name: str) -> str:
 
 
 def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_max: int) -> None:
-    """Raise for an invalid record. All implementations use this check.
+    """Raise for an invalid record.
 
     Raises:
         TooLargeError: too many bytes or tags.
@@ -435,7 +436,8 @@ def check_batch(entries: Sequence[Entry], *, records_max: int) -> None:
 
 
 def check_after(log: str, after: After, entries: Sequence[Entry]) -> After:
-    """Return the condition of an append to `log`, if the checked `entries` fit it.
+    """Return the condition of an append to `log`, with its seqnum limited as by `check_bound`. The
+    tags of `entries` must be valid.
 
     Raises:
         ValueError: no record has the condition's tag, or its seqnum is invalid.
@@ -472,7 +474,7 @@ def check_bound(bound: SeqNum) -> SeqNum:
 
 
 def check_until(until: SeqNum, tail: SeqNum) -> None:
-    """Raise for a trim beyond the tail. All implementations use this check.
+    """Raise for a trim beyond the tail.
 
     Raises:
         ValueError: `until` is beyond the tail.
@@ -495,7 +497,8 @@ def check_limit(limit: int) -> int:
 
 
 def check_wait(wait: float | None) -> float:
-    """Return how many seconds a read waits. 0: it does not wait; more than a year: without limit.
+    """Return how many seconds a read waits; infinite for more than 366 days. None and 0: the read
+    does not wait.
 
     Raises:
         ValueError: the wait is negative or not a number.

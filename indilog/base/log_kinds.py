@@ -1,4 +1,7 @@
-"""Kinds of log: how a log is ordered and stored (docs/KINDS.md)."""
+"""Kinds of log: how a log is ordered and stored (docs/KINDS.md).
+
+A log has one kind at a time. Compute nodes route calls by it (`indilog_compute.log_kinds`).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,17 @@ import msgspec
 LogKind: TypeAlias = Literal["shared", "object-store", "order-first", "owned"]
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
 SHARED: Final[LogKind] = "shared"
-"""One order with all other shared logs, by the sequencers; the kind of a log that no call
-created.
+"""The sequencers order all shared logs in one order. A log that was never created explicitly has
+this kind.
 """
 OBJECT_STORE: Final[LogKind] = "object-store"
 """An order of its own, in the objects of a store."""
 ORDER_FIRST: Final[LogKind] = "order-first"
 """An order of its own, in write-once cells of storage nodes."""
 OWNED: Final[LogKind] = "owned"
-"""As `ORDER_FIRST`, with one compute node at a time that appends: it needs a quorum of replicas."""
+"""An order of its own, in write-once cells of storage nodes. One compute node at a time appends,
+with a quorum of replicas.
+"""
 
 
 class LogInfo(msgspec.Struct, frozen=True):
@@ -25,8 +30,8 @@ class LogInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         log: its name.
-        kind: the kind that it has now.
-        created_at: when, seconds since 1970 by the time of the log.
+        kind: its present kind.
+        created_at: when it was created, seconds since 1970 by the time of the log.
     """
 
     log: str

@@ -1,7 +1,9 @@
 """Limits repeated log lines: the first lines of a kind are written, further lines are counted.
 
 A kind is an event of one logger at one level; the fields do not matter. A client may cause a line
-with each request, or a fault in each iteration. Neither fills the disk nor hides other lines.
+with each request, and a fault may cause a line with each iteration. The limit keeps these lines
+from filling the disk and from hiding other lines. `indilog.base.telemetry` installs the limit
+in each process.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _is_limited_elsewhere: ContextVar[bool] = ContextVar("is_limited_elsewhere", def
 
 @contextmanager
 def limited_elsewhere() -> Iterator[None]:
-    """Exempt the lines that are logged in the block, because they have their own limit."""
+    """Exempt the lines that are logged in the block; the caller limits them itself."""
     token = _is_limited_elsewhere.set(True)
     try:
         yield

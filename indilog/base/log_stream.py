@@ -1,7 +1,8 @@
-"""The stream that takes the log lines of a process. It never blocks the process.
+"""The stream for the log lines of a process (`indilog.base.telemetry`). It never blocks the
+process.
 
-A reader of a pipe or terminal may stop reading. The system buffers 64 KiB for it, and a further
-write would wait until it reads again. So a thread writes to such streams.
+A reader of a pipe or terminal may stop reading. The system then buffers 64 KiB, and a further write
+would block until the reader continues. So a thread writes to such streams.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _END_S_MAX: Final = 1.0
 class LogStream:
     """Writes lines to a stream whose reader may disappear or stop reading.
 
-    Output that cannot be written is dropped: a node may outlive its supervisor, and so the terminal
-    or pipe that receives its lines. Lines for a pipe, socket or terminal are written by a thread.
-    If too many wait, further ones are dropped until all that wait are written; then a line says how
-    many were dropped.
+    A node may outlive its supervisor, and also the terminal or pipe that receives its lines. So
+    lines that cannot be written are dropped. A thread writes the lines for a pipe, socket or
+    terminal. If more than `WAITING_BYTES_MAX` bytes would wait, further lines are dropped until all
+    waiting lines are written. Then a line says how many were dropped.
 
     Args:
         stream: takes the lines.
-        waits: write each line at once, because the reader never stops.
+        waits: write each line directly, without a thread. The reader must never stop reading.
     """
 
     def __init__(self, stream: TextIO, *, waits: bool = False) -> None:
@@ -43,7 +44,7 @@ class LogStream:
         self._dropped = 0
         self._changed = threading.Condition()
         self._pid = 0
-        """The process with the thread; a forked process needs another thread."""
+        """Id of the process in which the thread runs. A forked process starts its own thread."""
         self._starting = threading.Lock()
         if self._fd is not None:
             atexit.register(self.drain)
@@ -69,7 +70,7 @@ class LogStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush a stream to which this process writes itself; the thread does not buffer."""
+        """Flush the stream if it is written without the thread. The thread does not buffer."""
         if self._fd is None:
             with suppress(OSError):
                 self._stream.flush()

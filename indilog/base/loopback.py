@@ -1,4 +1,7 @@
-"""Recognizes host names of the loopback interface."""
+"""Recognizes host names of the loopback interface.
+
+For other hosts, the configuration and the transports require encryption and authentication.
+"""
 
 from __future__ import annotations
 

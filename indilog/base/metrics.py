@@ -1,7 +1,7 @@
 """The metrics of a node.
 
-Updating a metric costs an integer addition: every role's shell owns a `Metrics`. A collector
-(`indilog.base.exposition`) reads the numbers when `/metrics` is scraped.
+Each node (`indilog.runtime.node`) owns one `Metrics`. An update costs an integer addition. A
+collector (`indilog.base.exposition`) reads the numbers when `/metrics` is scraped.
 """
 
 from __future__ import annotations

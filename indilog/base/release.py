@@ -1,3 +1,3 @@
-"""The release of IndiLog that this is."""
+"""The version of this release of IndiLog."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,8 @@
 """Computes the pauses between resends of a message that was not answered.
 
-Such a message may be lost, or its receiver may be overloaded, and resends at a fixed rate would
-keep it overloaded. So the pause doubles with each resend, up to a bound. An answer resets it.
+The message may be lost, or its receiver may be overloaded. Resends at a fixed rate would keep an
+overloaded receiver overloaded. So the pause doubles with each resend, up to a bound, and an answer
+resets it. Roles of all tiers keep a `Resend` for each request to another node.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class Resend:
         return self.due is not None and now >= self.due
 
     def make_due(self, now: Instant) -> None:
-        """If an answer is awaited, make the resend due now, because another node is to answer."""
+        """If an answer is awaited, make the resend due now, for example to another node."""
         if self.due is not None:
             self._pause_s, self.due = self._base_s, now
 
     def stop(self) -> None:
-        """Stop resending, because an answer came or is no longer awaited. The next pause is again
-        the first one.
+        """Stop resending: an answer came, or an answer is no longer awaited. The next message
+        begins with the first pause again.
 
         Messages with separate answers need separate `Resend`s: an answer to one message must not
         stop the resends of another.

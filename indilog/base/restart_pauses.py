@@ -1,15 +1,18 @@
-"""How long to wait before something that ended is started again."""
+"""Computes the pauses before restarts of processes and services that have ended.
+
+The worker pool, the services in workers, and the supervisor's `SupervisedProcess` use it.
+"""
 
 from __future__ import annotations
 
 
 class RestartPauses:
-    """Pauses before restarts: each is twice the one before, until a run was stable.
+    """Pauses before restarts. Each pause is twice the previous pause, until a run is stable.
 
     Args:
-        min_s: the first pause, and the one after a stable run; seconds.
+        min_s: the first pause, and the pause after a stable run; seconds.
         max_s: the longest pause; seconds.
-        stable_s: seconds above which a run was stable; None: `max_s`.
+        stable_s: a run that lasts longer than this is stable; seconds. None: `max_s`.
     """
 
     def __init__(self, min_s: float, max_s: float, *, stable_s: float | None = None) -> None:

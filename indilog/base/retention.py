@@ -1,4 +1,7 @@
-"""Retention policies: how long, and how much of, a log is kept (ARCHITECTURE 13)."""
+"""Retention policies: the age and the size up to which a log's records are kept (ARCHITECTURE 13).
+
+`Log.set_retention` stores a policy, and compute nodes enforce it (`indilog_compute.retention`).
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ _SIZE_BYTES_MAX: Final = 2**63 - 1
 
 
 AGE_S_MIN: Final = 1.0
-"""Smallest `age_s`, in seconds; a shorter one would trim records that a reader is about to read."""
+"""Smallest `age_s`, in seconds. A shorter age would trim records that a reader is about to read."""
 
 
 class Retention(msgspec.Struct, frozen=True):
     """A log's retention policy. A bound of None is no bound, so the default keeps everything.
 
     Attributes:
-        age_s: age in seconds, since a record was ordered, above which it is trimmed.
-        size_bytes: total bytes (data and names) of the newest records that are kept; the last
+        age_s: records that were ordered more than `age_s` seconds ago are trimmed.
+        size_bytes: total bytes (data and names) of the newest records that are kept. The last
             record is always kept.
     """
 

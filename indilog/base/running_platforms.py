@@ -2,12 +2,13 @@
 files.
 
 A platform writes one file per gateway into `/tmp/indilog-UID`, a directory of mode 0700 that must
-belong to this user. It holds a lock on that file while it serves. The kernel frees the lock when
-the process ends, even by a crash. A file that is not locked is stale: another service may use its
-port now, so its token is not used. The file has the path of the token's file, but not the token.
+belong to this user. The platform holds a lock on the file while the gateway serves. The kernel
+frees the lock when the process ends, even by a crash. A file that is not locked is stale: another
+service may use the gateway's port now, so the token is not sent to it. The file has the path of the
+token's file, but not the token.
 
-A process that changes the directory holds the directory's lock, so that no process removes
-another's file.
+A process that changes the directory holds the directory's lock. So no process removes the file of
+another process. The platform's `assembly` registers it; `indilog.link.access` finds it for callers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Imports libraries without the optional packages that they import if these are installed.
+"""Imports libraries without their optional dependencies, which would slow the start of a process.
 
 The main function of a process of the platform calls these functions before other modules import the
 library. A program that uses IndiLog as a library imports the libraries as they are.
@@ -18,14 +18,14 @@ def import_structlog() -> None:
 
 
 def import_httpx() -> None:
-    """Import httpx without click, which its own command line needs, and without trio."""
+    """Import httpx without click and trio. Only the command line of httpx needs click."""
     _import_without("httpx", "click")
     _import_without("httpcore", "trio")  # httpx imports it with the first client
 
 
 def _import_without(library: str, *hidden: str) -> None:
-    """Import `library` while imports of the `hidden` packages fail; a package that is imported
-    already is not hidden.
+    """Import `library` while imports of the `hidden` packages fail. A package that has already been
+    imported is not hidden.
     """
     absent = [name for name in hidden if name not in sys.modules]
     for name in absent:

@@ -3,7 +3,8 @@
 While the consumer processes one page, the next page is read. So a slow consumer holds at most two
 pages, each bounded in records (`SUBSCRIBE_PAGE`) and in bytes (`page_bytes_max`). A fast consumer
 waits one round trip per page. At the end of the log, the read waits at the platform for new
-records; until then nothing is sent, and no timer runs.
+records; until then nothing is sent, and no timer runs. `Log.subscribe`, the gateway and the
+invocation service use `pages`.
 """
 
 from __future__ import annotations

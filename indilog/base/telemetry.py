@@ -1,7 +1,7 @@
-"""Structured logs (structlog) of a process.
+"""Configures the structured logs (structlog) of a process.
 
 Nothing is configured at import. A process calls `configure_logging` once, at its start; modules get
-their logger from `structlog.get_logger`.
+their logger from `structlog.get_logger`. Lines pass `Repeats` and go to a `LogStream`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def configure_logging(
     Lines of the standard library's loggers (such as uvicorn's) have the same form. May be called
     again; the last call takes effect. `processors` are applied to each line first. If
     `counts_repeats` is set, repeated lines are limited (`indilog.base.log_repeats`) by the time of
-    `clock`. Otherwise a process of the platform reads the lines. It limits them, and never stops
-    reading, so they are written at once.
+    `clock`. If not, the reader must be another process of the platform. That process limits
+    repeated lines and never stops reading, so each line is written directly.
 
     Raises:
         ConfigError: the level is unknown.
@@ -103,7 +103,7 @@ def quiet_unless_configured() -> None:
     """Restrict a program without a log configuration to warnings and errors, on standard error.
 
     The embedded platform and clients run inside another program, and structlog would write to that
-    program's standard output. If nothing reads the program's standard error, that blocks nothing.
+    program's standard output. A standard error that nothing reads does not block the program.
     """
     if not structlog.is_configured():
         stream = cast("TextIO", LogStream(sys.stderr))
