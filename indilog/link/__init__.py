@@ -1,1 +1,4 @@
-"""The link between a compute node and its workers and clients: messages, frames and both ends."""
+"""The link between a compute node and its workers and clients: messages, frames and both ends.
+
+Workers and the gateway (`indilog_compute`) use it, and clients (`indilog.remote_client`).
+"""

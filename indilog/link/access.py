@@ -1,15 +1,16 @@
-"""Finds the address, token and certificate of a platform's gateway.
+"""Finds the address, token and certificate of a platform's gateway, for clients and the command
+line.
 
-A token is sent only to its own platform. The first of these sources is used:
+A token is sent only to its own platform. The first of these sources that has a token is used:
 
 1. the caller (`indilog.connect(url, token=...)`);
 2. `INDILOG_TOKEN`, which is sent only to the URL in `INDILOG_URL` (default: `DEFAULT_URL`);
-3. the token file of this user's platform that runs on this machine and listens at that URL
+3. the token file of the platform at the URL, if this user runs that platform on this machine
    (`indilog.base.running_platforms`).
 
-For such a platform, `http://localhost:PORT` is replaced by the literal address on which it listens.
-Another user may listen on the same port of another loopback address. No token is sent to another
-machine over plain HTTP.
+With source 3, `http://localhost:PORT` is replaced by the literal address on which the platform
+listens, because another user may listen on the same port of another loopback address. No token is
+sent to another machine over plain HTTP.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Endpoint:
     @property
     def for_httpx(self) -> dict[str, Any]:
         """Arguments of `httpx.Client` and `httpx.AsyncClient`."""
-        # Without TLS, an empty context avoids that the system's certificates are loaded.
+        # Without TLS, an empty context keeps httpx from loading the system's certificates.
         verify = self.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return {"base_url": self.url, "headers": self.headers, "verify": verify, "trust_env": False}
 
@@ -105,9 +106,10 @@ def reach(
     Args:
         url: `http://HOST:PORT` or `https://HOST:PORT`.
         token: token of that platform; None: look it up in the order above.
-        ca: file with the certificates that `https://` trusts; None: `INDILOG_CA`, else the
-            certificate of the platform if it runs on this machine, else the system's.
-        environment: environment variables, maybe with `INDILOG_TOKEN`, `INDILOG_URL` and
+        ca: file with the certificates that `https://` trusts. None: the file in `INDILOG_CA`; if
+            that is not set, the certificate of the platform, if it runs on this machine; otherwise
+            the system's certificates.
+        environment: environment variables; it may have `INDILOG_TOKEN`, `INDILOG_URL` and
             `INDILOG_CA`.
 
     Raises:

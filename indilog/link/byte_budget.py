@@ -1,8 +1,9 @@
-"""A budget for all bytes held in a gateway, and the shares that use parts of it.
+"""Limits the bytes held in a gateway: one budget, from which each request or link takes a share.
 
-A share takes bytes from the budget as they arrive; a budget that is used up refuses them. Bytes
-that must be held anyway, such as a function's outcome, are counted even beyond the budget, so that
-other requests are refused.
+A share takes bytes from the budget as they arrive. A budget that is used up refuses further bytes.
+Bytes that must be held anyway, such as a function's outcome, are counted even beyond the budget. So
+the budget then refuses other requests. Only the gateway (`indilog_compute.gateway`) uses this
+module.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Final
 from indilog.base.errors import OverloadedError
 
 UNCHARGED_BYTES: Final = 16 * 1024
-"""Smaller amounts are not counted, so that a gateway with a used-up budget still serves small
-requests.
+"""`ByteShare.take_up_to` does not count amounts up to this. So a gateway with a used-up budget
+still serves small requests.
 """
 
 
@@ -74,8 +75,7 @@ class ByteShare:
         self.note(size)
 
     def take_up_to(self, size: int) -> None:
-        """Raise the share to `size` bytes, if it has fewer bytes and `size` exceeds
-        `UNCHARGED_BYTES`.
+        """If `size` exceeds `UNCHARGED_BYTES`, raise the share to at least `size` bytes.
 
         Raises:
             OverloadedError: the budget is used up; the share is unchanged.

@@ -1,7 +1,7 @@
 """Calls functions over a link, from a `Context` in a worker or from a client.
 
-A call carries the session's position. Each answer carries the new position, even if the call failed
-(PITFALLS 5).
+A call carries the session's position. The answer carries the new position, even if the call failed
+(PITFALLS 5). The worker's `runner` and `indilog.remote_client` use `LinkCaller`.
 """
 
 from __future__ import annotations
@@ -65,13 +65,15 @@ class LinkCaller:
         raise _call_error(answer, function, session)
 
     async def release(self, holder: str, keys: Sequence[str]) -> None:
-        """Release the outcomes that are held for `holder` under these keys, or all of them."""
+        """Release the outcomes held for `holder` under these keys; without keys, all of them."""
         answer = await self._asker.ask(ReleaseCalls(holder, tuple(keys)))
         if not isinstance(answer, Done):
             raise _error(answer)
 
     async def holders(self, prefix: str, after: str, session: Session) -> Sequence[str]:
-        """Return a page of the holders of outcomes."""
+        """Return a page of the holders of outcomes: names that begin with `prefix` and sort after
+        `after`.
+        """
         answer = await self._asker.ask(AskHolders(prefix, after))
         if not isinstance(answer, HoldersFound):
             raise _error(answer)

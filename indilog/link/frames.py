@@ -2,7 +2,7 @@
 (docs/decisions/0003).
 
 The codec does no I/O: it takes bytes in pieces of any size, and returns frames. Bytes that are not
-a frame raise `MalformedFrameError`, and the link is closed.
+a frame raise `MalformedFrameError`; the link (`indilog.link.link`) then closes the stream.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from indilog.link.link_messages import ClientQuestion, LinkMessage
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One message on a link; on the wire it follows its length as a big-endian u32."""
+    """One message on a link, with the number of its question. On the wire, a frame follows its
+    length, a big-endian u32.
+    """
 
     call: int
     message: LinkMessage
 
 
 class ClientFrame(Frame, frozen=True, array_like=True):
-    """One message of a client."""
+    """A frame from a client, which may send only `ClientQuestion`s."""
 
     message: ClientQuestion
 

@@ -1,4 +1,7 @@
-"""The state of a recorded invocation, for clients."""
+"""The states of recorded invocations and of held outcomes, as clients get them.
+
+`indilog.remote_client` creates them from the answers of a compute node.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class Invocation(NamedTuple):
         id: id of the invocation, as `send` returned it.
         function: `app.function`.
         state: one of `scheduled`, `running`, `done`, `failed`.
-        outcome: its result or error; None if it has not ended.
+        outcome: its result or error; None if the invocation has not ended.
     """
 
     id: str
@@ -43,9 +46,10 @@ class Invocation(NamedTuple):
 
 
 class HeldForRun(msgspec.Struct, frozen=True):
-    """The outcomes of calls that are held for a workflow run, until it has recorded them.
+    """The outcomes that are held for a workflow run until the run has recorded them.
 
-    `log`: the log of its flow. `run`: its id. `calls`, `bytes`: number and bytes of the calls.
+    `log`: the log of the run's flow. `run`: id of the run. `calls`: number of calls with a held
+    outcome. `bytes`: their size in bytes.
     """
 
     log: str
@@ -55,14 +59,14 @@ class HeldForRun(msgspec.Struct, frozen=True):
 
 
 class HeldOutcomes(msgspec.Struct, frozen=True):
-    """The first 1,000 runs for which outcomes are held; `has_more`: there may be others."""
+    """The first 1,000 runs for which outcomes are held. `has_more`: there may be further runs."""
 
     held: tuple[HeldForRun, ...]
     has_more: bool
 
 
 class ReleasedOutcomes(msgspec.Struct, frozen=True):
-    """The answer to `DELETE /invocations/held`: the number of calls."""
+    """The answer to `DELETE /invocations/held`: the number of calls with a released outcome."""
 
     released: int
 

@@ -3,11 +3,12 @@ both directions (docs/decisions/0003).
 
 All messages sent in one iteration of the event loop leave in one write. The end that asks (the
 asker) numbers its questions. Answers carry that number and arrive in any order. The asker passes a
-callback, which is called exactly once: with the answer, or, if the stream ends first, with a
-`Failed` of kind `LinkLostError`. Bytes that are not messages close the link.
+callback with each question. Unless the asker abandons the question, the callback is called exactly
+once: with the answer, or with a `Failed` of kind `LinkLostError` if the stream ends first. Bytes
+that are not messages close the link.
 
-`Link` has no socket. `SocketLink` connects it to an asyncio stream transport; the gateway and
-`indilog.connect` connect it to a WebSocket.
+`Link` has no socket. `SocketLink` connects it to an asyncio stream transport, for workers. The
+gateway and `indilog.connect` connect it to a WebSocket, and `link_pair` to another link in memory.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from indilog.link.link_messages import (
 )
 
 QUEUE_BYTES_MAX: Final = 64 * MIB
-"""Largest number of bytes queued for a peer that does not read them. Beyond it, questions and large
-answers are refused.
+"""Largest number of bytes queued for a peer that does not read. Beyond this limit, new questions
+are refused, and large answers are replaced by failures.
 """
 
 SOCKET_MESSAGE_BYTES: Final = 128 * KIB
@@ -107,7 +108,9 @@ class Link:
         self._close: Callable[[], None] | None = None
 
     def set_limit(self, message_bytes_max: int) -> None:
-        """Set the largest message of either end, as announced by the other end."""
+        """Set the largest size of a message in both directions, in bytes. The compute node
+        announces it in its `Welcome`.
+        """
         self._message_bytes_max = self._reader.message_bytes_max = message_bytes_max
 
     @property
@@ -128,7 +131,7 @@ class Link:
     # --- asking
 
     def post(self, question: Question, on_answer: OnAnswer) -> int:
-        """Send a question, and call `on_answer` once with its answer; return the question's number.
+        """Send a question and return its number. `on_answer` is called once, with the answer.
 
         Raises:
             LinkLostError: the link is closed; the question was not sent.
@@ -146,7 +149,8 @@ class Link:
         return call
 
     async def ask(self, question: Question) -> Answer:
-        """Ask and wait for the answer; if cancelled, cancel the question at the other end.
+        """Ask, and return the answer. If the caller is cancelled, cancel the question at the other
+        end.
 
         Raises:
             LinkLostError, OverloadedError, TooLargeError: as for `post`; nothing was sent.
@@ -170,7 +174,7 @@ class Link:
             self.cancel(call)
 
     def cancel(self, call: int) -> None:
-        """Ask the other end to stop working on `call`; the answer is still awaited."""
+        """Ask the other end to stop working on the question `call`. Its answer is still awaited."""
         if not self._lost:
             self._send(call, Cancel())
 
@@ -179,9 +183,9 @@ class Link:
     def answer(self, call: int, answer: Answer) -> None:
         """Answer the question `call` of the other end.
 
-        A `Failed` replaces an answer that exceeds the largest message. It also replaces records or
-        a result if too many bytes wait for the peer. If it replaces a function's result, it says
-        that the function ran.
+        An answer that exceeds the largest message is replaced by a `Failed`. Records and results
+        are also replaced if too many bytes wait for the peer. A `Failed` in place of a function's
+        result says that the function ran.
         """
         if self._lost:
             return
@@ -205,15 +209,15 @@ class Link:
         close: Callable[[], None],
         queued_bytes: Callable[[], int],
     ) -> None:
-        """Connect the link to a stream: `write` sends bytes and never blocks; `queued_bytes`
-        returns the number of bytes that wait.
+        """Connect the link to a stream. `write` sends bytes and never blocks, `close` closes the
+        stream, and `queued_bytes` returns the number of written bytes that are not sent yet.
         """
         self._write, self._close, self._queued_bytes = write, close, queued_bytes
         if self._out:
             self._flush()
 
     def received(self, data: bytes) -> None:
-        """Process received bytes: serve the questions, and deliver the answers in them."""
+        """Process received bytes: serve the questions in them, and deliver the answers."""
         try:
             frames = self._reader.frames(data)
         except MalformedFrameError as error:
@@ -233,7 +237,7 @@ class Link:
         self.lost()
 
     def lost(self) -> None:
-        """Fail all open questions, once, because the stream has ended."""
+        """Fail all open questions, because the stream has ended. Further calls do nothing."""
         if self._lost:
             return
         self._lost = True
@@ -282,7 +286,7 @@ class Link:
 
 
 def unless_large(answer: Answer) -> Answer:
-    """Return a small answer unchanged, and a failure in place of a large one."""
+    """Return the answer, or a failure in place of an answer with records or a result."""
     match answer:
         case RecordsFound() | InvocationFound(outcome=Returned()):
             return failed(OverloadedError("The caller does not read its answers."))

@@ -1,4 +1,7 @@
-"""The base class of all messages on a link (`indilog.link.link_messages`)."""
+"""The base class of all messages on a link.
+
+`link_messages`, `worker_messages` and `retention_messages` define the messages.
+"""
 
 from __future__ import annotations
 

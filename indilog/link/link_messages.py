@@ -1,15 +1,15 @@
 """The messages on a link (ARCHITECTURE 8.1, docs/decisions/0003): questions of workers and clients
 to a compute node, questions to a worker, and the answers.
 
-A link is a stream: each message arrives once and in order, or the link is closed. So `Lost:` says
-what the asker gets when the link closes, and `Repeated:` is mostly "never". The asker numbers its
-questions, and the answer carries the number (`indilog.link.frames.Frame`). Each direction has its
-own numbers; questions and answers have different types, so the same number in both directions is
-not ambiguous.
+A link (`indilog.link.link`) is a stream: each message arrives once and in order, or the link is
+closed. So `Lost:` says what the asker gets when the link closes, and `Repeated:` is mostly "never".
+The asker numbers its questions, and the answer carries the number (`indilog.link.frames.Frame`).
+Each direction has its own numbers. Questions and answers have different types, so a number that is
+used in both directions is not ambiguous.
 
-Positions are metalog positions. A question has the position of the asker's session; an answer has
-the position at which it was given (ARCHITECTURE 9). Arguments and results of functions are JSON
-text, which the compute node passes on without parsing it.
+Positions are metalog positions. A question carries the position of the asker's session. An answer
+carries the position at which the question was answered (ARCHITECTURE 9). Arguments and results of
+functions are JSON text. The compute node passes this text on without parsing it.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from indilog.link.worker_messages import (
 )
 
 LINK_VERSION: Final = 9
-"""Version of the protocol. Each end sends its version first; a link between different versions is
-closed.
+"""Version of the protocol. The compute node sends it in `Welcome`, and a worker in `Ready`. A link
+between different versions is closed.
 """
 KEYS_LIMIT: Final = 1000
 """Largest number of keys in one message."""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """The platform's limits. The node sends them, so that the other end can refuse too large values
-    itself.
+    """The platform's limits. The compute node sends them, so that a worker or client can refuse a
+    too large value without asking the node.
     """
 
     record_bytes_max: int
@@ -83,7 +83,7 @@ class RecordValue(msgspec.Struct, frozen=True, array_like=True):
 class Welcome(_Message, frozen=True):
     """compute node → worker, client: the version and limits of this compute node.
 
-    Lost: the link is closed; the other end has sent no question yet.
+    Lost: the link is closed; the worker or client has sent no question yet.
     Repeated: never.
     """
 
@@ -111,8 +111,8 @@ class LogAppendBatch(_Message, frozen=True):
     """worker, client → compute node: append records, all or none; answered by `Appended`.
 
     `tags` has the tags of all records, one record after the other; `tag_counts` has the number of
-    tags of each record. So the lengths of these lists bound the cost of decoding the message. With
-    `after`, the records are appended only if this condition holds.
+    tags of each record. So the lengths of these lists bound the cost of decoding the message. The
+    records are appended only if the condition `after` holds; None: no condition.
     Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
     Repeated: never.
     """
@@ -169,8 +169,8 @@ class LogRead(_Message, frozen=True):
 
 
 class LogReadNext(_Message, frozen=True):
-    """worker, client → compute node: the first record from `bound` on, waiting up to `wait_s` for
-    one; answered by `RecordsFound`.
+    """worker, client → compute node: the first record from `bound` on; answered by `RecordsFound`,
+    after at most `wait_s` seconds if there is no record yet.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.
@@ -199,8 +199,8 @@ class LogReadPrev(_Message, frozen=True):
 
 
 class LogReadRange(_Message, frozen=True):
-    """worker, client → compute node: a page of records from `bound` on, waiting up to `wait_s` for
-    the first; answered by `RecordsFound`.
+    """worker, client → compute node: a page of records from `bound` on; answered by `RecordsFound`,
+    after at most `wait_s` seconds if there is no record yet.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.
@@ -251,8 +251,8 @@ class LogFindTime(_Message, frozen=True):
 
 
 class LogPlaces(_Message, frozen=True):
-    """client → compute node: where the records of all logs from seqnum `start` to below `end` are;
-    answered by `PlacesAre`.
+    """client → compute node: the places of the records of all logs with seqnums from `start` to
+    below `end`; answered by `PlacesAre`.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.
@@ -276,9 +276,9 @@ class LogShard(_Message, frozen=True):
 
 
 class LogSetAux(_Message, frozen=True):
-    """worker, client → compute node: keep `aux` beside a record; answered by `Done`.
+    """worker, client → compute node: cache `aux` with a record; answered by `Done`.
 
-    Lost: the aux data may not be stored; callers must expect that at any time.
+    Lost: the aux data may be missing; callers must expect missing aux data at any time.
     Repeated: never.
     """
 
@@ -310,10 +310,10 @@ class CallFunction(_Message, frozen=True):
     `Returned`.
 
     `depth` is the number of calls above this call in the chain; a client's call has 0. A call with
-    an idempotency `key` is recorded and has one outcome. The node continues it even if no caller
-    waits for it. With a `holder`, the outcome is held until `ReleaseCalls`.
-    Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); the node cancels the
-    call.
+    an idempotency `key` is recorded and has one outcome. The node continues a recorded call even if
+    no caller waits for it. With a `holder`, the outcome is held until `ReleaseCalls`.
+    Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`). The node cancels a call
+    without a key.
     Repeated: never.
     """
 
@@ -343,7 +343,7 @@ class SendFunction(_Message, frozen=True):
 
 class ReleaseCalls(_Message, frozen=True):
     """worker, client → compute node: release the outcomes held for this holder under these keys;
-    without a key, all that are held for it. Answered by `Done`.
+    without keys, all outcomes held for it. Answered by `Done`.
 
     Lost: the outcomes may stay held; releasing again is harmless.
     Repeated: never.
@@ -354,8 +354,8 @@ class ReleaseCalls(_Message, frozen=True):
 
 
 class AskHolders(_Message, frozen=True):
-    """worker, client → compute node: asks for the holders of outcomes: names that begin with
-    `prefix` and sort after `after`. Answered by `HoldersFound`.
+    """worker, client → compute node: the holders of outcomes whose names begin with `prefix` and
+    sort after `after`; answered by `HoldersFound`.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.
@@ -366,8 +366,8 @@ class AskHolders(_Message, frozen=True):
 
 
 class AskInvocation(_Message, frozen=True):
-    """client → compute node: asks for the state of a recorded invocation, waiting up to `wait_s`
-    for its outcome; answered by `InvocationFound`.
+    """client → compute node: the state of a recorded invocation; answered by `InvocationFound`,
+    after at most `wait_s` seconds if the invocation has not ended.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.
@@ -403,8 +403,8 @@ class DeployApp(_Message, frozen=True):
 class UndeployApp(_Message, frozen=True):
     """client → compute node: remove this application; answered by `Undeployed`.
 
-    Lost: the outcome is unknown to the asker; undeploying again is harmless, and reports whether it
-    was done.
+    Lost: the outcome is unknown to the asker. Undeploying again is harmless, and its answer shows
+    whether the application was removed.
     Repeated: never.
     """
 
@@ -416,8 +416,8 @@ class Cancel(_Message, frozen=True):
     """asker → asked: stop working on the question with this number, because its answer is not
     needed.
 
-    The question is still answered once; an asker that no longer waits ignores the answer.
-    Lost: the link is closed, which cancels all questions sent over it.
+    The question is still answered once. An asker that no longer waits ignores the answer.
+    Lost: the link is closed; the asked end cancels all questions sent over the link.
     Repeated: never.
     """
 
@@ -437,7 +437,7 @@ class Appended(_Message, frozen=True):
 
 
 class RecordsFound(_Message, frozen=True):
-    """compute node → worker, client: the requested records; an empty list proves that there is
+    """compute node → worker, client: the requested records; an empty list proves that there are
     none.
 
     Lost: the asker gets a `NotReadyError`.
@@ -449,8 +449,8 @@ class RecordsFound(_Message, frozen=True):
 
 
 class TailFound(_Message, frozen=True):
-    """compute node → worker, client: the requested seqnum, which is the tail, or the first seqnum
-    ordered at a time.
+    """compute node → worker, client: the requested seqnum. For `LogTail` it is the tail, and for
+    `LogFindTime` the first seqnum ordered at the time or later.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.
@@ -461,8 +461,8 @@ class TailFound(_Message, frozen=True):
 
 
 class PlacesAre(_Message, frozen=True):
-    """compute node → client: the spans of the first of the requested records; none if they are not
-    ordered yet.
+    """compute node → client: the places of the requested records, from the first one on. The spans
+    may cover only the first records; there is no span if the first record is not ordered yet.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.
@@ -473,7 +473,7 @@ class PlacesAre(_Message, frozen=True):
 
 
 class ShardFound(_Message, frozen=True):
-    """compute node → client: the shard that this compute node writes; none: it has none now.
+    """compute node → client: the shard that this compute node writes; None: it writes no shard now.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.
@@ -484,8 +484,8 @@ class ShardFound(_Message, frozen=True):
 
 
 class TimeIs(_Message, frozen=True):
-    """compute node → worker, client: the time of the log, seconds since 1970 by the
-    primary's clock.
+    """compute node → worker, client: the time of the log, in seconds since 1970 by the clock of the
+    primary sequencer.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.
@@ -496,9 +496,9 @@ class TimeIs(_Message, frozen=True):
 
 
 class Done(_Message, frozen=True):
-    """compute node → worker, client: the request is done.
+    """asked → asker: the request is done.
 
-    Lost: as with the question.
+    Lost: see the question.
     Repeated: never.
     """
 
@@ -537,11 +537,11 @@ class Deployed(_Message, frozen=True):
 
 
 class Undeployed(_Message, frozen=True):
-    """compute node → client: the application takes no new calls; `app` describes the application as
-    it was.
+    """compute node → client: the application takes no new calls; `app` describes the removed
+    application.
 
-    Lost: the outcome is unknown to the asker; undeploying again is harmless, and reports whether it
-    was done.
+    Lost: the outcome is unknown to the asker. Undeploying again is harmless, and its answer shows
+    whether the application was removed.
     Repeated: never.
     """
 
@@ -549,9 +549,9 @@ class Undeployed(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
-    """asked → asker: the request failed; `kind` names the class of `indilog.base.errors`.
+    """asked → asker: the request failed; `kind` names the class of the error.
 
-    Lost: as with the question.
+    Lost: see the question.
     Repeated: never.
     """
 
@@ -562,10 +562,10 @@ class Failed(_Message, frozen=True):
 
 
 class HoldersFound(_Message, frozen=True):
-    """compute node → worker, client: outcomes are held for these names, ascending; an empty list
-    proves that there is no further one.
+    """compute node → worker, client: the names for which outcomes are held, ascending. An empty
+    list proves that there is no further name.
 
-    Lost: as with the question.
+    Lost: see the question.
     Repeated: never.
     """
 
@@ -574,10 +574,10 @@ class HoldersFound(_Message, frozen=True):
 
 
 class InvocationFound(_Message, frozen=True):
-    """compute node → client: the state of a recorded invocation; if `function` is empty, the id is
-    unknown.
+    """compute node → client: the state of a recorded invocation. An empty `function` means that the
+    id is unknown.
 
-    Lost: as with the question.
+    Lost: see the question.
     Repeated: never.
     """
 
@@ -601,8 +601,8 @@ ClientQuestion: TypeAlias = (
     LogQuestion | CallFunction | SendFunction | ReleaseCalls | AskHolders
     | AskInvocation | CancelInvocation | DeployApp | UndeployApp | Cancel
 )  # fmt: skip
-"""All messages that a client may send. Each list in them has a limit, which the decoder checks
-before it decodes the items. So these limits bound the time to decode a message.
+"""All messages that a client may send. Each list in these messages has a limit. The decoder checks
+the limit before it decodes the items, so the limits bound the time to decode a message.
 """
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesChanged
 Answer: TypeAlias = (
@@ -647,7 +647,7 @@ def failed(error: Exception, position: MetalogPosition = 0) -> Failed:
 CANCELLED: Final = failed(
     CallOutcomeUnknownError("The caller cancelled the request; it may have had effects.")
 )
-"""The answer to a cancelled question, because every question gets an answer."""
+"""The answer to a cancelled question; every question gets an answer, even a cancelled one."""
 
 
 def error_from(answer: Failed) -> Exception:

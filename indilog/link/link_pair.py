@@ -1,4 +1,4 @@
-"""Two links that are connected in memory, inside one process."""
+"""Connects two links in memory, for workers that run in the process of their compute node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def link_pair(
     Args:
         serve: answers the questions of the second link.
         serve_back: answers the questions of the first link.
-        message_bytes_max: largest message.
+        message_bytes_max: largest message in bytes.
         on_lost: called when the first link is lost.
         on_lost_back: called when the second link is lost.
         is_of_client: whether the second link is a client's.
@@ -38,7 +38,7 @@ def link_pair(
 
 
 def _pass_on(receiver: Link, data: bytearray) -> None:
-    """Let the other end receive what was written, in a later iteration of the event loop."""
+    """Let `receiver` receive the written bytes, in a later iteration of the event loop."""
     asyncio.get_running_loop().call_soon(receiver.received, bytes(data))
 
 

@@ -2,7 +2,8 @@
 
 `RemoteLog` keeps the guarantees of `indilog.base.log.Log`. It sends each call with the session's
 position to the compute node at the other end, and raises the session to the answer's position. It
-refuses records with an invalid size or tag itself, with the same messages as the platform.
+refuses records with an invalid size or tag before sending, with the same messages as the platform.
+The worker's `runner` and `indilog.remote_client` create it through `RemoteLogs`.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class RemoteLogs:
 
     Args:
         asker: asks the compute node.
-        scope: the scope of its logs (`Log.scope`); default: the asker. Links of one process to the
-            same platform may share one.
+        scope: the scope of the logs (`Log.scope`); default: the asker. Links of one process to the
+            same platform may share one scope.
     """
 
     def __init__(self, asker: Asker, scope: object | None = None) -> None:
@@ -95,9 +96,7 @@ class RemoteLogs:
         self._scope = asker if scope is None else scope
 
     def log(self, name: str, session: Session) -> Log:
-        """Return the log `name`, read and written within `session`. The log need not exist
-        before.
-        """
+        """Return the log `name` for reads and appends within `session`. The log need not exist."""
         return RemoteLog(self._asker, name, session, self._scope)
 
 
@@ -205,14 +204,15 @@ class RemoteLog(Log):
         return _expected(TailFound, await self._read(question)).seqnum
 
     async def places(self, start: SeqNum, end: SeqNum) -> Sequence[PlacedSpan]:
-        """Return the places of records of all logs from seqnum `start` on, below `end`. The answer
-        may cover only the first of these records. It is empty if `start` is not ordered yet.
+        """Return the places of the records of all logs with seqnums from `start` to below `end`.
+        The answer may cover only the first of these records. It is empty if `start` is not ordered
+        yet.
         """
         question = LogPlaces(self.name, self._session.position, start, end)
         return _expected(PlacesAre, await self._read(question)).spans
 
     async def shard(self) -> ShardId | None:
-        """Return the shard that the compute node at the other end writes; None: it has none now."""
+        """Return the shard that the connected compute node writes; None: it writes none now."""
         question = LogShard(self.name, self._session.position)
         return _expected(ShardFound, await self._read(question)).shard
 

@@ -1,6 +1,6 @@
-"""Sends HTTP requests to a gateway, for operations of a client that no link message offers.
+"""Sends HTTP requests to a gateway, for a client's operations that have no link message.
 
-`indilog.remote_client` uses it beside its link, for example for the paths below `/runs`.
+`indilog.remote_client` uses it in addition to its link, for example for the paths below `/runs`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class GatewayRequests:
 
         Raises:
             NotReadyError: no connection was made, or a GET got no answer. Nothing was changed.
-            CallOutcomeUnknownError: another method was sent and got no answer, so the platform may
-                have done the request.
+            CallOutcomeUnknownError: a request with a method other than GET got no answer, so the
+                platform may have done it.
             IndilogError: the platform refused the request.
         """
         endpoint = self._endpoint()
@@ -68,7 +68,7 @@ class GatewayRequests:
         except _NOT_SENT as error:
             raise NotReadyError(f"No platform answers at {endpoint.url}.") from error
         except AttributeError as error:
-            # With uvloop, anyio reads the socket of a connection that was closed as it was made.
+            # With uvloop, anyio fails so if a connection is closed while it is being made.
             raise NotReadyError(f"{endpoint.url} closed the connection.") from error
         except httpx.HTTPError as error:
             if method == "GET":

@@ -1,4 +1,7 @@
-"""Messages about a log's retention policy (`indilog.link.link_messages` has the others)."""
+"""Link messages about a log's retention policy (`indilog.link.link_messages` has other messages).
+
+`indilog.link.remote` sends the questions, and the compute node's `log_service` answers them.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from indilog.link.link_message import LinkStruct
 
 
 class LogSetRetention(LinkStruct, frozen=True):
-    """worker, client → compute node: sets the log's policy; answered by `Done`.
+    """worker, client → compute node: set the log's policy; answered by `Done`.
 
-    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`); repeating it is
-    harmless.
+    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`). Setting the policy
+    again is harmless.
     Repeated: never.
     """
 
@@ -22,7 +25,7 @@ class LogSetRetention(LinkStruct, frozen=True):
 
 
 class LogRetention(LinkStruct, frozen=True):
-    """worker, client → compute node: asks for the log's policy; answered by `RetentionFound`.
+    """worker, client → compute node: the log's policy; answered by `RetentionFound`.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.

@@ -1,5 +1,7 @@
-"""Messages between a compute node and one of its workers about running deployed code
-(`indilog.link.link_messages` has the others).
+"""Link messages between a compute node and one of its workers about running deployed code.
+
+Modules of `indilog_compute.workers` send and receive them. `indilog.link.link_messages` has all
+other messages.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Ready(LinkStruct, frozen=True):
 class ThreadsLeft(LinkStruct, frozen=True):
     """worker → compute node: number of threads that still run although their calls have ended.
 
-    Lost: the worker has crashed, and its threads with it.
+    Lost: the worker has crashed, and its threads have ended.
     Repeated: never.
     """
 
@@ -42,8 +44,8 @@ class Invoke(LinkStruct, frozen=True):
     `slot` is the call's index in the shared memory that shows which calls have begun and which are
     revoked (`compute/indilog_compute/workers/claims`). A revoked call is answered by a `Failed` of
     kind `RevokedError`.
-    Lost: the worker crashed; the caller gets a `WorkerCrashedError` if the call had begun,
-    otherwise another worker runs it.
+    Lost: the worker crashed. If the call had begun, the caller gets a `WorkerCrashedError`;
+    otherwise another worker runs the call.
     Repeated: never.
     """
 
@@ -60,7 +62,7 @@ class Load(LinkStruct, frozen=True):
     """compute node → worker: import these sources under this deployment number; answered by
     `Loaded`.
 
-    Lost: the worker crashed; the deployment fails, and the previous one continues.
+    Lost: the worker crashed; the deployment fails, and the previous deployment continues.
     Repeated: never.
     """
 
@@ -93,8 +95,8 @@ class CheckArguments(LinkStruct, frozen=True):
 
 
 class Ping(LinkStruct, frozen=True):
-    """compute node → worker: checks whether the worker's event loop is blocked. Answered by `Done`,
-    at once if it is not.
+    """compute node → worker: check whether the worker's event loop is blocked. A loop that is not
+    blocked answers with `Done` at once.
 
     Lost: the worker crashed.
     Repeated: never.
@@ -102,7 +104,7 @@ class Ping(LinkStruct, frozen=True):
 
 
 class Loaded(LinkStruct, frozen=True):
-    """worker → compute node: the sources are imported; this is the application they define.
+    """worker → compute node: the sources are imported; the fields describe their application.
 
     Lost: the worker crashed; the deployment fails.
     Repeated: never.
@@ -119,10 +121,11 @@ class RunServices(LinkStruct, frozen=True):
     """compute node → worker: run the services of these deployments, by number, and no others. Not
     answered.
 
-    `versions`: the deployments that this worker has loaded and should keep: those that run, and
-    earlier ones whose code open runs need. `missing`: such earlier ones that it has not loaded.
+    `versions`: the deployments that this worker has loaded and should keep. These are the running
+    deployments, and earlier deployments whose code open runs need. `missing`: the earlier
+    deployments that open runs need and that this worker has not loaded.
 
-    Lost: the worker crashed, and its services with it.
+    Lost: the worker crashed, and its services have ended.
     Repeated: harmless.
     """
 
@@ -132,9 +135,9 @@ class RunServices(LinkStruct, frozen=True):
 
 
 class ServicesChanged(LinkStruct, frozen=True):
-    """worker → compute node: the state of all services of this worker; sent when one has changed.
+    """worker → compute node: the state of all services of this worker; sent when a state changes.
 
-    Lost: the worker crashed, and its services with it.
+    Lost: the worker crashed, and its services have ended.
     Repeated: harmless.
     """
 
