@@ -1,10 +1,11 @@
 """Keeps the write-once cells of storage nodes, in one SQLite file for each node (decision 0085).
 
 All questions that arrive during a transaction share the next transaction. Their answers are
-delivered after its commit, which syncs the write-ahead log of SQLite. Questions that change nothing
-do not wait for a commit: they are answered at once, from the committed contents. If the disk is
-full, the transaction is rolled back. After any other failure of the disk the node refuses all
-questions until its process starts again, because a later sync could hide the failure.
+delivered after the commit, which syncs the write-ahead log of SQLite. A question that changes
+nothing is answered at once, from the committed contents. If the disk is full, the transaction is
+rolled back. After any other failure of the disk the node refuses all questions until its process
+starts again, because a later sync could hide the failure. `NodeShell` passes the questions of other
+nodes to `CellStores`; backups read the files with `CellReader`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from indilog.wire.cell_messages import (
 _VERSION: Final = 1
 _DIRECTORY: Final = "cells"
 _LOG_BYTES: Final = 1200 * (4096 + 24)
-"""Bytes of a write-ahead log: SQLite begins to overwrite it after 1,000 pages and a transaction."""
+"""Bytes allocated for a write-ahead log. SQLite begins to overwrite the log after the transaction
+that reaches 1,000 pages; each page takes 4,096 bytes and a header of 24 bytes.
+"""
 _FREED_PAGES: Final = 256
 """Largest number of pages that a trim returns to the file system; further free pages are reused."""
 _SCHEMA: Final = """
@@ -66,12 +69,12 @@ _log = structlog.get_logger(__name__)
 
 
 def cells_path(journal: Path, node: NodeId) -> Path:
-    """Return the file with the cells of a node, given the directory of its journal."""
+    """Return the path of the file with a node's cells, in the directory `journal`."""
     return journal / _DIRECTORY / f"{node}.sqlite3"
 
 
 class CellReader:
-    """Reads the file of one node, also while the node's process uses it.
+    """Reads the file of one node. The node's process may use the file at the same time.
 
     Args:
         path: the file.
@@ -89,7 +92,7 @@ class CellReader:
         )
 
     def answer(self, question: CellWanted | CellKeysWanted) -> CellAnswer:
-        """Answer a question, whatever its epoch is. The answer has the epoch of the space.
+        """Answer a question without a check of its epoch. The answer has the epoch of the space.
 
         Raises:
             sqlite3.Error: the file cannot be read.
@@ -108,7 +111,7 @@ class CellReader:
 
 
 class CellStore:
-    """The cells of one node. `serve` is for one thread at a time, `look_up` for another one.
+    """The cells of one node. One thread at a time may call `serve`, and one other `look_up`.
 
     Args:
         path: the file; it is created if it does not exist.
@@ -171,7 +174,7 @@ class CellStore:
                 self._file.execute("ROLLBACK")
             raise
         if any(isinstance(question, CellsTrim) for question in questions):
-            # A script, because `execute` would free only one page.
+            # `executescript`, because `execute` would free only one page.
             self._file.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")
         return answers
 
@@ -262,7 +265,7 @@ def _floor(file: sqlite3.Connection, space: int, section: int) -> int:
 
 
 def _stored(file: sqlite3.Connection, space: int, key: CellKey) -> tuple[int, bytes] | None:
-    """Return the checksum and the content of a cell; None: it has none."""
+    """Return the checksum and the content of a cell; None: the cell is not written."""
     found: tuple[int, bytes] | None = file.execute(
         f"SELECT crc, content FROM cells {_WHERE}",  # noqa: S608 - a constant
         (space, *_columns(key)),
@@ -317,9 +320,9 @@ def _list(
 def _allocate(log: Path) -> None:
     """Append zeros to a write-ahead log, up to the size at which SQLite begins to overwrite it.
 
-    A sync takes several times as long while the file grows. SQLite reads a log up to the first
-    frame without a valid checksum, so it never reads the zeros. If the disk is full, the log stays
-    as it is.
+    A sync of a file that grows takes several times as long. SQLite reads a log up to the first
+    frame without a valid checksum, so it does not take the zeros for frames. If the disk is full,
+    the log stays as it is.
     """
     if not log.exists():
         return
@@ -340,11 +343,12 @@ def _columns(key: CellKey) -> tuple[int, int, int]:
 
 
 class _Served:
-    """The questions of one node.
+    """The questions to one node, and the node's `CellStore`.
 
     Attributes:
         waiting: questions for the next transaction, with their senders.
-        waiting_bytes: bytes of their contents.
+        waiting_bytes: approximate bytes of `waiting` (`size_of`).
+        is_busy: whether a transaction is in progress.
     """
 
     def __init__(self, path: Path, *, syncs: bool) -> None:
@@ -356,7 +360,7 @@ class _Served:
         self._failed = False
 
     def serve(self, questions: Sequence[CellQuestion]) -> list[CellAnswer]:
-        """Answer questions, in the thread of the node."""
+        """Answer questions. Called only in the node's thread."""
         if not self._failed:
             try:
                 if self._store is None:
@@ -375,8 +379,8 @@ class _Served:
         return [CellAnswer(q.request, CellOutcome.REFUSED) for q in questions]
 
     def look_up(self, question: CellQuestion) -> CellAnswer | None:
-        """Answer a question at once, on the loop; None: the question must wait for a
-        transaction.
+        """Answer a question at once. Called only on the event loop. None: the question must wait
+        for a transaction.
         """
         if self._failed or self._store is None:
             return None
@@ -401,12 +405,12 @@ def size_of(question: CellQuestion) -> int:
 
 
 class CellStores:
-    """Answers the questions of the storage nodes of a process, each in a thread of its own.
+    """Answers questions about the cells of a process's storage nodes. Each node has its own thread.
 
     Args:
         journal: directory of the journal; the files are in its directory `cells`.
         config: limits, and whether commits are synced.
-        deliver: takes the node, the sender of the question and the answer, on the loop.
+        deliver: called on the event loop with the node, the sender of the question and the answer.
     """
 
     def __init__(
@@ -425,8 +429,10 @@ class CellStores:
         self._closed = False
 
     def ask(self, node: NodeId, sender: NodeId, question: CellQuestion) -> None:
-        """Answer a question of a node: at once if it changes nothing, or if too many questions
-        wait; otherwise after a transaction.
+        """Answer the question of `sender` to `node`.
+
+        A question that changes nothing is answered at once. If too many questions wait, the
+        question is refused at once. All other questions are answered after a transaction.
         """
         if (served := self._served.get(node)) is None:
             path = cells_path(self._journal, node)

@@ -5,9 +5,9 @@ A place is a path (`/mnt/cold`) or `s3://bucket/prefix`, with `endpoint_override
 `region` as parameters (`s3://bucket/logs?endpoint_override=minio.example:9000`). Credentials come
 from the environment or the usual AWS files; a place never contains them.
 
-The file `COLD` of a journal names the place, and the folders in it that hold the objects of the
-journal's nodes. So programs that read a data directory find the objects, and no two journals use
-the same folder.
+The file `COLD` of a journal names the place, and the folders in the place that hold the objects of
+the journal's nodes. So programs that read a data directory find the objects, and no two journals
+use the same folder. `indilog.runtime.cold_store` and `indilog_pipeline` use this module.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def folders_noted(journal: Path) -> ColdFolders | None:
 
 
 def new_folders(place: str) -> ColdFolders:
-    """Return folders in a place that no journal uses yet."""
+    """Return new folders in `place`, which no other journal uses."""
     return ColdFolders(place, secrets.token_hex(4))
 
 
@@ -96,12 +96,11 @@ def _crc_of(suffix: str, place: str) -> str:
 
 
 class ColdNote:
-    """Writes into a journal which folders of a place its nodes use, before a node writes its first
-    object.
+    """Writes the file `COLD` of a journal before a node writes its first object.
 
     Args:
         journal: directory of the journal.
-        folders: the content of its file `COLD`.
+        folders: the content of the file `COLD`.
         is_written: whether the file exists.
     """
 
@@ -113,9 +112,9 @@ class ColdNote:
     def write(self, folder: ColdFolder) -> None:
         """Write the marker and the file `COLD`, unless they exist.
 
-        They are written once for all nodes of the journal. If the mount of the place is missing
-        later, its directory is empty. A second marker could then be written there, and all nodes
-        would write into it.
+        They are written only once, for all nodes of the journal. If the mount of the place is
+        missing later, nodes find an empty directory. A second marker would make them write their
+        objects into that directory.
 
         Raises:
             ColdStoreError: the store cannot be reached.
@@ -134,7 +133,7 @@ class ColdFolder:
     missing mount would look like an empty place.
 
     Args:
-        place: see the module.
+        place: a path or an S3 URL, as described at the top of this module.
         folder: folder of the node in the place.
         timeout_s: seconds after which a request to a store over the network fails.
     """
@@ -192,7 +191,7 @@ class ColdFolder:
         return sorted((info.path[start:], info.size or 0) for info in files)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object durably; after an error the object does not exist.
+        """Write an object durably. After an error the object may exist.
 
         Raises:
             ColdStoreError: the store cannot be reached, or has no room.
@@ -278,8 +277,8 @@ class ColdFolder:
 
 
 class OpenObject:
-    """An object of which parts can be read. Several threads may read, because each read states its
-    offset.
+    """An object whose parts can be read. Several threads may read at the same time, because each
+    read states its offset.
     """
 
     def __init__(self, file: object) -> None:

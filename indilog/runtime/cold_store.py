@@ -7,7 +7,7 @@ of each batch that was read stays in a cache, because the next read often needs 
 batch.
 
 pyarrow is imported only inside functions, because the import takes long and most nodes have no cold
-storage.
+storage. `NodeShell` passes requests to `ColdStore`, which uses `indilog.runtime.cold_place`.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class ColdObjects:
         return ObjectsListed([one for one in named if one is not None])
 
     def write(self, request: WriteObject) -> ObjectWritten:
-        """Write an object. The answer says whether the write failed, and whether each retry would
-        fail, too.
+        """Write an object. The answer says whether the write failed. `unfit` says that every retry
+        would fail too.
         """
         from indilog.kernel.cold_objects import encode_object
         from indilog.kernel.records import batch_header
@@ -127,8 +127,9 @@ class ColdObjects:
     def read(self, request: ReadColdBatch) -> ColdBatchRead:
         """Return a batch.
 
-        None: its object is missing. Empty: the object is damaged. In both cases the node repairs
-        the batch from another replica. Away: the store does not answer, so nothing is known.
+        The answer has None if the object is missing, and an empty batch if the object is damaged.
+        In both cases the node repairs the batch from another replica. `away` says that the store
+        does not answer, so nothing is known about the object.
         """
         token, source, first = request
         try:
@@ -194,7 +195,7 @@ class ColdObjects:
             return ColdTagsRead(request.source.number, None)
 
     def delete(self, request: DeleteObject) -> ObjectDeleted:
-        """Delete an object; the answer says whether it is deleted, or never existed."""
+        """Delete an object. The answer says whether it no longer exists."""
         number = request.source.number
         with self._lock:
             self._readers.pop(number, None)
@@ -213,7 +214,7 @@ def _bytes_of(batches: dict[LocalId, bytes]) -> int:
 
 
 def _witness(request: WriteObject) -> tuple[int, bytes]:
-    """Return the seqnum and the tags of the last record of an object that has tags."""
+    """Return the seqnum and the tags of the last record with tags in an object."""
     from indilog.base.ids import HASH_BYTES
     from indilog.kernel.records import RecordBatch
 
@@ -232,7 +233,7 @@ class ColdStore:
         journal: directory of the journal; its file `COLD` names the place of objects.
         wait_synced: waits until everything written to the journal is synced; returns False if the
             process ends.
-        deliver: takes the answers, on the loop.
+        deliver: called on the event loop with each answer.
 
     Raises:
         ConfigError: the configured place differs from the place of the existing objects.
@@ -260,15 +261,17 @@ class ColdStore:
             self._note = ColdNote(journal, folders, is_written=True)
         self._nodes: dict[NodeId, ColdObjects] = {}
         self._reading: ThreadPoolExecutor | None = None
-        """Threads that read batches, `cold_requests_max`."""
+        """The `cold_requests_max` threads that read batches."""
         self._other: ThreadPoolExecutor | None = None
-        """One thread for all other requests, so that they take effect in their order."""
+        """One thread for all other requests, so that these take effect in their order."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: set[Future[ColdAnswer]] = set()
         """Requests that run in a thread, or wait for one."""
 
     def ask(self, node: NodeId, request: ColdRequest) -> None:
-        """Serve a request of a node; its answer is delivered later, or at once."""
+        """Serve a request of a node. Its answer is delivered later; without cold storage, at
+        once.
+        """
         if (objects := self._of(node, request)) is None:
             self._deliver(node, without_store(request))
             return
@@ -284,7 +287,7 @@ class ColdStore:
         task.add_done_callback(self._tasks.discard)
 
     def _of(self, node: NodeId, request: ColdRequest) -> ColdObjects | None:
-        """Return the objects of a node; None: no place is configured or noted."""
+        """Return the objects of a node. None: no place is known, or the file `COLD` is missing."""
         if (known := self._nodes.get(node)) is not None:
             return known
         if self._note is None:
@@ -305,8 +308,8 @@ class ColdStore:
 
         A write in progress may leave its object complete or missing. Both are correct, because no
         frame of the journal names the object. But the object must not appear after the next
-        incarnation has listed the objects. That incarnation would not delete it; only a later start
-        would.
+        incarnation has listed the objects. That incarnation would not know the object; only a later
+        start would delete it.
         """
         for task in self._tasks:
             task.cancel()
@@ -330,7 +333,7 @@ class ColdStore:
         work: Callable[[_Request], ColdAnswer],
         request: _Request,
     ) -> asyncio.Future[ColdAnswer]:
-        """Serve a request in a thread, which `close` waits for."""
+        """Serve a request in a thread. `close` waits for its end."""
         running = executor.submit(work, request)
         self._running.add(running)
         running.add_done_callback(self._running.discard)

@@ -1,6 +1,7 @@
-"""File descriptors of this process: their limit, and the number left for connections.
+"""Raises the limit of file descriptors of this process, and counts those left for connections.
 
-The journal needs a descriptor for each new segment, so connections must leave a reserve.
+The journal needs a descriptor for each new segment, so connections must leave a reserve. Processes
+raise the limit when they start; the gateway asks `room_for_connections`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _given: list[int] = []
 
 
 def raise_limit() -> None:
-    """Raise the soft limit of open files to the hard one; call it at the start."""
+    """Raise the soft limit of open files to the hard limit; call this at the start."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     _given[:] = _given or [soft]
     if soft != hard:
@@ -25,8 +26,8 @@ def raise_limit() -> None:
 
 
 def given_limit() -> int:
-    """Return the soft limit of open files with which this process was started. Child processes that
-    are no nodes, such as functions, get this limit.
+    """Return the soft limit of open files with which this process was started. Child processes
+    other than nodes, such as workers, get this limit.
     """
     return _given[0] if _given else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 

@@ -1,4 +1,4 @@
-"""Counts and logs ignored events (STYLE "Errors")."""
+"""Counts and logs the events that `NodeShell` and its roles ignore."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def count_ignored(metrics: Metrics, reason: str, **details: object) -> None:
 
 
 def count_effect(metrics: Metrics, node: NodeId, effect: Ignore) -> None:
-    """Count an event that a role ignored. If the event is a place on the disk, also count damage,
-    and log an error.
+    """Count an event that a role ignored. If the event is a `Location` on the disk, also count
+    damage, and log an error.
     """
     if isinstance(effect.event, Location):
         metrics.damaged += 1

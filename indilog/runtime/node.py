@@ -5,26 +5,29 @@ events, performs the effects, and repeats this until no role has events left. Th
 all written frames durable. After the sync the output of the iteration is sent: answers to callers
 and messages to other processes. So a process is the unit of failure: its roles may be ahead of its
 disk, but no other process notices (ARCHITECTURE 2). Only messages that promise nothing
-(`Message.promises`) are sent before or during a sync. If a sync or a role fails, the shell ends;
-neither is retried.
+(`Message.promises`) are sent before or during a sync. If a sync or a role fails, the shell ends,
+without a retry.
 
-If other processes run the rest of the cluster, roles of this process may not rely on its unsynced
-data (decision 0050). Otherwise an entry on another disk could depend on a batch that this disk
-loses. So promises of a role that persists are also delivered within the process only after the
-sync. The roles that do not persist then know only synced facts, so their answers and messages leave
-at once.
+If other processes run the rest of the cluster, no role of this process may rely on data that this
+process has not synced (decision 0050). Otherwise an entry on another disk could depend on a batch
+that this disk loses. So the promises of a role that persists are delivered only after the sync,
+even to roles of the same process. Roles that do not persist then know only synced facts, so their
+answers and messages leave at once.
 
 Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), otherwise in a
 thread. During a sync in the thread the loop continues; each output is sent after the sync that
-covers it. One slow sync does not predict the next one. So in the average, each sync counts for at
-most twice that limit.
+covers it. One slow sync does not predict the next one. So each sync counts in the average for at
+most twice `sync_inline_s_max`.
 
 Messages for which no caller waits (not `Send.urgent`) are delivered after callers are answered, or
 after `_LATER_S` at the latest. So index roles handle many appends together. A caller that needs
 these messages, for example to read, ends the delay (`hasten`).
 
-Messages between roles of one process are passed by reference. Others travel in one `Envelope` for
-each iteration and pair of nodes.
+Messages between roles of one process are passed by reference. Messages to other processes travel in
+one `Envelope` for each iteration and pair of nodes.
+
+`assembly` and `node_process` create the shell, and `indilog_compute.local_log` wakes it. The shell
+uses the journal, the transport, and the stores of snapshots, cells and cold objects.
 """
 
 from __future__ import annotations
@@ -95,10 +98,10 @@ from indilog.runtime.waiters import resolve, resolve_all, resolve_each, resolve_
 from indilog.wire.cell_messages import CellAnswer
 
 _ROUNDS_MAX: Final = 10_000
-"""Largest number of calls of roles in one iteration; after that the event loop runs other tasks."""
+"""Largest number of calls of roles in one iteration. Then the event loop runs other tasks."""
 _AVERAGE_WEIGHT: Final = 0.05
 _LATER_S: Final = 0.003
-"""Longest delay, in seconds, of messages that are not urgent while callers are served."""
+"""Longest time, in seconds, for which messages that are not urgent wait for answers to callers."""
 
 log = structlog.get_logger(__name__)
 
@@ -203,8 +206,8 @@ class NodeShell:
         return {self._streams[node]: role for node, role in self.roles.items()}
 
     def _roles_that_wait(self) -> tuple[frozenset[NodeId], frozenset[NodeId]]:
-        """Return two sets of roles: those whose answers and messages wait for a sync, and those
-        whose promises also wait for it within this process.
+        """Return two sets of roles. Answers and messages of the first set wait for a sync. Promises
+        of the second set wait for the sync even if they go to a role of this process.
         """
         if set(self.view.nodes) <= self.roles.keys():
             return frozenset(self.roles), frozenset()
@@ -212,8 +215,8 @@ class NodeShell:
         return persist, persist
 
     def _outbox_to(self, transport: Transport | None) -> Outbox:
-        """Return the outbox. A message that promises nothing may leave before a sync, unless it can
-        depend on unsynced data of another role of this process.
+        """Return the outbox. A message that promises nothing may leave before a sync. It must wait
+        if it could depend on unsynced data of another role of this process.
         """
         early = self._waiting == self._promising or len(self._waiting) < 2
         return Outbox(
@@ -223,7 +226,8 @@ class NodeShell:
     # --- start and end
 
     def start(self, *, journal_lost: bool = False, term: TermBegun | None = None) -> None:
-        """Recover the roles from the journal, or report to them that it is lost, and start them.
+        """Recover the roles from the journal, and start them. If the journal is lost, report the
+        loss to the roles instead.
 
         Args:
             journal_lost: whether the process had a journal at an earlier start, and now has none.
@@ -288,8 +292,8 @@ class NodeShell:
             self._schedule()
 
     def hasten(self, node: NodeId) -> None:
-        """Call a role soon, and deliver all messages at once: a caller waits for more than an
-        append.
+        """Call a role soon, and deliver all messages without delay, because a caller waits for
+        another operation than an append.
 
         Raises:
             NotReadyError: as `wake`.
@@ -298,7 +302,7 @@ class NodeShell:
         self.wake(node)
 
     def begin_term(self, term: TermBegun) -> None:
-        """Notify all roles of a term. A term older than the newest one that they know changes
+        """Notify all roles of a term. A term that is older than a role's newest one changes
         nothing.
         """
         if not self.ended:
@@ -307,7 +311,7 @@ class NodeShell:
             self._schedule()
 
     def want_members(self, members: Members) -> None:
-        """Notify all roles of the nodes that the cluster is to have."""
+        """Notify all roles of the desired nodes of the cluster."""
         if not self.ended:
             for node in self.roles:
                 self._inbox.setdefault(node, []).append(MembersWanted(members))
@@ -330,7 +334,7 @@ class NodeShell:
 
     @property
     def ended(self) -> bool:
-        """Whether the shell has failed or is closed; then it calls no role."""
+        """Whether the shell has failed or is closed. An ended shell calls no role."""
         return self._closed or self.failed is not None
 
     async def wait_until_synced(self) -> None:
@@ -406,8 +410,8 @@ class NodeShell:
             self._fail(error)
             return
         if self._inbox or (self._later and not self._held):
-            # The next iteration runs after the tasks of the callers just answered. So their next
-            # operations join it, and the answers that they forward are written first.
+            # The callers just answered run before the next iteration. So that iteration includes
+            # their next operations, and the answers that they forward are written first.
             self._scheduled = True
             self._loop.call_soon(self._loop.call_soon, self._iterate)
         elif self._later_since is not None:
@@ -417,7 +421,7 @@ class NodeShell:
 
     @property
     def _quiet(self) -> bool:
-        """Whether all frames that roles asked to persist are written, and the roles know it."""
+        """Whether all frames that roles asked to persist are written, and the roles notified."""
         waiting = (event for events in self._inbox.values() for event in events)
         return not self._disk_space.waiting and not any(
             isinstance(event, Persisted) for event in waiting
@@ -437,7 +441,7 @@ class NodeShell:
             touched[node] = None
             held = self._held if node in waiting else self._answers
             for effect in roles[node].handle(inbox.pop(node), now):
-                # The commonest effects come first, not in `_perform`, to save a call for each.
+                # The commonest effects are performed here, which saves a call of `_perform`.
                 if type(effect) is AnswerAppends:
                     held.append(effect)
                 elif type(effect) is Send and (to := effect.to) in roles:
@@ -471,8 +475,8 @@ class NodeShell:
                     self._inbox.setdefault(node, []).append(change)
 
     def _take_later(self, now: Instant) -> bool:
-        """Begin to deliver messages that are not urgent; False: there are none, or callers wait for
-        a sync first.
+        """Begin to deliver the messages that are not urgent. False: there are none, or they wait
+        until callers are answered.
 
         So a lone append is answered before index roles handle it, and many appends reach index
         roles together. The effects of the messages are performed in the same iteration.
@@ -535,13 +539,13 @@ class NodeShell:
             box.append(Persisted(effect.token, location))
 
     def _finish(self) -> None:
-        """Send the messages that promise nothing, sync the frames that this iteration wrote, then
-        send the other messages.
+        """Send the messages that may leave before the sync. Sync the frames that this iteration
+        wrote. Then send the other messages.
         """
         if self._answers:
             answers, self._answers = self._answers, []
             self._release_answers(answers)
-        if self._sync is None:  # the lock of a running sync would block the loop
+        if self._sync is None:  # a running sync holds a lock, which would block the loop
             self._journal.free_discarded()
         self._outbox.send_early()
         if self.rewriting.busy:
@@ -592,7 +596,9 @@ class NodeShell:
         self._sync.add_done_callback(done)
 
     def _watch_idle(self) -> None:
-        """Record the synced end of the journal when nothing was written for `journal_idle_s`."""
+        """Start a timer that records the synced end of the journal when nothing has been written
+        for `journal_idle_s`.
+        """
         if self._journal.written_bytes != self._written_bytes:
             self._written_bytes = self._journal.written_bytes
             self._written_at = self._loop.time()
@@ -672,10 +678,11 @@ class NodeShell:
         """End permanently. Output that depends on unsynced frames is not sent."""
         if first := self.failed is None:
             self.failed = error
-            # The message of an error of the platform suffices; it needs no traceback.
+            # An error of the platform needs no traceback: its message suffices.
             info = None if isinstance(error, IndilogError) else error
             log.error("node failed", error=str(error), exc_info=info)
-        # Also called when a sync in the thread fails later, while further callers wait.
+        # `_fail` is called a second time if a sync in the thread fails after the first error.
+        # Further callers may wait then.
         self._abandon(str(error))
         if first:
             self._on_fatal(error)
@@ -691,8 +698,8 @@ class NodeShell:
         self._abandon_callers()
 
     def _abandon_held(self, reason: str) -> None:
-        """Answer the callers whose outcomes will not be sent. Whether their records are on disk is
-        unknown until the next recovery.
+        """Answer the callers whose outcomes will not be sent. Only the next recovery shows whether
+        their records are on disk.
         """
         stopped = NotReadyError(f"The platform stopped: {reason}")
         unknown = AppendOutcomeUnknownError(

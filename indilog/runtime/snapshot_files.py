@@ -2,9 +2,10 @@
 write them (ARCHITECTURE 9.6; format in `indilog.kernel.index_snapshot`).
 
 Each index node has a directory. A snapshot is written under a temporary name, synced and renamed;
-the two newest are kept. A start skips a damaged snapshot with a warning. A snapshot that is found
-damaged while it is in use is renamed. Snapshots are derived data: the loss of one costs time, but
-changes no answer.
+the two newest are kept. A start skips a damaged snapshot with a warning. If damage is found while a
+snapshot is in use, the snapshot is renamed. Snapshots are derived data: the loss of one costs time,
+but changes no answer. `NodeShell` passes requests to `SnapshotFiles`. The rebuild of an index
+(`indilog_pipeline.rebuild`) writes snapshots with `SnapshotFolder`.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class SnapshotFolder:
         """Write a snapshot of sorted rows, and keep the newest ones.
 
         Raises:
-            OSError: an error of the system; the snapshots before are kept.
+            OSError: an error of the system; the earlier snapshots are kept.
         """
         return self._put(info.position, lambda file: write_rows(file, info, rows, tags))
 
@@ -141,7 +142,7 @@ class SnapshotFolder:
         """Write a copy of a snapshot of `position`, and keep the newest ones.
 
         Raises:
-            OSError: an error of the system; the snapshots before are kept.
+            OSError: an error of the system; the earlier snapshots are kept.
         """
         return self._put(position, lambda copy: _write_copy(file, copy))
 
@@ -166,8 +167,8 @@ class SnapshotFolder:
     def _remove_others(self, newest: Path, position: MetalogPosition) -> None:
         """Remove all snapshots except `newest` and the earlier ones that are kept.
 
-        Any other file of the same or a later position was written before `newest`. Such a file is
-        damaged, or covers metalog entries that were replaced since.
+        A file of the same or a later position was written before `newest`. Such a file is damaged,
+        or it covers metalog entries that have been replaced since.
         """
         kept = 1
         for at, path in snapshot_files(self._directory):
@@ -228,7 +229,7 @@ class SnapshotFiles:
         directory: has a folder for each node; None: no snapshots are kept.
         wait_synced: waits until everything written to the journal is synced; returns False if the
             process ends.
-        deliver: takes the answers, on the loop.
+        deliver: called on the event loop with each answer.
     """
 
     def __init__(
@@ -246,7 +247,9 @@ class SnapshotFiles:
         self._writing: ThreadPoolExecutor | None = None
 
     def ask(self, node: NodeId, request: SnapshotRequest) -> None:
-        """Serve a request of an index node; its answer is delivered later, or at once."""
+        """Serve a request of an index node. Its answer is delivered later; without snapshots, at
+        once.
+        """
         if self._directory is None or (
             isinstance(request, OpenSnapshot) and not snapshot_files(self._directory / node)
         ):
@@ -265,7 +268,7 @@ class SnapshotFiles:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Stop; a snapshot being written is dropped."""
+        """Stop. A snapshot that is being written is dropped."""
         for folder in self._folders.values():
             folder.stopped = True
         for task in self._tasks:

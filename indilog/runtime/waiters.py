@@ -1,4 +1,7 @@
-"""Resolves the futures of callers (ARCHITECTURE 5)."""
+"""Resolves the futures of callers with their outcomes (ARCHITECTURE 5).
+
+A cancelled future is skipped. `NodeShell` and `indilog_compute.local_log` use this module.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
 
 
 def resolve_ordered(appended: AnswerAppends) -> None:
-    """Give the callers of appends their seqnums, except those that were cancelled."""
+    """Give the callers of appends their seqnums, except the callers that were cancelled."""
     position = appended.position
     for seqnum, waiter in enumerate(appended.waiters, appended.first):
         if waiter is not None:
