@@ -1,9 +1,9 @@
-"""Checkpoint files: the state of all roles as of the frames before one place in the journal
-(docs/decisions/0028).
+"""Reads and writes checkpoint files: the state of all roles after the frames before one place in
+the journal (docs/decisions/0028).
 
 A checkpoint is the file `checkpoint-SEGMENT-OFFSET` in the directory of the journal. It holds the
-state of each role, encoded by `Checkpoints.checkpoint`, and the dead bytes of each segment file.
-Layout, little endian:
+state of each role, encoded by `Checkpoints.checkpoint`, and the use of each segment file. Layout,
+little endian:
 
 - header: magic "ILCP", version u8, segment u32, offset u64, length of the body u64, body CRC32C
   u32, header CRC32C u32
@@ -11,7 +11,7 @@ Layout, little endian:
 
 When all frames before its place are durable, a checkpoint is written under a temporary name, synced
 and renamed. The two newest checkpoints are kept. A start renames a damaged checkpoint and uses the
-previous one.
+previous one. `checkpointing` writes checkpoints, and `journal_reader` reads them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Place(NamedTuple):
 
 
 class FileUse(NamedTuple):
-    """The use of a segment file: `dead_bytes` of discarded frames, `other_bytes` of frames without
-    batches.
+    """The use of the file with the segments `first` to `last`: `dead_bytes` are in discarded
+    frames, and `other_bytes` in frames without batches.
     """
 
     first: int
@@ -60,11 +60,11 @@ class FileUse(NamedTuple):
 
 
 class JournalCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The body of a file.
+    """The body of a checkpoint file.
 
     Attributes:
         roles: the encoded state of each role, by the number of its stream.
-        derived: the streams of roles that a process may lack (`Checkpoints.derived`).
+        derived: the streams of roles without which a process may start (`Checkpoints.derived`).
         files: the use of the segment files, oldest first.
     """
 
@@ -103,9 +103,9 @@ def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
     """Return the first segment whose frames must all be kept, and the segments with the places of
     kept checkpoints.
 
-    A start may need all frames from that first segment on, with any of the kept checkpoints. With
-    only one checkpoint it is segment 0, because a start needs all frames if that checkpoint is
-    damaged.
+    A start may use any of the kept checkpoints, and then needs all frames after it. If there is
+    only one checkpoint, segment 0 is returned, because a start needs all frames if this checkpoint
+    is damaged.
     """
     kept = [place for place in checkpoint_places(directory) if place <= newest][-KEPT:]
     floor = kept[0].segment if len(kept) == KEPT else 0
@@ -116,8 +116,8 @@ def write_checkpoint(directory: Path, place: Place, checkpoint: JournalCheckpoin
     """Durably write a checkpoint, and remove checkpoints that are no longer kept; return its size
     in bytes.
 
-    All frames before `place` must be durable. A crash leaves either the older checkpoints, or the
-    new one and the newest older one. May run in a thread.
+    All frames before `place` must be durable. After a crash, either the older checkpoints exist, or
+    the new one and at least the newest older one. May run in a thread.
 
     Raises:
         OSError: an error of the system; the older checkpoints still exist.

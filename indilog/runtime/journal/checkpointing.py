@@ -10,7 +10,8 @@ all written frames. A `CHECKPOINT` frame marks the checkpoint's place in the jou
 encodes and writes the copy when all frames before that mark are durable. So after a power loss no
 checkpoint is ahead of its journal.
 
-A clean stop writes a checkpoint, too, so that the next start replays nothing.
+A clean stop also writes a checkpoint, so that the next start replays nothing. `NodeShell` calls
+`Checkpointing` in each iteration; `checkpoint_files` defines the file format.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from indilog.runtime.journal.segment import NO_ROOM
 _SHARE: Final = 2
 """A checkpoint of n bytes is written after at least n / `_SHARE` bytes were appended."""
 _UNSAVED_BYTES: Final = 128
-"""Assumed size of the state behind each frame in `Checkpoints.unsaved`, an estimate in frames."""
+"""Assumed bytes of state for each frame in `Checkpoints.unsaved`, which estimates unsaved work as a
+number of frames.
+"""
 _POLL_S: Final = 0.005
 """Seconds between two checks whether a sync, or the writing thread, has finished."""
 
@@ -42,8 +45,13 @@ log = structlog.get_logger(__name__)
 
 
 class _Taken(NamedTuple):
-    """A checkpoint that was copied and not written: its place, its encoders, and a mark of the
-    journal. The journal must reach the mark before the checkpoint is written.
+    """A checkpoint that was copied and is not written yet.
+
+    Attributes:
+        place: its place in the journal.
+        encoders: functions that encode the copied states of the roles, by stream.
+        uses: the use of the segment files at the time of the copy.
+        mark: the mark that the journal must reach before the checkpoint is written.
     """
 
     place: Place
@@ -118,8 +126,8 @@ class Checkpointing:
 
     def _due(self) -> bool:
         journal = self._journal
-        # A role still wants a checkpoint if the last one could not be written. It is then retried
-        # only after new frames, and not at once.
+        # If the last checkpoint could not be written, a role still wants one. The next attempt is
+        # made only after new frames, not at once.
         has_new = journal.frames > self._frames_at and not journal.starved
         if has_new and any(role.wants_checkpoint for role in self._wanting):
             return True
@@ -197,7 +205,7 @@ class Checkpointing:
         if self._writing is not None:
             self._writing.exception()
         elif self._taken is not None:
-            self._frames_at = 0  # the last copy was not written
+            self._frames_at = 0  # the last copy was not written, so a new one is needed
         fresh = self._journal.frames != self._frames_at or self._unsaved()
         if quiet and fresh and self._take():
             self._journal.sync()

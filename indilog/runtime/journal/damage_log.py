@@ -1,7 +1,8 @@
 """Logs the damage that a start finds in its journal (docs/decisions/0009).
 
-Damaged bytes stay in their file, so every start finds them. A repaired batch is in a later frame;
-one log line counts all repaired batches. Any other damage gets its own log line at each start.
+Damaged bytes stay in their file, so every start finds them again. If a damaged batch was repaired,
+a later frame holds it; one log line counts all repaired batches. Any other damage gets its own log
+line at each start. `recovery` uses this module.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class DamageLog:
         if kind is FrameKind.REPAIRED:
             header = batch_header(payload)
             self._missing.discard(_Batch(stream, header.shard, header.first, header.end))
-        elif kind is FrameKind.GONE_RECORDS:  # the records were repaired, and trimmed since
+        elif kind is FrameKind.GONE_RECORDS:  # the records were repaired, and later trimmed
             gone = decode_gone(payload)
             if gone.repaired:
                 self._missing.discard(_Batch(stream, gone.shard, gone.first, gone.end))

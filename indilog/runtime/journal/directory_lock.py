@@ -1,4 +1,7 @@
-"""Locks a directory for one process. The lock ends with the process, also after a crash."""
+"""Locks a directory for one process. The lock ends when the process ends, even by a crash.
+
+The journal and the embedded metadata store lock their directories, and so do backups.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from indilog.base.errors import DataDirectoryError
 
 
 def lock_directory(file: Path) -> int:
-    """Lock the directory of the lock file for this process, until the returned descriptor is
+    """Lock the directory that contains the lock file `file`, until the returned descriptor is
     closed.
 
     Raises:

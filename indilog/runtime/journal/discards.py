@@ -1,7 +1,7 @@
 """Frees the space of frames that are no longer needed (docs/decisions/0008).
 
-Each frame is first marked durably as gone. Then a hole is punched into the file, which frees its
-pages.
+A frame is first marked durably as gone. Then a hole is punched into the file, which frees the pages
+of the frame. `Journal` owns the `Discards`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class Discards:
-    """Frees discarded frames, each after a sync of the frames that made it unneeded.
+    """Frees discarded frames. Each waits for a sync of the frames that made it unneeded.
 
     Attributes:
         unpunched: number of discarded frames that kept their pages, because the file system cannot
@@ -78,7 +78,8 @@ class Discards:
             if (place := self._place(discard.location)) is None:
                 continue
             if discard.elsewhere:
-                # The frame counts as one without a batch: reclaimable when checkpoints cover it.
+                # The frame is counted like a frame without a batch: a rewrite omits it when the
+                # kept checkpoints cover it.
                 self._old.add_other(place.segment, frame_bytes(place.length))
                 self._old.changed = True
                 continue

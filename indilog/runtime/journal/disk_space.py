@@ -5,10 +5,11 @@ If there is no room for another segment, the journal can still use the rest of i
 part of that rest is reserved, for frames in flight and for the frames that a restart writes. When
 only the reserve is left, the roles are notified to accept no more records (`SpaceChanged`).
 
-Half of the reserve is for batches; the roles that store batches share it equally. Frames that
-exceed their part wait here in order, as on a slow disk. No message that acknowledges a waiting
-frame leaves the process. Frames of sequencers do not wait for batches of other roles, because trims
-are metalog entries and free disk space.
+The roles that store batches share half of the remaining room equally. When the segment has no room
+for a frame, the frame waits here, and later frames wait after it, as on a slow disk. No message
+that acknowledges a waiting frame leaves the process. Frames of sequencers do not wait for batches
+of other roles, because trims are metalog entries and free disk space. `NodeShell` writes all frames
+through `DiskSpace`.
 """
 
 from __future__ import annotations
@@ -72,14 +73,14 @@ class DiskSpace:
 
     @property
     def short(self) -> bool:
-        """Whether the disk is full, or was full at the last check. If not, `pop_change` returns
-        None.
+        """Whether the disk is full, or was full at the last check. While this is False,
+        `pop_change` returns None.
         """
         return self.full or bool(self._waiting) or self._journal.starved
 
     def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:
-        """Write a frame and return its location; None: the frame waits for room, and `retry`
-        returns it later.
+        """Write a frame and return its location. None: the frame waits for room, and `retry`
+        writes it later.
 
         Raises:
             OSError: the journal has failed.
@@ -131,9 +132,7 @@ class DiskSpace:
         return SpaceChanged(None)
 
     def retry(self, now: Instant) -> list[tuple[NodeId, Persisted]]:
-        """If a retry is due, check for room and write waiting frames; return the frames that were
-        written.
-        """
+        """If a retry is due, check for room and write waiting frames. Return the written frames."""
         if self._retry_at is None or now < self._retry_at:
             return []
         self._retry_at = None

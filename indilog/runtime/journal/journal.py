@@ -11,9 +11,10 @@ frames written after that sync, `recover` returns a prefix and makes it durable;
 lacks its predecessor. After a failed write or sync the journal refuses all calls permanently
 (PITFALLS 16).
 
-One thread uses the journal; only `sync_flushed` and `record_synced_end` may run in another. The
-operating system reports a failed write-back to only one sync of a descriptor. So syncs must not
-overlap: one lock covers each sync, the wait for it, and its outcome.
+One thread uses the journal. Only `sync_flushed` and `record_synced_end` may run in another thread.
+The operating system reports a failed write-back to only one sync of a descriptor. So syncs must not
+overlap: one lock covers each sync and its outcome. `NodeShell` owns the journal, and uses it
+through `DiskSpace`, `Checkpointing` and `Rewriting`.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ from indilog.runtime.journal.spare_segment import SpareSegment
 _BUFFERS_MAX: Final = 1024
 """Number of buffers that are collected before a flush, if no sync is requested."""
 _SPARE_FROM: Final = 16
-"""The next segment is prepared when this fraction (1/16) of the active segment is full. Earlier, a
-segment would be wasted if the process writes little. Later would be too late at full load, because
-writing the zeros takes longer than filling half a segment.
+"""The next segment is prepared when 1/16 of the active segment is full. Earlier, a segment would be
+wasted if the process writes little. Later, the segment would not be ready at full load, because
+writing its zeros takes longer than filling half a segment.
 """
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
@@ -145,7 +146,7 @@ class Journal:
         self._failed = False
         self._closing = False
         self.created = False
-        """Whether the directory held no journal when this one was opened."""
+        """Whether the directory held no journal before `open`."""
         self.damaged = 0
         """Number of places where `recover` could not read synced bytes."""
         self.corrected = 0
@@ -173,15 +174,16 @@ class Journal:
 
     @property
     def dirty(self) -> bool:
-        """Whether a written frame must become durable before any message leaves the process.
+        """Whether a written frame still needs a sync before messages leave the process.
 
-        Frames that can be fetched again (`ORDERING`) do not count; the next sync covers them.
+        A frame that can be fetched again (`ORDERING`) needs no sync of its own; the next sync
+        covers it.
         """
         return self._frames_written != self._frames_synced
 
     @property
     def failed(self) -> bool:
-        """Whether a write or sync has failed: the journal refuses all calls."""
+        """Whether a write or sync has failed. If so, the journal refuses all calls."""
         return self._failed
 
     @property
@@ -195,8 +197,8 @@ class Journal:
         return self._capacity - self._end - FRAME_HEADER_BYTES
 
     def prepare_next(self) -> None:
-        """Prepare the next segment, or detect that there is no room. The call blocks, so use it
-        only at a start.
+        """Prepare the next segment, or detect that there is no room for it. The call blocks, so use
+        it only at a start.
         """
         self.spare.prepare(self._number + 1)
         with contextlib.suppress(OSError):
@@ -215,7 +217,7 @@ class Journal:
 
     def load_checkpoint(self) -> JournalCheckpoint | None:
         """Read and return the newest intact checkpoint; `recover` then begins after it. None: there
-        is none, and `recover` yields all frames.
+        is no checkpoint, and `recover` yields all frames.
 
         Raises:
             DataDirectoryError: a newer release wrote the checkpoint.
@@ -270,15 +272,16 @@ class Journal:
             self.old.exclude_damaged(file)
         if scan.corrected:
             self.corrected += write_back(self.files.fd(file.first), file.path, scan.corrected)
-        # The process may have crashed before any sync of the file, also before the sync of a `GONE`
-        # mark.
+        # The process may have crashed before it synced the written frames or `GONE` marks.
         again_from = scan.synced if read.newest else scan.written
         write_again(self.files.fd(file.first), again_from, scan.written)
         for location in read.gone:
             self.discards.punch(location)
 
     def _activate(self, number: int, end: int) -> None:
-        """Continue in segment `number` at offset `end`; bytes after it are cut."""
+        """Continue in segment `number` at offset `end`. Overwrite the bytes after `end` with
+        zeros.
+        """
         path = segment_path(self.directory, number)
         if not path.exists():
             prepare_segment(self.directory, number, self.segment_bytes, lambda: False)
@@ -297,7 +300,7 @@ class Journal:
     # --- writing
 
     def write(self, stream: int, kind: FrameKind, payload: bytes) -> Location:
-        """Append a frame and return its location; its bytes are buffered.
+        """Append a frame to the buffers, and return its location.
 
         Raises:
             OSError: with `ENOSPC` there is no room for another segment: nothing was written, and a
@@ -348,7 +351,7 @@ class Journal:
                 self.spare.begin(self._number + 1)
 
     def flush_promised(self) -> None:
-        """Flush if a buffered frame needs no sync but is acknowledged when it is flushed.
+        """Flush if the buffers hold a frame that may be acknowledged after a flush, without a sync.
 
         Raises:
             OSError: the journal has failed permanently.
@@ -386,7 +389,7 @@ class Journal:
     def record_synced_end(self) -> None:
         """Make all flushed frames durable, and record in `NEWEST` how far the segment is synced.
 
-        By this record a start can distinguish damage of the last frames from a torn tail. Blocks;
+        With this record a start can distinguish damage of the last frames from a torn tail. Blocks;
         may run in another thread.
 
         Raises:
@@ -407,7 +410,7 @@ class Journal:
         self._synced = flushed
 
     def _sync(self, fd: int) -> None:
-        """Sync a file while holding the lock."""
+        """Sync a file. The caller holds the lock."""
         try:
             os.fdatasync(fd)
         except OSError:
@@ -459,10 +462,11 @@ class Journal:
     # --- reading
 
     def read(self, location: Location) -> bytes | None:
-        """Return the payload of a written or buffered frame; None: it is gone or unreadable.
+        """Return the payload of a written or buffered frame; None: the payload is gone or
+        unreadable.
 
-        For a damaged frame, the result may be bytes that are not an intact payload. The caller
-        verifies record batches (`RecordBatch`).
+        If the frame is damaged, the result may be bytes that are not an intact payload. So the
+        caller verifies record batches (`RecordBatch`).
         """
         if location.segment == self._number and location.offset + location.length > self._flushed:
             self.flush()
@@ -489,8 +493,8 @@ class Journal:
     def discard(self, location: Location, *, elsewhere: bool = False) -> None:
         """Mark a frame as unneeded; this takes effect when all frames written so far are synced.
 
-        Then `free_discarded` frees its space, and recovery finds the frame as `GONE`. With
-        `elsewhere`, only a rewrite of its segment frees it (see `Discard`).
+        Then `free_discarded` frees the frame's space, and recovery finds the frame as `GONE`. With
+        `elsewhere`, only a rewrite of the segment frees the space (see `Discard`).
         """
         self.discards.add(Discard(location, elsewhere), self._frames_written)
 

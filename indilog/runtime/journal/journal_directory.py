@@ -3,7 +3,8 @@
 The file `FORMAT` has one line: a name, a version, and the CRC32C of both in hexadecimal. If the CRC
 does not match, the line is damaged. A damaged line is rewritten if it differs in one bit from the
 line of this release, or if the segments hold frames of this release. Each frame has its own
-version, so this is safe.
+version, so this is safe. `Journal.open` uses this module; `indilog_pipeline` checks the version
+before it reads a journal.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ learner marks of sequencers. Format 4 had the writers of shards in frames of the
 views without zones and finalized shards.
 """
 _OLDEST_READ: Final = 5
-"""The oldest format that is read; a start then writes the format of this release."""
+"""The oldest format that is read. A start changes an older format to the format of this release."""
 _FORMAT_NAME: Final = "indilog-journal"
 
 log = structlog.get_logger(__name__)
@@ -41,10 +42,8 @@ def create_directory(directory: Path) -> None:
 
 
 def check_format(directory: Path) -> bool:
-    """Raise for a directory of another release. Write the format into a new directory, or into one
-    of an older format that is read.
-
-    Return whether the directory is new.
+    """Check the format of a directory, and return whether the directory is new. Write the format of
+    this release into a new directory, or in place of an older format that can be read.
 
     Raises:
         DataDirectoryError: the directory is of a newer, an older or an unknown format.
@@ -70,8 +69,8 @@ def check_format(directory: Path) -> bool:
 
 
 def check_version(directory: Path) -> None:
-    """Raise for a directory of another release. A missing or damaged `FORMAT` is accepted, because
-    each frame has its own version.
+    """Raise for a directory whose format cannot be read. A missing or damaged `FORMAT` is accepted,
+    because each frame has its own version.
 
     Raises:
         DataDirectoryError: the directory is of a newer, an older or an unknown format.

@@ -1,9 +1,9 @@
 """Reads a journal: its newest checkpoint, and the frames after it, in order (decisions 0009, 0028).
 
-The reader changes no byte and takes no lock. `Journal.recover` uses it, and then corrects damage
-and cuts torn tails, because its process continues to write. Programs that only read a data
-directory, perhaps while its process is running (`running`, docs/decisions/0035), use the reader
-alone.
+The reader changes no byte and takes no lock. `Journal.recover` uses it, then corrects flipped bits
+and cuts the torn tail, because its process continues to write. Programs that only read a data
+directory (`indilog_pipeline`) use the reader alone. The directory's process may be running
+meanwhile (`running`, docs/decisions/0035).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from indilog.runtime.journal.segment_scan import (
 from indilog.runtime.journal.segment_use import NewestSegment, is_whole, newest_noted
 
 _NO_SEGMENT: Final = 2**32 - 2
-"""Segment number in the name of a batch whose real name is damaged."""
+"""Segment number in the name of a batch whose real name cannot be read."""
 
 Frame: TypeAlias = tuple[int, FrameKind, bytes, Location]
 """Stream, kind, payload, and the location by which the role knows the frame (a batch's name)."""
@@ -55,7 +55,7 @@ class FileRead(NamedTuple):
         newest: whether the file may end in a torn tail.
         gone: locations of frames marked as gone.
         damaged: whether the file has damage.
-        frames: number of frames yielded, and of `CHECKPOINT` frames.
+        frames: number of intact frames, including `CHECKPOINT` frames and without `MOVED` frames.
         other_bytes: bytes of frames without batches.
     """
 
@@ -74,18 +74,19 @@ class JournalReader:
     Args:
         directory: the directory of the journal.
         segment_bytes: the assumed size of a missing segment.
-        running: whether a process may be writing to the journal. Then the newest segment is read up
-            to the first incomplete frame, and synced. So every returned frame is durable, even if
-            the process has not synced it. Files may be missing when they are opened (`OSError`),
-            and `changed` tells whether to start over.
+        running: whether a process may be writing to the journal. If so, the newest segment is read
+            up to the first incomplete frame, and then synced. So every yielded frame is durable,
+            even if the process has not synced it. A file may disappear before it is opened
+            (`OSError`). `changed` tells whether the caller must start over.
 
     Attributes:
         start: the place of the checkpoint that was loaded.
         moved: locations of moved batches; valid after `open_files`.
         files: the files up to the newest segment in use, by first segment; valid after
             `open_files`.
-        ends: the content of the frames that end these files; None: the file was never rewritten.
-        active: after iteration, the segment that a writer continues; `end` is the offset in it.
+        ends: the content of the last frame of each file; None: the file was never rewritten.
+        active: after iteration, the segment in which a writer continues.
+        end: after iteration, the offset in `active` at which a writer continues.
     """
 
     def __init__(self, directory: Path, *, segment_bytes: int, running: bool = False) -> None:
@@ -105,7 +106,7 @@ class JournalReader:
 
     def load_checkpoint(self) -> JournalCheckpoint | None:
         """Read and return the newest intact checkpoint; `frames` then begins after it. None: there
-        is none, and `frames` yields all frames.
+        is no intact checkpoint, and `frames` yields all frames.
 
         Raises:
             DataDirectoryError: a newer release wrote the checkpoint.
@@ -141,7 +142,7 @@ class JournalReader:
         """Tell whether files were replaced since `open_files`, or the loaded checkpoint was
         removed.
 
-        If no checkpoint was loaded, because all were damaged, a new checkpoint counts as a change.
+        If there was no intact checkpoint to load, a new checkpoint counts as a change.
         """
         places = checkpoint_places(self.directory)
         if self.start not in places if self.start.segment else not self._unread.issuperset(places):
@@ -157,7 +158,8 @@ class JournalReader:
         """
         newest, noted, number = self._newest, self._noted, max(1, self.start.segment)
         if not self.start.segment and any(end and end.batches_only for end in self.ends.values()):
-            # Rewrites dropped frames that checkpoints covered, but no checkpoint can be read.
+            # A rewrite dropped frames because checkpoints covered them, but no checkpoint can be
+            # read now.
             yield Damage(1, 0, self._segment_bytes, None, b"")
         self.active, self.end = newest + 1, 0
         while number <= newest:
@@ -174,8 +176,8 @@ class JournalReader:
             if alone and (newest != noted.number or is_whole(self.directory, noted)):
                 self.active, self.end = newest, read.scan.end
             elif not read.scan.damaged_end:
-                # The end of the file is missing. Each start finds this again, because the file is
-                # kept.
+                # The end of the file is missing. The file stays as it is, so each start finds this
+                # damage again.
                 size = noted.size_bytes if file.first == noted.number else read.scan.end
                 yield Damage(file.first, read.scan.end, size, None, b"")
                 read = read._replace(damaged=True)
@@ -219,7 +221,7 @@ class JournalReader:
         return read._replace(damaged=damaged, frames=frames, other_bytes=other_bytes)
 
     def _named(self, damage: Damage) -> Damage:
-        """Return the damage with the name by which its role knows the batch."""
+        """Return the damage with the name by which a role knows the damaged batch."""
         header, place = damage.header, damage.location
         if header is None or header.kind not in BATCH_KINDS:
             return damage
@@ -230,9 +232,9 @@ class JournalReader:
 def _made_durable(scan: SegmentScan, path: Path) -> list[Scanned | Damage]:
     """Return all frames and damage of a scan, after syncing the file.
 
-    A start also syncs the frames that it finds (docs/decisions/0022). Otherwise a crash of the
-    machine might lose frames that were already returned. On a file system that is mounted read-only
-    the failed sync is ignored, because no frame can be lost or written.
+    Without the sync, a crash of the machine might lose frames that were already returned. A start
+    syncs the frames that it finds for the same reason (docs/decisions/0022). On a file system that
+    is mounted read-only, the failed sync is ignored, because no frame can be lost or written.
 
     Raises:
         OSError: an error of the system.

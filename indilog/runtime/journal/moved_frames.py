@@ -1,12 +1,13 @@
 """Finds record batches after their segments were rewritten (docs/decisions/0016 and 0028).
 
-A role knows a batch by the location where it was first written. That location stays the batch's
-*name*, also after a restart. `MovedFrames` maps the name to the current location, so roles need not
-track rewrites. It needs 16 bytes of memory for each moved batch.
+A role knows a batch by the location where the batch was first written. That location stays the
+batch's *name*, even after a restart. `MovedFrames` maps the name to the current location, so roles
+need not track rewrites. It needs 16 bytes of memory for each moved batch. `JournalReader` creates
+the map, and `Rewriting` updates it.
 
-A rewritten file ends with `MOVED` frames, which hold the names of its batches. Their payload is:
-version u8, three zero bytes, count n u32, n names u64 (segment << 32 | offset), ascending, n
-offsets in this file u64.
+A rewritten file ends with `MOVED` frames, which hold the names of its batches. The payload of a
+`MOVED` frame is: version u8, three zero bytes, count n u32, n names u64 (segment << 32 | offset) in
+ascending order, n offsets in this file u64.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ flipped bit.
 
 
 class Places:
-    """The batches of one rewritten file, in order: their names, and their offsets in it."""
+    """The names of the batches in one rewritten file, and the offsets of the batches in the file.
+    Both are in ascending order.
+    """
 
     __slots__ = ("names", "offsets")
 
@@ -113,12 +116,12 @@ class MovedFrames:
         return files, now
 
     def has_moved(self, segment: int) -> bool:
-        """Whether a segment was rewritten in this incarnation."""
+        """Tell whether a segment was rewritten, in this incarnation or an earlier one."""
         return segment in self._files
 
     def name(self, file: int, offset: int, length: int) -> Location | None:
-        """Return the name of the batch at `offset` of a file, with its current length; None: the
-        `MOVED` frame of a rewritten file is damaged.
+        """Return the name of the batch at `offset` of a file, with the batch's current length.
+        None: the file was rewritten, and its `MOVED` frame with the name is damaged.
         """
         if (places := self._places.get(file)) is None:
             return Location(file, offset, length)
@@ -129,7 +132,9 @@ class MovedFrames:
         return Location(packed >> 32, packed & (1 << 32) - 1, length)
 
     def moved(self, segments: Iterable[int], file: int, places: Places) -> None:
-        """Note that `file` now holds the frames of these segments that a rewrite kept."""
+        """Note a rewrite: `file` (its first segment) now holds the remaining frames of
+        `segments`.
+        """
         for segment in segments:
             self._places.pop(segment, None)
             self._files[segment] = file

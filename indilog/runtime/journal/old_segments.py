@@ -3,8 +3,9 @@
 
 A file is rewritten when the dead share of its bytes reaches a limit. Neighbouring files are joined
 under two conditions: their live bytes fit into one segment, and the largest file has at most half
-of these bytes. So each copy of a byte is into a file at least twice as large. Hence each byte is
-copied only a few times, and the number of files stays proportional to the live bytes.
+of these bytes. So a join copies each byte into a file that is at least twice as large. Hence each
+byte is copied only a few times, and the number of files stays proportional to the live bytes.
+`Journal` and `Discards` report bytes here; `Rewriting` asks for the files to rewrite.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class OldSegment:
     Attributes:
         dead_bytes: bytes of discarded frames.
         other_bytes: bytes of frames without batches, which a checkpoint makes reclaimable.
-        left_too_much: whether the rewrite that wrote the file left more than twice the expected
-            bytes. If so, reclaimable bytes that roles report in it are ignored.
-        damaged: whether the file is damaged, and is therefore not rewritten.
-        copied_from: when the rewrite began that wrote the file.
+        left_too_much: whether the file has more than twice the bytes that its rewrite was expected
+            to leave. If so, the reclaimable bytes that roles report for it are ignored.
+        damaged: whether the file is damaged; damaged files are not rewritten.
+        copied_from: start time of the rewrite that wrote the file; `_NEVER` for other files.
     """
 
     file: SegmentFile
@@ -78,7 +79,7 @@ class OldSegments:
         return iter(self._files)
 
     def keep_from(self, floor: int, pinned: Iterable[int]) -> None:
-        """Set which segments the kept checkpoints need."""
+        """Set `floor` and `pinned`, after the kept checkpoints changed."""
         self.floor = max(self.floor, floor)
         self.pinned = frozenset(pinned)
         self.changed = True
@@ -108,11 +109,11 @@ class OldSegments:
             old.damaged = True
 
     def set_reclaimable(self, owner: str, by_segment: Mapping[int, int], *, began: Instant) -> None:
-        """Replace the report of `owner` about reclaimable bytes, by segment, in frames that it
-        still needs.
+        """Replace the report of `owner`: the reclaimable bytes, by segment, inside frames that
+        `owner` still needs.
 
-        `began` is when the owner began to count. Counts for a file that was rewritten since then
-        may be outdated. They are ignored until the next report.
+        `began` is when `owner` began to count. If a file was rewritten since then, the counts for
+        its segments may be outdated. These counts are ignored until the next report.
         """
         self._reclaimable[owner] = {
             segment: size

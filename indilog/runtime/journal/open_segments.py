@@ -1,4 +1,7 @@
-"""The open files of a journal's segments; at most 64 are open (ARCHITECTURE 7)."""
+"""Opens the files of a journal's segments, and keeps at most 64 open (ARCHITECTURE 7).
+
+`Journal` and `Discards` use it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ _OPEN_FILES_MAX: Final = 64
 class OpenSegments:
     """Opens files on demand, and closes the least recently opened ones.
 
-    Only one thread uses it. Another thread may only call `fd` for the active segment, whose file
-    stays open.
+    One thread uses it. Another thread may only call `fd` for the active segment, whose file stays
+    open.
     """
 
     def __init__(self, directory: Path) -> None:

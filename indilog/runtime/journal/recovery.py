@@ -1,5 +1,7 @@
-"""Recovery of a process: its roles restore the newest checkpoint, replay later frames, and are
+"""Recovers the roles of a process: they restore the newest checkpoint, replay later frames, and are
 notified of losses (ARCHITECTURE 11, decisions 0009 and 0028).
+
+`NodeShell` calls `recover` at its start. Programs that only read a journal call `read`.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
 def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) -> int:
-    """Restore the roles from the newest checkpoint and replay later frames; return the number of
-    frames. `roles` is keyed by stream.
+    """Restore the roles from the newest checkpoint, replay later frames, and return the number of
+    replayed frames. `roles` is keyed by stream.
 
-    All roles are notified of damage whose stream is unknown. They are also notified if `lost` is
-    set. It means that the process had a journal at an earlier start, and now the journal is empty.
+    If the stream of damaged bytes is unknown, all roles are notified of the damage. All roles are
+    also notified if `lost` is set: the process had a journal at an earlier start, and now the
+    journal is empty.
 
     Raises:
         IndilogError: the journal belongs to other roles.
@@ -78,7 +81,7 @@ def restore(
     for stream, payload in checkpoint.roles.items():
         role: object = roles.get(stream)
         if role is None and stream in checkpoint.derived:
-            continue  # the role is retired; if it runs here again, it fetches its state
+            continue  # the role is retired; if it runs here again, it fetches its state then
         if not isinstance(role, Checkpoints):
             raise IndilogError(
                 "The journal holds a checkpoint of a role that this process does not run."
@@ -125,7 +128,7 @@ def _tell(damage: Damage, roles: Mapping[int, Role]) -> None:
     header = damage.header
     payload = damage.payload
     if header is not None and header.kind in BATCH_KINDS and not is_batch_of(header, payload):
-        payload = b""  # these bytes were written under another header
+        payload = b""  # the bytes do not belong to this header
     lost = Lost(_KINDS.get(header.kind) if header else None, payload, damage.location)
     for stream, role in roles.items():
         if isinstance(role, SurvivesLoss) and (header is None or header.stream == stream):

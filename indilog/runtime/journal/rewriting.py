@@ -3,12 +3,13 @@
 
 One rewrite runs at a time, in small steps between the process's other work. A step reads a part of
 the old files and asks the roles which frames they still need. A thread writes these frames durably.
-A credit (token bucket) limits the bytes written. It grows by a share of the appended bytes, and at
-a fixed rate over time, so that rewrites continue when there are few appends. Pauses between steps,
-proportional to the estimated cost of a step, bound the load on the event loop.
+A credit (token bucket) limits the bytes written. The credit grows by a share of the appended bytes.
+It also grows at a fixed rate over time, so that rewrites continue when there are few appends. After
+each step, a pause proportional to the step's estimated cost bounds the load on the event loop.
 
 The roles decide from their state in memory, which may be ahead of the disk. So a copy replaces the
-old files only when all frames written before the roles' last decision are synced.
+old files only when all frames written before the roles' last decision are synced. `NodeShell` calls
+`advance`; `OldSegments` chooses the files, and `SegmentRewrite` copies them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _BYTE_COST_S: Final = 2e-9
 _REST: Final = 4
 """The pause after a step, in multiples of the step's estimated cost."""
 _POLL_S: Final = 0.005
-"""Seconds between two polls whether a thread or a sync is done."""
+"""Seconds between two checks whether a thread or a sync is done."""
 _LOOK_S: Final = 0.1
 """Shortest time in seconds between two searches for files to rewrite."""
 _RETRY_S: Final = 5.0
@@ -73,8 +74,8 @@ class Rewriting:
         self._copy: SegmentRewrite | None = None
         self._slices: Generator[Slice] | None = None
         self._mark: int | None = None
-        """The mark of the journal that must be reached before the complete copy replaces the old
-        files; None: the copy is not complete.
+        """When the journal reaches this mark, the complete copy replaces the old files. None: the
+        copy is not complete.
         """
         self._working: Future[None] | None = None
         self._cleaning: Future[None] | None = None
@@ -96,8 +97,8 @@ class Rewriting:
             self._wake_after(again_s)
 
     def _step(self, now: Instant) -> float | None:
-        """Do a step; return the seconds until the next step. None: wait until the segments
-        change.
+        """Do a step, and return the seconds until the next step. None: there is no next step until
+        the segments change.
         """
         if self._cleaning is not None:
             if not self._cleaning.done():
@@ -163,8 +164,8 @@ class Rewriting:
         return True
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Tell whether a copy leaves room for the next segment; on a full disk, for another
-        copy.
+        """Tell whether there is room for the copy and the next segment. On a full disk, twice the
+        size of the copy suffices.
         """
         system = os.statvfs(self._journal.directory)
         free = system.f_bavail * system.f_frsize

@@ -7,14 +7,15 @@ frames from its start. A frame never spans two segments. The layout of a frame, 
              stream u64, segment u32, synced u32, payload CRC32C u32, header CRC32C u32
     payload  `length` bytes, then zeros up to the next multiple of 8
 
-`segment` is the number of the segment for which the frame was written. It identifies old frames in
-a reused file, whose CRC is valid. `synced` is the number of bytes of this segment that were known
-to be on disk when the frame was written. An unreadable frame *below* the `synced` of a later frame
-is damage; any other is a torn tail (`segment_scan`). The payload CRC of a record batch is the CRC
-of the batch's header, so that no CRC is computed twice.
+`segment` is the number of the segment for which the frame was written. It exposes old frames in a
+reused file, although their CRC is valid. `synced` is the number of bytes of this segment that were
+known to be on disk when the frame was written. An unreadable frame *below* the `synced` of a later
+frame is damage (`segment_scan`). The payload CRC of a record batch is the CRC of the batch's
+header, so that no CRC is computed twice.
 
 A full segment ends with a frame of kind 0, which is synced before the next segment gets its first
-frame. So only the newest segment in use can have a torn tail.
+frame. So only the newest segment in use can have a torn tail. All modules of this package, and the
+programs that write files durably, use the functions here.
 """
 
 from __future__ import annotations
@@ -83,8 +84,11 @@ def pack_header(
 
 
 class RewrittenEnd(NamedTuple):
-    """The content of the frame that ends a rewritten file: the offset of its `MOVED` frames, and
-    whether all frames except batches were omitted.
+    """The content of the frame that ends a rewritten file.
+
+    Attributes:
+        names_at: offset of the file's `MOVED` frames.
+        batches_only: whether the rewrite omitted all frames except batches.
     """
 
     names_at: int
@@ -98,7 +102,7 @@ _BATCHES_ONLY: Final = 1 << 62
 def pack_rewritten_end(number: int, end: RewrittenEnd) -> bytes:
     """Return the frame that ends a rewritten file whose first segment is `number`.
 
-    The stream field, which an end frame does not need, holds the content.
+    The stream field holds the content, because an end frame belongs to no stream.
     """
     said = _REWRITTEN | (_BATCHES_ONLY if end.batches_only else 0) | end.names_at
     return pack_header(END_OF_SEGMENT, 0, said, number, 0, 0)
@@ -187,7 +191,8 @@ def synced_directory(directory: Path) -> None:
 def prepare_segment(
     directory: Path, number: int, size_bytes: int, cancelled: Callable[[], bool]
 ) -> None:
-    """Durably create segment `number`, filled with zeros. A crash leaves the whole segment or none.
+    """Durably create segment `number`, filled with zeros. After a crash, either the whole segment
+    exists, or no part of it.
 
     The zeros are actually written, because allocating a page later would cost more than a sync.
     Each chunk is synced separately, so that concurrent syncs of the journal stay short.
@@ -225,8 +230,8 @@ def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
 
     The mark changes one byte of each frame, so a crash leaves either the old byte or the new one.
     The header's CRC is not changed, because `unpack_header` computes it for the old byte. Frames of
-    other kinds are not marked: in place of a repaired batch, recovery does not expect discarded
-    records.
+    other kinds, such as repaired batches, are not marked: recovery expects only a `RECORDS` frame
+    to be gone.
 
     Raises:
         OSError: an error of the system.
@@ -247,7 +252,7 @@ def punch(fd: int, place: Location) -> None:
     """Free the whole pages of a batch after its header. The freed pages then read as zeros.
 
     Raises:
-        OSError: the file system does not support it, or another error of the system.
+        OSError: the file system cannot punch holes, or another error of the system.
     """
     first = -(-(place.offset + HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
     length = (place.offset + place.length) // _PAGE_BYTES * _PAGE_BYTES - first
@@ -276,8 +281,8 @@ def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
 def zero_tail(fd: int, start: int, end: int) -> None:
     """Durably overwrite [start, end) of a file with zeros.
 
-    Otherwise a later recovery could find old frames there, if new frames end exactly where an old
-    one begins. Only chunks that are not zero are written.
+    Otherwise, if new frames end exactly where an old frame begins, a later recovery could find the
+    old frame. Only chunks that are not zero are written.
     """
     for offset in range(start, end, _CHUNK_BYTES):
         zeros = _ZEROS[: min(_CHUNK_BYTES, end - offset)]

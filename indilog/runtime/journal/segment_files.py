@@ -2,8 +2,9 @@
 
 A segment has its own file until it is rewritten together with its neighbours. Then
 `segment-00000003-00000007.log` holds the remaining frames of the segments 3 to 7, in their order.
-The file is valid as soon as it has that name. The files that it replaces are removed after that; if
-a crash prevents this, the next start removes them.
+The joined file is valid as soon as it has that name. Then the replaced files are removed. If a
+crash prevents the removal, the next start removes them. The other modules of this package use
+`segment_files` to find all valid files.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from indilog.runtime.journal.segment import segment_path
 
 
 class SegmentFile(NamedTuple):
-    """A file that holds the segments `first` to `last`; its frames name `first`."""
+    """A file that holds the segments `first` to `last`. The headers of its frames name `first`."""
 
     first: int
     last: int

@@ -1,10 +1,10 @@
 """Copies the needed frames of old segment files to one new file, in the same order
 (docs/decisions/0016).
 
-The copy becomes valid when it is durable and is renamed to the name that covers the old files. So a
-crash leaves either the old files or the new one valid. In place of a discarded batch, the copy has
-a note that its records are gone; recovery treats the note like the batch. Consecutive discarded
-batches share one note, in place of the first of them.
+When the copy is durable, it is renamed to the name that covers the old files, and so becomes valid.
+So after a crash either the old files or the new file is valid. In place of a discarded batch, the
+copy has a note that the batch's records are gone. Consecutive discarded batches share one note, in
+place of their first batch. `Rewriting` decides when to copy which files.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _WRITE_BYTES: Final = 256 * 1024
 log = structlog.get_logger(__name__)
 
 Needed: TypeAlias = Callable[[int, FrameKind, bytes, Location], bytes | None]
-"""Returns the part of a batch that must remain, given its stream, kind, payload and name: the
-payload or a smaller one. None: only a note with the batch's records remains. `ELSEWHERE`: nothing
-remains (see `Shrinks`).
+"""Takes the stream, kind, payload and name of a batch. Returns the payload that must remain, which
+may be smaller. None: only a note of the batch's records remains. `ELSEWHERE`: nothing remains (see
+`Shrinks`).
 """
 
 
@@ -63,8 +63,8 @@ class DamagedSegmentError(Exception):
 
 
 class Slice(NamedTuple):
-    """The next part of the copy, at `offset`; empty while too few bytes have accumulated.
-    `read_bytes` and `frames` count the input that was read for it.
+    """The next part of the copy, to be written at `offset`. It has no `buffers` while too few bytes
+    have accumulated. `read_bytes` and `frames` count the input read since the previous slice.
     """
 
     offset: int
@@ -81,7 +81,7 @@ class _Run(NamedTuple):
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove the files that an interrupted rewrite left.
+    """Remove the files that a rewrite left when it was interrupted.
 
     Raises:
         OSError: an error of the system.
@@ -109,7 +109,9 @@ def rewritten_end(file: SegmentFile) -> RewrittenEnd | None:
 
 
 def places_in(file: SegmentFile, names_at: int) -> Places:
-    """Return the places of the batches of a rewritten file, without those in damaged frames."""
+    """Return the places of the batches of a rewritten file. Places in damaged `MOVED` frames are
+    missing.
+    """
     places = Places()
     for found in SegmentScan(file.path, file.first, newest=False, start=names_at):
         if isinstance(found, Damage) or found[0].kind != FrameKind.MOVED:
@@ -153,9 +155,9 @@ class SegmentRewrite:
         self._open = True
         self._buffers: list[bytes] = []
         self._runs: dict[tuple[int, ShardId], _Run] = {}
-        """The newest note of each shard, which may still grow."""
+        """The newest note of each stream and shard. It may still grow."""
         self._grown: dict[int, tuple[int, GoneRecords]] = {}
-        """Notes that grew after they were written, by their offset, with their stream."""
+        """Notes that grew after they were added to the copy, by offset, each with its stream."""
         self.places = Places()
         self.bytes = 0
         self.other_bytes = 0
@@ -222,8 +224,8 @@ class SegmentRewrite:
         if kept == ELSEWHERE:
             if self._batches_only:
                 return
-            # Without a readable checkpoint, recovery first finds the batch, and then the frame that
-            # places its records elsewhere.
+            # If recovery has no readable checkpoint, it must find the batch first, and then the
+            # frame that places the batch's records elsewhere.
             kept = payload
             self.other_bytes += frame_bytes(len(payload))
         if kept is None:
@@ -234,8 +236,8 @@ class SegmentRewrite:
         self._put(kind, stream, kept)
 
     def _note(self, stream: int, gone: GoneRecords) -> None:
-        """Add a note of gone records. If they follow the records of the previous note, extend that
-        note.
+        """Add a note of gone records. If these records follow the records of the previous note,
+        extend the previous note instead.
         """
         if self._batches_only:
             return
@@ -297,7 +299,7 @@ class SegmentRewrite:
         os.fdatasync(self._fd)
 
     def give_name(self) -> SegmentFile:
-        """Replace the old files by the copy; return its file.
+        """Give the copy its final name, which makes it valid. Return the file.
 
         Raises:
             OSError: an error of the system; the old files stay valid.

@@ -8,7 +8,7 @@ does, the bytes are a *torn tail*, where the journal ends.
 
 A single flipped bit in a header, or in a small payload, is corrected by trying all bits. At these
 lengths, two byte strings with valid CRC32Cs differ in at least four bits, so only one correction
-fits.
+fits. `JournalReader` and `SegmentRewrite` read segments with `SegmentScan`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ZEROS: Final = bytes(_CHUNK_BYTES + FRAME_HEADER_BYTES)
 """Content of a chunk in which nothing was written yet."""
 _SECTOR_BYTES: Final = 4096
 _CORRECTED_BYTES_MAX: Final = 8192
-"""Largest payload in bytes that is corrected; that takes at most 65,536 tries."""
+"""Largest payload in bytes that is corrected. A correction takes at most 65,536 tries."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +55,7 @@ class Damage(NamedTuple):
     start: int
     end: int
     header: FrameHeader | None
-    """The header of the frame; None if it is damaged, too."""
+    """The header of the frame; None: the header is damaged too."""
     payload: bytes
     """The bytes that were found in place of the payload."""
     name: Location | None = None
@@ -79,14 +79,14 @@ class SegmentScan:
     Args:
         newest: whether the segment may end with a torn tail.
         synced: number of bytes that were certainly synced, known from outside the segment.
-        growing: whether a process may be writing to the segment. Then `synced` comes from all its
-            frames (`synced_end`). Unreadable bytes after `synced` may be incomplete frames, so they
-            are not damage.
+        growing: whether a process may be writing to the segment. If so, the caller takes `synced`
+            from all frames of the segment (`synced_end`). Unreadable bytes after `synced` may be
+            incomplete frames, so they are not damage.
 
     Attributes:
         end: after iteration, the offset after the last intact frame.
-        synced: after iteration, number of bytes that were certainly synced, also according to the
-            frames.
+        synced: after iteration, number of bytes that were certainly synced, according to the
+            argument and to the frames.
         sealed: after iteration, whether a frame ends the segment.
         damaged_end: after iteration, whether the last item found was damage.
         corrected: corrected bytes, with their offsets, to be written back.
@@ -114,7 +114,7 @@ class SegmentScan:
 
     @property
     def written(self) -> int:
-        """The offset after the last intact frame, including one that ends the segment."""
+        """The offset after the last intact frame. A frame that ends the segment counts."""
         return self.end + FRAME_HEADER_BYTES if self.sealed else self.end
 
     def __iter__(self) -> Iterator[Scanned | Damage]:
@@ -193,7 +193,7 @@ class SegmentScan:
 
 
 def correct_header(buffer: bytes) -> bytes | None:
-    """Return the header from which `buffer` differs in one bit; None: there is none."""
+    """Return the valid header that differs from `buffer` in one bit; None: there is none."""
     if len(buffer) < FRAME_HEADER_BYTES or not any(buffer):
         return None
     tried = bytearray(buffer[:FRAME_HEADER_BYTES])
@@ -241,7 +241,8 @@ def write_again(fd: int, start: int, end: int) -> None:
 
 
 def correct_payload(header: FrameHeader, payload: bytes) -> bytes | None:
-    """Return the small payload from which `payload` differs in one bit; None: there is none.
+    """Return the intact payload that differs from `payload` in one bit; None: there is none, or
+    `payload` is too long.
 
     Record batches are not corrected: they are too long for a unique correction, and other replicas
     have them.
@@ -266,7 +267,7 @@ def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHea
     for offset in range(start, os.fstat(fd).st_size, _CHUNK_BYTES):
         # A header may begin in one chunk and end in the next.
         chunk = _pread(fd, _CHUNK_BYTES + FRAME_HEADER_BYTES, offset)
-        if _ZEROS.startswith(chunk):  # compared at a tenth of what the search costs
+        if _ZEROS.startswith(chunk):  # a comparison takes a tenth of the time of the search
             continue
         at = chunk.find(MAGIC)
         while 0 <= at < _CHUNK_BYTES:
@@ -287,7 +288,7 @@ def synced_end(path: Path, number: int, start: int) -> int:
 
 
 def holds_frames(path: Path, number: int) -> bool:
-    """Tell whether a segment has any frame that was written for it, even after damage."""
+    """Tell whether a segment has any frame that was written for it, before or after damage."""
     with path.open("rb") as file:
         return any(headers_in(file.fileno(), number, 0)) or (
             correct_header(_read(file, FRAME_HEADER_BYTES)) is not None

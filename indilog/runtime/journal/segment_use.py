@@ -1,13 +1,14 @@
 """The file `NEWEST`: the newest segment in use, and how far it was synced (ARCHITECTURE 11,
 docs/decisions/0009 and 0022).
 
-The segments alone do not show whether the newest segment is missing, because the rest looks like a
-shorter journal. Nor do they distinguish damage of the last frames from a torn tail. So `NEWEST`
-describes the newest segment that may hold frames. It has one line: a name, the segment's number,
-its size and its synced size in bytes, and the CRC32C of the line in hexadecimal.
+If the newest segment is missing, the other segments look like a shorter journal. The segments alone
+also do not distinguish damage of the last frames from a torn tail. So `NEWEST` describes the newest
+segment that may hold frames. It has one line: a name, the segment's number, its size and its synced
+size in bytes, and the CRC32C of the line in hexadecimal.
 
 The line is written before the first frame of a segment, after a time without writes, and at a clean
-stop. It is overwritten in place, because a full disk has no room for a second file.
+stop. It is overwritten in place, because a full disk has no room for a second file. `Journal`
+writes the file, and `JournalReader` reads it.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def note_newest(directory: Path, newest: NewestSegment) -> None:
 
 
 def newest_noted(directory: Path) -> NewestSegment | None:
-    """Return the content of `NEWEST`. None: there is no such file, or it is unreadable, which is
-    logged.
+    """Return the content of `NEWEST`. None: there is no such file, or the file is unreadable or
+    damaged, which is logged.
     """
     path = directory / _FILE
     if not path.exists():

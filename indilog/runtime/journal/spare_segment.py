@@ -1,4 +1,7 @@
-"""Prepares the next segment of a journal in a thread (ARCHITECTURE 7, docs/decisions/0001)."""
+"""Prepares the next segment of a `Journal` in a thread (ARCHITECTURE 7, docs/decisions/0001).
+
+So the journal does not wait for a new segment at full load.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ class SpareSegment:
         self._made: Future[None] | None = None
         self._starved = False
         self._judged: Future[None] | None = None
-        """The attempt that `_starved` tells of; asking it again would take its lock."""
+        """The attempt whose outcome is stored in `_starved`. It is stored because each question to
+        the future takes a lock.
+        """
         self._closing = False
 
     @property
@@ -42,7 +47,7 @@ class SpareSegment:
         return self._made is not None and self._made.done() and self._made.exception() is None
 
     def begin(self, number: int) -> None:
-        """Start to prepare segment `number`, unless that has started."""
+        """Start to prepare segment `number`, unless a preparation has started."""
         if self._made is None:
             self.prepare(number)
 
@@ -58,7 +63,8 @@ class SpareSegment:
         self._made = self.pool.submit(make)
 
     def make(self, number: int, size_bytes: int) -> None:
-        """Wait for segment `number`; a frame that exceeds `segment_bytes` gets a larger segment.
+        """Wait for segment `number`. If `size_bytes` exceeds `segment_bytes`, prepare a larger
+        segment.
 
         Raises:
             OSError: there is no room (`ENOSPC`), or another error of the system.
