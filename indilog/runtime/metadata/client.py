@@ -3,13 +3,14 @@
 The server is in `service`. A request may be lost with its connection, so each new connection
 (`links`) carries all unanswered requests again. A repeated request is harmless:
 
-- Reads change nothing, and a sequence skips a number.
-- A compare-and-set has a unique id of its write. The server remembers the id, so the repeated
-  request gets the result of the first one, also if another client has deleted the key since.
+- A repeated read changes nothing, and a repeated request for a sequence number skips a number.
+- A compare-and-set has a unique id of its write. The server remembers the id. So a repeated request
+  gets the result of the original request, even if another client has deleted the key since.
 - A key that was deleted stays deleted.
 - Opening a session again is a heartbeat, and closing it again does nothing.
 
 A directory is listed in pages. The client starts again if the directory changed between two pages.
+Nodes and the supervisor of other machines use `MetadataClient` (`cluster.metadata_address`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _Asked(NamedTuple):
 
 
 class MetadataClient(SessionKeeper):
-    """A `MetadataStore` that asks a `MetadataServer`; made and used on one event loop.
+    """A `MetadataStore` that asks a `MetadataServer`; created and used on one event loop.
 
     The base class `SessionKeeper` adds compare-and-set, delete and sessions to the methods here.
 
@@ -79,7 +80,7 @@ class MetadataClient(SessionKeeper):
         self.close()
 
     def close(self) -> None:
-        """Stop at once; requests in flight fail at their deadline. May be called again."""
+        """Stop at once. Requests in flight fail at their deadline. May be called again."""
         self._link.close()
 
     async def get(self, key: str) -> Versioned | None:
@@ -166,7 +167,9 @@ class MetadataClient(SessionKeeper):
         request: Callable[[int], messages.Watch | messages.WatchDirectory],
         expected: type[_Reply],
     ) -> _Reply:
-        """Ask until there is a change, however long the server is unreachable."""
+        """Ask until there is a change, without a time limit. The server may be unreachable
+        meanwhile.
+        """
         while True:
             with contextlib.suppress(QuorumUnavailableError):
                 reply = await self._request(request(next(self._numbers)))

@@ -2,9 +2,9 @@
 
 The module `service` lets other processes use the store. The store has one revision, which each
 change of keys increments. The version of a key is the revision of its last write. So a key that was
-deleted and created again has a greater version. Sessions and their keys are in the file too, and so
-are the ids of the last writes whose values were replaced or deleted: a resent write is not applied
-again (docs/decisions/0092).
+deleted and created again has a greater version. The file also has the sessions and their keys. It
+also has the ids of the last writes whose values were replaced or deleted, so that a resent write is
+not applied again (docs/decisions/0092).
 
 Opening the store renews every session for its full `ttl_s`, because no heartbeat could reach the
 closed store.
@@ -14,9 +14,10 @@ corrected by trying all bits, in files of at most `_CORRECTED_BYTES_MAX`. Up to 
 with valid CRCs differ in at least four bits, so only one correction fits.
 
 Each change writes a new file, syncs it, renames it over the old one and syncs the directory. So a
-crash leaves the old or the new contents, never a mixture. That is fast enough for facts that change
-a few times a day. Each start writes the file, because a process takes an epoch. So a second file,
-of zeros, reserves the room for one more write. It is deleted when the disk is full.
+crash leaves the old or the new contents, never a mixture. Such a change is fast enough for facts
+that change a few times a day. Each start must write the file, because a process takes an epoch. So
+a second file, of zeros, reserves the room for one more write. When the disk is full, the second
+file is deleted.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ _CORRECTED_BYTES_MAX: Final = 8 * KIB
 _RESERVE_BYTES: Final = 256 * KIB
 """Size of the file that reserves room. A start on a full disk deletes it to write its epoch."""
 _SUPERSEDED_MAX: Final = 64
-"""Superseded writes that are remembered. A client resends a write for at most `metadata_timeout_s`,
-and all processes of a platform write a few keys in that time.
+"""Number of superseded writes that are remembered. A client resends a write for at most
+`metadata_timeout_s`. In that time all processes of a platform write only a few keys.
 """
 _EXPIRE_AGAIN_S: Final = 1.0
-"""Seconds until the end of a session is written again, after it failed on a full disk."""
+"""Seconds until the next attempt to write the end of a session, after a full disk."""
 _REMEDY: Final = "put it back from a copy of the whole directory, or choose another directory."
 
 
@@ -88,14 +89,14 @@ class _Item(msgspec.Struct, frozen=True, array_like=True):
     not applied again. Empty: the writer never repeats this write.
     """
     session: str = ""
-    """The session that an ephemeral key vanishes with; empty: the key is not ephemeral."""
+    """The session with which an ephemeral key vanishes; empty: the key is not ephemeral."""
 
 
 class _Contents(msgspec.Struct, array_like=True):
     items: dict[str, _Item]
     sequences: dict[str, int]
     revision: int = 0
-    """Number of changes of keys so far; also the version of the key that was written last."""
+    """Number of changes of keys so far. The key that was written last has this version."""
     sessions: dict[str, float] = msgspec.field(default_factory=dict)
     """`ttl_s` of each session that has not ended."""
     superseded: dict[str, int] = msgspec.field(default_factory=dict)
@@ -107,7 +108,7 @@ class EmbeddedMetadataStore(SessionKeeper):
 
     After a failed write or sync it is unknown whether the disk has the old or the new contents. A
     retried sync may report success although data was lost. So the store refuses all writes until it
-    is opened again, which reads the disk. After `DiskFullError` nothing was changed, and further
+    is opened again and has read the disk. After `DiskFullError` nothing was changed, and further
     writes are accepted.
 
     Raises:
@@ -165,10 +166,12 @@ class EmbeddedMetadataStore(SessionKeeper):
         """See `SessionKeeper.write`.
 
         Args:
-            write: what to write.
-            session: the session that must not have ended; empty: none.
-            writer: a unique name of this write. A repetition answers `Written` again, also after
-                the value was replaced or deleted, unless 64 further values were since.
+            write: the key, its new value and its expected version.
+            session: the write takes effect only while this session is alive; empty: no session is
+                needed.
+            writer: a unique id of this write. A repetition returns `Written` again, even if the
+                value was replaced or deleted since. After 64 further replaced or deleted values,
+                the write is no longer remembered.
         """
         key = write.key
         self._check(key, write.value)
@@ -187,8 +190,8 @@ class EmbeddedMetadataStore(SessionKeeper):
         return Written(new.version)
 
     def replace(self, key: str, value: bytes) -> None:
-        """Set `key` without comparing its version. Only for commands that run while the platform is
-        stopped, because sessions and repeated writes are ignored.
+        """Set `key` without comparing its version. Sessions and repeated writes are ignored, so
+        only commands that run while the platform is stopped may call this.
         """
         self._check(key, value)
         new = _Item(value, self._contents.revision + 1, "", "")
@@ -229,7 +232,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         return number
 
     def raise_sequence(self, key: str, number: int) -> None:
-        """Have the sequence of `key` give only numbers above `number`."""
+        """Raise the sequence of `key`, so that it returns only numbers above `number`."""
         self._check(key, b"")
         if number > self._contents.sequences.get(key, 0):
             sequences = {**self._contents.sequences, key: number}
@@ -281,8 +284,8 @@ class EmbeddedMetadataStore(SessionKeeper):
         self._end_sessions({name} & self._ends_at.keys())
 
     def expire_in_time(self) -> None:
-        """Set a timer on the running event loop. It ends each session that gets no heartbeat for
-        its `ttl_s`, and is set again after it fires.
+        """Set a timer on the running event loop. The timer ends each session that gets no heartbeat
+        for its `ttl_s`, and is then set again.
         """
         if self._expiry is not None:
             self._expiry.cancel()  # a new session may end before the others
@@ -304,7 +307,7 @@ class EmbeddedMetadataStore(SessionKeeper):
             self.expire_in_time()
 
     def _expire_due(self) -> None:
-        """End the expired sessions; called before any answer that depends on them."""
+        """End the expired sessions. Called before any answer that depends on sessions."""
         if self._ends_at:
             now = self._clock()
             self._end_sessions({name for name, end in self._ends_at.items() if end <= now})
@@ -458,7 +461,7 @@ def _is_intact(data: bytes | bytearray) -> bool:
 
 
 def _correct_bit(data: bytes) -> bytes:
-    """Return the intact file from which `data` differs in one bit; `data` if there is none."""
+    """Return the intact file that differs from `data` in one bit; `data` if there is none."""
     if len(data) > _CORRECTED_BYTES_MAX or _is_intact(data):
         return data
     tried = bytearray(data)
@@ -494,8 +497,8 @@ def _read(file: Path) -> _Contents:
         contents = msgspec.msgpack.decode(body, type=_Contents)
     except msgspec.DecodeError as error:
         raise DataDirectoryError(f"{file} is damaged ({error}); {_REMEDY}") from error
-    # A file of version 2 has no revision, and the version of a key in it counts the writes of that
-    # key. The revision must not be below any of these, so that later versions are greater.
+    # A file of version 2 has no revision, and each key's version counts the writes of that key. The
+    # revision must not be below any of these versions, so that later versions are greater.
     newest = max((item.version for item in contents.items.values()), default=0)
     return msgspec.structs.replace(contents, revision=max(contents.revision, newest))
 

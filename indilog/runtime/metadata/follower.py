@@ -1,9 +1,9 @@
 """Serves many watches of one key or directory with one read per change.
 
 A follower reads the key or directory, and in the same request asks to be notified of the next
-change. It publishes the state that it read, and waits for that notification. Each watch compares
-the newest published state with the one that its caller has seen. So however fast changes come,
-every watch gets the last state, and nothing is queued.
+change. It publishes the state that it read, and waits for the notification. Each watch compares the
+newest published state with the state that its caller has seen. So every watch gets the last state,
+and nothing is queued, even if changes come fast. `ZooKeeperMetadataStore` uses `Followers`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Follower(Generic[_T]):
             await self.changed.wait()
 
     def fail(self, error: IndilogError) -> None:
-        """Make all watches raise an error; after the first error, this has no effect."""
+        """Make all watches raise `error`. Only the first call has an effect."""
         self._last = self._next
         if not self._last.done():
             self._last.set_exception(error)
@@ -47,12 +47,12 @@ class _Follower(Generic[_T]):
     @staticmethod
     def _unread() -> asyncio.Future[_T]:
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        # Retrieve the error: there may be no watch left when the read fails.
+        # Retrieve the error, because no watch may be left to retrieve it when the read fails.
         future.add_done_callback(lambda done: done.exception())
         return future
 
     async def wait_for(self, is_wanted: Callable[[_T], bool]) -> _T:
-        """Wait for a wanted state; the last one that was read is checked first."""
+        """Wait for a wanted state, and return it. The state that was read last is checked first."""
         seen: asyncio.Future[_T] | None = None
         while True:
             is_seen = self._last is None or self._last is seen
@@ -99,12 +99,12 @@ class Followers:
                     del self._followers[name]
 
     def notify(self, name: str) -> None:
-        """Have `name` read again, if it is watched."""
+        """Make the follower of `name` read again, if `name` is watched."""
         if (follower := self._followers.get(name)) is not None:
             follower.changed.set()
 
     async def close(self) -> None:
-        """Stop following; watches that wait fail."""
+        """Stop following. Watches that still wait raise `QuorumUnavailableError`."""
         followers = list(self._followers.values())
         for follower in followers:
             follower.task.cancel()

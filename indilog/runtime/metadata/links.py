@@ -2,7 +2,8 @@
 
 A message follows its length, a little-endian u32. Messages are few and small, and go both ways on
 one connection. A message is lost only with its connection. So a client resends its requests over
-each new connection, and never because time has passed.
+each new connection, and never because time has passed. `MetadataServer` uses `MetadataListener`,
+and `MetadataClient` uses `MetadataLink`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from indilog.runtime.transport.transport import (
 
 _BESIDE_VALUE_BYTES: Final = 4 * KIB
 _UNSENT_BYTES_MAX: Final = 16 * MIB
-"""Bytes that may wait for one peer; with more, its connection is closed."""
+"""Bytes that may wait for one peer. Above this limit the connection is closed."""
 _CONNECT_S_MAX: Final = 2.0
 _PAUSE_S_MIN: Final = 0.01
 """Seconds between two attempts to connect; doubled until the server sends a message."""
@@ -43,8 +44,8 @@ class MetadataConnection(asyncio.Protocol):
     """One connection, at either end.
 
     Args:
-        on_message: gets this connection and each message.
-        connections: the open connections of this end; this one adds and removes itself.
+        on_message: called with this connection and each received message.
+        connections: the open connections of this end. This connection adds and removes itself.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class MetadataConnection(asyncio.Protocol):
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Deliver the complete messages."""
+        """Deliver the messages that `data` completes."""
         self._received += data
         while len(self._received) >= LENGTH.size:
             (size,) = LENGTH.unpack_from(self._received)
@@ -87,7 +88,7 @@ class MetadataConnection(asyncio.Protocol):
             self._on_message(self, message)
 
     def send(self, message: bytes) -> None:
-        """Send a message; it is lost if the connection is."""
+        """Send a message. The message is lost if the connection is lost."""
         connection = self._connection
         if connection is None or connection.is_closing():
             return
@@ -154,7 +155,7 @@ class MetadataLink:
     request to send, and reopens it while requests are unanswered.
 
     Args:
-        unanswered: returns the requests that each new connection carries.
+        unanswered: returns the unanswered requests, which each new connection carries.
 
     Raises:
         ConfigError: the address is invalid, or needs keys that do not exist.
@@ -179,7 +180,7 @@ class MetadataLink:
         self.counts = TransportCounts()
 
     def send(self, request: bytes) -> None:
-        """Send a request, now or over the next connection; `unanswered` already returns it."""
+        """Send a request, now or over the next connection. `unanswered` must return it already."""
         if self._connection is not None:
             self._connection.send(request)
         elif self._keeping is None and not self._closed:
@@ -201,7 +202,9 @@ class MetadataLink:
             self._keeping = None
 
     async def _connect(self) -> MetadataConnection | None:
-        """Connect; None: the server is not there, or refuses this client."""
+        """Connect, and return the connection. None: there is no server, or it refuses this
+        client.
+        """
         tls = self._keys.client if self._keys is not None else None
         connection = MetadataConnection(self._received, set(), self._config, self.counts)
         is_connected = False

@@ -1,4 +1,6 @@
-"""The messages between the clients and the server of the embedded metadata store."""
+"""The messages between the clients (`client`) and the server (`service`) of the embedded metadata
+store.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class CompareAndSet(_Request, frozen=True):
     expected_version: int
     writer: str
     session: str = ""
-    """Must be alive; empty: none needs to be."""
+    """The key is set only while this session is alive; empty: no session is needed."""
     is_ephemeral: bool = False
     """Whether a new key vanishes with the session."""
 
@@ -39,7 +41,7 @@ class DeleteKey(_Request, frozen=True, tag="Delete"):
     key: str
     expected_version: int
     session: str = ""
-    """Must be alive; empty: none needs to be."""
+    """The key is deleted only while this session is alive; empty: no session is needed."""
 
 
 class ListPage(_Request, frozen=True):
@@ -103,21 +105,21 @@ Request: TypeAlias = (
 
 
 class Value(_Request, frozen=True):
-    """server → client: the value of the key and its version; version 0: it does not exist."""
+    """server → client: the value and version of the key; version 0: the key does not exist."""
 
     value: bytes
     version: int
 
 
 class Decided(_Request, frozen=True):
-    """server → client: whether the value was set, and the version of the key now."""
+    """server → client: whether the value was set, and the present version of the key."""
 
     written: bool
     version: int
 
 
 class Removed(_Request, frozen=True):
-    """server → client: the version that the key still has; 0: it does not exist (any more)."""
+    """server → client: the version of the key, which was not deleted; 0: the key does not exist."""
 
     version: int
 
@@ -149,11 +151,13 @@ class Sequence(_Request, frozen=True):
 
 
 class Unchanged(_Request, frozen=True):
-    """server → client: nothing new yet; ask again."""
+    """server → client: there is no change yet; the client asks again."""
 
 
 class Refused(_Request, frozen=True):
-    """server → client: a limit or a failure, in one sentence; nothing was changed."""
+    """server → client: the store raised an error with the message `reason`. If `retryable`, nothing
+    was changed.
+    """
 
     reason: str
     retryable: bool

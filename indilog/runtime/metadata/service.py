@@ -1,7 +1,7 @@
 """The server that lets other processes use the embedded metadata store (ARCHITECTURE 11).
 
-The first process of a cluster serves its store at one address; every other process asks through a
-`MetadataClient`.
+The supervisor serves its `EmbeddedMetadataStore` at one address. Every other process of the cluster
+asks through a `MetadataClient`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from indilog.runtime.metadata.store import (
 )
 
 _ITEM_BYTES: Final = 32
-"""Bytes of one item of a list, besides its key and its value."""
+"""Bytes of one item of a page in addition to its key and its value."""
 
 _AtOnce: TypeAlias = Get | CompareAndSet | DeleteKey | ListPage | NextSequence
 
@@ -72,7 +72,7 @@ class MetadataServer:
         self._watch_s = config.metadata.metadata_timeout_s / 2
         self._answers: dict[tuple[MetadataConnection, int], asyncio.Task[None]] = {}
         self.ignored = 0
-        """Messages that were no requests."""
+        """Number of messages that were not requests."""
         self._listener = MetadataListener(address, self._on_message, config)
         self.counts = self._listener.counts
         store.expire_in_time()  # sessions that the previous server process left
@@ -94,7 +94,7 @@ class MetadataServer:
             return
         asked = (client, request.request)
         if asked in self._answers:
-            return  # sent twice over one connection
+            return  # the client sent the request twice over one connection
         if len(self._answers) >= self._waiting_max:
             overload = f"{self._waiting_max} requests to the metadata store wait already."
             client.send(encoder.encode(Refused(request.request, overload, retryable=True)))

@@ -1,7 +1,8 @@
-"""A session with the metadata store, as its owner sees it (docs/decisions/0037).
+"""The owner's side of a session with the metadata store (docs/decisions/0037).
 
 Each store keeps sessions in its own way. All stores share the rule in this module: it decides when
-an owner must stop relying on its session.
+an owner must stop relying on its session. `StoredSession` and `ZooKeeperSession` are subclasses of
+`HeartbeatSession`.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from indilog.base.errors import IndilogError
 from indilog.runtime.metadata.store import Conflict, Deleted, SessionExpiredError, Write, Written
 
 _BELIEVED_SHARE: Final = 2 / 3
-"""Share of `ttl_s`, counted from the sending of a heartbeat, during which the owner relies on the
-answer to that heartbeat.
+"""After the sending of an answered heartbeat, the owner relies on the session for this share of
+`ttl_s`.
 
-The rest of `ttl_s` covers two things. Clocks run at different speeds. And a ZooKeeper follower
-forwards a heartbeat to its leader only after half a tick (a session has at least two ticks).
+The rest of `ttl_s` covers two delays. First, clocks run at different speeds. Second, a ZooKeeper
+follower forwards a heartbeat to its leader only after half a tick (a session has at least two
+ticks).
 """
 _HEARTBEATS_PER_TTL: Final = 6
 _UNANSWERED_SHARE: Final = 1 / 3
-"""Share of `ttl_s` after which a heartbeat is sent although the last one is unanswered."""
+"""Share of `ttl_s` after which the next heartbeat is sent, although the last one is unanswered."""
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 
 def boot_time_s() -> float:
-    """Return the seconds of a clock that counts while the machine sleeps, and is never set."""
+    """Return the seconds of a clock that also runs while the machine sleeps, and is never set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -53,17 +55,18 @@ class HeartbeatSession(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, asked_at: float) -> None:
-        """Send heartbeats from now on; the request that opened the session counts as the first.
+        """Send heartbeats from now on. The request that opened the session counts as the first one.
 
         Args:
-            asked_at: `boot_time_s` before that request was sent.
+            asked_at: `boot_time_s` before the request that opened the session was sent.
         """
         self._believed_until = asked_at + self.ttl_s * _BELIEVED_SHARE
         for work in (self._send_heartbeats(), self._end_in_time()):
             self._tasks.add(asyncio.create_task(work))
 
     def check(self) -> None:
-        """See `MetadataSession.check`. It checks the clock, so it also raises right after a pause.
+        """See `MetadataSession.check`. The call reads the clock, so it also raises directly after
+        the process was paused.
 
         Raises:
             SessionExpiredError: the session is over.
@@ -94,8 +97,8 @@ class HeartbeatSession(ABC):
         return await self._while_alive(self._delete(key, expected_version))
 
     async def _while_alive(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a write, and raise `SessionExpiredError` if the session has ended before or
-        meanwhile.
+        """Run a write. If the session ended before or during the write, raise
+        `SessionExpiredError`.
         """
         writing, ending = asyncio.create_task(work), asyncio.create_task(self._over.wait())
         try:
@@ -148,7 +151,7 @@ class HeartbeatSession(ABC):
             await asyncio.sleep(max(0.0, sent_at + pause_s - boot_time_s()))
 
     async def _end_in_time(self) -> None:
-        """Expire the session when its last answered heartbeat is too old; then end it in the
+        """When the last answered heartbeat is too old, expire the session. Then end it in the
         store.
         """
         while not self._over.is_set():
@@ -158,7 +161,8 @@ class HeartbeatSession(ABC):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._over.wait()
-        # Otherwise a client library could still send heartbeats, and keep keys without an owner.
+        # Without this call, a client library could still send heartbeats and so preserve keys that
+        # have no owner.
         await self.close()
 
     @abstractmethod
@@ -167,7 +171,7 @@ class HeartbeatSession(ABC):
 
     @abstractmethod
     async def _write(self, write: Write) -> Written | Conflict:
-        """Set a key in the store, only if it still knows the session.
+        """Set a key in the store, only if the store still knows the session.
 
         Raises:
             SessionExpiredError: the store does not know the session.
@@ -175,8 +179,8 @@ class HeartbeatSession(ABC):
 
     @abstractmethod
     async def _delete(self, key: str, expected_version: int) -> Deleted | Conflict:
-        """Delete a key in the store, only if it still knows the session."""
+        """Delete a key in the store, only if the store still knows the session."""
 
     @abstractmethod
     async def _end(self) -> None:
-        """Have the store end the session; called once."""
+        """End the session in the store. Called once."""

@@ -1,13 +1,13 @@
 """The metadata store: the few small facts that a cluster agrees on outside its log (ARCHITECTURE
 11).
 
-Views, addresses and epochs are kept here. All stores have one interface: versioned keys that change
-by compare-and-set, lists, watches, sequences, and sessions with ephemeral keys. `embedded` keeps
-the store in one file, `service` and `client` let other processes use it, and `zookeeper` keeps it
-in ZooKeeper.
+The store keeps views, addresses and epochs for `indilog.runtime.cluster`. All stores have one
+interface: versioned keys that change by compare-and-set, lists, watches, sequences, and sessions
+with ephemeral keys. `embedded` keeps the store in one file, and `service` and `client` let other
+processes use that file. `zookeeper` keeps the store in ZooKeeper.
 
-A key is text of at most 256 bytes. Its directory is the part up to and including its last `/`: the
-directory of `nodes/storage-0` is `nodes/`, that of `view` is `""`.
+A key is text of at most 256 bytes. The directory of a key is the part up to and including its last
+`/`. So the directory of `nodes/storage-0` is `nodes/`, and the directory of `view` is `""`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SessionExpiredError(IndilogError):
 class Versioned(NamedTuple):
     """A value and its version.
 
-    Versions are above 0 and grow with each write of the key, also after it was deleted.
+    Versions are above 0 and grow with each write of the key, even if the key was deleted meanwhile.
     """
 
     value: bytes
@@ -68,9 +68,11 @@ class Deleted(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Nothing was changed: the key has this version, not the expected one (0: it does not exist).
+    """Nothing was changed: the key has `version`, not the expected version (0: the key does not
+    exist).
 
-    After a lost connection, the write may have taken effect before another client wrote the key.
+    If a connection was lost meanwhile, the write may have taken effect before another client wrote
+    the key.
     """
 
     version: int
@@ -79,16 +81,16 @@ class Conflict(NamedTuple):
 class MetadataSession(Protocol):
     """A client's lease on its ephemeral keys, renewed by heartbeats; used on one event loop.
 
-    Ephemeral keys belong to a session and vanish with it. The session ends `ttl_s` after its last
-    heartbeat reached the store, or when it is closed. Its owner counts from the moment at which it
-    sent the last answered heartbeat, and only two thirds of `ttl_s`. So the session ends for its
-    owner first, also if the owner was paused or cannot reach the store. After that every method
-    raises `SessionExpiredError`, permanently.
+    Ephemeral keys belong to a session and vanish with it. The session ends in the store when it is
+    closed, or `ttl_s` after its last heartbeat reached the store. For its owner, the session ends
+    two thirds of `ttl_s` after the owner sent the last answered heartbeat. So it ends for the owner
+    first, even if the owner was paused or cannot reach the store. From then on every method raises
+    `SessionExpiredError`.
 
-    Clocks only decide when the owner stops. Ownership itself is proven in two other ways: a write
-    through a session takes effect only while the store knows the session. And the version of an
-    ephemeral key is greater than that of every earlier holder, so other services can use it as a
-    fencing token.
+    Clocks only decide when the owner stops. Ownership itself is proven in two other ways. First, a
+    write through a session takes effect only while the store knows the session. Second, the version
+    of an ephemeral key is greater than the version of every earlier holder's key. So other services
+    can use the version as a fencing token.
 
     Raises:
         SessionExpiredError: the session is over.
@@ -96,13 +98,13 @@ class MetadataSession(Protocol):
     """
 
     ttl_s: float
-    """Seconds that the store granted, which may be less or more than requested."""
+    """Seconds that the store granted. They may be fewer or more than requested."""
 
     def check(self) -> None:
         """Raise `SessionExpiredError` if the session is over; never waits."""
 
     async def wait_until_expired(self) -> None:
-        """Wait until the session is over; returns at once when its owner must stop."""
+        """Wait until the session is over for its owner."""
 
     async def create(self, key: str, value: bytes) -> Written | Conflict:
         """Create an ephemeral key, unless `key` exists."""
@@ -110,18 +112,19 @@ class MetadataSession(Protocol):
     async def compare_and_set(
         self, key: str, value: bytes, *, expected_version: int
     ) -> Written | Conflict:
-        """Set a key as `MetadataStore.compare_and_set` does, only until the session ends.
+        """Set a key as `MetadataStore.compare_and_set` does, but only while the session lasts.
 
         An ephemeral key stays ephemeral, and still belongs to its session.
         """
 
     async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
-        """Delete a key as `MetadataStore.delete` does, only until the session ends."""
+        """Delete a key as `MetadataStore.delete` does, but only while the session lasts."""
 
     async def close(self) -> None:
-        """End the session; its keys are deleted now, or after `ttl_s` if the store is unreachable.
+        """End the session, and delete its keys. If the store is unreachable, it deletes the keys
+        after `ttl_s`.
 
-        May be called again, and after the session expired.
+        May be called again, and may be called after the session expired.
         """
 
 
@@ -130,7 +133,8 @@ class MetadataStore(Protocol):
 
     Raises:
         QuorumUnavailableError: the store cannot be reached within `metadata_timeout_s`, or a lost
-            connection hid the outcome of a creation. The outcome of the write is then unknown.
+            connection hid the outcome of a creation. In both cases the outcome of a write is
+            unknown.
         TooLargeError, OverloadedError: a limit is exceeded; nothing was changed.
         ConfigError: the key has an empty name, or the store refuses this client.
     """
@@ -141,10 +145,12 @@ class MetadataStore(Protocol):
     async def compare_and_set(
         self, key: str, value: bytes, *, expected_version: int
     ) -> Written | Conflict:
-        """Set `key` if its version is `expected_version` (0: if it does not exist)."""
+        """Set `key` if its version is `expected_version` (0: if the key does not exist)."""
 
     async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
-        """Delete `key` if its version is `expected_version`, or if it does not exist anyway."""
+        """Delete `key` if its version is `expected_version`. If `key` does not exist, return
+        `Deleted` too.
+        """
 
     async def list_keys(self, directory: str) -> Listing:
         """Return the keys of a directory with their values, all as of one moment.
@@ -154,31 +160,33 @@ class MetadataStore(Protocol):
         """
 
     async def next_sequence(self, key: str) -> int:
-        """Return a number greater than all that were ever returned for `key`; the first is 1.
+        """Return a number greater than all numbers that were ever returned for `key`. The first
+        number is 1.
 
-        Numbers may be skipped if an answer was lost. They are never repeated, also after a crash,
-        so they can serve as epochs. A sequence is no key, and cannot be deleted.
+        If an answer is lost, its number is skipped. No number is repeated, even after a crash, so
+        the numbers can serve as epochs. A sequence is no key, and cannot be deleted.
         """
 
     async def watch(self, key: str, *, after: int) -> Versioned | None:
-        """Wait until `key` has another version than `after` (0: it does not exist); return it.
+        """Wait until `key` has another version than `after` (0: the key does not exist). Return the
+        value.
 
-        Returns None if the key was deleted. Values in between may be skipped, but never the last
-        one. The wait has no limit, also while the store is unreachable; the caller sets a deadline.
+        Returns None if the key was deleted. Intermediate values may be skipped, but never the last
+        value. The wait has no limit, even if the store is unreachable; the caller sets a deadline.
         """
 
     async def watch_directory(self, directory: str, *, after: int) -> Listing:
         """Wait until the revision of a directory is above `after`, and list it.
 
-        As with `watch`, changes in between may be skipped. After a restart of the store a listing
-        may be returned that did not change.
+        Intermediate changes may be skipped, but never the last one. After a restart of the store an
+        unchanged listing may be returned.
         """
 
     async def session(self, ttl_s: float | None = None) -> MetadataSession:
         """Open a session that ends `ttl_s` after its last heartbeat.
 
         Args:
-            ttl_s: None: `metadata_session_s`.
+            ttl_s: requested seconds; None: the setting `metadata_session_s`.
         """
 
 

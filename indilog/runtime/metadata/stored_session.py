@@ -1,6 +1,7 @@
 """Sessions of the embedded metadata store, under unique names.
 
 Clients in other processes send the name of their session with each request that depends on it.
+`EmbeddedMetadataStore` and `MetadataClient` are subclasses of `SessionKeeper`.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class SessionKeeper(ABC):
         """Set a key; see `MetadataStore.compare_and_set`.
 
         Args:
-            write: what to write.
-            session: the session that must not have ended; empty: none.
+            write: the key, its new value and its expected version.
+            session: the write takes effect only while this session is alive; empty: no session is
+                needed.
 
         Raises:
             SessionExpiredError: the session has ended.
@@ -53,7 +55,7 @@ class SessionKeeper(ABC):
     async def remove(
         self, key: str, expected_version: int, *, session: str = ""
     ) -> Deleted | Conflict:
-        """Delete a key; see `MetadataStore.delete` and, for `session`, `write`."""
+        """Delete a key; see `MetadataStore.delete`. `session` is as in `write`."""
 
     @abstractmethod
     async def open_session(self, name: str, ttl_s: float) -> None:
@@ -82,7 +84,7 @@ class StoredSession(HeartbeatSession):
         self._name = os.urandom(8).hex()
 
     async def open(self) -> None:
-        """Have the store open the session, and send heartbeats from now on."""
+        """Open the session in the store, and send heartbeats from now on."""
         asked_at = boot_time_s()
         await self._keeper.open_session(self._name, self.ttl_s)
         self.begin(asked_at)

@@ -1,4 +1,6 @@
-"""Decodes values of the metadata store: JSON of a known type, or an error of one sentence."""
+"""Decodes values of the metadata store, which are JSON, for the modules of
+`indilog.runtime.cluster`.
+"""
 
 from __future__ import annotations
 

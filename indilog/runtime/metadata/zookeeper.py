@@ -1,10 +1,10 @@
 """The metadata store in ZooKeeper (docs/decisions/0040).
 
-Below `zookeeper_root`, with names percent-encoded:
+These znodes are below `zookeeper_root`, with percent-encoded names:
 
-    keys/D/K       a key K of the directory D: the name of its last write, and its value (msgpack)
-    keys/D         its data version counts the keys that were ever created in D; its data is the
-                   name of the write that created the last one
+    keys/D/K       a key K of the directory D: the id of its last write, and its value (msgpack)
+    keys/D         its data version counts the keys that were ever created in D; its data is the id
+                   of the write that created the last key
     changes/D      its data version counts the changes in D by clients
     sequences/K    its data version is the last number of the sequence, at most 2^31 - 1
     sessions/S     exists until the session S ends
@@ -14,10 +14,12 @@ only grows. But ZooKeeper's own conditional writes compare data versions, which 
 creation. So each write that expects a version also checks that no key was created in the directory
 since the znode was read.
 
-A lost connection leaves open whether a transaction was committed. If the key does not exist
-afterwards, another client may have deleted it. The count of created keys and the name of the last
-creation tell whether that was the own one; if not, the outcome is reported as unknown
-(docs/decisions/0092).
+If a connection is lost, it is unknown whether its last transaction was committed. If that
+transaction should have created a key and the key does not exist, another client may have deleted
+the key. If the last creation in `keys/D` is this transaction, the key was created. If several keys
+were created meanwhile, the outcome is reported as unknown (docs/decisions/0092).
+`cluster.metadata_opening` and `cluster.metadata_address` open the store, over a
+`ZooKeeperConnection`.
 """
 
 from __future__ import annotations
@@ -65,11 +67,13 @@ from indilog.runtime.metadata.store import (
 from indilog.runtime.metadata.zookeeper_connection import ZooKeeperConnection
 
 _REQUEST_BYTES_MAX: Final = 1_000_000
-"""Bytes of a value, at most: ZooKeeper drops the connection of a request above `jute.maxbuffer`,
-1,048,575 bytes by default.
+"""Largest value in bytes. ZooKeeper drops the connection of a request above `jute.maxbuffer`, which
+is 1,048,575 bytes by default.
 """
 _MARK: Final = "="
-"""Part of each name, so that none is empty or a relative path; `quote` never returns it."""
+"""First character of each name, so that no name is empty or a relative path. `quote` never returns
+this character.
+"""
 
 
 _CHANGED: Final = (NoNodeError, NodeExistsError, BadVersionError)
@@ -80,7 +84,7 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
     """The data of a key's znode."""
 
     writer: str
-    """Identifies the write that set the value, so that a repetition is recognised."""
+    """Unique id of the write that set the value, by which a repetition is recognised."""
     value: bytes
 
 
@@ -93,14 +97,16 @@ class _Seen(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The state of a key, and of its directory just before."""
+    """The state of a key, and the state of its directory, which was read just before the key."""
 
     created: int
-    """Keys that were ever created in the directory; -1: the directory does not exist."""
+    """Number of keys ever created in the directory; -1: the directory does not exist."""
     creation: Written | None
-    """The last creation in the directory, if the write that looks did it."""
+    """The last creation in the directory, if the write that reads this state made it; otherwise
+    None.
+    """
     keys: int
-    """Keys in the directory, and sequences."""
+    """Number of keys in the directory plus number of sequences."""
     node: _Node | None
 
 
@@ -111,7 +117,7 @@ class _Node(NamedTuple):
 
 
 class ZooKeeperMetadataStore:
-    """A `MetadataStore` in ZooKeeper; made by `open`, and used on one event loop.
+    """A `MetadataStore` in ZooKeeper; created by `open`, and used on one event loop.
 
     `get` and `list_keys` are answered by one server, after it has caught up with the leader
     (`sync`). A leader that has lost its majority without noticing may answer with an older state,
@@ -153,7 +159,7 @@ class ZooKeeperMetadataStore:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; sessions have their own. May be called again."""
+        """Close the connection. Sessions have connections of their own. May be called again."""
         await self._followers.close()
         await self._connection.close()
 
@@ -187,7 +193,7 @@ class ZooKeeperMetadataStore:
         check_key(key, b"", self._config)
 
         def is_other(seen: _Seen) -> bool:
-            if seen.found is None:  # deleted, unless the caller has seen a newer state
+            if seen.found is None:  # the key was deleted, unless the caller saw a newer state
                 return after != 0 and seen.revision >= after
             return seen.found.version > after
 
@@ -218,9 +224,10 @@ class ZooKeeperMetadataStore:
         """Set a key over a connection; see `MetadataStore.compare_and_set`.
 
         Args:
-            connection: its ZooKeeper session owns an ephemeral key.
-            write: what to write.
-            session: the session that must not have ended; empty: none.
+            connection: if the key is ephemeral, the ZooKeeper session of this connection owns it.
+            write: the key, its new value and its expected version.
+            session: the write takes effect only while this session exists; empty: no session is
+                needed.
 
         Raises:
             SessionExpiredError: `session` has ended.
@@ -341,9 +348,9 @@ class ZooKeeperMetadataStore:
         )
 
     async def _list(self, directory: str, watcher: Callable[[Any], None] | None = None) -> Listing:
-        """List a directory; if it changes meanwhile, start again.
+        """List a directory. If the directory changes meanwhile, start again.
 
-        Changes by clients change `changes/D`; the end of a session changes the children of
+        A change by a client changes `changes/D`. The end of a session changes the children of
         `keys/D`.
         """
         name = _directory_name(directory)
@@ -381,7 +388,7 @@ class ZooKeeperMetadataStore:
             await self._connection.request(partial(self._client.create_async, path, b""))
 
     async def _state(self, connection: ZooKeeperConnection, key: str, writer: str = "") -> _State:
-        """Read the directory of a key, and then the key, for the write `writer`."""
+        """Read the directory of a key, and then the key, for the write with the id `writer`."""
         client, path = connection.client, self._path_of(key)
         _, directory, sequences, answer = await connection.request(
             partial(client.sync_async, path),
@@ -421,7 +428,7 @@ class _Change:
         *,
         is_ephemeral: bool,
     ) -> None:
-        """Create the key, and its directory if this is the first key there."""
+        """Create the key. If it is the first key of its directory, also create the directory."""
         if is_first:
             self._request.create(self._keys, b"")
             self._request.create(self._changes, b"")
@@ -429,7 +436,7 @@ class _Change:
         self._request.set_data(self._keys, writer.encode())
 
     def set(self, data: bytes, created: int, data_version: int) -> None:
-        """Set the key, unless it changed, or was created again, since it was read."""
+        """Set the key, unless it was changed or created again since it was read."""
         self._request.check(self._keys, created)
         self._request.set_data(self._path, data, data_version)
 
@@ -439,7 +446,8 @@ class _Change:
         self._request.delete(self._path, data_version)
 
     async def commit(self, connection: ZooKeeperConnection) -> int | None:
-        """Commit; return the version of the key; None: the key has changed, read it again.
+        """Commit, and return the version of the key. None: nothing was changed, because the key has
+        changed since it was read.
 
         Raises:
             SessionExpiredError: the session has ended.
@@ -464,8 +472,8 @@ class _Change:
 class ZooKeeperSession(HeartbeatSession):
     """A `MetadataSession` in ZooKeeper: a connection of its own, with an ephemeral znode.
 
-    When a ZooKeeper session is over, kazoo opens a new one by itself. Writes over the new one are
-    refused, because each write checks the znode of this session.
+    When a ZooKeeper session is over, kazoo opens a new ZooKeeper session by itself. Writes over the
+    new ZooKeeper session are refused, because each write checks the znode of this session.
     """
 
     def __init__(self, store: ZooKeeperMetadataStore, config: NodeConfig, ttl_s: float) -> None:
@@ -526,11 +534,11 @@ def _version_of(state: _State) -> int:
 
 
 def _check_outcome(unanswered: _State, state: _State) -> None:
-    """Check that a transaction whose answer was lost did not create the key.
+    """Check that the transaction whose answer was lost did not create the key.
 
     Args:
         unanswered: the state before that transaction.
-        state: the state now; the last creation in the directory is that of another write.
+        state: the present state, in which another write made the last creation in the directory.
 
     Raises:
         QuorumUnavailableError: several keys were created meanwhile, so that the outcome is unknown.

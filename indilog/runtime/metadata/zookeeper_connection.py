@@ -4,7 +4,9 @@ kazoo runs three threads per connection. Its callbacks only hand their result ov
 loop. Calls that may block (start and stop) run in a thread of their own.
 
 kazoo queues requests without a limit while it is not connected. So requests are started only while
-it is connected, at most 32 at once, and each has a deadline.
+it is connected, and at most 32 groups of requests at once. All requests except watches have a
+deadline. `indilog.runtime.metadata.zookeeper` uses one connection for its store, and one for each
+session.
 """
 
 from __future__ import annotations
@@ -46,18 +48,19 @@ from indilog.config.function_groups import MetadataConfig
 
 PASSWORD_VARIABLE: Final = "INDILOG_ZOOKEEPER_PASSWORD"  # noqa: S105 a name, not a secret
 _STARTED_MAX: Final = 32
-"""Groups of requests that kazoo handles at once. For each request kazoo writes a byte into a pipe
-to wake its thread, and the pipe is full after about 270 bytes.
+"""Largest number of groups of requests that kazoo handles at once. For each request kazoo writes a
+byte into a pipe to wake its thread, and the pipe is full after about 270 bytes.
 """
 _PIPELINED_MAX: Final = 8
 _STOP_S: Final = 2.0
 """Seconds to wait for the end of a session if no server answers."""
 _CONNECT_S: Final = 1.0
-"""Seconds for the answer to the first request of a connection; doubled after each time-out."""
+"""Seconds to wait for the answer to the first request of a connection; doubled after each time-out.
+"""
 _AGAIN_S: Final = 0.02
-"""Seconds before a request that a lost connection left unanswered is repeated."""
+"""Seconds until an unanswered request is repeated after its connection was lost."""
 _ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
-"""Errors that answer a request: the state of a znode is not the expected one."""
+"""Errors that are answers: a znode does not have the expected state."""
 _UNANSWERED: Final = (
     ConnectionLoss,
     SessionExpiredError,
@@ -65,7 +68,7 @@ _UNANSWERED: Final = (
     OperationTimeoutError,
     ThrottledOpError,
 )
-"""Errors after which the outcome is unknown, and the request is repeated."""
+"""Errors after which the outcome of a request is unknown. The request is then repeated."""
 _REFUSED: Final = (
     NoAuthError,
     AuthFailedError,
@@ -89,7 +92,7 @@ class _Watcher:
 
 
 class ZooKeeperConnection:
-    """One connection and its ZooKeeper session; made and used on one event loop.
+    """One connection and its ZooKeeper session; created and used on one event loop.
 
     Args:
         config: the addresses of ZooKeeper, and the credentials of this client.
@@ -143,11 +146,12 @@ class ZooKeeperConnection:
             await asyncio.wait({self._in_thread(self._stop)}, timeout=_STOP_S)
 
     async def decide(self, attempt: Callable[[], Awaitable[_T]], *, unlimited: bool = False) -> _T:
-        """Return what `attempt` returns; repeat it if a lost connection leaves it unanswered.
+        """Call `attempt` and return its result. If a connection is lost before the answer, call
+        `attempt` again.
 
         Args:
-            attempt: must recognise the effects of an earlier attempt.
-            unlimited: whether to wait without a limit.
+            attempt: sends requests. It must recognise the effects of an earlier attempt.
+            unlimited: whether to wait without a deadline.
 
         Raises:
             QuorumUnavailableError: there is no answer within `metadata_timeout_s`.
@@ -191,7 +195,8 @@ class ZooKeeperConnection:
                 ) from error
 
     async def request(self, *starts: Callable[[], Any]) -> list[Any]:
-        """Send requests in this order, and return their answers; `_ANSWERS` are returned too.
+        """Send requests in this order, and return their answers. Errors in `_ANSWERS` count as
+        answers.
 
         Raises:
             KazooException: a request is unanswered, or was refused.
@@ -226,18 +231,19 @@ class ZooKeeperConnection:
         return answers
 
     async def _nothing(self) -> None:
-        """Send a request that needs no permission, to learn whether the server answers."""
+        """Send a request that needs no permission, to check whether the server answers."""
         await self.request(partial(self.client.exists_async, "/"))
 
     def _hand_over(self, function: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401 of kazoo
-        """Have the event loop call `function`; called in threads of kazoo."""
+        """Schedule a call of `function` on the event loop. Threads of kazoo call this."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, argument)
 
     def watcher(self, notify: Callable[[str], None], name: str) -> Callable[[Any], None]:
-        """Return a callback for kazoo when a watch fires, or is lost with its connection.
+        """Return a callback that kazoo calls when a watch fires, or is lost with its connection.
 
-        All callbacks for one `name` are equal, so kazoo keeps one, however often the watch is set.
+        All callbacks for one `name` are equal. So kazoo keeps only one of them, even if the watch
+        is set many times.
         """
         return _Watcher(name, partial(self._hand_over, notify, name))
 
@@ -260,11 +266,12 @@ class ZooKeeperConnection:
             self._on_lost()
 
     def _note_granted_time(self) -> None:
-        """Note how long a session ZooKeeper granted, and how a refusal ended; kazoo hides both.
+        """Note the session time that ZooKeeper granted, and tell refusals from lost connections.
+        kazoo hides both.
 
-        Each attempt to connect returns two thirds of the granted time, in milliseconds. kazoo's
-        thread ends if a server that requires SASL refuses it, or if the connection is lost while it
-        authenticates.
+        Each attempt of kazoo to connect returns two thirds of the granted time, in milliseconds.
+        Without this change, kazoo's thread would end in two cases: a server that requires SASL
+        refuses it, or the connection is lost during the authentication.
         """
         handler = self.client._connection  # noqa: SLF001 there is no other way; kazoo is pinned
         connect = handler._connect  # noqa: SLF001
@@ -285,11 +292,11 @@ class ZooKeeperConnection:
         handler._connect = connect_and_note  # noqa: SLF001
 
     def _limit_connecting(self) -> None:
-        """Have kazoo connect again if the first request of a connection is not answered soon.
+        """Make kazoo connect again if the first request of a connection is not answered soon.
 
-        kazoo waits as long as a session lasts. A server that is starting may leave the request
-        unanswered forever (ZooKeeper 3.9), so the session would end after a short restart. The
-        limit grows, because a slow server needs more time.
+        Without this limit, kazoo waits as long as a session lasts. A server that is starting may
+        leave the request unanswered forever (ZooKeeper 3.9). So the session would end after a short
+        restart of the server. The limit grows, because a slow server needs more time.
         """
         handler = self.client._connection  # noqa: SLF001 there is no other way; kazoo is pinned
         invoke, timed_out = handler._invoke, handler.handler.timeout_exception  # noqa: SLF001
@@ -309,7 +316,7 @@ class ZooKeeperConnection:
             self.client.close()
 
     def _in_thread(self, function: Callable[[], object]) -> asyncio.Future[None]:
-        """Run a blocking call in a thread that does not keep the process from ending."""
+        """Run a blocking call in a daemon thread, which does not keep the process from ending."""
         done = self._loop.create_future()
 
         def settle(_: object) -> None:
@@ -358,7 +365,7 @@ def password_of(config: MetadataConfig) -> str:
     """Return the password for ZooKeeper, from the environment or the configured file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no password.
     """
     if (password := os.environ.get(PASSWORD_VARIABLE)) is not None:
         return password
