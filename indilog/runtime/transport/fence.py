@@ -2,9 +2,10 @@
 (ARCHITECTURE 11).
 
 Every start of a process takes an epoch greater than all earlier ones, and every frame carries the
-epoch. After a frame of a new incarnation, a receiver refuses frames of older incarnations, which
-may only have been paused. This fence is in memory only. The writer of a shard, and the primary,
-must also be fenced after a restart of the receiver; roles do this durably, with separate epochs.
+epoch. An older incarnation may be paused instead of dead. So after a frame of a new incarnation, a
+receiver refuses frames of older incarnations. This fence is in memory only. The writer of a shard,
+and the primary, must also be fenced after a restart of the receiver; roles do this durably, with
+separate epochs. `NodeShell` passes each received frame through its `Fence`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from indilog.base.ids import Epoch, NodeId
 from indilog.wire.envelope import Envelope, decode_envelope
 
 MALFORMED: Final = "malformed frame"
-"""The reason for frames that cannot be read. A peer of a release with another envelope sends them.
-"""
+"""The reason for frames that cannot be read, for example from a release with another envelope."""
 _SENDERS_MAX: Final = 4096
-"""Nodes whose incarnations are kept: more than a view may have."""
+"""Largest number of nodes whose incarnations are kept. A view has fewer nodes."""
 
 
 class RefusedFrame(NamedTuple):
-    """A refused frame; `reason` is one of a few constants, `detail` is for people."""
+    """A refused frame. `reason` is one of a few constants, and `detail` is for log lines."""
 
     reason: str
     detail: object
@@ -53,7 +53,7 @@ class Fence:
         """The greatest epoch received from each node."""
 
     def admit(self, frame: bytes) -> Admission:
-        """Return the envelope in `frame`, or the reason of its refusal."""
+        """Return the envelope in `frame`, or the reason why the frame is refused."""
         try:
             envelope = decode_envelope(frame, self._on_unknown)
         except MalformedFrameError as error:

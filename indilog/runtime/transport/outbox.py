@@ -1,8 +1,9 @@
 """Keeps messages from roles to other processes until they may be sent (ARCHITECTURE 5).
 
-A message waits for the sync of all earlier writes under two conditions: it promises something
-(`Message.promises`), and its sender may depend on unsynced data. All messages of an iteration from
-one node to another are sent in one `Envelope`, or in a few if they are many or large.
+A message waits for the sync of all earlier writes if its sender may depend on unsynced data. One
+exception can be enabled: messages that promise nothing (`Message.promises`) leave early. All
+messages of an iteration from one node to another are sent in one `Envelope`, or in a few if they
+are many or large. `NodeShell` owns the outbox, and decides when it sends.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ Letters: TypeAlias = Mapping[tuple[NodeId, NodeId], Sequence[Message]]
 
 
 class Outbox:
-    """Collects messages; its owner calls the methods that send them.
+    """Collects messages. Its owner calls the methods that send them.
 
     Args:
-        transport: transport to send messages with; None: there is no other process.
+        transport: the transport that sends the messages; None: there is no other process.
         epoch: epoch of this process.
         config: settings of this process.
         metrics: counts sent messages.
         waiting: the nodes of this process whose messages wait for the sync.
-        early: whether messages of these nodes that promise nothing are sent before the sync. That
-            is wrong if roles of this process pass each other unsynced data. A metalog entry could
-            then be sent that depends on the report of a storage node in this process, and the
-            records of that report could still be lost.
+        early: whether messages of these nodes leave before the sync if they promise nothing. It
+            must be False if roles of this process pass each other unsynced data. Otherwise a
+            metalog entry could be sent that depends on the report of a storage node in this
+            process, while the records of that report could still be lost.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Outbox:
         self._metrics = metrics
         self._waiting: dict[tuple[NodeId, NodeId], list[Message]] = {}
         self._early: dict[tuple[NodeId, NodeId], list[Message]] = {}
-        """Messages that promise nothing; empty between iterations."""
+        """Messages that do not wait for a sync; empty between iterations."""
 
     def __bool__(self) -> bool:
         """Whether messages wait for a sync."""
@@ -71,7 +72,7 @@ class Outbox:
         box.setdefault((sender, receiver), []).append(message)
 
     def send_early(self) -> None:
-        """Send the messages that promise nothing."""
+        """Send the messages that do not wait for a sync."""
         if self._early:
             early, self._early = self._early, {}
             self.send(early)

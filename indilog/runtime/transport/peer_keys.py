@@ -1,4 +1,4 @@
-"""Keys with which the processes of a platform authenticate each other (decision 0044).
+"""Loads the keys with which the processes of a platform authenticate each other (decision 0044).
 
 A directory has three files, which `indilog cluster init` makes. `cluster.pem` is the certificate of
 the cluster's authority. `node.pem` is the certificate that the authority gave to this node.
@@ -8,6 +8,7 @@ is refused in the handshake, before any of its messages is read.
 
 All certificates of the authority are equivalent, because a node does not check a peer's name.
 `cluster.pem` may contain several authorities, so that nodes can get new keys one after the other.
+`StreamTransport` and the links of the metadata store use the keys.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ AUTHORITY_FILE: Final = "cluster.pem"
 CERTIFICATE_FILE: Final = "node.pem"
 KEY_FILE: Final = "node.key"
 _OTHERS: Final = 0o077
-"""The mode bits that let other users read, write or execute a file."""
+"""The mode bits with which other users may read, write or execute a file."""
 
 
 class PeerKeys(NamedTuple):
@@ -62,8 +63,8 @@ def keys_in(directory: Path) -> PeerKeys:
     """Return the keys in a directory.
 
     Raises:
-        ConfigError: a file is missing, damaged, or does not fit the others; or other users may
-            read the private key.
+        ConfigError: a file is missing, is damaged, or does not fit the other files; or other users
+            may read the private key.
     """
     key = directory / KEY_FILE
     try:

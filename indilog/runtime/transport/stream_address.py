@@ -1,6 +1,7 @@
 """The address where a process receives streams: a Unix socket or a TCP port (docs/decisions/0005).
 
-Examples are `unix:///run/x/storage-0` and `stream://10.0.0.7:7401`.
+Examples are `unix:///run/x/storage-0` and `stream://10.0.0.7:7401`. `StreamTransport` and the links
+of the metadata store listen at such addresses and connect to them.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class StreamAddress(NamedTuple):
     port: int
 
     def listener(self) -> socket.socket:
-        """Return a socket that listens at this address; the socket file of a dead process is
-        replaced.
+        """Return a socket that listens at this address. If a dead process left a socket file,
+        replace the file.
 
         Raises:
             ConfigError: the address is in use, or cannot be bound.
@@ -65,8 +66,8 @@ class StreamAddress(NamedTuple):
         protocol: asyncio.Protocol,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connect `protocol` to the listener at this address; with `tls`, both sides authenticate
-        themselves.
+        """Connect `protocol` to the listener at this address. With `tls`, each side authenticates
+        itself.
 
         Raises:
             ssl.SSLError: the listener belongs to another cluster, or refuses this process.

@@ -1,6 +1,7 @@
 """The receiving side of a stream: cuts received bytes into frames (decision 0005).
 
-A frame follows its length, a little-endian u32.
+A frame follows its length, a little-endian u32. `StreamTransport` creates an `Incoming` for each
+accepted connection.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Incoming(asyncio.Protocol):
     the peer has sent, not with the length that a frame claims.
 
     Args:
-        all_connections: the open connections; this one adds and removes itself.
-        on_frames: gets the complete frames of each read, as one list.
+        all_connections: the open connections. This connection adds and removes itself.
+        on_frames: called with the complete frames of each read, as one list.
         frame_bytes_max: a longer frame closes the connection.
         counts: the counters of the transport.
     """
@@ -63,8 +64,9 @@ class Incoming(asyncio.Protocol):
         self._rest = bytearray()
         """The received part of an incomplete frame, which begins with the frame's length."""
         self._needed_bytes = 0
-        """Bytes that `_rest` must have before it is examined again; valid unless `_rest` is
-        empty."""
+        """Bytes that `_rest` must have before it is examined again; valid only if `_rest` is not
+        empty.
+        """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, unless there are too many."""
@@ -76,7 +78,7 @@ class Incoming(asyncio.Protocol):
         self._all.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Deliver the complete frames."""
+        """Deliver the frames that `data` completes."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed_bytes:

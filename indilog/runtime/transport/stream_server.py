@@ -1,7 +1,8 @@
-"""Accepts connections at a listening socket; with keys, only those of authenticated peers.
+"""Accepts connections at a listening socket. With keys, only authenticated peers are accepted.
 
-With keys, this class accepts connections itself instead of using asyncio's server. That server
-silently drops a connection whose handshake fails, so such peers could not be counted.
+With keys, `StreamServer` accepts connections itself instead of using asyncio's server. asyncio's
+server silently drops a connection whose handshake fails, so refused peers could not be counted.
+`StreamTransport` and `MetadataListener` use `StreamServer`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from indilog.runtime.transport.transport import (
 )
 
 HANDSHAKE_S_MAX: Final = 2.0
-"""Seconds in which a peer must complete the handshake."""
+"""Seconds within which a peer must complete the handshake."""
 HANDSHAKES_MAX: Final = 64
 """Largest number of concurrent handshakes; a further handshake ends the oldest one. A node needs
 some milliseconds for a handshake, so connections that send no bytes cannot keep nodes out.
 """
 _AGAIN_S: Final = 0.1
-"""Seconds until the next attempt after a connection could not be accepted, for example because no
-file descriptor is left.
+"""Seconds until the next attempt, after a connection could not be accepted. For example, no file
+descriptor may be left.
 """
 
 _log = structlog.get_logger(__name__)
@@ -110,7 +111,7 @@ class StreamServer:
                 ssl=keys.server,
                 ssl_handshake_timeout=HANDSHAKE_S_MAX,
             )
-        except (OSError, EOFError) as error:  # also of TLS
+        except (OSError, EOFError) as error:  # errors of TLS are `OSError`s too
             self._counts.dropped[REFUSED_PEER] += 1
             _log.warning("peer refused", peer=peer, reason=str(error) or type(error).__name__)
 

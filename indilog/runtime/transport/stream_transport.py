@@ -7,11 +7,12 @@ its length, a little-endian u32. All frames of an iteration leave in one write, 
 
 The limit of the event loop's write buffer is zero. So if the kernel does not take all bytes of a
 write at once, the connection pauses until the kernel has taken the rest. Meanwhile frames wait in a
-queue of this module, which is bounded in bytes and in time, and from which frames can still be
-dropped.
+queue of this module. The queue is bounded in bytes and in time, and frames can still be dropped
+from it.
 
 `indilog.link.frames` has a different framing: it decodes link messages while it splits the stream.
-Here frames stay bytes, and a large frame is received in place.
+Here frames stay bytes, and a large frame is received in place. `node_process` creates the
+transport, which uses `StreamServer` and `Incoming`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ WRITE_BYTES: Final = 1 * MIB
 longer be dropped.
 """
 JOINED_BYTES_MAX: Final = 32 * KIB
-"""Frames up to this size are copied into one buffer: cheaper than a system call per frame."""
+"""If the frames of one write have at most this many bytes together, they are copied into one
+buffer. The copy is cheaper than a system call per frame.
+"""
 CONNECT_S_MAX: Final = 2.0
 """Seconds after which an attempt to connect fails."""
 RECONNECT_S: Final = 0.05
@@ -63,8 +66,8 @@ class StreamTransport:
     """A `Transport` over stream sockets, with asyncio protocols.
 
     The frames that wait for a peer are bounded (`send_queue_bytes_max`, `send_queue_s_max`). In
-    addition the event loop may hold one write of `WRITE_BYTES` or one larger frame, which is lost
-    when the connection breaks.
+    addition the event loop may hold one write of `WRITE_BYTES` or one larger frame. This write is
+    lost when the connection breaks.
 
     With keys (`node_keys`) TCP connections are encrypted, and both sides authenticate themselves.
 
@@ -100,8 +103,8 @@ class StreamTransport:
         self._peers: dict[NodeId, _StreamPeer] = {}
         self.add_peers(addresses)
         self._spoken_to: dict[_StreamPeer, None] = {}
-        """Peers with frames since the last flush, in the order of their first frame, because roles
-        send the most urgent messages first.
+        """Peers with frames since the last flush, in the order of their first frame. The order
+        matters because roles send the most urgent messages first.
         """
         self._listener = own.listener()
 
@@ -200,7 +203,7 @@ class _StreamPeer(asyncio.Protocol):
         self._paused = False
         """Whether the event loop has paused writes."""
         self.waiting_since = 0.0
-        """When the peer last took bytes; valid while `queue` holds frames that it does not take."""
+        """When the peer last took bytes; valid while `queue` holds frames."""
         self._untaken_bytes = 0
         """The bytes that the event loop held for the peer at `waiting_since`."""
         self._to: StreamAddress = parse_stream_address(address)
@@ -246,7 +249,7 @@ class _StreamPeer(asyncio.Protocol):
             self._write(frames, size)
 
     def _first_frames(self) -> tuple[list[bytes], int]:
-        """Remove the frames of the next write from the queue; at least one frame."""
+        """Remove the frames of the next write from the queue, at least one, and return them."""
         frames = [self.queue.popleft()]
         size = len(frames[0])
         while self.queue and size + len(self.queue[0]) <= self._write_bytes:
@@ -296,7 +299,7 @@ class _StreamPeer(asyncio.Protocol):
     # --- the connection
 
     async def _connect(self) -> None:
-        """Try to connect while frames wait for the peer; frames that are too old are dropped."""
+        """Try to connect while frames wait for the peer. Frames that become too old are dropped."""
         try:
             while self.queue and self._connection is None:
                 await asyncio.sleep(max(0.0, self._next_at - self._loop.time()))
@@ -317,7 +320,7 @@ class _StreamPeer(asyncio.Protocol):
             self._forget()
             self._drop_old()
         except (OSError, TimeoutError):
-            self._forget()  # a connection that was just opened is closed unused
+            self._forget()  # a connection that was opened too late is not used
             self._drop_old()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -326,15 +329,16 @@ class _StreamPeer(asyncio.Protocol):
         if self._closed:
             self._abort()
             return
-        # A TLS connection compares with "at least", so with limit 0 it would stay paused forever.
+        # A TLS connection pauses if its buffer has at least `high` bytes. So with limit 0 it would
+        # stay paused forever.
         self._connection.set_write_buffer_limits(high=0 if self._keys is None else 1)
         tune(self._connection)
         self._connected_at = self._loop.time()
-        if not self._paused:  # TLS pauses for the end of its handshake, and then resumes
+        if not self._paused:  # TLS is paused until its handshake ends, and then resumes
             self.resume_writing()
 
     def pause_writing(self) -> None:
-        """Queue further frames, because the connection takes no more."""
+        """Queue further frames, because the connection takes no more bytes."""
         self._paused = True
         if self.writable:
             self.writable = False
@@ -358,7 +362,7 @@ class _StreamPeer(asyncio.Protocol):
         self.writable = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Keep the queued frames, and reconnect if any wait."""
+        """Keep the queued frames. If frames are queued, reconnect."""
         self._forget()
         if self._closed:
             return

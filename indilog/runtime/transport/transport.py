@@ -2,12 +2,13 @@
 5, 6).
 
 A transport carries opaque frames (encoded `Envelope`s) to nodes. Like a network, it may lose, delay
-and repeat frames, and does not report that to the sender. The roles resend messages that must
+and repeat frames, and does not report this to the sender. The roles resend messages that must
 arrive. A transport never changes a frame, never blocks, and holds a bounded number of bytes for
 each peer.
 
-Two classes implement this: `StreamTransport` (raw streams, decision 0005) and `ZmqTransport`
-(pyzmq, decision 0002). Nodes of one process share its address.
+Two classes implement the interface: `StreamTransport` (raw streams, decision 0005) and
+`ZmqTransport` (pyzmq, decision 0002). All nodes of a process share the address of the process. The
+`Outbox` sends frames, and `NodeShell` receives them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ REFUSED_PEER: Final = "refused peer"
 """A peer did not authenticate itself as a node of this cluster; the connection was closed."""
 
 PEERS_MAX: Final = 4096
-"""Nodes to which a transport sends: more than a view may have."""
+"""Largest number of nodes to which a transport sends. A view has fewer nodes."""
 
 _log = structlog.get_logger(__name__)
 
@@ -61,7 +62,7 @@ class TransportCounts:
     def refuse(self, receiver: NodeId, frame: bytes, *, known: bool, limit: int) -> None:
         """Count a frame that can never arrive: its receiver is not `known`, or it exceeds `limit`.
 
-        Such a frame is dropped without a resend, which would fail, too.
+        Such a frame is dropped. The transport does not resend it, because a resend would fail too.
         """
         if not known:
             self.dropped[UNKNOWN_PEER] += 1
@@ -77,23 +78,24 @@ class Transport(Protocol):
     counts: TransportCounts
 
     def start(self, on_frames: OnFrames) -> None:
-        """Start to receive; `on_frames` gets all received frames in one list."""
+        """Start to receive. `on_frames` is called with a list of the frames of each read."""
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
-        """Send `frame` towards `receiver` with the next `flush`, or before; it may be lost.
+        """Send `frame` to `receiver` with the next `flush`, or earlier. The frame may be lost.
 
         Frames to one peer arrive in order, if they arrive. A frame above `message_bytes_max`, or
         beyond the limits of the peer's queue, is dropped and counted.
         """
 
     def flush(self) -> None:
-        """Send as many waiting frames as the peers take; called at the end of every iteration.
+        """Send as many waiting frames as the peers take. The outbox calls this after it sent the
+        messages of an iteration.
 
         The remaining frames are sent without a further call, as soon as the peers take them.
         """
 
     def close(self) -> None:
-        """Stop at once; waiting frames are lost. May be called again."""
+        """Stop at once. Waiting frames are lost. May be called again."""
 
 
 class GrowingTransport(Transport, Protocol):
@@ -101,11 +103,11 @@ class GrowingTransport(Transport, Protocol):
 
     def add_peers(self, addresses: Mapping[NodeId, str]) -> None:
         """From now on, send to these nodes as well. A known node may have moved to another address;
-        frames that wait for it are lost.
+        the frames that wait at its old address are lost.
 
         Raises:
             ConfigError: this transport cannot use an address, or there would be more than
-                `PEERS_MAX` nodes; then none is added.
+                `PEERS_MAX` nodes. In both cases no node is added.
         """
 
 
@@ -113,7 +115,7 @@ def check_peers(count: int) -> None:
     """Refuse more than `PEERS_MAX` nodes.
 
     Raises:
-        ConfigError: `count` is greater.
+        ConfigError: `count` is greater than `PEERS_MAX`.
     """
     if count > PEERS_MAX:
         raise ConfigError(f"A process sends to at most {PEERS_MAX:,} nodes, not {count:,}.")

@@ -5,7 +5,7 @@ The event loop watches the file descriptors of the sockets. A zmq descriptor is 
 becomes readable when the socket's state changes, but does not stay readable while the socket has
 frames. Any send or receive may consume that signal. So the transport receives until the socket has
 no more frames. After a send that would block, it reads the socket's state again before it waits for
-the descriptor.
+the descriptor. `node_process` creates the transport.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from indilog.runtime.transport.transport import (
 )
 
 FRAMES_PER_ITERATION_MAX: Final = 512
-"""Frames received before the event loop runs other tasks."""
+"""Largest number of frames received before the event loop runs other tasks."""
 SEND_HIGH_WATER_FRAMES: Final = 128
-"""Frames that zmq holds for one peer; further frames wait in a queue here, bounded in bytes."""
+"""Frames that zmq holds for one peer. Further frames wait in the queue of `_ZmqPeer`."""
 RECEIVE_HIGH_WATER_FRAMES: Final = 128
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 500
 HEARTBEAT_MS: Final = 2_000
-"""Interval of zmq's heartbeats in milliseconds. A peer that is silent for three intervals is
-reconnected, because its host may be down.
+"""Interval of zmq's heartbeats in milliseconds. If a peer is silent for three intervals, its host
+may be down, and zmq reconnects.
 """
 
 _log = structlog.get_logger(__name__)
@@ -190,7 +190,7 @@ class ZmqTransport:
     # --- sending
 
     def _try_send(self, peer: _ZmqPeer, frame: bytes) -> bool:
-        """Pass `frame` to zmq, if zmq takes it."""
+        """Pass `frame` to zmq. False: zmq does not take the frame now."""
         try:
             peer.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -200,7 +200,7 @@ class ZmqTransport:
         return True
 
     def _enqueue(self, peer: _ZmqPeer, frame: bytes) -> None:
-        """Queue `frame` for `peer`, within the bounds, after the frames that are queued already."""
+        """Queue `frame` for `peer` after the frames in the queue, within the queue's bounds."""
         self._drop_old(peer)
         if not peer.queue:
             peer.waiting_since = self._loop.time()
@@ -220,7 +220,7 @@ class ZmqTransport:
             peer.queued_bytes = 0
 
     def _drain(self, peer: _ZmqPeer) -> None:
-        """Send the queued frames of `peer`; watch its socket while some are left.
+        """Send the queued frames of `peer`. If frames are left, watch the socket.
 
         The socket's state is read after every refused frame. Reading makes zmq process pending
         events, such as a new connection or a reader that caught up; a send does this only every few
