@@ -1,8 +1,8 @@
 """Assembles a platform: chooses the class of each role, and runs all roles in one process
 (ARCHITECTURE 5).
 
-Only this module of `indilog.runtime` imports the tiers. Every kind of process uses `role_of`;
-`embedded` runs all roles of the view in this process.
+Only this module of `indilog.runtime` imports the tiers. Every kind of process creates its roles
+with `role_of`. `embedded` runs all roles of the view in this process, for clients and tests.
 """
 
 from __future__ import annotations
@@ -98,21 +98,21 @@ def role_of(node: NodeId, views: Views, config: Config) -> Role:
 
 
 def installed_view(shell: NodeShell) -> View | None:
-    """Return the newest view that a committed metalog entry installs; None: there is none, or the
-    primary is not in this process.
+    """Return the newest view that a committed metalog entry installs. None: there is no such view,
+    or the primary is not in this process.
     """
     roles = [role for role in shell.roles.values() if isinstance(role, Sequencer)]
     return next((view for role in roles if (view := role.installed) is not None), None)
 
 
 def sequencer_of(shell: NodeShell, node: NodeId) -> Sequencer | None:
-    """Return the sequencer `node` of `shell`; None: that node is no sequencer."""
+    """Return the sequencer `node` of `shell`; None: `node` is not a sequencer."""
     role = shell.roles[node]
     return role if isinstance(role, Sequencer) else None
 
 
 def logs_of(shell: NodeShell, node: NodeId, config: Config) -> LocalLogs | None:
-    """Return the logs of the engine `node` of `shell`; None: that node is not an engine."""
+    """Return the logs of the engine `node` of `shell`; None: `node` is not an engine."""
     role = shell.roles[node]
     return LocalLogs(shell, node, role, config.cluster) if isinstance(role, Engine) else None
 
@@ -205,7 +205,7 @@ async def _wait_for_join_or_error(shell: NodeShell, logs: LocalLogs) -> None:
 
 
 async def joined(logs: LocalLogs) -> None:
-    """Wait until the engine has joined, and the newest view has it. Then it has its shard.
+    """Wait until the engine has joined, and the newest view contains it. Then it has its shard.
 
     Raises:
         NotReadyError: the engine did not join within `READY_TIMEOUT_S`.
@@ -225,12 +225,12 @@ async def joined(logs: LocalLogs) -> None:
 
 
 def _is_member(logs: LocalLogs) -> bool:
-    """Whether the newest view that the engine knows has it."""
+    """Return whether the newest view that the engine knows contains the engine."""
     return logs.node in logs.engine.placement.view.engines
 
 
 async def wait_for_metalog(shell: NodeShell) -> None:
-    """If the primary is in this process, wait until it has again all its earlier metalog entries.
+    """If the primary is in this process, wait until it has all its earlier metalog entries again.
 
     Raises:
         DataLossError: no sequencer can show whether the entries are complete.
@@ -252,16 +252,16 @@ async def wait_for_metalog(shell: NodeShell) -> None:
 
 
 def rank_of(logs: LocalLogs) -> int:
-    """Return the index of a compute node among those of the newest view that it knows, from 0. A
-    node that has left comes after all of them.
+    """Return the index of a compute node, from 0, among the compute nodes of the newest view that
+    it knows. If the node has left, the number of these compute nodes is returned.
     """
     engines = logs.engine.placement.view.engines
     return engines.index(logs.node) if logs.node in engines else len(engines)
 
 
 def retention_of(logs: LocalLogs, config: Config) -> RetentionService:
-    """Return the service that enforces retention policies, not started yet. After its start, it
-    enforces them while its compute node is the first one of the newest view.
+    """Return the service that enforces retention policies. The caller starts it. It then enforces
+    the policies while its compute node is the first one of the newest view.
     """
     logs.retention = RetentionService(
         logs, config.node, serves=lambda: rank_of(logs) == 0, routes=lambda: logs.routes
@@ -271,7 +271,7 @@ def retention_of(logs: LocalLogs, config: Config) -> RetentionService:
 
 @asynccontextmanager
 async def retention_enforced(logs: LocalLogs, config: Config) -> AsyncIterator[None]:
-    """Enforce retention policies while the block runs and this compute node is the first one."""
+    """Run the service of `retention_of` while the block runs."""
     service = retention_of(logs, config)
     service.start()
     try:
@@ -301,7 +301,7 @@ async def kinds_served(
         logs: the logs of the compute node, which has joined.
         config: settings.
         platform_dir: a directory that all compute nodes reach; None: there is none.
-        is_shared: the platform has, or may get, several compute nodes.
+        is_shared: whether the platform has, or may get, several compute nodes.
 
     Raises:
         NotReadyError: the catalog of created logs cannot be read.
@@ -331,8 +331,8 @@ async def kinds_served(
 
 
 def load_gateway() -> None:
-    """Import the modules that a gateway needs. This takes long, so a process with further nodes
-    does it before they run: a primary that sends nothing for that time is replaced.
+    """Import the modules that a gateway needs. The import takes long. A primary that sends nothing
+    meanwhile would be replaced, so a process with further nodes calls this before its nodes run.
     """
     import indilog_compute.gateway
     import indilog_compute.workers.host  # noqa: F401
@@ -354,9 +354,9 @@ async def calls_served(
     """Run the gateway and the workers of a compute node of a cluster while the block runs; yield
     the gateway's URL. The first compute node also enforces retention policies.
 
-    `config` is the configuration of the process; the compute node has its own directory there, and
-    `port`. `one_machine` tells whether all compute nodes reach the process's directory. The other
-    arguments are those of `gateway_running`.
+    `config` is the configuration of the process. The compute node uses a directory of its own in
+    the process's data directory, and `port`. `one_machine` tells whether all compute nodes can
+    reach the process's data directory. The other arguments are those of `gateway_running`.
 
     Raises:
         NotReadyError, ConfigError: as `joined` and `gateway_running`.
@@ -407,8 +407,8 @@ async def gateway_running(
     Args:
         shell: shell of the compute node.
         logs: logs of the compute node.
-        config: with the compute node's own data directory and port.
-        platform_dir: data directory of the whole platform, which has the token.
+        config: configuration with the compute node's own data directory and port.
+        platform_dir: data directory of the whole platform, which contains the token.
         published: has the status of other processes; None: there are no others.
         peers: other compute nodes, to which the gateway may forward calls.
         peer_port: where compute nodes on other machines forward calls to this one.
@@ -470,8 +470,8 @@ class FunctionsInProcess:
 
 @asynccontextmanager
 async def functions_in_process(platform: Platform) -> AsyncIterator[FunctionsInProcess]:
-    """Run deployed functions, services and schedules on this event loop while the block runs, in
-    one worker without a process of its own: for tests.
+    """Run deployed functions, services and schedules on this event loop while the block runs. For
+    tests: there is one worker, which has no process of its own.
 
     Raises:
         NotReadyError: the deployments cannot be read.
@@ -529,9 +529,9 @@ def peers_of(logs: LocalLogs, platform_dir: Path) -> Peers:
 def peers_on_machines(
     logs: LocalLogs, config: Config, addresses: Callable[[], Mapping[NodeId, str]]
 ) -> tuple[Peers | None, PeerPort | None]:
-    """Return the other compute nodes, each on a machine of its own, and where this node receives
-    the calls that they forward: the port after that of its messages. Without keys, calls are not
-    forwarded, and both are None.
+    """Return the other compute nodes, each on a machine of its own, and the port at which this node
+    receives the calls that they forward. It is the port after the port for messages. Without keys,
+    calls are not forwarded, and both results are None.
 
     Args:
         logs: the logs of this compute node.
@@ -641,7 +641,7 @@ async def _grpc_listening(
 
 @contextmanager
 def _findable(platform: RunningPlatform) -> Iterator[None]:
-    """Register the gateway for callers of this user, if the machine allows that."""
+    """Register the gateway for callers of this user. If that fails, log a warning."""
     with ExitStack() as stack:
         try:
             stack.enter_context(registered(platform))
@@ -655,12 +655,12 @@ def status_of(
 ) -> dict[str, Any]:
     """Return the status of the platform as this process knows it, for people: `GET /status`.
 
-    `release` is this process's. `ready`: this compute node serves calls. `read_only`: a full disk
-    prevents appends. `nodes` has the status of roles; other processes publish that of their roles
-    periodically. `elsewhere` names the nodes in other processes, `silent` those without a recent
-    status. `shards` has all replicas of each shard, and those whose reports decide what is ordered
-    (`counting`). `layout` has the nodes of the newest view, and the index schedule. Records that
-    no replica has any more are counted in `lost_records`; if there are any, there is a `warning`.
+    `release`: the release of this process. `ready`: this compute node serves calls. `read_only`: a
+    full disk prevents appends. `nodes`: the status of roles; other processes publish the status of
+    their roles periodically. `elsewhere`: the nodes in other processes. `silent`: the nodes without
+    a recent status. `shards`: the replicas of each shard, and the replicas whose reports decide
+    which records are ordered (`counting`). `layout`: the nodes of the newest view, and the index
+    schedule. `lost_records`: records that no replica has any more; if not 0, with a `warning`.
     """
     view = logs.engine.placement.view
     published = _status_elsewhere(shell, logs, board)
@@ -761,8 +761,8 @@ def run_embedded(
             when the other end is closed.
 
     Raises:
-        IndilogError: as `embedded` and `gateway_running`; `NotReadyError` if a fault stopped the
-            platform while it ran.
+        IndilogError: as `embedded` and `gateway_running`. It is a `NotReadyError` if a fault
+            stopped the running platform.
     """
     raise_limit()
     uvloop.run(_run_embedded(config, on_ready, supervisor_fd))

@@ -1,12 +1,13 @@
 """Creates the keys of a cluster's nodes: an authority, and certificates signed by it
-(docs/decisions/0044). All nodes also get the same token for callers, which a cluster on several
-machines uses.
+(docs/decisions/0044).
 
 All keys are Ed25519. A certificate is valid from the year 2000 and never expires, so a wrong clock
-excludes no node. Nodes get new keys only when an operator creates them.
+excludes no node. Nodes get new keys only when an operator creates them. Each node also gets a copy
+of one token for callers, which a cluster on several machines uses.
 
-Files are written to a temporary directory, synced, and moved into place by one rename. So a crash
-leaves either all files of a node, or none.
+Files are written to a temporary directory, synced, and moved into place by one rename. So after a
+crash, either all files of a node exist or none. `indilog cluster init` uses this module, and
+`indilog.runtime.transport.peer_keys` loads the keys.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def make_authority(directory: Path) -> Path:
     """Make the authority of a new cluster in `directory`; return its folder.
 
     Raises:
-        ConfigError: the directory has one, or cannot be used.
+        ConfigError: the directory already has an authority, or cannot be used.
     """
     key = Ed25519PrivateKey.generate()
     name = _name_of(f"IndiLog cluster {os.urandom(4).hex()}")
@@ -132,7 +133,7 @@ def _private(key: Ed25519PrivateKey) -> bytes:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which then becomes `folder` at once."""
+    """Yield a temporary folder for files. After the block, rename it to `folder`."""
     if folder.exists():
         raise ConfigError(f"{folder} exists already; nothing was changed.")
     made = folder.with_name(f"{folder.name}.new")

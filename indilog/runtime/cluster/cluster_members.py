@@ -1,10 +1,11 @@
 """The wanted and the installed members of a cluster, in the metadata store (ARCHITECTURE 11,
 decision 0049).
 
-The key `members` holds the nodes that the cluster is to have. Gateways change it for operators. The
-supervisor starts and stops processes accordingly (`indilog.runtime.cluster.scaling`). The key
-`view` holds the newest installed view. The process of the primary writes it after the metalog entry
-of the view was committed. So the key may be behind the metalog, but never ahead of it.
+The key `members` holds the wanted nodes of the cluster. Gateways change this key for operators,
+through `ClusterMembers`. The supervisor starts and stops processes accordingly
+(`indilog.runtime.cluster.scaling`). The key `view` holds the newest installed view. The process of
+the primary writes this key after the metalog entry of the view was committed. So the key may be
+older than the metalog, but never newer.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ _LOOK_S: Final = 0.2
 """Seconds between two checks whether the primary has installed a view."""
 
 Change: TypeAlias = Callable[[Members, View, Processes], tuple[Members, Processes]]
-"""Returns the members and processes after a change, given those before the change and the newest
-view.
+"""Takes the wanted members, the newest view and the processes before a change. Returns the members
+and processes after the change.
 """
 
 _log = structlog.get_logger(__name__)
 
 
 class WantedMembers(NamedTuple):
-    """The nodes that a cluster is to have, and the nodes that it has."""
+    """The wanted members of a cluster, and its newest installed view."""
 
     members: Members
     members_version: int
@@ -77,7 +78,7 @@ async def wanted_in(store: MetadataStore) -> WantedMembers:
 
     Raises:
         NotReadyError: no start has stored a view yet.
-        DataDirectoryError: another release wrote them.
+        DataDirectoryError: another release wrote the members or the view.
     """
     members, view = await store.get(MEMBERS_KEY), await store.get(VIEW_KEY)
     if view is None:
@@ -89,7 +90,7 @@ async def wanted_in(store: MetadataStore) -> WantedMembers:
 
 
 async def store_view(store: MetadataStore, view: View) -> bool:
-    """Store an installed view, unless the stored one is as new; return whether it was stored."""
+    """Store an installed view, unless the stored view is as new. Return whether it was stored."""
     value = msgspec.json.encode(view)
     while True:
         found = await store.get(VIEW_KEY)
@@ -103,7 +104,7 @@ async def store_view(store: MetadataStore, view: View) -> bool:
 
 
 async def publish_views(store: MetadataStore, installed: Callable[[], View | None]) -> NoReturn:
-    """Store each view that `installed` returns."""
+    """Store each new view that `installed` returns, until cancelled."""
     stored = 0
     while True:
         await asyncio.sleep(_LOOK_S)
@@ -120,7 +121,7 @@ async def want_zones(
     store: MetadataStore, zones_of: Callable[[Iterable[NodeId]], Mapping[NodeId, str]]
 ) -> None:
     """Declare the zones of the members, unless the members already have these zones. The primary
-    then installs them.
+    then installs the zones.
 
     A cluster with one sequencer keeps the zones of its first start.
     """
@@ -154,7 +155,7 @@ class ClusterMembers:
         return state_of(wanted.members, wanted.view, started, self._node)
 
     async def scale(self, counts: object) -> dict[str, Any]:
-        """Change how many nodes the cluster is to have; return its state.
+        """Change the numbers of nodes of the cluster; return the state of the cluster.
 
         Raises:
             ConfigError: the cluster cannot have these numbers; nothing was changed.
@@ -223,8 +224,8 @@ class ClusterMembers:
         return await self.change(spread)
 
     async def replace(self, name: str) -> dict[str, Any]:
-        """Replace the nodes of a process that is gone permanently by other nodes; return the state
-        of the cluster.
+        """If a process is gone permanently, replace its nodes by other nodes. Return the state of
+        the cluster.
 
         Raises:
             ConfigError: there is no such process, or it cannot be replaced; nothing was changed.
@@ -255,7 +256,7 @@ class ClusterMembers:
                 if not isinstance(outcome, Written):
                     continue
             same_graces = changed.finalized == wanted.members.finalized
-            same_gone = spread.gone == processes.gone  # else the supervisor must look again
+            same_gone = spread.gone == processes.gone  # if not, the supervisor must act on `gone`
             if same_gone and same_graces and same_members(changed, wanted.members):
                 return await self.state()
             outcome = await self.store.compare_and_set(

@@ -1,11 +1,12 @@
 """The state that the processes of a cluster share through the metadata store, before their log runs
 (ARCHITECTURE 11).
 
-The first process publishes the first view, and for each run the configuration and the addresses of
-the nodes. A starting node reads them, and takes an epoch greater than all earlier epochs. When
-nodes are added to a running cluster, their addresses are added to the record of the run. When the
-processes of these nodes are ready, the record also gets the new members, so that the primary
-installs the next view.
+The first process is the supervisor, or one of the first machines. It publishes the first view. For
+each run, it also publishes the record of the run: the configuration and the addresses of the nodes.
+A starting node reads the view and the record, and takes an epoch greater than all earlier epochs.
+When nodes are added to a running cluster, their addresses are added to the record. When the roles
+of the new nodes run, the record also gets the new members, so that the primary installs the next
+view. The other modules of this package read and change these keys.
 """
 
 from __future__ import annotations
@@ -34,23 +35,24 @@ from indilog.runtime.metadata.stored_values import decode_stored
 VIEW_KEY = "view"
 """The newest installed view."""
 MEMBERS_KEY = "members"
-"""The nodes that the cluster is to have (`Members`), if an operator has changed them."""
+"""The wanted nodes of the cluster (`Members`), if an operator has changed them."""
 CONFIGURED_KEY = "configured"
 """The nodes that the configuration named at the last start (`Members`)."""
 EPOCH_KEY = "epoch"
 ARRANGEMENT_KEY = "arrangement"
 PLATFORM_KEY = "platform"
-"""With ZooKeeper, its value is an id that the first start chooses."""
+"""The id of the platform, which the first start chooses; only with ZooKeeper."""
 RUN_KEY = "run"
 
 Arrangement: TypeAlias = Literal["embedded", "processes", "machines"]
-"""Whether all nodes share one process and one journal, or there are several processes
-(`Processes`). These run on one machine with a supervisor, or each on a machine of its own.
+"""`embedded`: all nodes share one process and one journal. `processes`: several processes
+(`Processes`) run on one machine, with a supervisor. `machines`: each process runs on a machine of
+its own.
 """
 
 
 Setting: TypeAlias = str | int | float | bool | None
-"""A value as `config_from` takes it; None: the setting is left out."""
+"""The value of a setting, in the form that `config_from` takes; None: the setting is left out."""
 
 
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,8 +61,8 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         addresses: address at which each node receives, e.g. `unix:///tmp/indilog-x/storage-0`.
         directory: directory with the sockets; removed at the end of the run.
-        settings: the configuration, as `config_from` takes it.
-        members: the nodes that the cluster is to have, set when the processes of all of them were
+        settings: the configuration, in the form that `config_from` takes.
+        members: the members for the primary to install. They are set when their processes have been
             started; None: the nodes of the view.
         zones: the zones of nodes on several machines; each machine publishes its own zone.
         first_zones: the zones by which the first view was laid out; None: some of the first
@@ -91,7 +93,7 @@ async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> N
     """Fix the arrangement of the data directory at its first start, permanently.
 
     Raises:
-        ConfigError: the directory has the other arrangement, so this start would not find its
+        ConfigError: the directory has another arrangement, so this start would not find its
             journals.
     """
     wanted = arrangement.encode()
@@ -114,14 +116,14 @@ class Layout(NamedTuple):
     processes: Processes
 
     def journals(self, nodes: Iterable[NodeId]) -> dict[str, tuple[NodeId, ...]]:
-        """Return the folders with the journals of `nodes`, each with its nodes."""
+        """Return the names of the folders with the journals of `nodes`, and the nodes of each."""
         if self.arrangement == "embedded":
             return {"journal": tuple(nodes)}
         return self.processes.running(nodes)
 
 
 def layout_in(directory: Path) -> Layout:
-    """Return the layout of a data directory. Takes no lock.
+    """Return the layout of a data directory, without taking a lock.
 
     Raises:
         DataDirectoryError: there is no data directory, or its metadata file cannot be read.
@@ -203,8 +205,8 @@ async def change_run(
 
 
 async def run_of(store: MetadataStore) -> RunSettings | None:
-    """Return the settings of the last run; None: no settings are published, or another release
-    published them.
+    """Return the settings of the last run. None: no settings are published, or another release
+    published the settings in another form.
     """
     found = await store.get(RUN_KEY)
     return decode_run(found.value) if found is not None else None
@@ -229,7 +231,7 @@ def decode_view(value: bytes) -> View:
 
 
 def settings_of(config: Config) -> dict[str, dict[str, Setting]]:
-    """Return a configuration as `config_from` takes it, in plain values."""
+    """Return a configuration as plain values, in the form that `config_from` takes."""
     parts = {"cluster": config.cluster, "node": flat_settings(config.node)}
     settings: dict[str, dict[str, Setting]] = msgspec.to_builtins(parts, enc_hook=_spelled)
     return settings
@@ -245,7 +247,8 @@ async def node_start(store: MetadataStore) -> NodeStart:
 
     Raises:
         NotReadyError: the first process has not published the view or the run yet.
-        ConfigError, DataDirectoryError: another release published them, in an unknown form.
+        ConfigError, DataDirectoryError: another release published the view or the run in an unknown
+            form.
         QuorumUnavailableError: the store does not answer.
     """
     view, run = await store.get(VIEW_KEY), await store.get(RUN_KEY)

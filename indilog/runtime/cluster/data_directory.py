@@ -1,9 +1,10 @@
 """Checks the data directory as a whole, because its metadata file and its journals belong together
 (ARCHITECTURE 11).
 
-Every arrangement writes the metadata file before the first journal, and never removes it. So
-journals without a metadata file mean that a part of the directory was lost, not that the directory
-is new. A start there would reuse epochs that the journals contain, so it is refused.
+Every arrangement writes the metadata file before the first journal, and never removes it. So if
+there are journals without a metadata file, a part of the directory was lost. A start there would
+reuse epochs that the journals contain, so it is refused. `assembly`, `node_process` and
+`metadata_opening` call the checks.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ def directory_usable(directory: Path) -> Iterator[None]:
 
 
 def opened_metadata_file(config: NodeConfig) -> EmbeddedMetadataStore:
-    """Open the metadata file of the data directory; a new directory gets a new one.
+    """Open the metadata file of the data directory. A new directory gets a new file.
 
     Raises:
-        DataDirectoryError: the directory cannot be used, is in use, or its metadata file is
-            damaged, of a newer format, or gone although there are journals.
+        DataDirectoryError: the directory cannot be used or is in use. Or its metadata file is
+            damaged, has a newer format, or is missing although there are journals.
     """
     directory = config.data_dir
     file = directory / "metadata"
     with directory_usable(directory):
-        # Journals are searched first. Another process that creates the directory meanwhile writes
-        # the metadata file before its journals.
+        # Journals are searched before the metadata file. If another process creates the directory
+        # meanwhile, it writes the metadata file before its journals.
         journals = _journals(directory)
         if journals and not file.exists():
             raise DataDirectoryError(
@@ -82,7 +83,8 @@ async def journal_lost(store: MetadataStore, name: str, journal: Journal) -> boo
     """Return whether the journal `name` existed at an earlier start and is empty now.
 
     The store records each journal at its first start. A lost journal counts as lost until it has
-    frames again, from a restored copy or from a node that can continue without its old frames.
+    frames again. They come from a restored copy, or from a node that can continue without its old
+    frames.
     """
     key = f"journal/{name}"
     known = await store.get(key)

@@ -1,4 +1,7 @@
-"""Follows keys of the metadata store while a block runs (ARCHITECTURE 11)."""
+"""Follows keys of the metadata store while a block runs (ARCHITECTURE 11).
+
+`terms`, `node_process` and the modules of `machines` use it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from indilog.base.errors import IndilogError
 from indilog.runtime.metadata.store import MetadataStore, Versioned
 
 RETRY_S: Final = 0.2
-"""Seconds after which a request that the metadata store did not answer is repeated."""
+"""Seconds until a request is repeated that the metadata store did not answer."""
 
 _log = structlog.get_logger(__name__)
 
@@ -23,8 +26,8 @@ async def followed(
     store: MetadataStore, key: str, handle: Callable[[Versioned], None]
 ) -> AsyncIterator[None]:
     """Call `handle` with the value of a key, and with each later value, while the block runs.
-    Values that are soon replaced may be skipped. If `handle` refuses a value, it is called with it
-    again later.
+    Values that are soon replaced may be skipped. If `handle` raises an `IndilogError` for a value,
+    it is called again later.
     """
     async with running(_follow(store, key, handle)):
         yield

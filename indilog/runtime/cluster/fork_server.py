@@ -6,14 +6,15 @@ milliseconds. `NodeStarter` runs the fork server. A Unix socket that preserves m
 connects the two:
 
 - `ready`: the fork server has imported everything.
-- A request is the command of a node, its arguments separated by zero bytes, with the descriptors
-  that the node gets (`SCM_RIGHTS`). The first descriptor is the node's socket to its supervisor.
+- A request is the command of a node, as arguments separated by zero bytes. It carries the
+  descriptors that the node gets (`SCM_RIGHTS`). The first descriptor is the node's socket to its
+  supervisor.
 - The answer is `started PID` with a pidfd of the child, or `refused REASON`.
 - `ended PID STATUS` follows when the child has ended; status -N means signal N.
 
 The fork server has one thread and no event loop. A fork copies only the calling thread, so a lock
 that another thread holds would stay locked in the child. The fork server ends when the other end of
-its socket is closed; its children continue.
+its socket is closed; its children continue. A child runs `node_process.main`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 NODE_PROGRAM: Final = (sys.executable, "-m", "indilog.node")
-"""The beginning of a node's command, executed or forked."""
+"""The first arguments of a node's command, whether the node is executed or forked."""
 REQUEST_BYTES_MAX: Final = 64 * 1024
 DESCRIPTORS_MAX: Final = 8
 COMMAND_ROOM_BYTES: Final = 512
@@ -42,7 +43,7 @@ _THREADS_OF_BLAS: Final = "OPENBLAS_NUM_THREADS"
 
 
 def command(descriptor: int) -> list[str]:
-    """Return the command of a fork server with this socket to its starter."""
+    """Return the command of a fork server whose socket to its starter is `descriptor`."""
     program = [sys.executable, "-m", "indilog.runtime.cluster.fork_server"]
     return [*program, "--fd", str(descriptor), "--room", "x" * COMMAND_ROOM_BYTES]
 
@@ -69,10 +70,10 @@ class ForkServer:
         self._poll.register(channel, select.POLLIN)
 
     def serve(self) -> Request | None:
-        """Serve until the other end is closed.
+        """Serve until the other end of the socket is closed.
 
         Returns:
-            In a child: the node to run. In the fork server: None, at its end.
+            In a child: the request for the node to run. In the fork server: None, at its end.
         """
         self._channel.send(b"ready")
         while True:
@@ -126,7 +127,7 @@ class ForkServer:
 def show_command(command: Sequence[str]) -> None:
     """Make `ps` and /proc/PID/cmdline show `command` as the command of this process.
 
-    It is cut to the length of the command line with which the process was executed.
+    The shown command is cut to the length of the command line with which the process was executed.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))

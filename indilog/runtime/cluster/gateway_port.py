@@ -2,7 +2,8 @@
 
 `engine-0` gets the configured port, and `engine-N` the N-th port after it. If the configured port
 is 0, the system chooses a port at the first start of the engine's process in a run. A restart of
-the process uses the same port, so its URL stays valid.
+the process uses the same port, so its URL stays valid. `node_process` chooses and stores the port,
+and the supervisor frees it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def keep_port(directory: Path, name: NodeId, port: int) -> None:
 
 
 def free_port(directory: Path, name: NodeId) -> None:
-    """Forget the port of an engine that has left the cluster."""
+    """Remove the stored port of an engine that has left the cluster."""
     _path(directory, name).unlink(missing_ok=True)
 
 

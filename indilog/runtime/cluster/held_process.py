@@ -1,4 +1,8 @@
-"""Processes that a supervisor can signal and await, even if they are not its children."""
+"""Processes that a supervisor can signal and await, even if they are not its children.
+
+`SupervisedProcess` holds them. `executed` and `NodeStarter` start them, and `connected` finds
+processes of an earlier supervisor.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ class Start(Protocol):
     ) -> tuple[socket.socket, Process]:
         """Start `command` in a new session.
 
-        `--supervisor-fd N` is added to the command. N is a descriptor of the process: one end of a
+        `--supervisor-fd N` is added to the command. N is the process's descriptor of one end of a
         socket pair.
 
         Args:
@@ -51,7 +55,7 @@ class Start(Protocol):
             inherited: descriptors that the process keeps open.
 
         Returns:
-            The other end of the pair, and the process.
+            The other end of the socket pair, and the process.
 
         Raises:
             OSError: the process cannot be started.
@@ -80,7 +84,7 @@ async def executed(
 
 
 class HeldProcess:
-    """A process that another process started, held by a descriptor (pidfd), so that a reused
+    """A process that another process started. It is held by a descriptor (pidfd), so that a reused
     process id is never signalled.
     """
 
@@ -102,8 +106,8 @@ class HeldProcess:
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Wait until the process has ended; return `STATUS_UNKNOWN`, because only its parent gets
-        the exit status. Call it once.
+        """Wait until the process has ended, and return `STATUS_UNKNOWN`: only the process's parent
+        gets the exit status. Call this once.
         """
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
@@ -113,7 +117,7 @@ class HeldProcess:
         finally:
             loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
-            # Also done if `wait` is cancelled, because the descriptor may be reused.
+            # Also set if `wait` is cancelled, because the descriptor's number may be reused.
             self._is_gone = True
         return STATUS_UNKNOWN
 
@@ -137,8 +141,8 @@ def connected(control: Path) -> tuple[socket.socket, HeldProcess] | None:
         connection.close()
         return None
     with contextlib.suppress(BlockingIOError):
-        # The process may have died before its descriptor was opened, and its id may have been
-        # reused.
+        # The end of the stream shows that the process died before its descriptor was opened. Its id
+        # may have been reused.
         if not connection.recv(1, socket.MSG_PEEK):
             connection.close()
             os.close(descriptor)

@@ -1,14 +1,15 @@
-"""Creates the layout of a cluster at the first start; later starts may add storage nodes and change
-its index tier (ARCHITECTURE 11).
+"""Creates the layout of a cluster at the first start. Later starts may add storage nodes and change
+the index tier (ARCHITECTURE 11).
 
 A start does not change which replicas hold a shard, because they hold its records. Only metalog
-entries move shards (decision 0048), also to storage nodes that were added. The index tier can be
+entries move shards (decision 0048), for example to added storage nodes. The index tier can be
 derived from the records. So a start with another configuration may add and retire index shards.
-This needs a new view and a new era of the index schedule (thesis 5.6.3).
+Such a change needs a new view and a new era of the index schedule (thesis 5.6.3).
 
 Nodes also join and leave while the cluster runs (decision 0049). So the stored view may differ from
-the configuration. A start therefore compares the configuration with that of the last start (the key
-`configured`), and applies only the differences to the view.
+the configuration. A start therefore compares the configuration with the configuration of the last
+start (the key `configured`), and applies only the differences to the view. `assembly`, the
+supervisor and `machines.registration` call `view_in` before any node runs.
 """
 
 from __future__ import annotations
@@ -53,15 +54,16 @@ log = structlog.get_logger(__name__)
 
 
 async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement) -> View:
-    """Return the newest view of the cluster; the first start lays it out and stores it.
+    """Return the newest view of the cluster. The first start creates and stores the first view.
 
-    Called before any node runs. If the configuration equals that of the last start, the stored view
-    is returned: nodes may have been added and drained since. If the configuration was changed to
-    more storage nodes or another index tier, a view with them is stored as the newest. New index
-    shards get the positions after the last entry in the journals of the sequencers.
+    Called before any node runs. If the configuration equals the configuration of the last start,
+    the stored view is returned. Nodes may have been added and drained since then. If the
+    configuration was changed to more storage nodes or another index tier, a view with this change
+    is stored as the newest. New index shards get the positions after the last entry in the journals
+    of the sequencers.
 
     Raises:
-        ConfigError: the data was created with another number of sequencers or replicas; or the
+        ConfigError: the data was created with another number of sequencers or replicas. Or the
             configuration was changed to other compute nodes or fewer storage nodes.
         DataDirectoryError, DataLossError: a sequencer's journal cannot be read.
         NotReadyError: another process has changed the view meanwhile.
@@ -85,7 +87,7 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
     if configured is not None and same_members(before, wanted.members):
         return view
     following = await _reconfigure(store, config, arrangement, stored, before)
-    # This is last, so that a start after a crash in between does all steps again.
+    # `configured` is set last. So after a crash between the steps, the next start repeats them all.
     version = 0 if configured is None else configured.version
     value = msgspec.json.encode(wanted.members)
     await _set(store, CONFIGURED_KEY, value, version)
@@ -95,10 +97,10 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
 def make_metadata(
     config: Config, arrangement: Arrangement, epoch: Epoch, shards: Iterable[ShardId] = ()
 ) -> View:
-    """Write the metadata file of a new data directory, whose journals another program writes
-    (decision 0045); return the view of its platform.
+    """Write the metadata file of a new data directory, and return the view of its platform. Another
+    program writes the journals of the directory (decision 0045).
 
-    Shards in `shards` that no compute node of the platform writes are finalized. Every epoch that
+    A shard of `shards` is finalized if no compute node of the platform writes it. Every epoch that
     the platform takes is greater than `epoch`.
 
     Raises:
@@ -124,8 +126,8 @@ async def _reconfigure(
     stored: Versioned,
     before: Members,
 ) -> View:
-    """Store and return the view after a change of the configuration. `before`: the members that the
-    configuration named at the last start.
+    """Store and return the view after a change of the configuration. `before` are the configured
+    members at the last start.
     """
     wanted, view = wanted_view(config), decode_view(stored.value)
     tier_changed = (before.index_shards, before.aggregators) != (
@@ -134,7 +136,8 @@ async def _reconfigure(
     tier_differs = tier_changed and not _same_index_tier(view, wanted)
     added = [node for node in wanted.storage_nodes if node not in before.storage_nodes]
     if tier_differs or any(node not in view.storage_nodes for node in added):
-        # The metalog may have installed views that were not stored before the processes ended.
+        # The metalog may have installed newer views that the processes did not store before they
+        # ended.
         layout = Layout(view, arrangement, await processes_in(store))
         journals = [config.node.data_dir / name for name in layout.journals(view.sequencers)]
         position, newest = _journaled(journals, config)
@@ -186,8 +189,8 @@ def wanted_view(config: Config, zones: Mapping[NodeId, str] | None = None) -> Vi
 
 
 def _check_same_data(view: View, before: Members, wanted: View) -> None:
-    """Refuse a configuration with other sequencers, compute nodes or replicas, or with fewer
-    storage nodes than at the last start.
+    """Refuse a configuration with other sequencers, compute nodes or replicas than at the last
+    start, or with fewer storage nodes.
     """
     sequencers = before.sequencers or view.sequencers
     same = (sequencers, before.engines, _replicas(view)) == (
@@ -216,11 +219,11 @@ def _same_index_tier(view: View, wanted: View) -> bool:
 
 
 def _journaled(directories: Iterable[Path], config: Config) -> tuple[MetalogPosition, View | None]:
-    """Return the position after the farthest metalog entry that any of these journals holds, and
-    the newest view among their entries.
+    """Return the position after the last metalog entry in any of these journals, and the newest
+    view in the entries; None: no entry has a view.
     """
-    # Imported here, because a supervisor reads journals only if the layout changes, and the import
-    # also loads numpy.
+    # Imported here, because the import also loads numpy, and a supervisor reads journals only if
+    # the layout changes.
     from indilog.runtime.journal.journal import Journal
     from indilog.runtime.journal.segment_scan import Damage
 

@@ -1,6 +1,6 @@
 """Computes the `Members` (wanted nodes) of a cluster after a change by an operator (decision 0049).
 
-The functions here only compute: `cluster_members` stores the result, the supervisor starts and
+The functions here only compute. `cluster_members` stores their results, the supervisor starts and
 stops processes, and the primary installs the view.
 
 The name of a node has its kind and its number: `engine-2`, `storage-0`, `index-1-0` (index shard 1,
@@ -20,7 +20,7 @@ from indilog.config import Config
 from indilog.kernel.view import NODES_MAX, Members, View
 
 ADDED_MAX: Final = 32
-"""Largest number of nodes that one change may add. Each starts a process on this machine."""
+"""Largest number of nodes that one change may add. Each node may start a process here."""
 _PORT_MAX: Final = 65_535
 
 Kind: TypeAlias = Literal["sequencer", "storage", "index", "aggregator", "engine"]
@@ -30,8 +30,9 @@ _KINDS: Final[tuple[Kind, ...]] = ("sequencer", "storage", "index", "aggregator"
 class NodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Wanted numbers of nodes, by kind; None: the present number.
 
-    `nodes` is the number of shared processes, each of which runs several nodes
-    (`indilog.runtime.cluster.processes`). It excludes all other numbers, and `scaled` ignores it.
+    `nodes` is the number of shared processes; each runs several nodes
+    (`indilog.runtime.cluster.processes`). `nodes` excludes all other numbers, and `scaled` ignores
+    it.
     """
 
     nodes: int | None = None
@@ -43,7 +44,7 @@ class NodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def kind_of(node: NodeId) -> Kind | None:
-    """Return the kind of node that a name stands for; None: no node has such a name."""
+    """Return the kind of the node with this name; None: no node can have such a name."""
     prefix, _, number = node.partition("-")
     numbers = number.split("-")
     parts = 2 if prefix == "index" else 1
@@ -58,11 +59,11 @@ def number_of(node: NodeId) -> int:
 
 
 def same_members(one: Members, other: Members) -> bool:
-    """Whether two `Members` have the same nodes, in any order, and the same zones of these nodes.
-    They must also have the same finalized shards, and the same number of the last rebalancing.
+    """Return whether two `Members` have the same nodes in any order, the same zones, the same
+    finalized shards, and the same number of the last rebalancing.
 
-    Versions and the cuts of finalized shards are not compared. Sequencers are not compared if one
-    of the two `Members` has no sequencers, which means that the cluster keeps its own.
+    Versions and the cuts of finalized shards are not compared. `Members` without sequencers mean
+    that the cluster keeps its sequencers; then sequencers are not compared.
     """
     differs = set(one.sequencers) != set(other.sequencers)
     if differs and one.sequencers and other.sequencers:
@@ -83,14 +84,12 @@ def same_members(one: Members, other: Members) -> bool:
 
 
 def next_version(members: Members, view: View) -> int:
-    """Return the version for changed members, which is above the versions of `members` and of
-    `view`.
-    """
+    """Return a version for changed members, above the versions of `members` and of `view`."""
     return max(members.version, view.members_version) + 1
 
 
 def needed(view: View, members: Members) -> tuple[NodeId, ...]:
-    """Return the nodes of the installed view, then those that are wanted and not installed yet."""
+    """Return the nodes of the installed view, and then the wanted nodes that it lacks."""
     return tuple(dict.fromkeys((*view.nodes, *members.nodes)))
 
 
@@ -103,7 +102,7 @@ def scaled(members: Members, view: View, counts: NodeCounts, config: Config) -> 
     """Return `members` with other numbers of nodes. The nodes with the greatest numbers leave.
 
     Args:
-        members: the nodes that the cluster is to have so far.
+        members: the wanted nodes before the change.
         view: the newest installed view.
         counts: the new numbers.
         config: the configuration of the cluster.
@@ -129,8 +128,8 @@ def scaled(members: Members, view: View, counts: NodeCounts, config: Config) -> 
 
 
 def without(members: Members, view: View, node: NodeId) -> Members:
-    """Return `members` without one compute node or storage node; `members` itself if the node
-    already leaves.
+    """Return `members` without one compute node or storage node. If the node is already leaving,
+    return `members` itself.
 
     Raises:
         ConfigError: there is no such node, it cannot leave, or the cluster cannot change while it
@@ -210,9 +209,9 @@ def without_nodes(members: Members, nodes: Collection[NodeId]) -> Members:
 
 
 def in_zones(members: Members, view: View, zones: Mapping[NodeId, str]) -> Members:
-    """Return `members` in which each node of `zones` has the zone given there.
+    """Return `members` in which each node in `zones` has its zone in `zones`.
 
-    Nodes that `zones` lacks keep their zones. If nothing changes, `members` itself is returned.
+    Other nodes keep their zones. If nothing changes, `members` itself is returned.
     """
     changed = {**members.zones, **zones}
     if changed == members.zones:
@@ -222,8 +221,8 @@ def in_zones(members: Members, view: View, zones: Mapping[NodeId, str]) -> Membe
 
 def with_finalized(members: Members, view: View, shard: ShardId, cuts: int) -> Members:
     """Return `members` in which `shard` is finalized: it gets no records after `cuts` further cuts
-    have been committed. `members` itself is returned if the shard is finalized, or if its
-    finalization after this number of cuts is already wanted.
+    have been committed. If the shard is already finalized, or its finalization after this number of
+    cuts is already wanted, `members` itself is returned.
 
     Raises:
         ConfigError: there is no such shard, or the cluster cannot change while it runs.
@@ -241,8 +240,8 @@ def with_finalized(members: Members, view: View, shard: ShardId, cuts: int) -> M
 
 
 def with_rebalancing(members: Members, view: View) -> Members:
-    """Return `members` that ask for a rebalancing: replicas of shards are spread evenly. `members`
-    itself is returned while an earlier rebalancing is incomplete.
+    """Return `members` that ask for a rebalancing, which spreads the replicas of shards evenly.
+    While an earlier rebalancing is incomplete, `members` itself is returned.
 
     Raises:
         ConfigError: the cluster cannot change while it runs.
@@ -259,9 +258,9 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
     """Return sentences about the difference between the installed view and `members`.
 
     Args:
-        members: the nodes that the cluster is to have.
+        members: the wanted nodes.
         view: the newest installed view.
-        started: the newest members of which all processes have been started; None: none yet.
+        started: the newest members whose processes have all been started; None: no members yet.
     """
     here, wanted = set(view.members.nodes), set(members.nodes)
     wanted.update(() if members.sequencers else view.sequencers)
@@ -296,7 +295,7 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
         members.zones.get(node) != view.zones.get(node) for node in members.nodes
     ):
         sentences.append("Some zones are not installed yet.")
-    # The primary also finalizes shards whose storage nodes are lost, without a change of `members`.
+    # If storage nodes are lost, the primary finalizes their shards without a change of `members`.
     # So the finalized shards are left out of the comparison.
     installed = msgspec.structs.replace(view.members, finalized=members.finalized)
     if not sentences and not same_members(members, installed):
@@ -307,8 +306,8 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
 def state_of(
     members: Members, view: View, started: Members | None, gateway: NodeId
 ) -> dict[str, Any]:
-    """Return the wanted and the installed nodes in plain values, for people; `gateway` is the
-    compute node that answers.
+    """Return the wanted and the installed nodes as plain values, for people. `gateway` is the
+    compute node whose gateway answers.
     """
     lacks = missing(members, view, started)
     return {
@@ -380,7 +379,7 @@ def _index_shards(
 
 
 def _resized(nodes: Iterable[NodeId], count: int, kind: Kind) -> tuple[NodeId, ...]:
-    """Return the `count` nodes with the smallest numbers, and new ones if there are fewer."""
+    """Return the `count` nodes with the smallest numbers. If there are fewer, add new nodes."""
     if count > NODES_MAX:
         raise ConfigError(f"A cluster has at most {NODES_MAX:,} nodes, not {count:,} of a kind.")
     kept = sorted(nodes, key=number_of)[:count]

@@ -1,7 +1,8 @@
 """The address at which the nodes of a run find the metadata store (ARCHITECTURE 11).
 
-With the embedded store, it is the address at which the first process serves the store. With
-ZooKeeper, it is a file with the settings to connect to ZooKeeper.
+With the embedded store, it is the address at which the supervisor serves the store. With ZooKeeper,
+it is the path of a file with the settings to connect to ZooKeeper. The supervisor passes the
+address to the processes of nodes (`node_process`).
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def published_address(config: NodeConfig, run: Path) -> str:
 
 @asynccontextmanager
 async def metadata_at(address: str, keys: Path | None = None) -> AsyncIterator[MetadataStore]:
-    """Connect to the metadata store at an address that the first process gave to a node.
+    """Connect to the metadata store at an address that the supervisor passed to a node.
 
     Args:
-        address: a socket of the first process, or a file with the settings for ZooKeeper.
-        keys: directory with the keys of this node; for a TCP address.
+        address: a socket of the supervisor, or a file with the settings for ZooKeeper.
+        keys: directory with the keys of this node; needed for a TCP address.
 
     Raises:
         ConfigError: the address is invalid, the keys cannot be used, or ZooKeeper refuses this

@@ -1,9 +1,10 @@
 """Opens the metadata store that the configuration names, for a data directory (ARCHITECTURE 11).
 
 Each data directory has a metadata file. With the embedded store this file is the store. With
-ZooKeeper the file holds the id of this platform in ZooKeeper. By this id, a start detects that a
+ZooKeeper the file holds the id of this platform in ZooKeeper. From this id, a start detects that a
 data directory and ZooKeeper's metadata belong to different platforms. The file also holds a copy of
-the layout, for programs that read a data directory without its platform.
+the layout, for programs that read a data directory without its platform. `assembly`, the supervisor
+and `machines.machine_process` open the store at their start.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ async def _adopt_platform(store: MetadataStore, file: EmbeddedMetadataStore) -> 
     await store.compare_and_set(ARRANGEMENT_KEY, b"machines", expected_version=0)
     arrangement = await store.get(ARRANGEMENT_KEY)
     if arrangement is None or arrangement.value != b"machines":
-        return  # of another platform
+        return  # the store has the metadata of a platform of another arrangement
     chosen = os.urandom(8).hex().encode()
     await store.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
     if (there := await store.get(PLATFORM_KEY)) is not None:
@@ -111,7 +112,7 @@ async def _check_belongs(
             "choose another directory."
         )
     chosen = known.value if known is not None else os.urandom(8).hex().encode()
-    if known is None:  # the file first: a start after a crash in between accepts this state
+    if known is None:  # the file is first: a start accepts a file whose id the store lacks
         await file.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
     await store.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
     there = await store.get(PLATFORM_KEY)

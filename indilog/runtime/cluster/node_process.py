@@ -2,13 +2,14 @@
 the metadata store, and runs its nodes until it must stop.
 
 The supervisor starts `python -m indilog.node --name storage-0 --metadata
-unix:///tmp/indilog-x/metadata`. The name is that of the process. A process with a single node has
-the name of this node; several nodes may also share a process (`indilog.runtime.cluster.processes`).
-`node_running` runs a process inside another program, such as a benchmark that is itself the compute
-node.
+unix:///tmp/indilog-x/metadata`. `--name` is the name of the process. A process with a single node
+has the name of this node; several nodes may also share a process
+(`indilog.runtime.cluster.processes`). `node_running` runs a process inside another program, such as
+a benchmark that is itself the compute node.
 
 A process of several nodes stops in two steps, because the other processes need its nodes to finish
-their calls. The first SIGTERM ends its gateway and workers, the second one the process.
+their calls. The first SIGTERM ends its gateway and workers, and the second SIGTERM ends the
+process. `assembly` creates the roles, which run in a `NodeShell`.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ from indilog.runtime.transport.transport import REFUSED_PEER, GrowingTransport
 from indilog.runtime.transport.zmq_transport import ZmqTransport
 
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
-"""Size of the segments of a journal to which no role of the process writes. It is small, because
-segment files are filled with zeros in advance.
+"""Size of the segments of a journal to which no role of the process writes. The size is small,
+because segment files are filled with zeros in advance.
 """
 
 _TRANSPORTS: Final[Mapping[str, type[StreamTransport | ZmqTransport]]] = {
@@ -79,7 +80,7 @@ _log = structlog.get_logger(__name__)
 
 
 class RunningNode(NamedTuple):
-    """The nodes of a process, which run on this loop."""
+    """The running nodes of a process, and what they use."""
 
     shell: NodeShell
     nodes: tuple[NodeId, ...]
@@ -102,7 +103,8 @@ async def node_running(
     `keys` is the directory with the keys of this process, which a store at a TCP port requires.
 
     Raises:
-        NotReadyError, QuorumUnavailableError: the cluster's first process is not reachable.
+        NotReadyError, QuorumUnavailableError: the metadata store does not answer, or the supervisor
+            has not published the cluster's view yet.
         ConfigError, DataDirectoryError: as `nodes_running`.
     """
     async with metadata_at(metadata, keys) as store:
@@ -127,7 +129,7 @@ async def nodes_running(
 
     Raises:
         ConfigError: the cluster has no such process.
-        DataDirectoryError: its directory is in use, of a newer format, or damaged.
+        DataDirectoryError: the process's directory is in use, of a newer format, or damaged.
         QuorumUnavailableError: the metadata store does not answer.
     """
     async with AsyncExitStack() as stack:
@@ -171,8 +173,8 @@ async def nodes_running(
 async def _stand_for_primary(
     node: NodeId, shell: NodeShell, start: NodeStart, store: MetadataStore, stack: AsyncExitStack
 ) -> None:
-    """If `node` is a sequencer, let it stand for primary while the process runs, and publish the
-    views that it installs as primary.
+    """If `node` is a sequencer, let it become the primary when the primary is lost. If it is the
+    primary, publish the views that it installs.
     """
     if (role := sequencer_of(shell, node)) is None:
         return
@@ -191,8 +193,8 @@ async def _stand_for_primary(
 
 
 async def _nodes_of(process: str, start: NodeStart, store: MetadataStore) -> tuple[NodeId, ...]:
-    """Return the nodes of a process: its nodes in the newest view, its nodes that are to join, and
-    a sequencer that may join later.
+    """Return the nodes of a process: its nodes in the newest view, its wanted nodes that have not
+    joined yet, and a sequencer that may join later.
     """
     members = (await wanted_in(store)).members
     of = start.processes.nodes_of(process, needed(start.view, members))
@@ -202,8 +204,8 @@ async def _nodes_of(process: str, start: NodeStart, store: MetadataStore) -> tup
 class _RunFollower:
     """Notifies the nodes of a process of changes that the supervisor makes while they run.
 
-    Addresses of new nodes are passed on before the members, because nodes send to new members at
-    once.
+    It passes on the addresses of new nodes before the members, because nodes send messages to new
+    members at once.
     """
 
     def __init__(
@@ -215,7 +217,7 @@ class _RunFollower:
         self._members: Members | None = None
 
     def on_changed(self, found: Versioned) -> None:
-        """Handle the record of the run."""
+        """Handle a new record of the run."""
         if (run := decode_run(found.value)) is None:
             return  # another release wrote it; its supervisor replaces this process
         self.addresses = run.addresses
@@ -239,7 +241,7 @@ def _journal_of(process: str, nodes: Sequence[NodeId], start: NodeStart) -> Jour
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a process of a cluster until SIGTERM. If its supervisor ends before the process is ready,
-    the process ends, too.
+    the process also ends.
     """
     parser = argparse.ArgumentParser("indilog.node", description="Run a process of a cluster.")
     parser.add_argument("--name", required=True, help="name of the process, or of its one node")
@@ -272,7 +274,7 @@ async def _run(given: argparse.Namespace) -> int:
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not supervisor.was_ready:
-            serving.cancel()  # asked to stop before it was ready
+            serving.cancel()  # the process was asked to stop before it was ready
         faulthandler.dump_traceback_later(NodeConfig().processes.stop_timeout_s, exit=True)
         with contextlib.suppress(asyncio.CancelledError):
             await serving
@@ -306,7 +308,7 @@ class _Stop:
         self.all = asyncio.Event()
 
     def asked(self) -> None:
-        """Handle a signal: the first one ends the gateways, a second one the process."""
+        """Handle a signal. The first signal ends the gateways, and the second ends the process."""
         (self.all if self.serving.is_set() else self.serving).set()
 
     def now(self) -> None:
@@ -321,10 +323,10 @@ async def _serve(
     stop: _Stop,
     fail: Callable[[BaseException], None],
 ) -> None:
-    """Run the nodes of the process until `stop`; a compute node also runs its gateway and workers.
+    """Run the nodes of the process until `stop`. A compute node also runs its gateway and workers.
 
-    If the process has other nodes than a compute node, they run until `stop.all`, or until the
-    supervisor has ended.
+    If the process has several nodes, its gateway ends at `stop.serving`. Its nodes run until
+    `stop.all`, or until the supervisor has ended.
     """
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(
@@ -370,7 +372,9 @@ async def _gateway_of(
 
 
 def status_of_process(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
-    """Return the status of the roles, and of what they share: release, journal and transport."""
+    """Return the status of each role. It includes the release, and counts of the journal and the
+    transport, which all roles of the process share.
+    """
     shared = {
         "release": __version__,
         "journal_damaged": shell.metrics.damaged,

@@ -1,4 +1,7 @@
-"""Starts the processes of nodes with a fork server (docs/decisions/0034)."""
+"""Starts the processes of nodes with a fork server (docs/decisions/0034).
+
+The supervisor's `SupervisedProcess`es start their processes through one `NodeStarter`.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ _READY_S_MAX: Final = 180.0
 """Seconds that a fork server may take to import the modules of nodes."""
 _ANSWER_S_MAX: Final = 60.0
 """Seconds that a fork server may take to fork, and to report that a child has ended. A fork takes
-milliseconds, but a busy machine may let it wait; after this time it hangs, and is killed.
+milliseconds, but longer on a busy machine. A fork server that takes longer than this is killed.
 """
 _END_S_MAX: Final = 5.0
-"""Seconds that a fork server may take to end when it is asked to; then it is killed."""
+"""Seconds that a fork server may take to end after its socket was closed. Then it is killed."""
 _MESSAGE_BYTES_MAX: Final = 4096
 _log = structlog.get_logger(__name__)
 
 
 class _Forked(HeldProcess):
-    """A child of a fork server, which reports its exit status.
+    """A child of a fork server. The fork server reports the child's exit status.
 
     Args:
-        status: the exit status, set when the fork server has reported it or has ended.
+        status: the exit status; set when the fork server has reported it or has ended.
         on_silence: called if the fork server does not report the exit status in time.
     """
 
@@ -45,8 +48,8 @@ class _Forked(HeldProcess):
         self._on_silence = on_silence
 
     async def wait(self) -> int:
-        """Wait for the end of the child; return its exit status, or `STATUS_UNKNOWN` if the fork
-        server has ended, too.
+        """Wait for the end of the child, and return its exit status. If the fork server has ended
+        too, return `STATUS_UNKNOWN`.
         """
         await super().wait()
         await asyncio.wait({self._status}, timeout=_ANSWER_S_MAX)
@@ -68,7 +71,7 @@ class _ForkServer:
         self._statuses: dict[int, asyncio.Future[int]] = {}
         """The exit statuses of running children, by process id."""
         self._answer: asyncio.Future[_Forked | None] = self._loop.create_future()
-        """The next answer; `ready` is the first."""
+        """The next answer of the fork server. The first answer is `ready`."""
         self.is_lost = False
         channel.settimeout(0)
         self._loop.add_reader(channel.fileno(), self._on_readable)
@@ -118,7 +121,7 @@ class _ForkServer:
             raise
 
     def _give_up(self) -> None:
-        """Kill it, because it hangs; a new one replaces it."""
+        """Kill the fork server, because it hangs. A new fork server replaces it."""
         self._lose()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -137,7 +140,7 @@ class _ForkServer:
             self._answer.set_exception(ConnectionResetError("the fork server is gone"))
 
     async def close(self) -> None:
-        """Let the fork server end, and wait until it has ended; its children continue."""
+        """Let the fork server end, and wait until it has ended. Its children continue."""
         self._lose()
         try:
             async with asyncio.timeout(_END_S_MAX):
@@ -174,18 +177,18 @@ class _ForkServer:
 
 
 class NodeStarter:
-    """Forks the processes of nodes. If the fork server fails, it starts the processes by executing
-    their commands.
+    """Forks the processes of nodes. If the fork server fails, `NodeStarter` executes their
+    commands.
 
     A lost fork server is replaced at the next start of a node. A fork server that does not answer
-    in time is killed. A child that it had already forked ends when its connection to the supervisor
-    closes.
+    in time is killed. If it had already forked a child that was not reported, this child ends when
+    its connection to the supervisor closes.
     """
 
     def __init__(self) -> None:
         self._server: _ForkServer | None = None
         self._is_usable = True
-        """False after a fork server did not become ready, because another one would fail, too."""
+        """False after a fork server did not become ready, because another one would also fail."""
         self._one_at_a_time = asyncio.Lock()
 
     async def start(
@@ -193,7 +196,8 @@ class NodeStarter:
     ) -> tuple[socket.socket, Process]:
         """Start the process of a node; see `Start`."""
         try:
-            # The fork server was lost since the last start; a new one replaces it.
+            # A `ConnectionError` shows that the fork server was lost since the last start. The
+            # second attempt starts a new fork server.
             with contextlib.suppress(ConnectionError):
                 return await self._fork(command, inherited)
             return await self._fork(command, inherited)
@@ -202,7 +206,7 @@ class NodeStarter:
         return await executed(command, inherited)
 
     async def close(self) -> None:
-        """End the fork server; the processes that it forked continue. May be called again."""
+        """End the fork server. The processes that it forked continue. May be called again."""
         if self._server is not None:
             await self._server.close()
 

@@ -1,12 +1,14 @@
-"""Which processes of a cluster run which nodes (ARCHITECTURE 5, decision 0050).
+"""Decides which processes of a cluster run which nodes (ARCHITECTURE 5, decision 0050).
 
 A process has one journal, in the folder of the data directory that has the name of the process. By
 default each node has a process of its own, with the node's name. With `shared_processes`, the nodes
-of the first start are spread over that many processes, `node-0` and so on: each gets a node of each
-kind. So a machine needs one process, and the loss of one process costs one copy of everything.
+of the first start are spread over that many processes, named `node-0` and so on. Each shared
+process gets a node of each kind. So a machine needs one process, and the loss of one process costs
+one copy of everything.
 
-A node never moves to another process, because its frames are in that process's journal. So the
-nodes of a shared process leave together, and the number of a process is not used again.
+A node never moves to another process, because its frames are in its process's journal. So the nodes
+of a shared process leave together, and the number of a process is not used again. `cluster_members`
+and `layout` store the `Processes`; the supervisor and the nodes read them.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         count: number of shared processes that were ever created: `node-0` to
             `node-{count - 1}`. Some may have left.
-        shared: the process of each node that shares one.
-        gone: processes that are gone permanently; they are not started again.
+        shared: the process of each node that shares a process.
+        gone: processes that are gone permanently. They are not started again.
     """
 
     count: int = 0
@@ -56,16 +58,16 @@ class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.shared.get(node, node)
 
     def nodes_of(self, process: str, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
-        """Return which of `nodes` a process has."""
+        """Return the nodes among `nodes` that a process has."""
         return tuple(node for node in nodes if self.of(node) == process)
 
     def all_of(self, process: str) -> tuple[NodeId, ...]:
-        """Return the nodes that share a process, also if they have not joined or have left."""
+        """Return all nodes that share a process. Some may not have joined yet, or have left."""
         return self.nodes_of(process, self.shared)
 
     def standbys(self, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
         """Return the sequencers that share a process with one of `nodes`, but are not in `nodes`.
-        They run, and may take the place of a sequencer that leaves.
+        They run, and may take the place of a leaving sequencer.
         """
         known = set(nodes)
         there = {self.shared[node] for node in known if node in self.shared}
@@ -84,11 +86,11 @@ class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def spread(nodes: Iterable[NodeId], count: int, before: Mapping[NodeId, str]) -> Processes:
-    """Spread nodes over `count` processes, in addition to those that have a process `before`.
+    """Spread nodes over `count` processes. Nodes in `before` keep their processes.
 
-    Index nodes of one index shard go to different processes where possible. Otherwise a node goes
-    to the process with the fewest nodes of its kind; among equals, to the process that has its
-    number.
+    Index nodes of one index shard go to different processes where possible. Apart from that, a node
+    goes to the process with the fewest nodes of its kind. Among several such processes, the process
+    with the node's own number is preferred.
     """
     shared = dict(before)
     for node in nodes:
@@ -119,18 +121,18 @@ def _replicas_at(process: str, node: NodeId, shared: Mapping[NodeId, str]) -> in
 def with_processes(
     members: Members, view: View, processes: Processes, count: int
 ) -> tuple[Members, Processes]:
-    """Return `members` in `count` shared processes. A new process gets a storage node, a compute
-    node, and a sequencer that may take the place of another one. The processes with the greatest
-    numbers leave.
+    """Return members and processes with `count` shared processes. A new process gets a storage
+    node, a compute node, and a sequencer that may replace another sequencer. The processes with the
+    greatest numbers leave.
 
     Args:
-        members: the nodes that the cluster is to have so far.
+        members: the wanted nodes before the change.
         view: the newest installed view.
-        processes: the processes so far.
+        processes: the processes before the change.
         count: the new number of shared processes.
 
     Raises:
-        ConfigError: no process is shared, or a process that would leave has to stay.
+        ConfigError: no process is shared, the number is not allowed, or a process cannot leave.
     """
     if not processes.count:
         raise ConfigError(
@@ -168,9 +170,9 @@ def _with_one_more(members: Members, view: View, processes: Processes) -> tuple[
 def with_new_process(
     processes: Processes, number: int, members: Members, view: View, roles: Iterable[Kind]
 ) -> Processes:
-    """Return the processes with a new one, `node-{number}`, which has a node of each of `roles`.
+    """Return `processes` with a new process `node-{number}`, which has a node of each of `roles`.
 
-    An index node is a further replica of the index shard with the fewest replicas.
+    A new index node is a further replica of the index shard with the fewest replicas.
     """
     shared = dict(processes.shared)
     for kind in roles:
@@ -186,7 +188,7 @@ def with_new_process(
 
 
 def _unused(kind: Kind, number: int, processes: Processes, view: View, members: Members) -> NodeId:
-    """Return a name that no node has, with this number or the next free one."""
+    """Return a name that no node has: with this number, or with the next free number."""
     used = {*processes.shared, *needed(view, members)}
     names = (NodeId(f"{kind}-{n}") for n in itertools.count(number))
     return next(name for name in names if name not in used)
@@ -202,13 +204,13 @@ def _unused_replica(shard: int, processes: Processes, view: View, members: Membe
 def with_replacement(
     members: Members, view: View, processes: Processes, name: str
 ) -> tuple[Members, Processes]:
-    """Return `members` with further nodes in place of the nodes of a process that is gone
-    permanently. If these nodes already leave, the result has the same nodes.
+    """Return members and processes after the process `name` is gone permanently. Other nodes take
+    the place of its nodes. If its nodes are already leaving, no nodes are added.
 
     Args:
-        members: the nodes that the cluster is to have so far.
+        members: the wanted nodes before the change.
         view: the newest installed view.
-        processes: the processes so far.
+        processes: the processes before the change.
         name: a shared process, or a compute node or storage node with a process of its own.
 
     Raises:
@@ -224,7 +226,7 @@ def with_replacement(
         known = ", ".join(processes.running(needed(view, members)))
         raise ConfigError(f"The cluster has no process {name!r}; it has {known}.")
     if not processes.nodes_of(name, _wanted(members, view)):
-        pass  # its nodes leave already, and the process cannot end its calls
+        pass  # its nodes are already leaving, and the lost process cannot end its calls
     elif name in processes.shared.values():
         members, processes = _with_one_more(members, view, processes)
         members = without_process(members, view, processes, name)
@@ -242,21 +244,22 @@ def with_replacement(
 
 
 def without_wanted(processes: Processes, members: Members) -> Processes:
-    """Return the processes, where no process with a wanted node counts as gone."""
+    """Return `processes`, in which processes with a wanted node no longer count as gone."""
     gone = tuple(name for name in processes.gone if not processes.nodes_of(name, members.nodes))
     return msgspec.structs.replace(processes, gone=gone)
 
 
 def _wanted(members: Members, view: View) -> tuple[NodeId, ...]:
-    """Return all nodes that the cluster is to have, sequencers first."""
+    """Return all wanted nodes, sequencers first."""
     return tuple(dict.fromkeys((*(members.sequencers or view.sequencers), *members.nodes)))
 
 
 def without_process(members: Members, view: View, processes: Processes, name: str) -> Members:
-    """Return `members` without the nodes of a shared process; `members` itself if they already
-    leave.
+    """Return `members` without the nodes of a shared process. If these nodes are already leaving,
+    return `members` itself.
 
-    An index node or aggregator is replaced by one with a process of its own.
+    An index node or aggregator of the process is replaced by a node with a process of its own. A
+    sequencer is replaced by a standby.
 
     Raises:
         ConfigError: one of its nodes cannot leave.
@@ -282,11 +285,11 @@ def without_process(members: Members, view: View, processes: Processes, name: st
 def with_other_sequencer(
     members: Members, view: View, processes: Processes, node: NodeId
 ) -> Members:
-    """Return `members` with another sequencer in place of `node`; `members` itself if it already
-    leaves.
+    """Return `members` with another sequencer in place of `node`. If `node` is already leaving,
+    return `members` itself.
 
     Raises:
-        ConfigError: no process that stays has a sequencer that may take its place.
+        ConfigError: no remaining process has a sequencer that may take the place of `node`.
     """
     sequencers = members.sequencers or view.sequencers
     if node not in sequencers:
@@ -326,11 +329,11 @@ def _with_other_replica(
 
 
 def check_leave_together(before: Members, after: Members, processes: Processes) -> None:
-    """Refuse a change by which only some nodes of a shared process leave, because the process runs
-    until all of them have left.
+    """Refuse a change after which only some nodes of a shared process leave. The process would run
+    until all its nodes have left.
 
     Raises:
-        ConfigError: some would stay.
+        ConfigError: a node of a shared process would leave without the other nodes.
     """
     kept = {*after.nodes}
     for node in before.nodes:
@@ -350,7 +353,7 @@ def number_of_process(name: str) -> int:
 def zones_in_turn(
     nodes: Iterable[NodeId], processes: Processes, labels: Sequence[str]
 ) -> dict[NodeId, str]:
-    """Return the zones of nodes whose processes get `labels` in turn, by their numbers."""
+    """Return the zone of each node. The processes get `labels` in turn, by their numbers."""
     if not labels:
         return {}
     return {node: labels[number_of_process(processes.of(node)) % len(labels)] for node in nodes}
@@ -360,7 +363,7 @@ async def processes_in(store: MetadataStore) -> Processes:
     """Return the processes of the cluster.
 
     Raises:
-        DataDirectoryError: another release wrote them.
+        DataDirectoryError: another release wrote the record of the processes.
     """
     found = await store.get(PROCESSES_KEY)
     return Processes() if found is None else decode_processes(found.value)
@@ -370,17 +373,17 @@ async def claim_processes(
     store: MetadataStore, count: int, nodes: Iterable[NodeId], *, is_new: bool
 ) -> Processes:
     """Return the processes of the cluster. The first start spreads `nodes` over `count` shared
-    processes; 0: each has its own.
+    processes. With 0, each node has a process of its own.
 
     Args:
         store: the metadata store.
-        count: of the configuration.
+        count: configured number of shared processes.
         nodes: nodes of the first view.
         is_new: whether the cluster has no view yet.
 
     Raises:
         ConfigError: the cluster was created with another number of processes.
-        NotReadyError: another program changes them.
+        NotReadyError: another process starts the cluster at the same time.
     """
     found = await store.get(PROCESSES_KEY)
     if found is None and is_new and count:

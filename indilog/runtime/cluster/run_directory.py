@@ -2,8 +2,8 @@
 
 The run directory is in the system's temporary directory, because the path of a Unix socket must be
 short. The supervisor and the processes that it starts hold a shared lock on a file in the
-directory. The operating system releases the lock when the last of these processes has ended, also
-after a crash. So a starting supervisor can detect and remove the directories of ended runs.
+directory. The operating system releases the lock when the last of these processes has ended, even
+by a crash. So a starting supervisor can detect and remove the directories of ended runs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def remove_stale_directories() -> None:
 def _is_stale(directory: Path) -> bool:
     """Return whether all processes of the directory's run have ended.
 
-    A directory whose lock file cannot be opened belongs to another program or user: not stale.
+    If the lock file cannot be opened, the directory belongs to another program or user. It does not
+    count as stale.
     """
     try:
         lock = os.open(directory / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

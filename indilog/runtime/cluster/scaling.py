@@ -5,16 +5,17 @@ The supervisor watches the wanted members and the installed view. A new node joi
 so that no node sends to a peer that it cannot reach:
 
 1. The address of the node is added to the record of the run, which all processes follow.
-2. Its process starts. The roles of a storage node, an index node or an aggregator run at once.
+2. The process of the node starts. The roles of a storage node, an index node or an aggregator run
+   at once.
 3. When the roles of all new nodes of these three kinds run, the members are added to the record of
-   the run. All processes learn them, and the primary installs the view. A new compute node can
-   become ready only after that.
+   the run. All processes follow the record, and the primary installs the view. A new compute node
+   can become ready only after that.
 
-If a compute node leaves, its process is stopped before the view is installed: without its shard,
-its running calls could not append. If it shares the process with other nodes, the process ends only
-its gateway and continues. A process without a compute node is stopped when neither the wanted
-members nor the installed view contain one of its nodes. Each step can be repeated, so the
-supervisor may be killed between any two of them.
+If a compute node leaves, its process is stopped before the view is installed. Without its shard,
+its running calls could not append. If the compute node shares the process with other nodes, the
+process ends only its gateway and continues. A process without a compute node is stopped when
+neither the wanted members nor the installed view contain one of its nodes. Each step can be
+repeated, so the supervisor may be killed between any two steps. `Supervisor` runs one `Scaling`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Decision(NamedTuple):
     awaited: tuple[NodeId, ...]
     """New nodes whose roles must run before the view is installed."""
     ending: tuple[NodeId, ...]
-    """Compute nodes that leave, and must end before the view is installed."""
+    """Leaving compute nodes, which must end before the view is installed."""
 
 
 def decided(
@@ -81,16 +82,16 @@ def decided(
         for node in of
         if node in leaving
     )
-    # A new compute node may get the shard of one that leaves. So it starts after the old one has
-    # ended, because a writer needs a greater epoch than the writer before it.
+    # A new compute node may get the shard of a leaving one. A shard's new writer needs a greater
+    # epoch than the previous writer. So the new node starts after the leaving node has ended.
     waiting = set(members.engines) - set(installed.engines) if ending else set()
     nodes = [
         node
         for node in needed(installed, members)
         if node not in leaving and node not in waiting and node not in gone
     ]
-    # A compute node that left and is wanted again needs a new incarnation to get a shard. A shared
-    # process is restarted only for a compute node that is wanted again.
+    # If a compute node left and is wanted again, it needs a new incarnation to get a shard. So its
+    # process is stopped and started again. A shared process is restarted only for this reason.
     left = set(before.engines) - set(installed.engines)
     here = set(installed.nodes)
     there = {node for of in processes.values() for node in of}
@@ -118,14 +119,14 @@ class Scaling:
         metadata: the metadata store.
         view: the installed view at the start.
         layout: returns which processes run which nodes.
-        processes: the processes of the cluster; some are added and removed.
-        start: starts a process.
-        addresses: returns the addresses of nodes, given those that are known.
+        processes: the processes of the cluster. `Scaling` adds and removes processes here.
+        start: starts the process with this name.
+        addresses: takes nodes and the known addresses; returns the addresses of all these nodes.
         left_out: processes that another program runs.
-        on_left: called when the process of a node that left has ended.
+        on_left: called with each node that has left, when its process has ended.
 
     Attributes:
-        view: the newest installed view that is known.
+        view: the newest known installed view.
     """
 
     def __init__(  # noqa: PLR0917 what the supervisor has
@@ -151,7 +152,7 @@ class Scaling:
         self._leaving: dict[str, asyncio.Task[None]] = {}
         """The processes that are being stopped."""
         self._draining: dict[str, asyncio.Task[None]] = {}
-        """The processes whose gateways are to end."""
+        """The processes whose gateways are ending."""
         self.view = view
 
     async def run(self) -> NoReturn:

@@ -1,9 +1,10 @@
 """Publishes the status of a cluster's processes for its gateways (ARCHITECTURE 11).
 
-Each process writes the status of its roles every few seconds, and gateways read it. On one machine,
-the status is in files of the run's directory (`StatusFiles`). On several machines, it is in the
-metadata store (`indilog.runtime.cluster.machines.status_keys`). So a status request costs no
-message, and an old status reveals a process that hangs. The status is only for operators.
+Each process writes the status of its roles every few seconds, and gateways (`assembly.status_of`)
+read it. On one machine, the status is in files of the run's directory (`StatusFiles`). On several
+machines, it is in the metadata store (`indilog.runtime.cluster.machines.status_keys`). So a status
+request costs no message, and an old status reveals a process that hangs. The status is only for
+operators.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from indilog.base.ids import NodeId
 from indilog.config import KIB
 
 INTERVAL_S: Final = 2.0
-"""Seconds between two statuses of a process."""
+"""Seconds between two updates of a process's status."""
 BELIEVED_S: Final = 5 * INTERVAL_S
 """Age in seconds above which a status is not shown."""
 _BYTES_MAX: Final = 256 * KIB
@@ -35,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 class PublishedStatus(NamedTuple):
-    """The status of other processes, and the nodes without a recent status."""
+    """The recent status of nodes in other processes, and the nodes without a recent status."""
 
     status: Status
     silent: list[NodeId]
@@ -45,14 +46,14 @@ class StatusBoard(Protocol):
     """Where processes publish the status of their nodes."""
 
     async def write(self, status: Status) -> None:
-        """Publish the status of nodes of this process; `status` has an entry for each.
+        """Publish the status of nodes of this process. `status` has an entry for each node.
 
         Raises:
-            OSError, IndilogError: it cannot be published now.
+            OSError, IndilogError: the status cannot be published now.
         """
 
     async def remove(self, nodes: Sequence[NodeId]) -> None:
-        """Remove the status of these nodes, because they end regularly."""
+        """Remove the status of these nodes, because their process ends without a failure."""
 
     def read(self, names: Iterable[NodeId]) -> PublishedStatus:
         """Return the recent status of the nodes `names`."""

@@ -1,12 +1,13 @@
 """Keeps one process running: starts or adopts it, watches it, and restarts it when it dies or hangs
 (ARCHITECTURE 11).
 
-A socket connects supervisor and process; the process sends lines of text over it
+A socket connects the supervisor and the process. The process sends lines of text over the socket
 (`supervisor_link`). A process hangs if it was ready and then sends no heartbeat for `hang_s`. A
 process that hangs, or is not ready within `start_timeout_s`, is killed and restarted.
 
 A process may outlive its supervisor. Then the next supervisor adopts the process, and holds it by a
-descriptor (pidfd), so that it never signals a reused process id.
+descriptor (pidfd), so that it never signals a reused process id. `Supervisor` and `Scaling` have
+one `SupervisedProcess` for each process.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ _log = structlog.get_logger(__name__)
 class SupervisedProcess:
     """Keeps one process running until it is stopped.
 
-    A process of an earlier supervisor that listens at `control` is adopted first. A process that
-    dies is restarted after `restart_s_min`; the pause doubles each time up to `restart_s_max`.
-    After a process that lived longer than `restart_s_max`, the pause is `restart_s_min` again. A
-    process that hangs for `hang_s`, or is not ready within `start_timeout_s`, is killed.
+    If a process of an earlier supervisor listens at `control`, it is adopted instead of starting a
+    new one. A process that dies is restarted after `restart_s_min`. The pause doubles each time, up
+    to `restart_s_max`. If a process lived longer than `restart_s_max`, the pause is `restart_s_min`
+    again.
 
     Args:
         name: name for log lines.
         command: the program and its arguments; `--supervisor-fd N` is added.
-        control: the Unix socket at which the process can be adopted; None: it cannot.
+        control: the Unix socket at which the process can be adopted; None: it cannot be adopted.
         inherited: descriptors that the process inherits and keeps open.
         failures_max: after this many exits before it was ever ready, the process is not restarted.
             An exit with status `os.EX_TEMPFAIL` (it waits for other processes) does not count;
@@ -113,8 +114,8 @@ class SupervisedProcess:
             restarts: wait until the process has also been restarted this many times.
 
         Raises:
-            NotReadyError: it failed to start too often, or was stopped; the message contains the
-                process's own sentence.
+            NotReadyError: the process failed to start too often, or was stopped. The message
+                contains the process's own sentence.
         """
         async with self._changed:
             await self._changed.wait_for(
@@ -125,8 +126,8 @@ class SupervisedProcess:
         return self.detail
 
     async def wait_for_data_loss(self) -> NotReadyError:
-        """Wait until the process has ended because data is lost, and has not become ready again.
-        Return an error with its sentence.
+        """Wait until the process has ended because data is lost, and has not become ready since.
+        Return an error with the process's sentence.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._data_lost is not None)
@@ -134,13 +135,13 @@ class SupervisedProcess:
         return self._data_lost
 
     async def up(self) -> None:
-        """Wait until the roles of the process run, or it failed to start too often."""
+        """Wait until the roles of the process run, or the process has failed too often."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._final is not None or self._up)
 
     @property
     def is_up(self) -> bool:
-        """Whether the roles of the process run; it may not be ready yet."""
+        """Whether the roles of the process run. The process may not be ready yet."""
         return self._up
 
     @property
@@ -149,9 +150,9 @@ class SupervisedProcess:
         return self._drained
 
     async def drain(self) -> None:
-        """Let the process end its gateway by SIGTERM; wait at most `stop_timeout_s` until its
-        running calls have ended. A process of several nodes then runs its other nodes until `stop`;
-        a process of a single node ends.
+        """Send SIGTERM, so that the process ends its gateway. Wait at most `stop_timeout_s` until
+        its running calls have ended. A process of several nodes then runs its nodes until `stop`. A
+        process of a single node ends.
         """
         if (process := self._process) is None or self._drained:
             return
@@ -166,7 +167,7 @@ class SupervisedProcess:
         return self._final is not None
 
     async def stop(self) -> None:
-        """End the process by SIGTERM, and after `stop_timeout_s` seconds by SIGKILL. May be called
+        """End the process by SIGTERM, or after `stop_timeout_s` seconds by SIGKILL. May be called
         again.
         """
         self._stopping.set()
@@ -175,9 +176,10 @@ class SupervisedProcess:
             self._keeper.result()
 
     async def end(self) -> bool:
-        """End a process of an earlier supervisor instead of adopting it; False if there is none.
+        """End a process of an earlier supervisor instead of adopting it. Return False if there is
+        no such process.
 
-        It gets SIGTERM, and after `stop_timeout_s` SIGKILL.
+        The process gets SIGTERM, and after `stop_timeout_s` SIGKILL.
         """
         assert self._control is not None, "such a process is found at `control`"
         self._stopping.set()
@@ -227,8 +229,8 @@ class SupervisedProcess:
         process: Process
         if found is not None:
             ours, process = found
-            # An adopted process was ready before. If it hangs, it still accepts the connection, but
-            # sends nothing.
+            # An adopted process was ready before. If it hangs, the connection is still established,
+            # but the process sends nothing.
             self._silent_s_max = self._config.processes.hang_s
             _log.info("process adopted", name=self.name, pid=process.pid)
         else:
@@ -250,7 +252,8 @@ class SupervisedProcess:
         ]
         try:
             status = await process.wait()
-            # The socket ends after what the process has sent, also if a child of it has a copy.
+            # The listener then reads the remaining lines up to the end. Without this call, the
+            # socket would not end if a child of the process has a copy of its descriptor.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
             await asyncio.wait([listener])
@@ -287,8 +290,8 @@ class SupervisedProcess:
             _log.error("process cannot start", name=self.name, reason=text)
 
     async def _kill_when_hung(self, process: Process) -> None:
-        """Kill the process when it was ready and has sent no heartbeat for `hang_s`, or is not
-        ready within `start_timeout_s`.
+        """Kill the process if it is not ready within `start_timeout_s`, or if it was ready and then
+        sends no heartbeat for `hang_s`.
         """
         loop = asyncio.get_running_loop()
         pause_s = self._config.processes.hang_s / HEARTBEATS_PER_HANG
@@ -297,8 +300,8 @@ class SupervisedProcess:
             await asyncio.sleep(pause_s)
             before, looked_at = looked_at, loop.time()
             if looked_at - before > 2 * pause_s:
-                # The supervisor itself was paused, so heartbeats may be received that it has not
-                # read.
+                # The supervisor itself was paused. So heartbeats may have arrived that it has not
+                # read yet.
                 self._last_heartbeat_at = looked_at
             elif looked_at - self._last_heartbeat_at > (silent_s := self._silent_s_max):
                 if not self._was_ready:
@@ -313,7 +316,7 @@ class SupervisedProcess:
         timeout_s = self._config.processes.stop_timeout_s
         with contextlib.suppress(ProcessLookupError):
             await self.drain()
-            process.terminate()  # the second SIGTERM, if the process has drained
+            process.terminate()  # if the process has drained, this is the second SIGTERM
             await asyncio.sleep(timeout_s)
             _log.warning("process killed", name=self.name, after_s=timeout_s)
             process.kill()
@@ -335,5 +338,5 @@ class SupervisedProcess:
 async def _next_line(reader: asyncio.StreamReader) -> bytes:
     """Return the next line of at most `_LINE_BYTES_MAX`; empty at the end of the stream."""
     while True:
-        with contextlib.suppress(ValueError):  # over the limit: its parts are skipped
+        with contextlib.suppress(ValueError):  # the line exceeds the limit; it is skipped
             return await reader.readline()

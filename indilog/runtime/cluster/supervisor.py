@@ -1,17 +1,18 @@
 """The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
 
-The first process is the supervisor. It serves the metadata store to the others, unless ZooKeeper is
-the metadata store. It starts the processes of the nodes of the view, and of each node that joins
-(`indilog.runtime.cluster.scaling`). Each node has a process, or nodes share fewer processes
-(`indilog.runtime.cluster.processes`). A process that dies, or hangs for `hang_s`, is restarted.
+The first process is the supervisor. It serves the metadata store to the other processes, unless
+ZooKeeper is the metadata store. It starts the processes of the nodes of the view, and of each node
+that joins (`indilog.runtime.cluster.scaling`). Each node has a process of its own, or several nodes
+share a process (`indilog.runtime.cluster.processes`). A process that dies, or hangs for `hang_s`,
+is restarted.
 
 No records pass through the supervisor. If it is killed, the other processes continue to serve
-calls, without restarts and without the embedded metadata store. The next supervisor adopts them if
-its settings are the same; otherwise it stops them and starts new ones.
+calls, without restarts and without the embedded metadata store. If the next supervisor has the same
+settings, it adopts the processes. If not, it stops them and starts new ones.
 
 Sockets are Unix sockets in a directory of this run, readable by this user only. In measurements
 they are a third faster than TCP (docs/decisions/0002), and they need no free port. With
-`node_host`, nodes use TCP ports; with `node_keys`, these connections are encrypted and
+`node_host`, nodes use TCP ports. With `node_keys`, these connections are encrypted and
 authenticated (docs/decisions/0044).
 """
 
@@ -60,11 +61,11 @@ from indilog.runtime.metadata.store import MetadataStore
 PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
     "cluster": {"sequencers": 3, "storage_nodes": 2, "replicas": 2}
 }
-"""Defaults of a cluster of processes: with them, the loss of any single disk loses no data."""
+"""Defaults of a cluster of processes. With these defaults, the loss of one disk loses no data."""
 _SOCKET_PATH_BYTES_MAX: Final = 100
 _PORT_MAX: Final = 65_535
 _FAILURES_MAX: Final = 3
-"""Starts of a node of the view that may fail before the start of the cluster fails."""
+"""If so many starts of a node of the view fail, the start of the cluster fails."""
 _SCHEMES: Final[Mapping[str, tuple[str, str]]] = {
     "stream": ("unix", "stream"),
     "zmq": ("ipc", "tcp"),
@@ -85,7 +86,7 @@ def processes_config(
 ) -> Config:
     """Return the configuration of a cluster of processes; see `config_from`.
 
-    `shared`: the number of processes that nodes share; None: each node has its own.
+    `shared`: the number of shared processes; None: each node has a process of its own.
 
     Raises:
         ConfigError: as `config_from`; or `shared` is below 1 or above `NODES_MAX`.
@@ -97,7 +98,7 @@ def processes_config(
 def shared_defaults(count: int) -> dict[str, dict[str, int]]:
     """Return the default settings of a cluster of `count` processes with a node of each kind.
 
-    With three or more, the loss of one of them loses no data and stops nothing.
+    With three or more processes, the loss of one process loses no data and stops nothing.
 
     Raises:
         ConfigError: the count is below 1 or above `NODES_MAX`.
@@ -127,8 +128,8 @@ class Supervisor:
             or test) runs them.
 
     Attributes:
-        processes: the processes by name, which is the name of the node unless several nodes share
-            the process; valid after `start`.
+        processes: the processes by name; valid after `start`. A process with a single node has the
+            name of this node.
         metadata_address: address of the metadata store; valid after `start`.
     """
 
@@ -154,12 +155,12 @@ class Supervisor:
         """Adopt or start every process; returns when all nodes of the view are ready.
 
         Raises:
-            DataDirectoryError: the data directory cannot be used, is in use, of a newer format, or
-                damaged.
+            DataDirectoryError: the data directory cannot be used, is in use, has a newer format, or
+                is damaged.
             ConfigError: the directory was created with another layout or metadata store; or sockets
                 cannot be created.
             QuorumUnavailableError: ZooKeeper is the metadata store, and does not answer.
-            NotReadyError: a process does not start; the message has its sentence.
+            NotReadyError: a process does not start; the message has the process's sentence.
         """
         metadata = await self._metadata.enter_async_context(opened_metadata(self._config.node))
         store = metadata.store
@@ -214,11 +215,11 @@ class Supervisor:
     async def _take_over_run(
         self, store: MetadataStore, run: RunSettings | None
     ) -> RunSettings | None:
-        """If processes of the last run are alive, continue that run and return it. If they have
+        """If processes of the last run are running, continue that run and return it. If they have
         other settings, stop them instead.
 
-        The directory of a run exists only if one of its processes is alive, because
-        `remove_stale_directories` ran before.
+        `remove_stale_directories` ran before. So the directory of a run exists only if one of its
+        processes is running.
         """
         self._directory = RunDirectory.of_living(Path(run.directory)) if run else None
         if run is None or self._directory is None:
@@ -238,18 +239,20 @@ class Supervisor:
 
     @property
     def view(self) -> View | None:
-        """The newest installed view that is known; None: `start` has not read it yet."""
+        """The newest known installed view; None: `start` has not read it yet."""
         return None if self._scaling is None else self._scaling.view
 
     async def ready(self) -> None:
-        """Wait until the processes of all nodes of the view are ready (again).
+        """Wait until the processes of all nodes of the view are ready, at a start or after
+        restarts.
 
         A new primary may find that too many other sequencers lost data, even after its process
-        became ready. Then no process can become ready, so this ends with the error of that process.
+        became ready. Then no process can become ready, so this raises the error of the primary's
+        process.
 
         Raises:
-            NotReadyError: a process does not start, or ended because data is lost; the message has
-                its error.
+            NotReadyError: a process does not start, or ended because data is lost. The message has
+                the process's error.
         """
         assert self.view is not None, "after `start`"
         names = [n for n in self._layout.running(self.view.nodes) if n in self.processes]
@@ -293,7 +296,7 @@ class Supervisor:
 
     @property
     def url(self) -> str:
-        """URL of the first engine's gateway; valid when that process is ready."""
+        """URL of the first engine's gateway; valid when the engine's process is ready."""
         assert self.view is not None, "after `start`"
         engine = self.processes.get(self._layout.of(self.view.engines[0]))
         return engine.detail if engine else ""
@@ -305,8 +308,8 @@ class Supervisor:
         return self._directory.path
 
     def _start_process(self, name: str, *, is_member: bool = False) -> None:
-        """Start a process. The process of a node that joins is restarted without limit, because it
-        may be killed, or wait for other nodes, before it is ready.
+        """Start a process. If its nodes are joining (not `is_member`), it is restarted without
+        limit: it may be killed, or wait for other nodes, before it is ready.
         """
         assert self._directory is not None, "it was made"
         command = [*NODE_PROGRAM, "--name", name, "--metadata", self.metadata_address]
@@ -345,7 +348,7 @@ class Supervisor:
         if not messages.node_host:
             added = {name: self._address(socket, name) for name in new}
         else:
-            # A known address keeps its port, and stays in use during the run, so ports have no
+            # A known address keeps its port, and is not removed during the run. So ports have no
             # gaps.
             old = len(set(known.values()))
             first = messages.node_port + 1 + old
@@ -390,9 +393,9 @@ async def supervised(
 
 
 async def stop_in_order(processes: Mapping[str, SupervisedProcess], layout: Processes) -> None:
-    """Stop processes: compute nodes first, then the others.
+    """Stop processes: first those of compute nodes, then all others.
 
-    Shared processes end their gateways first, all together.
+    Before that, all shared processes end their gateways together.
     """
     shared = set(layout.shared.values())
     await asyncio.gather(*(p.drain() for name, p in processes.items() if name in shared))
@@ -448,7 +451,7 @@ def run_processes(
     *,
     supervisor_fd: int | None = None,
 ) -> None:
-    """Run a cluster of processes until SIGTERM, SIGINT or SIGHUP (its terminal is closed).
+    """Run a cluster of processes until SIGTERM, SIGINT or SIGHUP (the terminal was closed).
 
     Args:
         config: configuration, usually from `processes_config`.

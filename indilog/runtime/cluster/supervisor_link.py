@@ -1,14 +1,15 @@
 """The node's end of the connection to its supervisor. A new supervisor may replace the old one.
 
-A supervisor starts a node with one end of a socket pair. The node sends lines over it: `up` when
-its roles run, `ready DETAIL` when it serves, and `failed SENTENCE` if it cannot start. It sends
-`drained` when its gateway has ended and its roles still run. After it is ready, its event loop
-sends `heartbeat`. A supervisor that gets no heartbeat for `hang_s` seconds kills the node.
+A supervisor starts a node with one end of a socket pair. The node sends lines over this socket:
+`up` when its roles run, `ready DETAIL` when it serves, and `failed SENTENCE` if it cannot start. It
+sends `drained` when its gateway has ended and its roles still run. After the node is ready, its
+event loop sends `heartbeat`. A supervisor that gets no heartbeat for `hang_s` seconds kills the
+node (`supervised_process`).
 
 A ready node outlives its supervisor and continues to serve. It listens at a Unix socket in the
-run's directory. The next supervisor connects there and adopts the node: it gets `ready DETAIL` and
-then the heartbeats. A node that is not ready ends with its supervisor, because it needs the
-supervisor's metadata store to start. A drained node also ends with its supervisor.
+run's directory. The next supervisor connects there and adopts the node. This supervisor gets `ready
+DETAIL` and then the heartbeats. A node that is not ready ends with its supervisor, because it needs
+the supervisor's metadata store to start. A drained node also ends with its supervisor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 HEARTBEATS_PER_HANG: Final = 5
-"""Heartbeats that a node sends within `hang_s`, so that a few late ones are harmless."""
+"""Heartbeats that a node sends within `hang_s`. So a few late heartbeats are harmless."""
 _BACKLOG: Final = 4
 
 
@@ -41,7 +42,7 @@ class SupervisorLink:
             supervisor.
         listen_at: the Unix socket for later supervisors; None: the node ends with its first
             supervisor.
-        on_gone: called when the node has lost its supervisor and is to end.
+        on_gone: called when the node has lost its supervisor and must end.
 
     Attributes:
         was_ready: whether `ready` was called.
@@ -61,22 +62,24 @@ class SupervisorLink:
         self.was_ready = False
         if descriptor is not None:
             self._connect(socket.socket(fileno=os.dup(descriptor)))
-            os.close(descriptor)  # the duplicate is not inherited: no child of ours keeps it open
+            os.close(descriptor)  # child processes do not inherit the duplicate
 
     def up(self) -> None:
-        """Report that the roles run, which may wait for other nodes."""
+        """Report that the roles run. They may still wait for other nodes."""
         self._send_line("up")
 
     def drained(self) -> bool:
-        """Report that no call runs here any more; return whether a supervisor receives the
-        report.
+        """Report that the gateway has ended and no call runs here any more. Return whether there is
+        a supervisor.
         """
         self._is_drained = True
         self._send_line("drained")
         return self._supervisor is not None
 
     def ready(self, detail: str, *, hang_s: float | None = None) -> None:
-        """Report that the node is ready; `detail` is for people. With `hang_s`, send heartbeats."""
+        """Report that the node is ready, with the text `detail`, such as the gateway's URL. With
+        `hang_s`, send heartbeats from now on.
+        """
         self.was_ready, self._detail = True, detail
         if self._listen_at is not None:
             self._listen(self._listen_at)
@@ -107,7 +110,9 @@ class SupervisorLink:
         self._loop.add_reader(self._listener.fileno(), self._accept_supervisor)
 
     def _accept_supervisor(self) -> None:
-        """Connect to the newest supervisor; the lock of the metadata store permits only one."""
+        """Connect to a new supervisor instead of the old one. The lock of the metadata store
+        permits only one supervisor.
+        """
         assert self._listener is not None
         try:
             supervisor, _ = self._listener.accept()
@@ -134,7 +139,8 @@ class SupervisorLink:
 
     def _send_line(self, line: str) -> None:
         if self._supervisor is not None:
-            with contextlib.suppress(OSError):  # gone or not reading, which `_on_readable` notices
+            # If the supervisor has ended, `_on_readable` disconnects.
+            with contextlib.suppress(OSError):
                 self._supervisor.send(f"{line}\n".encode())
 
     def _on_readable(self) -> None:

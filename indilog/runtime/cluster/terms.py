@@ -1,20 +1,21 @@
-"""Terms in the metadata store: which sequencer is the primary (ARCHITECTURE 11, decision 0046).
+"""Decides by terms in the metadata store which sequencer is the primary (ARCHITECTURE 11, decision
+0046).
 
-The key `term` holds the newest term and its primary. It changes by compare-and-set only, and takes
-its numbers from the sequence of epochs. So terms grow, and each has one primary.
+The key `term` holds the newest term and its primary. The key changes by compare-and-set only, and
+the numbers of terms come from the sequence of epochs. So terms grow, and each term has one primary.
 
 - A starting sequencer takes a new term if the key names this sequencer. If there is no key, the
-  first sequencer of the view takes one.
+  first sequencer of the view takes a new term.
 - Each sequencer that may take over keeps an ephemeral key in `sequencers/`. When the primary's key
-  has vanished, the next sequencer of the view that has a key takes a term.
+  has vanished, the next sequencer of the view that has a key takes a new term.
 - A sequencer that has left the view has no key. So if the primary leaves, another sequencer takes a
-  term.
+  new term.
 - Each process watches `term` and notifies its roles.
 
 This module decides only which sequencer is the primary. The sequencers decide which entries the new
 primary adopts (`indilog_ordering.consensus`). So a primary that has lost its session, or cannot
 reach the store, continues until a newer term begins. Hence the log works while the store is
-unavailable.
+unavailable. `assembly` and `node_process` call the functions here.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ async def term_at_start(
         store: the metadata store.
         sequencers: sequencers of the view.
         nodes: nodes of this process.
-        epoch: the incarnation of this process; it numbers the new term.
+        epoch: the incarnation of this process; also the number of a new term.
 
     Returns:
         None if no term has begun yet.
@@ -76,7 +77,7 @@ async def term_at_start(
 
 
 async def _take(store: MetadataStore, term: TermBegun, before: Versioned | None) -> bool:
-    """Set the newest term, unless another one was set; return whether it is set."""
+    """Set the newest term, unless another term was set meanwhile. Return whether it was set."""
     value = _encoder.encode(_Term(term.term, term.primary))
     version = 0 if before is None else before.version
     answer = await store.compare_and_set(_TERM_KEY, value, expected_version=version)
@@ -122,8 +123,8 @@ async def standing_for_primary(
     Args:
         store: the metadata store.
         node: the sequencer, which is a node of this process.
-        sequencers: returns the sequencers of the newest view; if there is only one, nothing is
-            done.
+        sequencers: returns the sequencers of the newest view. If there is only one sequencer,
+            nothing is done.
         epoch: incarnation of this process.
         lost_s: seconds without a heartbeat after which a sequencer is lost.
         is_outside: tells whether the sequencer has left, or has not joined yet.
@@ -136,7 +137,7 @@ async def standing_for_primary(
 
 
 class _Candidate:
-    """A sequencer that takes over if the primary is lost and the sequencer is the next one in the
+    """A sequencer that takes over if the primary is lost and it is the next sequencer of the
     view.
     """
 
@@ -153,7 +154,7 @@ class _Candidate:
         self._node = node
         self._sequencers = sequencers
         self._key = f"{_LIVE}{node}.{epoch}"
-        """The key of this incarnation; the key of the previous incarnation may still exist."""
+        """The key of this incarnation. The key of the previous incarnation may still exist."""
         self._lost_s = lost_s
         self._is_outside = is_outside
 
@@ -177,8 +178,8 @@ class _Candidate:
                         await session.close()
 
     async def _watch(self, session: MetadataSession) -> None:
-        """Take over when the primary is lost: its key vanished, or was absent for `lost_s`. Return
-        when this sequencer has left.
+        """Take over when the primary is lost. The primary is lost if its key vanished, or was
+        absent for `lost_s`. Return when this sequencer has left.
         """
         clock = asyncio.get_running_loop().time
         live, absent_since = frozenset[NodeId](), None
@@ -206,8 +207,8 @@ class _Candidate:
             await asyncio.gather(changes, return_exceptions=True)
 
     async def _take_over(self, before: Versioned, primary: NodeId) -> None:
-        """Take a term, unless another one was set meanwhile. `terms_followed` then notifies the
-        roles.
+        """Take a new term, unless another term was set meanwhile. `terms_followed` then notifies
+        the roles.
         """
         term = TermBegun(Epoch(await self._store.next_sequence(EPOCH_KEY)), self._node)
         if await _take(self._store, term, before):

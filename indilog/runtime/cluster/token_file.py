@@ -1,9 +1,10 @@
 """The token of a data directory; its holder has full access to the platform.
 
 The token is 256 random bits as text, created at the first start in the file `token` of mode 0600.
-All compute nodes of a platform share it. On several machines it comes with the keys of the nodes
-(`indilog.runtime.cluster.cluster_keys`). It gives no more access than the file system: a process
-that can read the file can also read the records in the same directory.
+All compute nodes of a platform share the token. On several machines it comes with the keys of the
+nodes (`indilog.runtime.cluster.cluster_keys`). The token gives no more access than the file system:
+a process that can read the file can also read the records in the same directory. Gateways
+(`assembly`) accept calls with this token.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _READ_CHARACTERS_MAX: Final = 1024
 
 
 def token_in(directory: Path) -> str:
-    """Return the token of a data directory; the first call creates it durably.
+    """Return the token of a data directory. The first call creates the token durably.
 
     Processes that start at the same time get the same token.
 
@@ -52,7 +53,7 @@ def token_in(directory: Path) -> str:
 
 
 def new_token() -> str:
-    """Return a new token, with the end of line that its file has."""
+    """Return a new token and an end of line, the content of a token file."""
     return secrets.token_urlsafe(_BYTES) + "\n"
 
 

@@ -10,7 +10,7 @@ The server is in `service`. A request may be lost with its connection, so each n
 - Opening a session again is a heartbeat, and closing it again does nothing.
 
 A directory is listed in pages. The client starts again if the directory changed between two pages.
-Nodes and the supervisor of other machines use `MetadataClient` (`cluster.metadata_address`).
+Each process of nodes has a `MetadataClient`, which `cluster.metadata_address` creates.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 No supervisor starts and stops processes. So each process changes its own part of the members that
 the primary is to install (`RunSettings.members`). A process that joins adds its nodes when they
-run. A process that leaves removes its nodes when its gateway has ended. If a process is gone, the
-gateways of the other processes remove its nodes after an operator has asked to drain it.
+run. A process that leaves removes its nodes when its gateway has ended. If a process is gone and an
+operator has asked to drain it, the other processes remove its nodes. `machine_process` calls the
+functions here, and its gateway uses `MachineMembers`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class MachineMembers(ClusterMembers):
     """
 
     def _zones(self, members: Members, processes: Processes) -> dict[NodeId, str]:  # noqa: ARG002
-        """Return no zones, because each machine declares its own."""
+        """Return no zones, because each machine declares its own zone."""
         return {}
 
     async def scale(self, counts: object) -> dict[str, Any]:  # noqa: ARG002 - whatever they are
@@ -79,8 +80,8 @@ class MachineMembers(ClusterMembers):
         return await self._installing()
 
     async def _installing(self) -> dict[str, Any]:
-        """Let the primary install the wanted settings that need no other nodes; return the
-        state.
+        """Let the primary install the wanted settings that need no new nodes. Return the state of
+        the cluster.
         """
         wanted = await wanted_in(self.store)
         await change_run(self.store, lambda run: _installing(run, wanted))
@@ -132,7 +133,8 @@ def _without(
     """Return `members` without some nodes.
 
     Raises:
-        ConfigError: these nodes have something that no other node has.
+        ConfigError: no other node has an index shard, or an aggregator, that these nodes have; or a
+            node cannot leave.
     """
     check_can_change(view)
     for node in leaving:
@@ -152,8 +154,8 @@ def _without(
 
 
 async def want_joined(store: MetadataStore, nodes: Collection[NodeId], zone: str = "") -> None:
-    """Declare that the cluster is to have these nodes, in this zone. Their roles run in this
-    process. The primary then installs the next view.
+    """Declare that the cluster is to have these nodes, in this zone. The nodes must already run in
+    this process. The primary then installs the next view.
 
     Raises:
         ConfigError: the cluster cannot change.
@@ -180,7 +182,7 @@ async def want_joined(store: MetadataStore, nodes: Collection[NodeId], zone: str
 
 
 async def want_zone(store: MetadataStore, nodes: Collection[NodeId], zone: str) -> None:
-    """Declare the zone of nodes that are members; an empty one changes nothing."""
+    """Declare the zone of nodes that are members. An empty zone changes nothing."""
     if not zone:
         return
     await want_zones(store, lambda members: dict.fromkeys({*members} & {*nodes}, zone))
@@ -189,16 +191,16 @@ async def want_zone(store: MetadataStore, nodes: Collection[NodeId], zone: str) 
 
 
 async def install_without(store: MetadataStore, nodes: Collection[NodeId]) -> None:
-    """Let the primary install a view without these nodes, whose calls have ended."""
+    """Let the primary install a view without these nodes. Their calls must have ended."""
     wanted = await wanted_in(store)
     await change_run(store, lambda run: _installing(run, wanted, left=nodes))
 
 
 async def remove_gone(store: MetadataStore, board: StatusKeys) -> NoReturn:
-    """Let the primary install views without nodes that are to leave and are silent.
+    """Let the primary install views without the leaving nodes that are silent, until cancelled.
 
-    The process of a silent node cannot report that its calls have ended. It may become silent
-    before or after an operator wants it to leave.
+    The process of a silent node cannot report that its calls have ended. A node may become silent
+    before or after an operator asks to drain it.
     """
     while True:
         try:
@@ -231,10 +233,12 @@ def _installing(
     joined: Collection[NodeId] = (),
     left: Collection[NodeId] = (),
 ) -> RunSettings:
-    """Return the record of the run with other members for the primary to install."""
+    """Return the record of the run with new members for the primary to install: the members before,
+    without the nodes `left` and with the nodes `joined`.
+    """
     base = wanted.view.members if run.members is None else run.members
     changed = with_nodes(without_nodes(base, left), joined)
-    # A standby has run since its process joined, so it may replace another sequencer at once.
+    # A standby sequencer has run since its process joined. So it may replace a sequencer at once.
     changed = msgspec.structs.replace(
         changed,
         sequencers=wanted.members.sequencers,
@@ -253,8 +257,8 @@ class Membership:
     """Follows whether the nodes of this process are members of the cluster.
 
     Attributes:
-        leaving: set when they are to leave.
-        left: set when they have left.
+        leaving: set when none of the nodes is a wanted member.
+        left: set when, in addition, the installed view has none of the nodes.
     """
 
     def __init__(self, store: MetadataStore, nodes: Collection[NodeId]) -> None:
@@ -264,7 +268,7 @@ class Membership:
         self.left = asyncio.Event()
 
     async def follow(self) -> NoReturn:
-        """Watch the wanted members and the view."""
+        """Watch the wanted members and the view, until cancelled."""
         while True:
             try:
                 wanted = await self.look()
@@ -274,7 +278,7 @@ class Membership:
                 await asyncio.sleep(RETRY_S)
 
     async def look(self) -> WantedMembers:
-        """Read the wanted members and the view."""
+        """Read the wanted members and the view, and set `leaving` and `left`."""
         wanted = await wanted_in(self._store)
         if not self._nodes & {*wanted.members.nodes}:
             self.leaving.set()

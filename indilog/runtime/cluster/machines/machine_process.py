@@ -1,8 +1,9 @@
 """Runs the process of one machine of a cluster: `indilog node` (decision 0057).
 
-The process has a gateway and the nodes of its roles. The first SIGTERM ends the gateway after its
-running calls have ended, and then the process. systemd, or another program that starts the process,
-restarts it if it fails.
+The process has a gateway and the nodes of its roles. After the first SIGTERM, the running calls of
+the gateway end, then the gateway, and then the process. If the process fails, systemd or another
+program must restart it. The command line calls `run_machine`, which uses the other modules of this
+package and `node_process.nodes_running`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ ROLES: Final[dict[str, Kind]] = {
     "compute": "engine",
 }
 """The roles that a machine may have when it joins. Its sequencer is a standby, which may take the
-place of a sequencer that leaves.
+place of a leaving sequencer.
 """
 _MACHINES_MIN: Final = 3
 """Smallest number of machines. With fewer, the loss of one machine stops the cluster."""
@@ -76,7 +77,7 @@ _log = structlog.get_logger(__name__)
 
 
 def roles_named(text: str) -> tuple[Kind, ...]:
-    """Return the kinds of nodes for roles that are separated by commas.
+    """Return the kinds of nodes for the roles in `text`, which commas separate.
 
     Raises:
         ConfigError: there is no such role.
@@ -100,9 +101,10 @@ def run_machine(
 
     Args:
         config: configuration of this machine; `[cluster]` is the same on all machines.
-        roles: the nodes of the process, if it joins a cluster that already has its first processes.
-        on_ready: called with the name of the process, and the URL of its gateway (empty: it has
-            none).
+        roles: the kinds of nodes of the process. They are used only if the process joins a cluster
+            that already has its first processes.
+        on_ready: called with the name of the process and the URL of its gateway. The URL is empty
+            if the process has no gateway.
 
     Raises:
         ConfigError: the configuration does not fit the cluster, or the process has left it.
@@ -160,8 +162,9 @@ class _Machine:
             raise self._faults[0]
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work`. After the stop, `work` ends by itself once it serves; before that, it is
-        cancelled. The process ends within `stop_timeout_s` of the stop, even if something hangs.
+        """Await `work`. If the process is stopped before it serves, `work` is cancelled. If it is
+        stopped later, `work` ends by itself. The process ends within `stop_timeout_s` after the
+        stop, even if something hangs.
         """
         task = asyncio.create_task(work)
         stopping = asyncio.create_task(self._stop.wait())
@@ -227,8 +230,8 @@ class _Machine:
                 _log.info("this process has left the cluster", process=name)
 
     async def _was_member(self, metadata: OpenedMetadata, membership: Membership) -> bool:
-        """Whether the nodes of this process were members of the cluster at an earlier start, or are
-        nodes of the first view.
+        """Return whether the nodes of this process are members of the cluster, or were members at
+        an earlier start.
         """
         await membership.look()
         if not membership.left.is_set():
@@ -236,7 +239,7 @@ class _Machine:
         return await metadata.file.get(_JOINED_KEY) is not None
 
     async def _first_of(self, event: asyncio.Event) -> None:
-        """Wait for an event, or for the stop."""
+        """Wait until `event` is set, or the process is stopped."""
         waits = [asyncio.create_task(event.wait()), asyncio.create_task(self._stop.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -245,8 +248,8 @@ class _Machine:
                 wait.cancel()
 
     async def _gateway(self, node: RunningNode, board: StatusKeys, stack: AsyncExitStack) -> str:
-        """Run the gateway of the compute node of this process; return its URL, empty if it has no
-        compute node.
+        """Run the gateway of the compute node of this process, and return its URL. If the process
+        has no compute node, return an empty text.
         """
         config = node.start.config
         port = GatewayPort(config.node.gateway.port, "")
@@ -270,12 +273,14 @@ class _Machine:
 
 
 _JOINED_KEY: Final = "joined"
-"""Key in the metadata file of a data directory: its nodes were members of the cluster."""
+"""Key in the metadata file of a data directory. It exists if the nodes of the directory have been
+members of the cluster.
+"""
 
 
 def _take_token(config: Config) -> None:
-    """Copy the token that was made with the node's keys, so that all machines have the same
-    token.
+    """Copy the token from the directory of the node's keys, unless the data directory has a token.
+    So all machines have the same token.
     """
     keys = config.node.messages.node_keys
     there = config.node.data_dir / TOKEN_FILE

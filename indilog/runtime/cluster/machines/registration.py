@@ -3,9 +3,9 @@
 
 The first machines get the processes `node-0`, `node-1` and so on of the first layout, in the order
 of their start. A machine that starts later gets a new process. The key `claims/PROCESS` holds the
-id of the data directory that has the process. So a restart finds its process again, even after a
-kill between two steps. An empty data directory has a new id, so a machine that lost its disk joins
-as a new one.
+id of the data directory that has the process. So a restart finds its process again, even if it was
+killed between two steps. An empty data directory has a new id, so a machine that lost its disk
+joins as a new machine. `machine_process` calls `registered`, and then `machine_start`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def registered(
     Args:
         metadata: the metadata store, and the file of this machine's data directory.
         config: configuration of this machine.
-        roles: the nodes of the process, if it is a new one.
+        roles: the kinds of nodes of the process, if the process is new.
 
     Raises:
         ConfigError: the cluster has other settings, or its nodes do not run on several machines.
@@ -95,7 +95,9 @@ async def registered(
 
 
 async def _lay_out(store: MetadataStore, config: Config) -> None:
-    """Store the first layout and the settings of the cluster, or compare the settings."""
+    """Store the first layout and the settings of the cluster. If they are stored already, compare
+    the settings.
+    """
     settings = settings_of(config)["cluster"]
     while (found := await store.get(RUN_KEY)) is None:
         try:
@@ -114,8 +116,8 @@ async def _lay_out(store: MetadataStore, config: Config) -> None:
 def _check_settings(known: Mapping[str, Setting], settings: Mapping[str, Setting]) -> None:
     """Refuse other `[cluster]` settings than those of the cluster.
 
-    A cluster of an earlier release does not have the settings that were added since; it works as
-    with their defaults.
+    If an earlier release created the cluster, settings that were added since are not stored. They
+    count as having their defaults.
 
     Raises:
         ConfigError: a setting differs, or only a later release knows it.
@@ -136,7 +138,7 @@ def _check_settings(known: Mapping[str, Setting], settings: Mapping[str, Setting
 
 
 async def _machine_id(metadata: OpenedMetadata) -> bytes:
-    """Return the id of the data directory; the first call chooses it."""
+    """Return the id of the data directory. The first call chooses the id."""
     if (known := await metadata.file.get(MACHINE_KEY)) is not None:
         return known.value
     chosen = os.urandom(16).hex().encode()
@@ -145,7 +147,7 @@ async def _machine_id(metadata: OpenedMetadata) -> bytes:
 
 
 async def _check_address(store: MetadataStore, machine: bytes, address: str) -> None:
-    """Refuse an address that another process has. Called before this machine has a process."""
+    """Refuse an address that another process has. Called before this machine claims a process."""
     run, processes = await run_of(store), await processes_in(store)
     assert run is not None, "the cluster is laid out"
     name = await _claimed_before(store, machine)
@@ -180,7 +182,7 @@ async def _claimed(store: MetadataStore, machine: bytes) -> str:
 
 
 async def _nodes_of(store: MetadataStore, name: str, roles: Collection[Kind]) -> tuple[NodeId, ...]:
-    """Return the nodes of a process; a new one gets a node of each of `roles`."""
+    """Return the nodes of a process. A new process gets a node of each of `roles`."""
     while True:
         before = await store.get(PROCESSES_KEY)
         assert before is not None, "the first layout has processes"
@@ -211,10 +213,10 @@ def _with_address(
 
 
 async def _place_by_zones(store: MetadataStore, config: Config) -> None:
-    """Lay out the first view by the zones of the first machines, after all of them have started,
-    and before any role has run.
+    """Lay out the first view by the zones of the first machines. Called when all of them have
+    started, before any role has run.
 
-    Each of these machines does it, with the zones that the first one of them has fixed.
+    Each of the first machines calls this. All use the zones that the first caller stored.
     """
     run = await change_run(store, _with_first_zones)
     while run.first_zones:
@@ -234,7 +236,7 @@ def _with_first_zones(run: RunSettings) -> RunSettings:
 
 
 async def machine_start(store: MetadataStore, config: Config) -> NodeStart:
-    """Wait until all nodes of the view have an address; return what the process needs to start,
+    """Wait until all nodes of the view have an address. Return all that the process needs to start,
     with a new epoch.
 
     Raises:

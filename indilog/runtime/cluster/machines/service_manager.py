@@ -1,7 +1,8 @@
 """Notifies systemd that this process is ready, and that its event loop runs (sd_notify(3)).
 
 The protocol is one datagram per message to the socket that `NOTIFY_SOCKET` names. With
-`WatchdogSec=`, systemd ends and restarts a process that sends no `WATCHDOG=1` in that time.
+`WatchdogSec=`, systemd ends and restarts a process that sends no `WATCHDOG=1` within this time.
+`machine_process` calls these functions.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ WATCHDOG: Final = "WATCHDOG=1"
 
 
 def notify(message: str, environment: Mapping[str, str] | None = None) -> bool:
-    """Send a message to the service manager; return whether there is one that took it."""
+    """Send a message to the service manager. Return whether a service manager took it."""
     address = (os.environ if environment is None else environment).get("NOTIFY_SOCKET", "")
     if not address:
         return False
@@ -34,8 +35,8 @@ def notify(message: str, environment: Mapping[str, str] | None = None) -> bool:
 
 
 def watchdog_s(environment: Mapping[str, str] | None = None) -> float | None:
-    """Return the seconds between two `WATCHDOG=1`, half of the time that the manager allows; None:
-    it has no watchdog for this process.
+    """Return the seconds between two `WATCHDOG=1` messages, which are half of the time that the
+    service manager allows. None: it has no watchdog for this process.
     """
     given = os.environ if environment is None else environment
     if given.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):

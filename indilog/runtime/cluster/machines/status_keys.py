@@ -1,8 +1,8 @@
-"""The status of processes on several machines, in the metadata store.
+"""Publishes the status of processes on several machines, in the metadata store.
 
 Each process has a key in `status/`, which it writes every few seconds. The clocks of machines may
 differ, so no wall clock tells the age of a status. A status is recent if its key changed in the
-last 10 s of the reader's monotonic clock.
+last 10 s of the reader's monotonic clock. `machine_process` creates the `StatusKeys`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _SeenStatus(NamedTuple):
 
 
 class StatusKeys:
-    """A `StatusBoard` in the metadata store. `process` is the process that writes its status
-    here.
+    """A `StatusBoard` in the metadata store. `process` is the name of this process, which writes
+    its status here.
     """
 
     def __init__(self, store: MetadataStore, process: str) -> None:
@@ -70,7 +70,7 @@ class StatusKeys:
         await self._store.delete(self._key, expected_version=self._version)
 
     def read(self, names: Iterable[NodeId]) -> PublishedStatus:
-        """See `StatusBoard.read`; as the last `follow` found it."""
+        """See `StatusBoard.read`. The result is what the last `look` found."""
         oldest = time.monotonic() - BELIEVED_S
         recent: dict[str, Mapping[str, Any]] = {}
         for seen in self._seen.values():
@@ -83,7 +83,7 @@ class StatusKeys:
         return PublishedStatus(found, [name for name in names if name not in recent])
 
     async def follow(self) -> NoReturn:
-        """Read the status of all processes every few seconds."""
+        """Call `look` every few seconds, until cancelled."""
         while True:
             try:
                 await self.look()
