@@ -1,7 +1,7 @@
 """Descriptions of deployed applications, functions, schedules and services, for callers.
 
-All are immutable values that can be sent as messages. Workers (`indilog_compute.workers`) create
-them; the gateway sends them to clients and the command line.
+All are immutable values that can be sent as messages. Compute nodes and their workers
+(`indilog_compute`) create them; the gateway sends them to clients and the command line.
 """
 
 from __future__ import annotations

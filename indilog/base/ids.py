@@ -76,8 +76,8 @@ def _hash_of_names(names: bytes) -> TagHash:
 
 
 def is_common_tag(tag: object) -> bool:
-    """Return whether a tag is ASCII text that is valid as a tag. This is the cheapest test; other
-    valid tags do not pass it.
+    """Return whether a tag is valid ASCII text. The test is cheap. If it fails, the tag may still
+    be valid, for example as an integer.
     """
     return (
         type(tag) is str and tag.isascii() and 0 < len(tag) <= TAG_BYTES_MAX and "\x1f" not in tag

@@ -188,12 +188,12 @@ class Log(abc.ABC):
 
     **Trim.** A log has a floor (trim point), and each of its tags has one. Floors only grow
     (`trim`). A read below the floor of the log, or of the requested tag, raises
-    `TrimmedError(floor)`. `read_next`, `read_range` and `subscribe` raise it for a bound below the
-    floor, and `read` for a seqnum below the floor. `read_prev` raises it if the floor is greater
-    than 0 and no record at or above the floor fits. A trimmed record is never reported as absent. A
-    record is *dead* if it is below the floor of its log. A record with tags is also dead if it is
-    below the floors of all its tags. The bytes of a dead record may be freed, reads of the whole
-    log skip it, and `read` of its seqnum raises `TrimmedError`.
+    `TrimmedError(floor)`. `read_next`, `read_range` and `subscribe` raise this error for a bound
+    below the floor, and `read` for a seqnum below the floor. `read_prev` raises it if the floor is
+    greater than 0 and no record at or above the floor fits. A trimmed record is never reported as
+    absent. A record is *dead* if it is below the floor of its log. A record with tags is also dead
+    if it is below the floors of all its tags. The bytes of a dead record may be freed, reads of the
+    whole log skip it, and `read` of its seqnum raises `TrimmedError`.
 
     **Loss.** If the answer of a read is, or may be, a record that no replica has any more, the read
     raises `DataLossError`. Continue at the error's `next_seqnum`. If a record's tags are lost too,

@@ -1,6 +1,7 @@
 """Kinds of log: how a log is ordered and stored (docs/KINDS.md).
 
-A log has one kind at a time. Compute nodes route calls by it (`indilog_compute.log_kinds`).
+A log has one kind at a time. Compute nodes route a call by the kind of its log
+(`indilog_compute.log_kinds`).
 """
 
 from __future__ import annotations

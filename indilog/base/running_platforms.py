@@ -8,7 +8,7 @@ service may use the gateway's port now, so the token is not sent to it. The file
 token's file, but not the token.
 
 A process that changes the directory holds the directory's lock. So no process removes the file of
-another process. The platform's `assembly` registers it; `indilog.link.access` finds it for callers.
+another process. `assembly` registers a platform's gateways; `indilog.link.access` finds them.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def configure_logging(
     Lines of the standard library's loggers (such as uvicorn's) have the same form. May be called
     again; the last call takes effect. `processors` are applied to each line first. If
     `counts_repeats` is set, repeated lines are limited (`indilog.base.log_repeats`) by the time of
-    `clock`. If not, the reader must be another process of the platform. That process limits
-    repeated lines and never stops reading, so each line is written directly.
+    `clock`. If it is not set, the reader must be another process of the platform. That process
+    limits repeated lines and never stops reading, so each line is written directly.
 
     Raises:
         ConfigError: the level is unknown.

@@ -2,10 +2,10 @@
 to a compute node, questions to a worker, and the answers.
 
 A link (`indilog.link.link`) is a stream: each message arrives once and in order, or the link is
-closed. So `Lost:` says what the asker gets when the link closes, and `Repeated:` is mostly "never".
-The asker numbers its questions, and the answer carries the number (`indilog.link.frames.Frame`).
-Each direction has its own numbers. Questions and answers have different types, so a number that is
-used in both directions is not ambiguous.
+closed. So in each docstring, `Lost:` says what the asker gets when the link closes, and `Repeated:`
+is mostly "never". The asker numbers its questions, and the answer carries the number
+(`indilog.link.frames.Frame`). Each direction has its own numbers. Questions and answers have
+different types, so a number that is used in both directions is not ambiguous.
 
 Positions are metalog positions. A question carries the position of the asker's session. An answer
 carries the position at which the question was answered (ARCHITECTURE 9). Arguments and results of
@@ -354,8 +354,8 @@ class ReleaseCalls(_Message, frozen=True):
 
 
 class AskHolders(_Message, frozen=True):
-    """worker, client → compute node: the holders of outcomes whose names begin with `prefix` and
-    sort after `after`; answered by `HoldersFound`.
+    """worker, client → compute node: the names of holders of outcomes. The names begin with
+    `prefix` and sort after `after`. Answered by `HoldersFound`.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.

@@ -68,7 +68,7 @@ class GatewayRequests:
         except _NOT_SENT as error:
             raise NotReadyError(f"No platform answers at {endpoint.url}.") from error
         except AttributeError as error:
-            # With uvloop, anyio fails so if a connection is closed while it is being made.
+            # With uvloop, anyio raises this error if a connection is closed while it is opened.
             raise NotReadyError(f"{endpoint.url} closed the connection.") from error
         except httpx.HTTPError as error:
             if method == "GET":

@@ -111,7 +111,7 @@ class CellReader:
 
 
 class CellStore:
-    """The cells of one node. One thread at a time may call `serve`, and one other `look_up`.
+    """The cells of one node. One thread at a time may call `serve`, and another one `look_up`.
 
     Args:
         path: the file; it is created if it does not exist.

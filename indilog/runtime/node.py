@@ -292,8 +292,8 @@ class NodeShell:
             self._schedule()
 
     def hasten(self, node: NodeId) -> None:
-        """Call a role soon, and deliver all messages without delay, because a caller waits for
-        another operation than an append.
+        """Call a role soon, and deliver all messages without delay, because a caller waits for an
+        operation other than an append.
 
         Raises:
             NotReadyError: as `wake`.
@@ -410,8 +410,8 @@ class NodeShell:
             self._fail(error)
             return
         if self._inbox or (self._later and not self._held):
-            # The callers just answered run before the next iteration. So that iteration includes
-            # their next operations, and the answers that they forward are written first.
+            # The callers just answered run before the next iteration. So the next iteration
+            # includes their next operations, and the answers that they forward are written first.
             self._scheduled = True
             self._loop.call_soon(self._loop.call_soon, self._iterate)
         elif self._later_since is not None:

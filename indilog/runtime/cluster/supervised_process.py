@@ -252,8 +252,8 @@ class SupervisedProcess:
         ]
         try:
             status = await process.wait()
-            # The listener then reads the remaining lines up to the end. Without this call, the
-            # socket would not end if a child of the process has a copy of its descriptor.
+            # After this call, the listener reads the remaining lines and then ends. Without it, the
+            # listener would not end if a child of the process has a copy of the socket.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
             await asyncio.wait([listener])

@@ -7,11 +7,11 @@ frames from its start. A frame never spans two segments. The layout of a frame, 
              stream u64, segment u32, synced u32, payload CRC32C u32, header CRC32C u32
     payload  `length` bytes, then zeros up to the next multiple of 8
 
-`segment` is the number of the segment for which the frame was written. It exposes old frames in a
-reused file, although their CRC is valid. `synced` is the number of bytes of this segment that were
-known to be on disk when the frame was written. An unreadable frame *below* the `synced` of a later
-frame is damage (`segment_scan`). The payload CRC of a record batch is the CRC of the batch's
-header, so that no CRC is computed twice.
+`segment` is the number of the segment for which the frame was written. So old frames in a reused
+file are recognized, although their CRC is valid. `synced` is the number of bytes of this segment
+that were known to be on disk when the frame was written. An unreadable frame *below* the `synced`
+of a later frame is damage, not a torn tail (`segment_scan`). The payload CRC of a record batch is
+the CRC of the batch's header, so that no CRC is computed twice.
 
 A full segment ends with a frame of kind 0, which is synced before the next segment gets its first
 frame. So only the newest segment in use can have a torn tail. All modules of this package, and the

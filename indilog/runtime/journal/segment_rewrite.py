@@ -1,10 +1,11 @@
 """Copies the needed frames of old segment files to one new file, in the same order
 (docs/decisions/0016).
 
-When the copy is durable, it is renamed to the name that covers the old files, and so becomes valid.
-So after a crash either the old files or the new file is valid. In place of a discarded batch, the
-copy has a note that the batch's records are gone. Consecutive discarded batches share one note, in
-place of their first batch. `Rewriting` decides when to copy which files.
+When the copy is durable, it is renamed to the name that covers the old files. The new name makes it
+valid. So after a crash either the old files or the new file is valid. In place of a discarded
+batch, the copy has a note that the batch's records are gone. Recovery treats the note like the
+discarded batch. Consecutive discarded batches share one note, in place of their first batch.
+`Rewriting` decides when to copy which files.
 """
 
 from __future__ import annotations

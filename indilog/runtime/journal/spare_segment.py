@@ -25,8 +25,8 @@ class SpareSegment:
         self._made: Future[None] | None = None
         self._starved = False
         self._judged: Future[None] | None = None
-        """The attempt whose outcome is stored in `_starved`. It is stored because each question to
-        the future takes a lock.
+        """The attempt whose outcome is in `_starved`. The outcome is stored there, because each
+        query of the future takes a lock.
         """
         self._closing = False
 

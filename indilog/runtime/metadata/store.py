@@ -83,9 +83,9 @@ class MetadataSession(Protocol):
 
     Ephemeral keys belong to a session and vanish with it. The session ends in the store when it is
     closed, or `ttl_s` after its last heartbeat reached the store. For its owner, the session ends
-    two thirds of `ttl_s` after the owner sent the last answered heartbeat. So it ends for the owner
-    first, even if the owner was paused or cannot reach the store. From then on every method raises
-    `SessionExpiredError`.
+    two thirds of `ttl_s` after the owner sent the last answered heartbeat. So the session ends for
+    the owner first, even if the owner was paused or cannot reach the store. From then on every
+    method raises `SessionExpiredError`.
 
     Clocks only decide when the owner stops. Ownership itself is proven in two other ways. First, a
     write through a session takes effect only while the store knows the session. Second, the version
