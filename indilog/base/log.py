@@ -58,8 +58,7 @@ class After(msgspec.Struct, frozen=True):
     """The condition of an append: no record with `tag` has a seqnum greater than `seqnum`.
 
     Attributes:
-        seqnum: seqnum of the last record with the tag that the caller knows; None: it knows of
-            none.
+        seqnum: seqnum of the last known record with `tag`; None: the caller knows no such record.
     """
 
     tag: UserTag
@@ -356,7 +355,7 @@ class Log(abc.ABC):
         platform enforces it every `retention_interval_s` seconds, with the guarantees of `trim`.
 
         Raises:
-            ValueError: a bound is not greater than 0; nothing was changed.
+            ValueError: `age_s` is below 1, or `size_bytes` is below 1; nothing was changed.
             AppendOutcomeUnknownError: the policy may be in force; set it again. Other errors are
                 those of `append`.
         """
@@ -377,7 +376,7 @@ class Log(abc.ABC):
         """Yield every record with `tag` from `bound` on, in order: first existing records, then new
         records as they are appended. The iteration does not end.
 
-        It reads at most one page ahead, and a page is bounded in records and bytes. So a slow
+        At most one page is read ahead, and a page is bounded in records and bytes. So a slow
         consumer needs bounded memory. While there are no new records, no messages are sent. Over a
         connection, the iteration continues at the next seqnum if the platform is reachable again
         within a minute.
@@ -426,7 +425,7 @@ def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_m
 
 
 def check_batch(entries: Sequence[Entry], *, records_max: int) -> None:
-    """Raise for more records than one append may have.
+    """Raise if a batch has more records than one append may have.
 
     Raises:
         TooLargeError: more than `records_max`.
@@ -453,7 +452,7 @@ def check_after(log: str, after: After, entries: Sequence[Entry]) -> After:
 
 
 def check_tags(tags: Iterable[UserTag]) -> None:
-    """Raise for a text instead of a list of tags.
+    """Raise if `tags` is a text instead of a list of tags.
 
     Raises:
         InvalidTagError: `tags` is text.

@@ -289,7 +289,7 @@ class OpenObject:
             raise ColdStoreError(str(error)) from error
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return a part.
+        """Return `size` bytes from `offset` on.
 
         Raises:
             ColdStoreError: the store cannot be reached.

@@ -109,7 +109,7 @@ log = structlog.get_logger(__name__)
 class Clock:
     """Seconds since 1970: the wall clock at the start, plus the time that has passed since.
 
-    Later changes of the wall clock have no effect. The time while the machine sleeps counts.
+    Later changes of the wall clock have no effect. The clock also runs while the machine sleeps.
 
     Args:
         wall: a wall clock, in seconds since 1970; read once.
@@ -186,9 +186,9 @@ class NodeShell:
         self._scheduled = self._closed = False
         self._timer_due, self._written_bytes, self._written_at = 0.0, 0, 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
-        """When to check whether the journal is idle."""
+        """The timer that checks whether the journal is idle."""
         self._sync: asyncio.Future[float] | None = None
-        """The sync that runs in the thread."""
+        """The sync that runs in the thread; None: no sync runs there."""
         sharers = sum(isinstance(role, Shrinks) for role in self.roles.values())
         self._disk_space = DiskSpace(journal, config.node, self._wake_after, sharers=sharers)
         self.rewriting = Rewriting(journal, self.roles, config.node, self._wake_after, self.metrics)
@@ -410,7 +410,7 @@ class NodeShell:
             self._fail(error)
             return
         if self._inbox or (self._later and not self._held):
-            # The callers just answered run before the next iteration. So the next iteration
+            # Callers that were just answered run before the next iteration. So the next iteration
             # includes their next operations, and the answers that they forward are written first.
             self._scheduled = True
             self._loop.call_soon(self._loop.call_soon, self._iterate)
@@ -421,7 +421,9 @@ class NodeShell:
 
     @property
     def _quiet(self) -> bool:
-        """Whether all frames that roles asked to persist are written, and the roles notified."""
+        """Whether all frames that roles asked to persist are written, and the roles have been
+        notified.
+        """
         waiting = (event for events in self._inbox.values() for event in events)
         return not self._disk_space.waiting and not any(
             isinstance(event, Persisted) for event in waiting
@@ -591,7 +593,7 @@ class NodeShell:
             ):
                 self._schedule()
 
-        # Timed in the thread, so that waiting for the thread does not count.
+        # The sync is timed in the thread, so that waiting for the thread does not count.
         self._sync = self._loop.run_in_executor(self._thread, _seconds_of, sync)
         self._sync.add_done_callback(done)
 

@@ -260,8 +260,8 @@ def rank_of(logs: LocalLogs) -> int:
 
 
 def retention_of(logs: LocalLogs, config: Config) -> RetentionService:
-    """Return the service that enforces retention policies. The caller starts it. It then enforces
-    the policies while its compute node is the first one of the newest view.
+    """Return the service that enforces retention policies. The caller must start the service. It
+    enforces the policies while its compute node is the first one of the newest view.
     """
     logs.retention = RetentionService(
         logs, config.node, serves=lambda: rank_of(logs) == 0, routes=lambda: logs.routes
@@ -783,7 +783,7 @@ async def _run_embedded(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     supervisor = SupervisorLink(supervisor_fd, None, asked.set)
-    check_can_listen(config.node)  # first, so that a failure leaves no new data directory
+    check_can_listen(config.node)  # checked first, so that a failure leaves no new data directory
     async with (
         embedded(config, fail) as platform,
         gateway_running(

@@ -177,7 +177,9 @@ async def publish_run(
     directory: Path,
     members: Members | None = None,
 ) -> RunSettings | None:
-    """Publish the settings of this run, and return those of the previous run, if any."""
+    """Publish the settings of this run. Return the settings of the previous run; None: there was
+    no previous run, or another release published its settings.
+    """
     run = msgspec.json.encode(RunSettings(addresses, str(directory), settings_of(config), members))
     while True:
         before = await store.get(RUN_KEY)

@@ -21,7 +21,7 @@ from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog.runtime.metadata.store import MetadataStore
 
 if TYPE_CHECKING:
-    from indilog.runtime.journal.journal import Journal  # a supervisor opens none
+    from indilog.runtime.journal.journal import Journal  # a supervisor opens no journal
 
 _MADE: Final = b"made"
 _LOST: Final = b"lost"
@@ -83,8 +83,8 @@ async def journal_lost(store: MetadataStore, name: str, journal: Journal) -> boo
     """Return whether the journal `name` existed at an earlier start and is empty now.
 
     The store records each journal at its first start. A lost journal counts as lost until it has
-    frames again. They come from a restored copy, or from a node that can continue without its old
-    frames.
+    frames again. These frames come from a restored copy, or from a node that can continue without
+    its old frames.
     """
     key = f"journal/{name}"
     known = await store.get(key)

@@ -16,7 +16,7 @@ from indilog.base.errors import IndilogError
 from indilog.runtime.metadata.store import MetadataStore, Versioned
 
 RETRY_S: Final = 0.2
-"""Seconds until a request is repeated that the metadata store did not answer."""
+"""After this many seconds, a request without an answer from the metadata store is repeated."""
 
 _log = structlog.get_logger(__name__)
 

@@ -3,7 +3,7 @@ machine (docs/decisions/0034).
 
 To start an interpreter and import a node's modules takes half a second of CPU time; a fork takes
 milliseconds. `NodeStarter` runs the fork server. A Unix socket that preserves message boundaries
-connects the two:
+connects `NodeStarter` and the fork server:
 
 - `ready`: the fork server has imported everything.
 - A request is the command of a node, as arguments separated by zero bytes. It carries the

@@ -73,8 +73,8 @@ async def opened_metadata(
 
 
 async def _adopt_platform(store: MetadataStore, file: EmbeddedMetadataStore) -> None:
-    """Give a new data directory the id of the platform in the store, whose nodes run on several
-    machines. The first machine chooses the id.
+    """Give a new data directory the id of the platform in the store, if the nodes of that platform
+    run on several machines. The first machine chooses the id.
     """
     if await file.get(PLATFORM_KEY) is not None or await file.get(VIEW_KEY) is not None:
         return

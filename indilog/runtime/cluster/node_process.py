@@ -219,7 +219,7 @@ class _RunFollower:
     def on_changed(self, found: Versioned) -> None:
         """Handle a new record of the run."""
         if (run := decode_run(found.value)) is None:
-            return  # another release wrote it; its supervisor replaces this process
+            return  # the supervisor of another release wrote the record; it replaces this process
         self.addresses = run.addresses
         self._transport.add_peers(run.addresses)
         if run.members is not None and run.members != self._members:

@@ -43,7 +43,7 @@ class PublishedStatus(NamedTuple):
 
 
 class StatusBoard(Protocol):
-    """Where processes publish the status of their nodes."""
+    """Publishes the status of the nodes of this process, and reads the status of other nodes."""
 
     async def write(self, status: Status) -> None:
         """Publish the status of nodes of this process. `status` has an entry for each node.

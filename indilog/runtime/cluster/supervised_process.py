@@ -41,20 +41,20 @@ _log = structlog.get_logger(__name__)
 class SupervisedProcess:
     """Keeps one process running until it is stopped.
 
-    If a process of an earlier supervisor listens at `control`, it is adopted instead of starting a
-    new one. A process that dies is restarted after `restart_s_min`. The pause doubles each time, up
-    to `restart_s_max`. If a process lived longer than `restart_s_max`, the pause is `restart_s_min`
-    again.
+    If a process of an earlier supervisor listens at `control`, this process is adopted, and no new
+    process is started. A process that dies is restarted after `restart_s_min`. The pause doubles
+    each time, up to `restart_s_max`. If a process lived longer than `restart_s_max`, the pause is
+    `restart_s_min` again.
 
     Args:
         name: name for log lines.
         command: the program and its arguments; `--supervisor-fd N` is added.
         control: the Unix socket at which the process can be adopted; None: it cannot be adopted.
         inherited: descriptors that the process inherits and keeps open.
-        failures_max: after this many exits before it was ever ready, the process is not restarted.
-            An exit with status `os.EX_TEMPFAIL` (it waits for other processes) does not count;
-            `os.EX_DATAERR` (data is lost) is final. A process that was ready once is restarted
-            without limit.
+        failures_max: if the process exits so many times before it was ever ready, it is not
+            restarted. An exit with status `os.EX_TEMPFAIL` (it waits for other processes) does not
+            count; `os.EX_DATAERR` (data is lost) is final. A process that was ready once is
+            restarted without limit.
         start: starts the process.
 
     Attributes:

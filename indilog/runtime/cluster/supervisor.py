@@ -405,7 +405,7 @@ async def stop_in_order(processes: Mapping[str, SupervisedProcess], layout: Proc
 
 
 async def _stop_processes(run: RunSettings, names: Iterable[str], config: NodeConfig) -> int:
-    """Stop processes of a run that have no supervisor; return the number of stopped processes.
+    """Stop processes of a run that has no supervisor; return the number of stopped processes.
 
     Compute nodes are stopped first, so that their calls still reach the other nodes. A shared
     process is stopped at once, so its running calls may fail.

@@ -137,8 +137,8 @@ async def standing_for_primary(
 
 
 class _Candidate:
-    """A sequencer that takes over if the primary is lost and it is the next sequencer of the
-    view.
+    """A sequencer of this process. If the primary is lost, and this sequencer is the next one in
+    the view, this sequencer takes over.
     """
 
     def __init__(

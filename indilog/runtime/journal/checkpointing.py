@@ -7,7 +7,7 @@ often, and cost at most about twice the bytes of the appends.
 
 The state is copied between two iterations of the event loop, when the roles have been notified of
 all written frames. A `CHECKPOINT` frame marks the checkpoint's place in the journal. A thread
-encodes and writes the copy when all frames before that mark are durable. So after a power loss no
+encodes and writes the copy when all frames up to that one are durable. So after a power loss no
 checkpoint is ahead of its journal.
 
 A clean stop also writes a checkpoint, so that the next start replays nothing. `NodeShell` calls
@@ -83,8 +83,8 @@ class Checkpointing:
         self._frames_at = 0
         self._bytes_at = 0
         self._segment_at = 0
-        """The segment of the journal when the last checkpoint was taken. The two attributes above
-        are its frames and bytes at that time.
+        """The segment of the journal when the last checkpoint was taken. `_frames_at` and
+        `_bytes_at` are the journal's frames and bytes at that time.
         """
         self._unsaved_at = 0
         """The sum of the roles' `Checkpoints.unsaved` directly after the last copy. It is 0 again

@@ -1,6 +1,6 @@
 """Locks a directory for one process. The lock ends when the process ends, even by a crash.
 
-The journal and the embedded metadata store lock their directories, and so do backups.
+The journal and the embedded metadata store lock their directories. A backup locks them too.
 """
 
 from __future__ import annotations

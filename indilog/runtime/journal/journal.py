@@ -499,7 +499,7 @@ class Journal:
         self.discards.add(Discard(location, elsewhere), self._frames_written)
 
     def free_discarded(self) -> None:
-        """Free the space of discarded frames. They are marked durably before any page is freed.
+        """Free the space of discarded frames. A frame is marked durably before its pages are freed.
 
         Raises:
             OSError: the journal has failed permanently.

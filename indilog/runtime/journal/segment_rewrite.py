@@ -42,7 +42,7 @@ from indilog.runtime.journal.segment_scan import Damage, SegmentScan, header_at
 _TEMPORARY: Final = "rewritten.new"
 _SLICE_BYTES: Final = 512 * 1024
 _SLICE_FRAMES: Final = 128
-"""Largest number of frames that one step reads; `_SLICE_BYTES` limits its bytes."""
+"""Largest number of frames that one step reads; `_SLICE_BYTES` limits the bytes of a step."""
 _WRITE_BYTES: Final = 256 * 1024
 """Smallest number of bytes that are written and synced together."""
 

@@ -16,8 +16,8 @@ since the znode was read.
 
 If a connection is lost, it is unknown whether its last transaction was committed. If that
 transaction should have created a key and the key does not exist, another client may have deleted
-the key. If the last creation in `keys/D` is this transaction, the key was created. If several keys
-were created meanwhile, the outcome is reported as unknown (docs/decisions/0092).
+the key. If the data of `keys/D` is the id of this write, the key was created. If several keys were
+created meanwhile, the outcome is reported as unknown (docs/decisions/0092).
 `cluster.metadata_opening` and `cluster.metadata_address` open the store, over a
 `ZooKeeperConnection`.
 """

@@ -211,7 +211,7 @@ async def remove_gone(store: MetadataStore, board: StatusKeys) -> NoReturn:
 
 
 async def remove_silent(store: MetadataStore, board: StatusKeys) -> None:
-    """Do once what `remove_gone` repeats.
+    """Do one round of `remove_gone`.
 
     Raises:
         QuorumUnavailableError: the metadata store does not answer.
