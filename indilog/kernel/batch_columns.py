@@ -2,6 +2,8 @@
 
 Programs that read a whole log decode millions of records. So the code here runs no Python step per
 record. Per batch it makes a few calls: joins of byte strings, and one CRC for each part.
+`indilog.kernel.record_arrays`, `indilog.kernel.cold_objects` and `indilog_pipeline` use the
+columns.
 """
 
 from __future__ import annotations
@@ -42,17 +44,18 @@ class BatchColumns:
     """The intact batches among the given ones, with their headers, columns and data.
 
     Args:
-        payloads: for each batch, the bytes from its start on, perhaps beyond its end; None: it
-            could not be read.
+        payloads: for each batch, the bytes from its start on; bytes after its end are ignored.
+            None: the batch could not be read.
         expected: the records that each batch must have; a batch of other records counts as damaged.
 
     Attributes:
         damaged: indexes of the batches with damaged headers or columns.
-        batches: indexes of all others, ascending; all other attributes are of these.
+        batches: indexes of the intact batches, ascending. The attributes below are of these
+            batches.
         records: the number of records of each batch.
         times_us: when the writer closed each batch.
         tag_counts: the number of tags of each record; 0: the record is a tombstone.
-        tags: of the first record, then of the second, and so on.
+        tags: the tags of all records, in the order of the records.
     """
 
     def __init__(self, payloads: Sequence[memoryview | None], expected: Expected) -> None:
@@ -95,7 +98,7 @@ class BatchColumns:
         return b"".join([payload[start:end] for payload, start, end in parts])
 
     def of_batches(self, chosen: NDArray[np.intp]) -> BatchColumns:
-        """Return some of the batches, by their indexes in `batches`."""
+        """Return the columns of some batches. `chosen`: their indexes in `batches`, ascending."""
         some = object.__new__(BatchColumns)
         some.damaged = self.damaged
         some.batches = self.batches[chosen]
@@ -121,30 +124,30 @@ class BatchColumns:
         return epochs
 
     def header_crcs(self) -> Counts:
-        """Return the CRC of the header of each batch, which covers all its other CRCs."""
+        """Return the CRC of each batch's header. It covers the batch's other CRCs."""
         crcs: Counts = self._headers["crc"].astype(np.int64)
         return crcs
 
     def data_crcs(self) -> Counts:
-        """Return the CRC of the data of each record, as the batches state it."""
+        """Return the CRC of each record's data as the batch states it, unchecked."""
         starts = self._column_starts + 8 * self.records
         crcs = self._joined(starts, starts + 4 * self.records)
         return np.frombuffer(crcs, np.uint32).astype(np.int64)
 
     def names(self) -> tuple[bytes, Counts]:
-        """Return the names of all records, joined, and where those of each record end."""
+        """Return the joined names of all records, and the end of each record's names in them."""
         starts = self._column_starts + RECORD_OVERHEAD_BYTES * self.records
         return self._joined(starts, self._data_starts), self._ends(4, "names")
 
     def data(self) -> tuple[bytes, Counts]:
-        """Return the data of all records, joined, and where that of each record ends.
+        """Return the joined data of all records, and the end of each record's data in them.
 
-        Some may be damaged: see `damaged_records`.
+        Some data may be damaged: see `damaged_records`.
         """
         return self._joined(self._data_starts, self._data_ends), self._ends(0, "data")
 
     def _ends(self, column_at: int, part: str) -> Counts:
-        """Return a column of ends, counted over all batches."""
+        """Return a column of ends, as offsets in the joined parts of all batches."""
         starts = self._column_starts + column_at * self.records
         ends = np.frombuffer(self._joined(starts, starts + 4 * self.records), np.uint32)
         sizes = self._headers[part].astype(np.int64)
@@ -152,7 +155,7 @@ class BatchColumns:
         return counted
 
     def damaged_data(self) -> list[int]:
-        """Return the batches, by their indexes in `batches`, whose data does not match its CRC."""
+        """Return the indexes in `batches` of the batches whose data does not match its CRC."""
         stated = self._headers["data_crc"].tolist()
         parts = zip(
             self._payloads, self._data_starts.tolist(), self._data_ends.tolist(), strict=True
@@ -164,8 +167,9 @@ class BatchColumns:
         ]
 
     def damaged_records(self, batches: Sequence[int]) -> Counts:
-        """Return the records with damaged data in these batches, ascending: by their index among
-        all records.
+        """Return the indexes, among all records, of those in these batches whose data is damaged.
+
+        `batches` has ascending indexes in `self.batches`. The returned indexes ascend, too.
         """
         firsts = np.cumsum(self.records) - self.records
         found: list[int] = []
@@ -182,7 +186,7 @@ def _are_expected(
     expected: Expected,
     batches: NDArray[np.intp],
 ) -> NDArray[np.bool_]:
-    """Return which headers are intact, and those of the expected batches."""
+    """Return, for each header, whether it is intact and belongs to the expected batch."""
     stated_end = HEADER_BYTES - _UNSTATED_BYTES
     crcs = np.fromiter((crc32c(p[:stated_end]) for p in payloads), np.uint32, len(payloads))
     right: NDArray[np.bool_] = (

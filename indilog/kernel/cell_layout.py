@@ -7,6 +7,9 @@ never changed; another one with a greater epoch replaces it.
 
 A log of kind `owned` has one chain, whose replicas are written at once. An acknowledged cell may be
 missing on some of them; `CellLayout.lacking` says on how many (decision 0090).
+
+`indilog_cells` reads and changes layouts; the catalog of logs (`indilog_compute.log_kinds`) stores
+them.
 """
 
 from __future__ import annotations
@@ -45,11 +48,12 @@ class CellLayout(msgspec.Struct, frozen=True, array_like=True):
     """A layout.
 
     Attributes:
-        epoch: its number; questions of smaller epochs are refused once it is sealed.
+        epoch: its number. A storage node that is sealed for this epoch refuses requests of smaller
+            epochs.
         chains: the chains. Replicas that are filling come last in each, after complete ones.
         owner: the process that appends to a log of kind `owned`; empty: none yet.
-        lacking: on how many complete replicas of a chain an acknowledged cell may be missing. A
-            seal of one replica more meets every acknowledged cell.
+        lacking: on how many complete replicas of a chain an acknowledged cell may be missing. So
+            any `lacking + 1` complete replicas together have every acknowledged cell.
     """
 
     epoch: int
@@ -63,7 +67,7 @@ class CellLayout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def replicas(self) -> frozenset[tuple[NodeId, str]]:
-        """All nodes and spaces."""
+        """The node and the space of each replica."""
         return frozenset((each.node, each.space) for chain in self.chains for each in chain)
 
     @property
@@ -94,8 +98,9 @@ class CellLayout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def read_quorum(self) -> int:
-        """How many complete replicas must say that a cell is unwritten. They meet every
-        acknowledged cell, and every seal of `lacking + 1` replicas.
+        """How many complete replicas must answer that a cell is unwritten before it counts as
+        unwritten. At least one of them has the cell if it was acknowledged, and at least one of
+        them took part in any seal of `lacking + 1` replicas.
         """
         return max(len(self.complete) - self.lacking, self.lacking + 1)
 
@@ -106,12 +111,12 @@ def complete_of(chain: Chain) -> Chain:
 
 
 def lacking_of(copies: int) -> int:
-    """Return `CellLayout.lacking` if an acknowledged cell is on most of `copies` replicas."""
+    """Return `CellLayout.lacking` if a cell is acknowledged on a majority of `copies` replicas."""
     return (copies - 1) // 2
 
 
 def new_layout(folder: str, nodes: Sequence[NodeId], copies: int) -> CellLayout:
-    """Return the first layout of a log: a chain beginning at each node, so that heads differ.
+    """Return the first layout of a log. Each node, up to `CHAINS_MAX`, is the head of one chain.
 
     Args:
         folder: a name of the log that no other log has.
@@ -128,8 +133,8 @@ def new_layout(folder: str, nodes: Sequence[NodeId], copies: int) -> CellLayout:
 
 
 def owned_layout(folder: str, nodes: Sequence[NodeId], copies: int) -> CellLayout:
-    """Return the first layout of a log of kind `owned`: one chain; those of different logs begin at
-    different nodes.
+    """Return the first layout of a log of kind `owned`: one chain. The CRC of `folder` chooses its
+    head, so that logs spread over the nodes.
 
     Args:
         folder: a name of the log that no other log has.
@@ -152,11 +157,12 @@ def repaired(
     opened: Sequence[NodeId],
     copies: int,
 ) -> CellLayout | None:
-    """Return the next layout: replicas that are not sealed are left out, and other nodes replace
-    them, which are to be filled. None: a chain has too few complete replicas left, so they might
-    lack an acknowledged cell.
+    """Return the next layout. It leaves out replicas that are not sealed, and adds replicas on
+    other nodes, which are filling at first. None: a chain has so few complete replicas left that
+    all of them might lack an acknowledged cell.
 
-    A replica on a node that is not available (any more) stays until enough others are complete.
+    If the node of a sealed replica is not available, the replica stays until enough others are
+    complete.
 
     Args:
         layout: the layout before.
@@ -193,7 +199,7 @@ def repaired(
 
 
 def space_of(folder: str, epoch: int) -> str:
-    """Return the name of the space of replicas that join a log in a layout."""
+    """Return the name of the space of replicas that join a log in the layout of `epoch`."""
     return f"{folder}@{epoch}"
 
 

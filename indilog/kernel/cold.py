@@ -7,6 +7,9 @@ records on its own disk. `indilog.kernel.cold_objects` defines the content of an
 
 The storage node sends requests as effects. The shell (`indilog.runtime.cold_store`) serves them in
 threads.
+
+`indilog_storage` decides which records move; `indilog.kernel.cold_objects` and the shell use the
+values here.
 """
 
 from __future__ import annotations
@@ -107,9 +110,9 @@ class ColdBatch(NamedTuple):
 
     Attributes:
         payload: all of its bytes.
-        seqnum: of its first record; the others follow without a gap.
+        seqnum: the seqnum of its first record; the others follow without a gap.
         ordered_us: when it was ordered, in microseconds since 1970.
-        position: of the entry that ordered it.
+        position: the metalog position of the entry that ordered it.
     """
 
     payload: bytes
@@ -119,7 +122,8 @@ class ColdBatch(NamedTuple):
 
 
 class ListObjects(NamedTuple):
-    """Asks for all objects of this node. After a start, no records move before the answer.
+    """Asks for all objects of this node. After a start, the node moves no records before the
+    answer.
 
     `is_first`: no note names an object yet, so the journal may lack the name of the place.
     """
@@ -184,7 +188,7 @@ class ColdBatchRead(NamedTuple):
 
     Attributes:
         payload: the batch as it was written; empty: the object is damaged; None: the object is
-            missing, or `away`.
+            missing, or `away` is true.
         away: whether the store did not answer in time, so nothing is known about the batch.
     """
 

@@ -6,8 +6,9 @@ From the other columns, a reader rebuilds each record batch, byte for byte. The 
 CRC of the batch's header, which covers the whole batch. So a rebuilt batch either has this CRC and
 equals the one that was written, or it is damaged.
 
-A row group has whole batches, about `GROUP_BYTES` of them. A reader fetches the end of the object
-once and then one row group at a time.
+A row group holds whole batches: it ends with the batch that reaches `GROUP_BYTES` or
+`GROUP_RECORDS`. A reader fetches the end of the object once and then one row group at a time.
+`indilog.runtime.cold_store` and `indilog_pipeline` write and read objects.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class EncodedObject(NamedTuple):
 def encode_object(batches: Sequence[ColdBatch]) -> EncodedObject:
     """Return an object of consecutive batches of one shard.
 
-    Every batch is read back from it and compared before this returns.
+    Before the object is returned, every batch is decoded from it and compared.
 
     Raises:
         MalformedFrameError: a batch is damaged, or cannot be built again from its columns.
@@ -251,7 +252,7 @@ class ObjectReader:
         read: returns some of its bytes.
 
     Raises:
-        MalformedFrameError: the end of the object is damaged, or it is of another version.
+        MalformedFrameError: the end of the object is damaged, or the object is of another version.
     """
 
     def __init__(self, size: int, footer_crc: int, read: ReadAt) -> None:
@@ -269,12 +270,12 @@ class ObjectReader:
 
     @property
     def groups(self) -> int:
-        """How many row groups it has."""
+        """The number of row groups of the object."""
         return len(self._info.groups)
 
     @property
     def footer_bytes(self) -> int:
-        """About how much memory it takes."""
+        """About how many bytes of memory the footer takes."""
         return int(self._metadata.serialized_size)
 
     def group_of(self, localid: LocalId) -> int | None:
@@ -373,7 +374,7 @@ def _column(table: pa.Table, name: str) -> Any:  # noqa: ANN401 lists have no ty
 
 
 def _all_tags(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return how many tags each record has, with that of its log, and all these tags."""
+    """Return the number of tags of each record, with its log's tag, and the tags of all records."""
     logs, lists = _column(table, "log_tag"), _column(table, "tags")
     alive = np.asarray(logs.is_valid())
     others = np.asarray(pc.list_value_length(lists)).astype(np.int64)
@@ -387,7 +388,7 @@ def _all_tags(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
 
 
 def _names(table: pa.Table) -> pa.Array[Any]:
-    """Return the names of each record, in the form that batches have."""
+    """Return the names of each record, as record batches store them."""
     logs = _column(table, "log").fill_null("")
     lists = _column(table, "tag_names")
     letters, _ = _content(_column(table, "tag_kinds"))

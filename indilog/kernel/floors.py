@@ -3,7 +3,8 @@
 `Trim` entries of the metalog raise floors. Floors only grow, so they may be applied early, twice
 and in any order. A log may have many floors, for example one for each object of a store. So floors
 are in sorted arrays, 24 bytes each; only the newest ones are in a small mapping. The floor of a tag
-is dropped when the floor of its log is as high: records below it are trimmed with the log.
+is dropped when the floor of its log is as high: records below it are trimmed with the log. Storage
+nodes, index nodes and `indilog_pipeline` each keep a `Trimmed`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Floors:
         return _FLOOR_BYTES * len(self._tags) + _RECENT_BYTES * len(self._recent)
 
     def raise_to(self, tag: TagHash, until: SeqNum, log: TagHash = _NO_LOG) -> bool:
-        """Raise the floor of a tag of `log` to at least `until`; return whether it was lower."""
+        """Raise the floor of a tag of `log` to `until`; return whether it was lower before."""
         if until <= self.of(tag):
             return False
         self._recent[tag] = until, log
@@ -90,7 +91,7 @@ class Floors:
         return np.where(self._tags[places] == tags, self._untils[places], np.uint64(0))
 
     def columns(self) -> FloorColumns:
-        """Return all floors; the columns never change."""
+        """Return all floors; later changes do not affect the returned columns."""
         self._merge()
         return FloorColumns(self._tags, self._untils, self._logs)
 
@@ -150,8 +151,8 @@ class Floors:
 class Trimmed:
     """All floors of logs and of tags that are known.
 
-    A record is *dead* below the floor of its log, or below the floors of all its tags if it has
-    any: no lookup finds it; only a read of its seqnum could.
+    A record is *dead* if it is below the floor of its log, or if it has tags and is below the
+    floors of all of them. No lookup finds a dead record; only a read of its seqnum could.
     """
 
     __slots__ = ("logs", "tags")
@@ -183,8 +184,8 @@ class Trimmed:
         """Return the first `count` floors after a cursor, and whether no others follow.
 
         Floors of logs come last. If a trim between two pages drops a tag's floor, the log's floor
-        that covers it is in a later page. So all pages together have every floor that was there at
-        the first page.
+        that covers it is in a later page. So the pages together contain or cover every floor that
+        existed at the first page.
         """
         assert count > 0, "a page without floors would never end"
         page: list[Floor] = []

@@ -1,10 +1,11 @@
 """The schedule: which index shard has the index data of a metalog position (thesis 5.3.1, round
 robin; 5.6.3, adding and removing index shards).
 
-Only this module has the rule. The schedule is a list of eras, to which eras are only added. Within
-an era, positions are assigned to its index shards round robin. If a later era leaves an index shard
-out, the shard is retired. A retired shard gets no further positions, and still answers lookups
-about the positions that it has.
+Only this module has the rule. The schedule is a list of eras; while the cluster runs, eras are only
+added. Within an era, positions are assigned to its index shards round robin. If a later era leaves
+an index shard out, the shard is retired. A retired shard gets no further positions, and still
+answers lookups about the positions that it has. `View` holds the schedule; storage nodes and index
+nodes evaluate it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def index_shard_at(eras: Eras, position: MetalogPosition) -> int:
 
 
 def previous_of(eras: Eras, position: MetalogPosition) -> MetalogPosition:
-    """Return the position before `position` that the same index shard has; -1: there is none."""
+    """Return the last position below `position` of the same index shard; -1: there is none."""
     return last_below(eras, index_shard_at(eras, position), position)
 
 
@@ -109,15 +110,15 @@ class IndexPositions:
 
     @property
     def end(self) -> MetalogPosition:
-        """The end of the positions; `NO_POSITION`: none, because the index shard is not retired."""
+        """The end of the positions; `NO_POSITION`: the index shard is not retired, so none."""
         return self._ranges[-1].end if self._ranges else 0
 
     def first_from(self, position: MetalogPosition) -> MetalogPosition:
-        """Return the first position not before `position`; `NO_POSITION`: there is none."""
+        """Return the first one at or after `position`; `NO_POSITION`: there is none."""
         return self.range_from(position).first
 
     def range_from(self, position: MetalogPosition) -> PositionRange:
-        """Return the positions from `position` on, as far as they have one step."""
+        """Return the first range of the positions at or after `position`."""
         for first, end, step in self._ranges:
             if position < end:
                 following = max(first, position + (first - position) % step)
@@ -126,7 +127,7 @@ class IndexPositions:
         return PositionRange(NO_POSITION, NO_POSITION, 1)
 
     def after(self, position: MetalogPosition, count: int) -> MetalogPosition:
-        """Return the position that follows the first `count` positions not before `position`."""
+        """Skip `count` of the positions at or after `position`; return the one that follows."""
         assert count >= 0, "positions are counted forwards"
         run = self.range_from(position)
         while run.first < NO_POSITION:

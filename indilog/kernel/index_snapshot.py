@@ -2,13 +2,14 @@
 in docs/FORMATS.md).
 
 A row says that the record at `seqnum`, of shard `shard`, has `tag`. Every record also has a row for
-the empty tag, 0. Rows are sorted by (tag, seqnum), in row groups of bounded size, the unit of later
-reads. The file's name has the CRC of the whole file, so that damage anywhere is detected; pages
-have their own CRCs, for later reads. A Bloom filter excludes most tags without rows in the file.
+the empty tag, 0. Rows are sorted by (tag, seqnum). Row groups have a bounded size, because a later
+read fetches one of them. The file's name states the CRC of the whole file, which is checked before
+the file is used. Each page has its own CRC, which is checked when the page is read. A Bloom filter
+excludes most tags without rows in the file.
 
-The shell of an index node writes and reads its snapshots; the requests and answers are defined
-here. Other programs that rebuild an index write the same files with the functions here. pyarrow is
-imported inside functions: the import takes longer than a whole command.
+The shell of an index node (`indilog.runtime.snapshot_files`) serves the requests that are defined
+here. The index rebuild of `indilog_pipeline` writes the same files. pyarrow is imported inside
+functions, because the import takes longer than a whole command.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ class SnapshotOpened(NamedTuple):
 
 
 class WriteSnapshot(NamedTuple):
-    """Write a snapshot of the rows of `base` (None: there is none before) and those of `recent`.
+    """Write a snapshot with the rows of the snapshot of position `base`, and those of `recent`.
+
+    If `base` is None, there is no earlier snapshot.
 
     Writing begins when everything persisted earlier is synced, so that no snapshot is ahead of the
     log. `recent` is called in a thread; all its rows are at or above the base's tail. Rows of the
@@ -215,7 +218,7 @@ def no_rows() -> Rows:
 
 
 def sorted_rows(pieces: Sequence[Rows]) -> Rows:
-    """Return the rows of all pieces; of a tag, those of an earlier piece have smaller seqnums."""
+    """Return the rows of all pieces, sorted. Per tag, earlier pieces must have smaller seqnums."""
     if len(pieces) == 1:
         return pieces[0]
     tags, seqnums, shards = (np.concatenate(column) for column in zip(*pieces, strict=True))
@@ -224,14 +227,14 @@ def sorted_rows(pieces: Sequence[Rows]) -> Rows:
 
 
 def merged(base: Iterable[Rows], recent: Rows) -> Iterator[Rows]:
-    """Yield the rows of both, sorted; of a tag, those of `base` have smaller seqnums.
+    """Yield the rows of `base` and `recent`, sorted. Per tag, `base` must have smaller seqnums.
 
     Only one piece of `base` is in memory at a time.
     """
     taken = 0
     for piece in base:
-        # The last tag of the piece may continue in the next piece, whose rows precede its recent
-        # rows.
+        # The last tag of this piece may have further rows in the next piece. The recent rows of
+        # this tag follow those.
         until = int(np.searchsorted(recent.tags, piece.tags[-1], side="left"))
         yield sorted_rows([piece, recent.part(taken, max(taken, until))])
         taken = max(taken, until)
@@ -242,7 +245,7 @@ def merged(base: Iterable[Rows], recent: Rows) -> Iterator[Rows]:
 def dead_in(
     groups: RowGroups, floors: SnapshotFloors, read: Callable[[int], Rows]
 ) -> NDArray[np.uint64]:
-    """Return the seqnums, ascending, of records below the floors of their logs, or discarded.
+    """Return the seqnums, ascending, of discarded records and of those below their logs' floors.
 
     Reads the row groups of those logs' own tags.
     """
@@ -308,7 +311,7 @@ def snapshot_files(directory: Path) -> list[tuple[MetalogPosition, Path]]:
 
 
 def filtered(pieces: Iterable[Rows], tags: TagFilterBuilder) -> Iterator[Rows]:
-    """Yield sorted rows again; each of their tags is added to `tags` once."""
+    """Yield the sorted rows unchanged, and add each of their tags to `tags` once."""
     last: NDArray[np.uint64] = np.empty(0, np.uint64)
     for rows in pieces:
         found = np.unique(rows.tags)

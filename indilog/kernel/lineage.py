@@ -1,10 +1,11 @@
 """The incarnation of the primary that proposed each entry of a copy of the metalog.
 
 A primary that lost entries proposes others in their places, under a newer epoch (decision 0006). An
-incarnation has one metalog and proposes at most one entry at a position. So two copies that have
-entries of the same epoch at one position are equal up to it, and epochs ascend along a copy. The
-positions where its epochs change identify a copy. There are at most as many changes as starts of a
-primary.
+incarnation has one metalog and proposes at most one entry at a position. So two copies are equal up
+to a position at which both have an entry of one epoch. Epochs ascend along a copy, and the
+positions where the epoch changes identify the copy. There are at most as many changes as starts of
+a primary. Sequencers compare copies by their lineages; storage nodes and index nodes note the
+lineage of what they applied.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class TrimExtent(NamedTuple):
     def covers(self, trims: int, copy_of: Epoch) -> bool:
         """Whether the first `trims` trims of incarnation `copy_of` are among these.
 
-        They are not if this copy is older: the newer incarnation may have other trims in their
+        An older copy does not cover them: the newer incarnation may have other trims in their
         places.
         """
         return not trims or (trims <= self.trims and copy_of <= self.copy_of)
@@ -176,7 +177,7 @@ class Lineage:
         self, start: MetalogPosition, previous: Epoch, entries: Sequence[HasEpoch]
     ) -> Comparison:
         """Compare with consecutive entries from `start` on; `previous`: the epoch of the entry
-        before.
+        before `start`.
         """
         if start == self.position and previous == self._epochs[-1]:
             return Comparison(Fit.FOLLOWS, start)

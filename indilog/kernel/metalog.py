@@ -9,9 +9,11 @@ knows exactly the records below seqnum `tail(p)`. The order inside an entry asce
 `Trim` raises floors; records below a floor are forgotten (ARCHITECTURE 13). Trims are numbered, so
 a node that receives only trims detects a gap.
 
-`NewWriters` gives shards to new writers. Records that an earlier writer stored, and that no entry
-below has ordered, are never ordered (decision 0047). `NewReplicas` moves shards to other storage
-nodes (decision 0048). `NewView` installs the next view (decision 0049).
+`NewWriters` gives shards to new writers. If an earlier writer stored a record, and no entry before
+this one ordered it, the record is never ordered (decision 0047). `NewReplicas` moves shards to
+other storage nodes (decision 0048). `NewView` installs the next view (decision 0049).
+
+Sequencers (`indilog_ordering`) propose entries. All other roles apply them with `MetalogReplay`.
 """
 
 from __future__ import annotations
@@ -88,9 +90,9 @@ class NewWriters(_OrdersNothing, frozen=True, tag="W"):
 class NewReplicas(_OrdersNothing, frozen=True, tag="R"):
     """From this entry on, each of these shards has these replicas. The entry orders no records.
 
-    The first ones count, as many as the view gives the shard. A new counting replica stores the
-    batches that the writer sends, from the shard's ordered length at this entry on. It fetches
-    older records from other replicas.
+    The first ones are the counting replicas (`Placement`), as many as the shard has in the view. A
+    new counting replica stores the batches that the writer sends, from the shard's ordered length
+    at this entry on. It fetches older records from other replicas.
     """
 
     replicas: dict[ShardId, tuple[NodeId, ...]]
@@ -115,11 +117,11 @@ class Floor(NamedTuple):
     """Records with `tag` below seqnum `until` are trimmed; `of_log`: whether it is the tag of a
     log.
 
-    Floors only grow: of two floors of a tag, the higher one is valid, in any order of arrival.
+    Floors only grow. If two floors of a tag arrive, in any order, the higher one is valid.
 
     Attributes:
-        log: the tag of the log whose records have `tag`; 0: not given. A floor not above that of
-            its log has no effect.
+        log: the tag of the log whose records have `tag`; 0: not given. The floor of a tag has an
+            effect only if it is above the floor of this log.
     """
 
     tag: TagHash
@@ -162,8 +164,8 @@ REPLICAS_MAX: Final = 16
 _ENTRY_BYTES: Final = 64
 _FLOOR_BYTES: Final = 29
 _COUNT_BYTES: Final = 12
-"""Largest encoded size of an entry, of a floor in it, and of a shard's count or writer in it. An
-integer takes at most nine bytes, a shard three.
+"""Largest encoded size in bytes: of an entry without its items, of a floor, and of a shard's count
+or writer. An integer takes at most nine bytes, a shard three.
 """
 _NAME_BYTES: Final = NODE_NAME_MAX + 2
 
@@ -229,7 +231,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
         time_us: the last stamp among them.
         writers: the newest writer of each shard.
         replicas: the newest replicas of each shard that was moved.
-        view: the view that they install; None: none of them does.
+        view: the last view that they install; None: no entry installs one.
     """
 
     position: MetalogPosition = 0
@@ -244,7 +246,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_possible(self) -> bool:
-        """Whether there can be entries that this summarises."""
+        """Whether this can be the base of any entries."""
         counts = (self.position, self.trims, self.time_us, *self.cut.values())
         return (
             all(0 <= count <= MAX_SEQNUM for count in counts)
@@ -392,7 +394,7 @@ class GrowingBase(MetalogReplay):
         self._writers = dict(base.writers)
         self._replicas = dict(base.replicas)
         self.view = base.view
-        """The view that entries install; None: no entry does."""
+        """The last view that entries install; None: no entry installs one."""
 
     def apply(self, entry: Entry) -> list[Span]:
         """Add the next entry; return the spans that it ordered."""

@@ -25,9 +25,9 @@ down.
 class Placement:
     """The newest view, and the replicas of all shards, as one role knows them.
 
-    The first replicas of a shard are its *counting* ones, as many as the view gives it: their
-    reports decide what is ordered. Further replicas are kept until the counting ones have every
-    record. Until then, new batches are sent to them, too.
+    The first replicas of a shard are its *counting* ones, as many as the view gives the shard.
+    Their reports decide what is ordered. Further replicas are kept until the counting ones have
+    every record. Until then, new batches are sent to the further replicas, too.
 
     Attributes:
         view: the newest view that was installed.

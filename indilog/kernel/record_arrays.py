@@ -65,7 +65,7 @@ class RecordArrays:
         return (np.cumsum(counts) - counts)[counts > 0]
 
     def logs(self) -> pa.Array[Any]:
-        """Return the names of the logs: each is decoded once, and found by its tag."""
+        """Return the name of each record's log. A name is decoded once, then found by its tag."""
         columns = self._columns
         names, ends = columns.names()
         alive = columns.tag_counts > 0
@@ -83,7 +83,10 @@ class RecordArrays:
         return pa.array(spelled, pa.string()).take(logs.indices)
 
     def tag_names(self) -> pa.Array[Any]:
-        """Return the tags as text: each follows a separator and the letter of its kind."""
+        """Return the tags of each record as text.
+
+        In `names`, each tag follows a separator and the letter of its kind.
+        """
         names, ends = self._columns.names()
         tag_ends = self._tag_ends()
         column = np.frombuffer(names, np.uint8)
@@ -102,7 +105,7 @@ class RecordArrays:
         return _lists(TAG_NAMES, tag_ends, strings(pa.string(), np.cumsum(lengths[1::2]), text))
 
     def tag_kinds(self) -> pa.Array[Any]:
-        """Return the letters of the kinds of each record's tags, a text for each record."""
+        """Return a text for each record: the letters of the kinds of its tags."""
         names, _ = self._columns.names()
         column = np.frombuffer(names, np.uint8)
         kinds = column[np.flatnonzero(column == SEPARATOR[0]) + 1]

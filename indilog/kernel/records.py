@@ -10,12 +10,13 @@ looping over records. Layout, little endian, without padding:
         count · tag counts u8 * count · names (see `indilog.base.ids.tag_columns`)
     data     concatenated
 
-The columns CRC covers the columns with the names, the data CRC all data, and each record's own CRC
-its data. So damage to data affects only the damaged records, and their tags, names and times stay
-readable (decision 0024). The first tag of a record is the tag of its log.
+The columns CRC covers the columns with the names. The data CRC covers all data, and each record's
+own CRC covers its data. So damage to data affects only the damaged records, and their tags, names
+and times stay readable (decision 0024). The first tag of a record is the tag of its log.
 
-A batch is written and read whole, and cuts fall between batches only. That makes an `append_batch`
-atomic and its seqnums consecutive.
+A batch is written and read whole, and cuts fall between batches only. So an `append_batch` is
+atomic and its seqnums are consecutive. Compute nodes build batches with `BatchBuilder`. Storage
+nodes and readers of whole logs decode them with `RecordBatch`.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class BatchBuilder:
         data: the data of each record. Callers keep this list, so it must not change after the batch
             is packed.
         columns: the tags and names of each record; at most 255 tags. The caller checks limits.
-        names: of each record, once they are packed.
+        names: the names of each record, after `build`.
     """
 
     __slots__ = ("columns", "data", "names")
@@ -161,11 +162,11 @@ def packed_batch(header: BatchHeader, columns: bytes, data: bytes | memoryview) 
 
 
 def batch_header(buffer: bytes | memoryview) -> BatchHeader:
-    """Read and check a batch's header; only the length of the body is checked.
+    """Read and check a batch's header. Of the body, only the length is checked.
 
     Raises:
-        MalformedFrameError: too short, not a batch, of an unknown version, or the header's CRC is
-            wrong.
+        MalformedFrameError: too short, not a batch, of an unknown version, or of another length
+            than its header states; or the header's CRC is wrong.
     """
     if len(buffer) < HEADER_BYTES:
         raise MalformedFrameError(f"{len(buffer)} bytes are too few for a record batch")
@@ -226,7 +227,7 @@ class RecordBatch:
             self.damaged = self._find_damaged()
 
     def _find_damaged(self) -> frozenset[int]:
-        """Return the records whose data does not match its CRC; if all do, all records."""
+        """Return the records whose data does not match its CRC; all records if each one matches."""
         count, crcs = self.header.records, HEADER_BYTES + 8 * (self.header.tags + len(self))
         stated = array("I", self.buffer[crcs : crcs + 4 * count])
         found = (crc32c(self.buffer[slice(*self._data_at(index))]) for index in range(count))
@@ -287,8 +288,8 @@ class RecordBatch:
         return self.buffer[start : start + self.header.records]
 
     def with_tombstones(self, dead: Sequence[bool]) -> bytes:
-        """Return a batch of the same length in which dead records are tombstones, without tags
-        (also that of the log), names and data.
+        """Return a batch of the same length in which dead records are tombstones. A tombstone has
+        no tags, not even its log's, and no names or data.
         """
         builder = BatchBuilder()
         for index, (tags, is_dead) in enumerate(zip(self._packed_tags(), dead, strict=True)):

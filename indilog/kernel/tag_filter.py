@@ -2,9 +2,9 @@
 
 The answer "no" is always right. The answer "yes" is wrong for about one in a hundred tags that were
 never added. A tag sets `PROBES` bits, found by double hashing (Kirsch and Mitzenmacher, ESA 2006).
-The number of bits is a power of two. So a filter that was built for more tags than were added is
-folded. One half is combined with the other, and the bits of a tag are then found modulo the smaller
-size.
+The number of bits is a power of two. So a filter that was built for more tags than were added can
+be folded: its halves are combined, and the bits of a tag are then found modulo the smaller size.
+Index snapshots (`indilog.kernel.index_snapshot`) contain a filter of their tags.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from indilog.base.ids import TagHash
 
 PROBES: Final = 7
 BITS_PER_TAG: Final = 10
-"""A filter is folded while it has twice as many bits for each tag."""
+"""A filter is folded while it has at least twice as many bits for each added tag."""
 _BITS_MIN: Final = 64
 _BITS_MAX: Final = 1 << 32
 _MIX: Final = 0x9E3779B97F4A7C15
@@ -28,7 +28,7 @@ _LOW: Final = 0xFFFFFFFF
 
 
 class TagFilter:
-    """The tags that were added, and false positives.
+    """A set of tags, which may also contain tags that were not added (false positives).
 
     Args:
         bits: eight to a byte, the lowest bit first; their number is a power of two, at least 64.

@@ -3,6 +3,7 @@
 
 Such a frame keeps the localids of the batches and the epoch of their writer. Recovery needs both to
 continue the shard after the discarded records. Consecutive batches of the journal share one frame.
+`indilog_storage` and `indilog.runtime.journal` write and read the frames.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def gone_of(header: BatchHeader, *, repaired: bool) -> GoneRecords:
 
 
 def encode_gone(gone: GoneRecords) -> bytes:
-    """Return the bytes of a frame of discarded records; their number is constant."""
+    """Return the bytes of a frame of discarded records. All such frames have the same size."""
     return _LAYOUT.pack(_VERSION, gone.repaired, gone.shard, gone.epoch, gone.first, gone.end)
 
 

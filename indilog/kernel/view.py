@@ -5,6 +5,8 @@ A view names the first replicas of each shard; metalog entries move shards
 (`NewView`): compute nodes, storage nodes and index shards join and leave (decision 0049). A start
 whose configuration names more storage nodes or another index tier stores the next view before any
 node runs.
+
+`indilog_ordering` decides when the next view is installed. Roles read views through a `Placement`.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ class ShardPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas: tuple[NodeId, ...]
     writer: NodeId
     ended: Epoch = Epoch(0)
-    """The last writer of the compute node that had the shard before. From the entry whose view took
-    the shard from that node, no record of this or an earlier writer is ordered.
+    """The epoch of the last writer on the compute node that had the shard before. From the entry
+    whose view took the shard from that node, no record of this or an earlier writer is ordered.
     """
     finalized: bool = False
     """Whether it gets no further records, of any writer (decision 0055)."""
@@ -47,8 +49,9 @@ class ShardPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class View(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True):
     """The nodes of a cluster and their roles. Any of the sequencers may be the primary
-    (`TermBegun`); the first of the first view takes the first term. `index_shards[i]` are the
-    replicas of index shard i, including retired ones: an index shard keeps its number permanently.
+    (`TermBegun`); the first sequencer of the first view takes the first term. `index_shards[i]` are
+    the replicas of index shard i, including retired ones: an index shard keeps its number
+    permanently.
 
     Lists that follow from the fields, such as `nodes`, are computed once for each view.
     """
@@ -182,8 +185,8 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The nodes that a cluster should have. `index_shards` are the replicas of the index shards
     that get new positions. If `sequencers` is empty, the cluster keeps its present sequencers.
 
-    Each change has a greater `version`. So a primary that does not know the newest members yet does
-    not undo a view that was installed for newer members than its own.
+    Each change has a greater `version`. So a primary that knows only older members keeps a view
+    that was installed for newer ones.
     """
 
     engines: tuple[NodeId, ...]
@@ -195,8 +198,8 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     zones: dict[NodeId, str] = {}
     """The zone of each node that has one. Nodes that are not members may be named, too."""
     finalized: dict[ShardId, int] = {}
-    """The shards to finalize, each with a number of cuts. A shard gets no further records when that
-    many further cuts have been committed.
+    """The shards to finalize, each with a number of cuts. After so many further cuts are committed,
+    the shard gets no further records.
     """
     rebalance: int = 0
     """The number of the last wanted rebalancing: replicas are spread evenly over storage nodes and
@@ -281,12 +284,12 @@ def view_with(
     """Return the view that an entry at `position` installs after `view`, so that it has `members`.
     It is `view` itself if nothing changes yet, or if `view` was installed for newer members.
 
-    A new compute node gets a shard without writer, or a new one. A new shard is on the storage
+    A new compute node gets a shard without writer, or a new shard. A new shard is on the storage
     nodes with the fewest shards, in different zones where possible. The shard of a compute node
-    that leaves keeps its records, and gets no further ones from that node. A shard that is
-    finalized gets no further records, and its compute node gets a new shard. The slots of tags of
-    that node go to the compute nodes with the fewest slots; all other slots stay. A storage node
-    leaves when it keeps no shard. New index shards get positions after the entry.
+    that leaves keeps its records, and gets no further ones from that node. The slots of tags of a
+    compute node that leaves go to the compute nodes with the fewest slots; all other slots stay. A
+    shard that is finalized gets no further records, and its compute node gets a new shard. A
+    storage node leaves when it keeps no shard. New index shards get positions after the entry.
 
     Args:
         view: the newest view.
@@ -294,7 +297,7 @@ def view_with(
         position: the position of the entry.
         replicas_of: all replicas of a shard now.
         writer_of: the writer of a shard according to the earlier entries; 0: none.
-        sequencers: they change one at a time (decision 0053); None: those of `view`.
+        sequencers: of the new view; one changes at a time (decision 0053). None: as in `view`.
         finalize: shards that get no further records.
         rebalanced: see `View`; the greatest number counts.
         unusable: storage nodes that get a new shard only if there are too few others.
@@ -358,8 +361,8 @@ def _has_same_nodes(view: View, following: View) -> bool:
 
 
 def _homes_with(homes: tuple[NodeId, ...], engines: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
-    """Return the compute node of each slot. The slots of nodes that leave go to those with the
-    fewest slots, and among these to the first.
+    """Return the compute node of each slot. The slot of a node that leaves goes to the node with
+    the fewest slots; if several have as few, to the first of these.
     """
     slots = dict.fromkeys(engines, 0)
     for home in homes:
@@ -380,8 +383,8 @@ def _shards_ended(
     finalize: Collection[ShardId],
     writer_of: Callable[[ShardId], Epoch],
 ) -> dict[ShardId, ShardPlacement]:
-    """Return the shards of a view; those of nodes other than `engines`, and those to finalize, have
-    no writer.
+    """Return the shards of a view. A shard has no writer if its compute node is not in `engines`,
+    or if the shard is in `finalize`.
     """
     shards: dict[ShardId, ShardPlacement] = {}
     for shard, placed in view.shards.items():
@@ -403,11 +406,13 @@ def _shards_with(
     writer_of: Callable[[ShardId], Epoch],
     unusable: Collection[NodeId],
 ) -> dict[ShardId, ShardPlacement]:
-    """Return the shards of a view, so that each of the engines of `members` writes one. Those whose
-    shard is finalized get shards that had no writer before: their epochs are not new.
+    """Return the shards of a view, so that each of the engines of `members` writes one. An engine
+    whose shard is finalized gets a new shard: its epoch may be no greater than that of the earlier
+    writer of an existing shard.
 
-    New shards are placed on their storage nodes. The first replicas of all other shards stay in the
-    view: a node that starts with it may replay entries that are older than the moves of a shard.
+    New shards are placed on the storage nodes of `members`. The first replicas of all other shards
+    stay in the view: a node that starts with it may replay entries that are older than the moves of
+    a shard.
     """
     if not members.engines:
         raise ConfigError("A cluster needs a compute node.")
@@ -433,9 +438,9 @@ def _shard_for_new(
     *,
     reused: bool,
 ) -> tuple[ShardId, ShardPlacement]:
-    """Return the shard of a new compute node: one without writer if it may be `reused`, or a new
-    one. Its storage nodes are those of the first group of `storage_nodes` with the fewest shards
-    now, then of the second.
+    """Return a shard for a compute node: an existing one without writer if `reused`, or a new one.
+    A new shard is placed on the storage nodes that have the fewest shards now. Those of the first
+    group of `storage_nodes` come before those of the second.
     """
     for shard, placed in sorted(shards.items()):
         if reused and placed.writer == NO_WRITER and not placed.finalized:
@@ -457,7 +462,7 @@ def _shard_for_new(
 
 
 def with_finalized_shards(view: View, shards: Iterable[ShardId]) -> View:
-    """Return a first view that also has these shards. Those that it lacks are finalized."""
+    """Return a first view with these shards. Shards that were not in it are finalized."""
     copies = max(len(placed.replicas) for placed in view.shards.values())
     nodes = view.storage_nodes
     added = {
@@ -496,7 +501,7 @@ def with_storage_nodes_of(view: View, wanted: View) -> View:
 def with_index_tier_of(view: View, wanted: View, position: MetalogPosition) -> View:
     """Return the view that follows `view`, with the index tier of `wanted`.
 
-    New index shards get metalog positions from `position` on. Those that `wanted` lacks are
+    New index shards get metalog positions from `position` on. Index shards that `wanted` lacks are
     retired: they keep their positions and their nodes. The schedule below `position` does not
     change.
     """

@@ -2,7 +2,8 @@
 0054).
 
 Replicas of a shard are placed in different zones where possible. Nodes without a label share the
-zone "".
+zone "". `indilog.kernel.view`, and `indilog_ordering` when it moves replicas, choose nodes with
+these functions.
 """
 
 from __future__ import annotations
@@ -58,6 +59,6 @@ def zones_of(nodes: Iterable[NodeId], zones: Mapping[NodeId, str]) -> set[str]:
 def shares_zones(
     replicas: Collection[NodeId], nodes: Iterable[NodeId], zones: Mapping[NodeId, str]
 ) -> bool:
-    """Whether `replicas` are in fewer zones than as many of `nodes` could be."""
+    """Whether `replicas` are in fewer zones than the same number of `nodes` could be in."""
     possible = min(len(replicas), len(zones_of(nodes, zones)))
     return len(zones_of(replicas, zones)) < possible
