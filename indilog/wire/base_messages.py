@@ -1,6 +1,6 @@
 """The messages about the base and the history, which replace old metalog entries (decision 0030).
 
-`indilog.wire.messages` says how to read them.
+`indilog.wire.messages` says how to read them. Primaries, storage nodes and engines exchange them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class MetalogCovered(WireMessage, frozen=True):
     """storage → primary: both checkpoints of this node cover the metalog entries below `position`.
 
     `epoch` is the incarnation that proposed the entry before `position`; 0: there is none. From it
-    the primary computes how many of these entries equal its own. `term` is the newest one that the
-    sender knows; as with `ShardProgress`, a primary counts only messages of its own term.
+    the primary computes how many of these entries equal its own. `term` is the newest term that the
+    sender knows. As with `ShardProgress`, a primary counts only messages of its own term.
     Lost: the primary keeps its entries until the next one.
     Repeated: absolute.
     """
@@ -30,7 +30,7 @@ class MetalogBase(WireMessage, frozen=True):
     Answers the `MetalogWanted` of number `request`.
 
     Lost: asked again after a pause.
-    Repeated: ignored by a node that has the entries below it.
+    Repeated: ignored by a node that has the entries that the base replaces.
     """
 
     base: Base
@@ -41,8 +41,8 @@ class HistoryWanted(WireMessage, frozen=True):
     """storage → storage: asks what the metalog entries from `start` to below `end` ordered.
 
     `last` is the incarnation that proposed the last entry that the sender has. `end_epoch` is the
-    incarnation that proposed the entry before `end`. A node whose entry there has this epoch has
-    the primary's entries below it.
+    incarnation that proposed the entry before `end`. A node whose entry before `end` has this epoch
+    has the primary's entries below `end`.
     Lost: another storage node is asked after a pause.
     Repeated: answered again.
     """

@@ -1,8 +1,9 @@
 """The messages about write-once cells on storage nodes (decision 0085).
 
 Cells are in *spaces*: a space has the cells of one log that one storage node keeps. Each question
-has the epoch of the sender's layout (`indilog.kernel.cell_layout`). A storage node refuses an older
-epoch than the newest one of which it knows. `indilog.wire.messages` says how to read the messages.
+has the epoch of the sender's layout (`indilog.kernel.cell_layout`). A storage node refuses a
+question whose epoch is older than the newest epoch that the node knows. `indilog.wire.messages`
+says how to read the messages. Engines ask for the drivers of `indilog_cells`; storage nodes answer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class CellOutcome(enum.IntEnum):
     """What became of a question."""
 
     DONE = 0
-    """The cell has the content; what was to be trimmed is trimmed; the listed cells; sealed."""
+    """The cells were written, read, trimmed or listed, or the space was sealed."""
     TAKEN = 1
     """The cell was not written: it has another content, or is trimmed."""
     UNWRITTEN = 2
@@ -125,7 +126,7 @@ class CellKeysWanted(WireMessage, frozen=True):
 
 
 class CellsSeal(WireMessage, frozen=True):
-    """engine → storage: from now on, refuse questions about a space with a smaller epoch. With
+    """engine → storage: from now on, refuse questions with a smaller epoch about a space. With
     `opens`, the space is created if it does not exist.
 
     Lost: resent until the deadline of the question.
@@ -145,7 +146,7 @@ class CellAnswer(WireMessage, frozen=True):
     Repeated: the second one finds no question.
     """
 
-    promises: ClassVar[bool] = False  # what it claims is on disk already
+    promises: ClassVar[bool] = False  # the content that it confirms is on disk already
     request: int
     outcome: CellOutcome
     epoch: int = 0
@@ -157,7 +158,7 @@ class CellAnswer(WireMessage, frozen=True):
     floor: int = 0
     """All cells of the section below this position are trimmed, and are not listed."""
     end: int = 0
-    """The position after the last cell of records that is not unwritten."""
+    """The position after the last cell of records that was written or trimmed."""
 
 
 CellQuestion: TypeAlias = CellWrite | CellWanted | CellsTrim | CellKeysWanted | CellsSeal

@@ -2,6 +2,7 @@
 them.
 
 Each tag has a home: the compute node that checks the conditions of all appends with that tag.
+Engines exchange the messages (`indilog_compute.conditional`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class ConditionalAppend(WireMessage, frozen=True):
 
 
 class ConditionalAnswer(WireMessage, frozen=True):
-    """engine → engine: the records were appended at `first` and the seqnums after it, or an error.
+    """engine → engine: the records were appended from seqnum `first` on, or an error.
 
     `position`: a node that has applied as many metalog entries sees the records, or the record that
     contradicts the condition. `kind`: the class of the error; empty: there is none. `attributes`

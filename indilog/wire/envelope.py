@@ -2,6 +2,7 @@
 
 Nodes of two releases work together during a rolling upgrade (decision 0093). So a receiver ignores
 messages of kinds that it does not know, and further fields at the end of a message.
+`indilog.runtime.transport` packs and unpacks envelopes.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def decode_envelope(
     Args:
         frame: bytes of one envelope.
         on_unknown: called with the sender and the kind of each message that is left out. Messages
-            can be lost anyway, so their sender does without them.
+            can be lost anyway, so the sender copes with that.
 
     Raises:
         MalformedFrameError: the frame is no envelope, or is of another wire version.

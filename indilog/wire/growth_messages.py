@@ -1,5 +1,7 @@
 """The messages by which compute nodes tell each other that a log of another kind than `shared` has
 grown (decision 0098). `indilog.wire.messages` says how to read them.
+
+Engines exchange them (`indilog_compute.log_growth`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ class GrowthWanted(WireMessage, frozen=True):
     """engine → engine: answer when the log in `folder` has more than `position` cells.
 
     Lost: the sender looks for new cells itself, at most a second later.
-    Repeated: it replaces the one before.
+    Repeated: the second one replaces the first.
     """
 
     promises: ClassVar[bool] = False

@@ -6,7 +6,8 @@ Messages among sequencers are in `indilog.wire.sequencer_messages`, about tags i
 `indilog.wire.order_lookup_messages`. Those about old metalog entries are in
 `indilog.wire.base_messages`, about conditional appends in `indilog.wire.conditional_messages`,
 about cells in `indilog.wire.cell_messages`, about appends through the owner of a log in
-`indilog.wire.owner_messages`, `indilog.wire.growth_messages`.
+`indilog.wire.owner_messages`, about the growth of logs in `indilog.wire.growth_messages`, and about
+the nodes and replicas in `indilog.wire.replica_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning`. The line `Lost:` says what
 happens if the message is lost, and `Repeated:` why a repetition is harmless; *absolute* refers to
@@ -134,10 +135,10 @@ class ShardProgress(WireMessage, frozen=True):
     """storage → primary: the durable, gap-free prefix of each shard on this node.
 
     `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
-    durable. `term` is the newest one that the sender knows. A primary counts reports of its own
-    term only: one of an earlier term may be from before the sender lost its disk.
+    durable. `term` is the newest term that the sender knows. A primary counts reports of its own
+    term only: a report of an earlier term may date from before the sender lost its disk.
     `position`: how many entries are applied; 0 while no shard was ever moved. If an entry moved a
-    shard, only nodes that have applied that entry count for it.
+    shard, only nodes that have applied that entry count for the shard.
     Lost: resent with the next change and with the next term, and periodically while something
     stored is not ordered.
     Repeated: the receiver keeps the largest prefix of the shard's writer from the newest
@@ -198,7 +199,8 @@ class TailWanted(WireMessage, frozen=True):
 
 
 class TailIs(WireMessage, frozen=True):
-    """primary → engine: everything committed is below `tail`; `position` and `cut` belong to it.
+    """primary → engine: all committed records are below `tail`; `position` and `cut` belong to this
+    tail.
 
     `time_us` is the primary's time. No committed entry has a later stamp, and no later entry will
     have an earlier one.
@@ -278,8 +280,8 @@ class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
 
     `tail` is the tail of the log after this position. An entry that ordered nothing has no
     productive shard. `epoch` is the incarnation of the primary that proposed the entry. `previous`
-    is the one that proposed the entry before it among the positions of the same index shard (0:
-    there is none).
+    is the incarnation that proposed the previous entry among the positions of the same index shard
+    (0: there is none).
     """
 
     position: MetalogPosition
@@ -294,7 +296,7 @@ class IndexData(WireMessage, frozen=True):
     """storage → index, engine: index data of some metalog positions: the type-S data.
 
     The first replica of a shard sends it unrequested: each position to one index shard, and to
-    every engine. Two storage nodes send it for positions without records. They also resend the last
+    every engine. Two storage nodes send it for positions without records. Both also resend the last
     position of each index shard after the first entry of a new incarnation. `copy_of` is the
     incarnation that proposed the sender's last entry: the data agrees with that incarnation's
     metalog.
@@ -333,7 +335,7 @@ class IndexLookup(WireMessage, frozen=True):
     `position`. So every index shard answers about the same prefix of the log, and the aggregate
     skips nothing.
     `names_first`: the engine may have the record in its cache. For a single match other than the
-    bound, it wants the seqnum instead of the record, and asks storage itself.
+    bound, the engine wants the seqnum instead of the record, and then asks storage itself.
     Lost: the engine restarts the lookup under a new `request` after its deadline.
     Repeated: answered again; the aggregator counts each index shard once.
     """
@@ -366,7 +368,8 @@ class IndexLookup(WireMessage, frozen=True):
 class IndexAnswer(WireMessage, frozen=True):
     """index → aggregator, index: the matches of one index shard, best first, at most `count`.
 
-    It goes to the node that the lookup names: an aggregator, or the index node that is its master.
+    The answer goes to the node that the lookup names: an aggregator, or the index node that is the
+    master of the lookup.
     `exact`: the only match asked for is the bound itself, and the node has already asked storage to
     answer.
     Lost: the lookup is restarted.
@@ -401,11 +404,11 @@ class IndexAnswer(WireMessage, frozen=True):
 
 
 class LookupResult(WireMessage, frozen=True):
-    """aggregator, index → engine: the merged matches, best first. If empty, it proves that there is
-    none at or above `floor`, unless `lost` names a range.
+    """aggregator, index → engine: the merged matches, best first. Without a match, no record at or
+    above `floor` matches, unless `lost` names a range.
 
-    Sent for `count` > 1, for no match, with `names_first`, and if the bound is trimmed. Otherwise a
-    single match goes to storage as `ReadRecords`.
+    Sent if `count` > 1, if nothing matches, with `names_first`, or if the bound is trimmed.
+    Otherwise a single match goes to storage as `ReadRecords`.
     Lost: the lookup is restarted.
     Repeated: the second one finds no request.
     """
@@ -430,8 +433,8 @@ class ReadRecords(WireMessage, frozen=True):
     """engine, index, aggregator → storage: asks for the records at these seqnums of a shard;
     storage answers `origin`.
 
-    Storage waits until it has applied the metalog up to them, `trims` trims, and an entry of the
-    primary's incarnation `epoch` or a later one.
+    Storage answers after it has applied the entries that order these seqnums, `trims` trims, and an
+    entry of the primary's incarnation `epoch` or a later one.
     Lost: the engine asks another replica after its deadline.
     Repeated: answered again.
     """
@@ -464,9 +467,9 @@ STORED_RECORD_OVERHEAD_BYTES: Final = 32
 class RecordsRead(WireMessage, frozen=True):
     """storage → engine: the requested records; `unknown` are those that this replica cannot show.
 
-    Unknown never means absent: the engine asks another replica. `trimmed` are those that are
-    trimmed, with their log or in all of their tags, as of `position`: that of the last trim known
-    here.
+    Unknown never means absent: the engine asks another replica. `trimmed` are requested records
+    that were trimmed, with their log or in all of their tags. `position` is then that of the last
+    trim that the sender knows.
     Lost: asked again at another replica.
     Repeated: the second one finds no request.
     """
@@ -542,8 +545,8 @@ class Batches(WireMessage, frozen=True):
     gone: tuple[tuple[LocalId, LocalId], ...] = ()
     """Localids [first, end) among the requested ones that were trimmed and discarded here."""
     lacking_to: LocalId = 0
-    """This replica has lost everything from `first` up to here, durably: a restart would not find
-    it either. Not greater than `first`: no loss is certain.
+    """This replica has durably lost all records from `first` to below this localid: a restart would
+    not find them either. Not greater than `first`: no loss is certain.
     """
     trims: int = 0
     """How many trims this replica has applied: those of `gone` are among them."""

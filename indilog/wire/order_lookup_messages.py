@@ -1,5 +1,7 @@
 """The messages about facts from metalog entries: times, and places of records (ARCHITECTURE 9).
 `indilog.wire.messages` says how to read them.
+
+Engines ask, and storage nodes answer from the history.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """The messages by which compute nodes let the owner of a log append (decision 0096).
 `indilog.wire.messages` says how to read them.
+
+Engines exchange them (`indilog_compute.owner_appends`).
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ class OwnerAppend(WireMessage, frozen=True):
 
 
 class OwnerAnswer(WireMessage, frozen=True):
-    """engine → engine: what became of an `OwnerAppend`. `outcomes` has those of its items, as
-    bytes of `indilog_cells.outcomes`.
+    """engine → engine: what became of an `OwnerAppend`. `outcomes` has the outcomes of the items in
+    its content, as bytes of `indilog_cells.outcomes`.
 
     Lost: the request is resent.
     Repeated: the second one finds no request.

@@ -1,6 +1,7 @@
 """The messages about the nodes of the cluster and the replicas of shards (decisions 0048, 0049).
 
-`indilog.wire.messages` says how to read them.
+`indilog.wire.messages` says how to read them. Storage nodes send them to primaries, index
+nodes and aggregators.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class PlacementIs(WireMessage, frozen=True):
     """storage → index, aggregator: the view, and the replicas of the shards that metalog entries
     moved.
 
-    Storage nodes send it when they apply an entry that changes either, and with their first answer
-    to an incarnation of the receiver; two of them also send it periodically.
+    Storage nodes send it when they apply an entry that changes the view or replicas, and with their
+    first answer to an incarnation of the receiver; two of them also send it periodically.
     Lost: the next one is equal or newer. Until then, reads are sent to a replica that may be lost,
         and the engine repeats them; lookups that name a newer view wait.
     Repeated: the receiver keeps the newest view, and for each shard the replicas of the latest

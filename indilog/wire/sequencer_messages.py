@@ -17,9 +17,9 @@ from indilog.wire.wire_message import WireMessage
 class Seal(WireMessage, frozen=True):
     """primary → sequencer: follow no primary of a term below `term`, and report your copy.
 
-    `round` numbers the primary's rounds of this term; the answer repeats it. `start`: the message
-    also asks for the entries from there on; `previous` is the epoch of the primary's entry before
-    `start` (0: there is none). None: it asks for no entries.
+    `round` numbers the primary's rounds of this term; the answer repeats it. If `start` is given,
+    the message also asks for the entries from `start` on; `previous` is then the epoch of the
+    primary's entry before `start` (0: there is none).
     Lost: sent again after a pause.
     Repeated: answered again.
     """
@@ -36,11 +36,10 @@ class Sealed(WireMessage, frozen=True):
 
     `learner`: the node may have lost entries or promises; it does not count. If the question asked
     for entries, `start` is where the `entries` begin, and `previous` is the epoch of the entry
-    before them. `base` replaces the entries before `start`, where the question asks for entries
-    below it. `common`: the two copies differ before the requested start; they can be equal up to
-    this extent at most.
+    before them. If the question asks for entries before `start`, `base` replaces these. `common`:
+    the two copies differ before the requested start; they can be equal up to this extent at most.
     Lost: asked again after a pause.
-    Repeated: entries that are there are compared.
+    Repeated: entries that the receiver has already are compared.
     """
 
     term: Epoch
@@ -58,14 +57,14 @@ class MetalogAppend(WireMessage, frozen=True):
     """primary → sequencer: metalog entries from position `start` on, and how many are committed.
 
     The primary sends it before it has synced the entries. `previous` is the epoch of the entry
-    before `start` (0: there is none). A sequencer with another entry there reports that. An entry
-    that differs from the one at its position replaces it and all after it. `committed` may be ahead
-    of the primary's disk. `folded`: the primary keeps no entries below this position, so they may
-    be dropped. `base` ends at `start`. It replaces the whole copy if the copy lacks an entry before
-    `start`. `round` numbers the primary's rounds. `voter` is the incarnation of a learner that
-    counts from now on (0: of none).
+    before `start` (0: there is none). A sequencer that has another entry there reports the
+    difference. An entry that differs from the one at its position replaces it and all after it.
+    `committed` may be ahead of the primary's disk. `folded`: the primary keeps no entries below
+    this position, so they may be dropped. `base` ends at `start`. It replaces the whole copy if the
+    copy lacks an entry before `start`. `round` numbers the primary's rounds. `voter` is the
+    incarnation of a learner that counts from now on (0: of none).
     Lost: the answer lags, and the primary resends from there.
-    Repeated: entries that are there are skipped; messages of an older term are ignored.
+    Repeated: entries that the receiver has are skipped; messages of an older term are ignored.
     """
 
     promises: ClassVar[bool] = False

@@ -26,8 +26,8 @@ class TrimWanted(WireMessage, frozen=True):
 
 
 class TrimIs(WireMessage, frozen=True):
-    """primary → engine: a node that has applied `position` entries has applied the trim. None:
-    refused, because the floor is beyond `tail`.
+    """primary → engine: a node that has applied `position` entries has applied the trim. `position`
+    None: the trim is refused, because the floor is beyond `tail`.
 
     Lost: the engine resends `TrimWanted`.
     Repeated: the second one finds no request.
@@ -46,8 +46,8 @@ class TagFloors(WireMessage, frozen=True):
     all floors: those after the cursor `after`, in order; `last` marks the last page. A floor in a
     page may be newer than `trims` says. A node that has applied `position` metalog entries has
     applied all these trims. `epoch` is the incarnation of the primary that proposed the last of the
-    trims. `previous` is the one that proposed the last of the first `start` trims. `copy_of` is as
-    in `IndexData`.
+    trims. `previous` is the incarnation that proposed the last of the first `start` trims.
+    `copy_of` is as in `IndexData`.
     Without floors and with `start` equal to `trims`, the message announces only which trims there
     are.
     Lost: a lookup names more trims than are applied, or the next `TagFloors` has a later `start`;

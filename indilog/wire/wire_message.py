@@ -1,4 +1,7 @@
-"""What all messages between nodes have in common (`indilog.wire.messages`)."""
+"""What all messages between nodes have in common (`indilog.wire.messages`).
+
+Every module of messages derives its messages from `WireMessage`.
+"""
 
 from __future__ import annotations
 
