@@ -7,7 +7,8 @@ function").
     async def follow(ctx: indilog.Context, user: str, other: str) -> int: ...
 
 A decorated function remains an ordinary function, which tests can call directly. Its first
-parameter is a `Context`.
+parameter is a `Context`. Workers (`indilog_compute.workers`) load applications and run their
+functions.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class DeployedVersion:
     """A deployment of an application, in one worker.
 
     A worker may have loaded several deployments of an application: the newest one, which gets all
-    new calls, and earlier ones whose code is kept for what began with it.
+    new calls, and earlier ones, whose code is kept for runs that began with it.
 
     Attributes:
         version: number of the deployment; it grows with each deployment of the application.
@@ -113,7 +114,8 @@ class App:
         schedules: its schedules: the functions that the platform calls, and when.
         operations: its operations for people, by name.
         deployed: which deployment this is; None outside of a worker of the platform.
-        of_libraries: what libraries keep with the application, each under its own name.
+        of_libraries: values that libraries attach to the application, each under the library's
+            name.
     """
 
     def __init__(self, name: str) -> None:
@@ -175,7 +177,7 @@ class App:
         Args:
             expression: minute, hour, day of month, month, day of week, such as `*/5 * * * *`.
             timezone: time zone of the expression, such as `Europe/Berlin`.
-            catch_up: which due times run that were missed while the platform was down: `none`, the
+            catch_up: which of the due times missed while the platform was down are run: `none`, the
                 `last` one, or `all` (the last `schedule_catch_up_max` of them).
 
         Raises:
@@ -287,7 +289,7 @@ class App:
 
 
 def is_operation_name(name: str) -> bool:
-    """Tell whether a name, without that of its application, is an operation's, not a function's."""
+    """Tell whether a name without its application is that of an operation, not of a function."""
     return "." in name
 
 
@@ -295,7 +297,7 @@ def check_app_name(name: str) -> str:
     """Return `name` if it is a valid name of an application.
 
     Raises:
-        ValueError: it is not.
+        ValueError: `name` is not valid.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(

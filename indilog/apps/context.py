@@ -2,7 +2,8 @@
 function").
 
 A `Context` does not depend on where it runs: its worker passes in the source of logs and the caller
-of functions.
+of functions. A worker creates a context for each call; `indilog.testing.context` returns one whose
+calls go to fakes.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ class Caller(Protocol):
 
         The call reads at the position of `session`, and raises it.
 
-        With an idempotency `key`, all calls with that key get one outcome. It is held for `holder`,
-        if that is not empty.
+        With an idempotency `key`, all calls with that key get one outcome. If `holder` is not
+        empty, the outcome is held for it.
         """
 
     async def release(self, holder: str, keys: Sequence[str]) -> None:
         """Release the outcomes that are held for `holder` under these keys, or all of them."""
 
     async def holders(self, prefix: str, after: str, session: Session) -> Sequence[str]:
-        """Return a page of the holders of outcomes; raise `session` to a position at which their
-        records before the calls can be read.
+        """Return a page of the holders of outcomes. Raise `session`, so that it sees what these
+        holders had appended before their calls.
         """
 
     async def send(
@@ -214,7 +215,7 @@ class Context:
         await self._caller.release(holder, keys)
 
     async def holders(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the holders of outcomes whose names begin with `prefix`, in their order.
+        """Yield the holders of outcomes whose names begin with `prefix`, in the order of names.
 
         Later reads of this context see what a holder had appended before its calls.
 
@@ -302,12 +303,12 @@ class Context:
         """
 
         async def awaited() -> _ResultT:
-            self.begin()  # a new thread does not inherit it
+            self.begin()  # the calling thread has no current context
             return await awaitable
 
         waiting = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
         self._waits.add(waiting)
-        if self._is_over:  # `end` cancels only earlier ones
+        if self._is_over:  # `end` cancels only the waits that began before it
             waiting.cancel()
         try:
             return waiting.result()
@@ -359,7 +360,7 @@ def check_delay(delay_s: float, delay_s_max: float = DELAY_S_MAX) -> float:
         delay_s_max: the platform's limit.
 
     Raises:
-        ValueError: it is not.
+        ValueError: `delay_s` is not valid.
     """
     if not 0 <= delay_s <= delay_s_max:
         raise ValueError(f"delay is a number of seconds, 0 to {delay_s_max:,.0f}, not {delay_s!r}.")

@@ -1,4 +1,8 @@
-"""One function of an application: its body and its signature."""
+"""One function of an application: its body and its signature.
+
+`App` creates a `Function` for each decorated function. Workers and `Context` find it with
+`function_of`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ class Function:
     """One function of an application: its body and its signature.
 
     Args:
-        context: the class of its first parameter, if it has a context.
+        context: the class of contexts. A first parameter of this type takes the context.
 
     Attributes:
         app: the name of its application.

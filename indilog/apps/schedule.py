@@ -3,7 +3,8 @@
 cronsim parses fields, names, ranges, steps, `L` and `#`, and follows Debian's cron. If a clock is
 put forward, a due time that does not exist is due at the next existing time. If a clock is put
 back, a due time that occurs twice is due once; schedules that repeat by the hour or minute
-continue.
+continue. `App.schedule` checks expressions; the invocation service of a compute node asks for due
+times.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def check_schedule(spec: ScheduleSpec) -> ScheduleSpec:
     """Return `spec` if it is valid.
 
     Raises:
-        ValueError: it is not; one sentence that says why.
+        ValueError: `spec` is not valid; one sentence that says why.
     """
     if len(spec.expression.split()) != _FIELDS:
         raise ValueError(
@@ -65,7 +66,7 @@ def next_due(spec: ScheduleSpec, after: float) -> float | None:
 def due_between(spec: ScheduleSpec, after: float, until: float, *, most: int) -> list[float]:
     """Return the due times after `after` up to `until`, ascending: the last `most` of them."""
     found: list[float] = []
-    # cronsim iterates backwards from before its start, but the start itself may be due
+    # cronsim begins with the time before its start, but `until` itself may be due
     backwards = CronSim(spec.expression, _local(spec, until + 60), reverse=True)
     while len(found) < most and (time := next(backwards, None)) is not None:
         if time.timestamp() <= after:

@@ -1,7 +1,8 @@
 """Converts a function's arguments from JSON and its result to JSON, by its type hints.
 
 No pickle: arguments and results are JSON (bytes as base64). pydantic checks them; types are plain
-Python types, dataclasses, pydantic models and msgspec structs.
+Python types, dataclasses, pydantic models and msgspec structs. A `Function` has a `Signature`.
+Libraries use `ResultType` for the results of steps.
 """
 
 from __future__ import annotations

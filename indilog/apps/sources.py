@@ -1,4 +1,7 @@
-"""Reads the sources of a deployment: the text files of a Python file, a package or a folder."""
+"""Reads the sources of a deployment: the text files of a Python file, a package or a folder.
+
+`indilog deploy` and `RemoteClient.deploy` call `sources_of`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Final
 from indilog.base.errors import DeployError
 
 SOURCES_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Largest total size that is read. It is more than any platform accepts, and stops the reading of a
-folder that was given by mistake.
+"""Largest total size that is read. The limit is above that of any platform. It stops the reading of
+a folder that was given by mistake.
 """
 _NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv", "tests"})
