@@ -1,6 +1,7 @@
 """An event for callers of a library that wait for each other within one process.
 
-It works on an event loop, or without one under a stepper (`indilog.testing.stepper`).
+It works on an event loop, or without one under a stepper (`indilog.testing.stepper`). `Replica` and
+libraries use `Event`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class _Until:
 
 
 class Event(asyncio.Event):
-    """An event of the event loop. Without a loop, a stepper runs the callers, and resumes those
-    that wait when the event is set.
+    """An event of the event loop. Without a loop, a stepper runs the callers. When the event is
+    set, the stepper resumes the callers that wait for it.
     """
 
     async def wait(self) -> Literal[True]:

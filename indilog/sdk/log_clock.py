@@ -1,8 +1,8 @@
 """Estimates a log's time between its records (docs/decisions/0025).
 
-The `ordered_at` of records decides what is due; this estimate only tells a program when to read. It
+The `ordered_at` of records decides what is due. The estimate only tells a program when to read: it
 is the newest `ordered_at` that was read, plus the time since then by a monotonic clock. No wall
-clock is read.
+clock is read. BokiFlow, BokiQueue and the invocation service of a compute node use a `LogClock`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class LogClock:
     """Estimates the time of a log. No decision may depend on the estimate.
 
     The estimate is the later of the last `Log.now` and the newest record read, plus the time since.
-    It can be ahead of the log if the primary restarted and its clock did not count its downtime.
-    The next `ask` corrects it.
+    It is ahead of the log if the primary restarted and the primary's clock did not count the
+    downtime. The next `ask` corrects it.
 
     Args:
         monotonic: a clock in seconds that cannot be set and that counts while the machine sleeps.

@@ -3,7 +3,8 @@ continues after it (docs/decisions/0024).
 
 A follower replays a log into state that its process needs (deployments, policies, invocations). It
 must neither stop at a loss nor skip it silently. It keeps the lost ranges, so that it can answer
-"unknown" instead of "absent" about state that may have been recorded there.
+"unknown" instead of "absent" about state that may have been recorded there. `Replica`, `PolicyLog`,
+and the services of a compute node keep `Losses`.
 """
 
 from __future__ import annotations

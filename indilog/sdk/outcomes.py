@@ -1,6 +1,7 @@
-"""Errors after an append, none of which may claim that nothing was done.
+"""Errors that are raised after an append. None of them may claim that nothing was done.
 
-For libraries that append a record and then read its effect.
+For libraries that append a record and then read its effect. `Replica` and the service of recorded
+invocations use these functions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Any program may append records with a library's tags, so a library ignores records without its magic
 bytes. It refuses records of other versions, because two versions could otherwise derive different
-states from one log.
+states from one log. Most libraries, `LogMirror` and the invocation service frame their records with
+a `RecordFormat`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class RecordFormat:
         version: the version to write and read (1 to 255); other versions are refused.
         of: name of the library, for error messages.
         error: type of the error raised for records of another version.
-        versions_read: earlier versions that are read, too. The later fields of a record must have
-            defaults.
+        versions_read: earlier versions that are read, too. Fields that a later version added must
+            have defaults.
     """
 
     __slots__ = ("_error", "_magic", "_of", "_prefix", "_prefixes", "_version")

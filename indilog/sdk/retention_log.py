@@ -2,6 +2,7 @@
 
 Policies survive restarts, and trims of the logs to which they apply. A policy is one record tagged
 with the name of its log; the newest record of a name is in force. docs/FORMATS.md has the format.
+The retention service of a compute node and the in-memory log of tests use this module.
 """
 
 from __future__ import annotations

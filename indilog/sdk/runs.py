@@ -37,8 +37,8 @@ _Key: TypeAlias = tuple[float, str, str, int]
 
 
 def holder_of(log: str, run: str) -> str:
-    """Return the name for which the outcomes of a run's calls are held, from the name of the log of
-    its flow and its id. With an empty id, it is the prefix of these names.
+    """Return the holder of the outcomes of a run's calls, from the name of the log of its flow and
+    the run's id. With an empty id, the result is the prefix of all holders of that log.
     """
     return f"{log}{HOLDER_SEPARATOR}{run}"
 
@@ -46,8 +46,8 @@ def holder_of(log: str, run: str) -> str:
 class RunPlace(msgspec.Struct, frozen=True):
     """A place in a list of runs: newest first, then by application, log and seqnum.
 
-    `seqnum` is that of the record with which the run began, or, in a list of runs that ended in one
-    state, of the record with which it ended. `time` is when that record was ordered.
+    `seqnum` is that of the record with which the run began. In a list of runs by their ends, it is
+    that of the record with which the run ended. `time` is when that record was ordered.
     """
 
     time: float
@@ -66,10 +66,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `steps`: number of decided operations; None: a list does not count those of an open run.
     `problem`: why the run is parked or failed. `waits`: what the run waits for, if it is not in
-    memory. `value`: what the workflow has set last as its status; a list does not read it. `log`
-    and `seqnum`: where the record of its start is. `ended`, `end`: time and seqnum of the record of
-    its end; None: the run is open. `version`: number of the deployment with whose code the run
-    continues, or ended; None: not known.
+    memory. `value`: the status that the workflow set last; a list does not read it. `log` and
+    `seqnum`: where the record of its start is. `ended`, `end`: time and seqnum of the record of its
+    end; None: the run is open. `version`: number of the deployment whose code executes the run, or
+    executed it last; None: not known.
     """
 
     id: str
@@ -95,7 +95,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPage(msgspec.Struct, frozen=True):
-    """Consecutive runs of a list, newest first, that fit a question. It can be iterated.
+    """Consecutive runs of a list, newest first, that match a query. A page can be iterated.
 
     `next`: all runs up to this place were looked at; None: there are no further ones. A page may be
     short, or empty, even if there are further runs. `by_end`: whether the list is ordered by the
@@ -152,13 +152,14 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
 class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
-    `owner`: the executor that executes it, or did last. `steps`: its last decided operations, in
-    the order of the log; `steps_before`: how many there are before them. `waits`: operations that
-    have not ended. `advice`: what to do about a run that does not continue. `parent`, `forked`: the
-    run and step from which it was started. `result`: as that of `RunStep`. `round`: number of the
-    round that is shown, from 1; its `predecessor`; its `successor`, if it has ended as continued.
-    `moved`: when the run was moved to the code of `run.version`; None: its round began with it.
-    `moves_to`: number of the deployment to whose code it moves soon.
+    `owner`: the executor that executes the run, or did last. `steps`: its last decided operations,
+    in the order of the log; `steps_before`: how many there are before them. `waits`: operations
+    that have not ended. `advice`: what to do about a run that does not continue. `parent`,
+    `forked`: the run and step from which it was started. `result`: as that of `RunStep`. `round`:
+    number of the shown round, from 1. `predecessor`: number of the round before; None: there is
+    none. `successor`: number of the next round, if the shown one has ended as continued. `moved`:
+    when the run was moved to the code of `run.version`; None: its round began with this code.
+    `moves_to`: number of the deployment to whose code the run moves soon.
     """
 
     run: RunInfo
@@ -201,7 +202,7 @@ class RunsCheck(msgspec.Struct, frozen=True):
 
 
 class MovedRun(msgspec.Struct, frozen=True):
-    """A run that moves to the code of deployment `version`, or has it already."""
+    """A run that moves to the code of deployment `version`, or uses it already."""
 
     version: int
 
@@ -209,8 +210,8 @@ class MovedRun(msgspec.Struct, frozen=True):
 class MovedRuns(msgspec.Struct, frozen=True, kw_only=True):
     """Runs of a list that move to the code of deployment `version`.
 
-    `moved`: their ids. `refused`: those whose history that code does not continue; they keep their
-    code. `next`: `page` of the next call; None: there are no further runs.
+    `moved`: their ids. `refused`: runs whose history the new code does not continue; they keep
+    their code. `next`: `page` of the next call; None: there are no further runs.
     """
 
     version: int | None
@@ -220,9 +221,9 @@ class MovedRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEvent(msgspec.Struct, frozen=True):
-    """An event of a run. With the `kind` `published`, `data` is what the workflow published. With
-    the `kind` `state`, `state` and `problem` are the new ones of the run. `time`: when it was
-    ordered.
+    """An event of a run. If `kind` is `published`, `data` is what the workflow published. If it is
+    `state`, `data` has the keys `state` and `problem`, and `round` if the run continued. `time`:
+    when the event was ordered.
     """
 
     seqnum: int
@@ -288,7 +289,7 @@ class FoundResult(msgspec.Struct, frozen=True, kw_only=True):
 def merged(pages: Iterable[RunPage], limit: int) -> RunPage:
     """Return the first `limit` runs of several pages of one list that begin at the same place.
 
-    No run is left out: where one page ends, the merged page ends.
+    The merged page ends where the first of the pages ends, so no run is left out.
     """
     pages = list(pages)
     ends = [page.next for page in pages if page.next is not None]

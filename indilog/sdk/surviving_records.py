@@ -1,7 +1,8 @@
 """Reads the records of a sub-stream that are neither trimmed nor lost.
 
 It is for sub-streams of checkpoints. A library starts from the surviving checkpoint that covers the
-most records, so a lost checkpoint matters only if it may cover more.
+most records, so a lost checkpoint matters only if it may cover more. `indilog.replayed.checkpoints`
+uses these functions.
 """
 
 from __future__ import annotations

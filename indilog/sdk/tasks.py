@@ -1,7 +1,6 @@
 """Runs work of a library on the event loop, so that a cancelled caller does not end it.
 
-Without an event loop, a stepper runs the callers (`indilog.testing.stepper`); then there are no
-tasks.
+Without an event loop there are no tasks: a stepper runs the callers (`indilog.testing.stepper`).
 """
 
 from __future__ import annotations
