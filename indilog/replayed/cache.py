@@ -1,4 +1,7 @@
-"""Shares the replicas of a process among its callers."""
+"""Shares the replicas of a process among its callers.
+
+Libraries keep their replicas in a `ReplicaCache`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ _ReplicaT = TypeVar("_ReplicaT")
 
 
 def scope_of(log: Log) -> object:
-    """Return what all logs of a platform share in this process (`Log.scope`).
+    """Return the object that stands for the log's platform in this process (`Log.scope`).
 
     Raises:
-        TypeError: it is no log.
+        TypeError: `log` is no log.
     """
     if not isinstance(log, Log):
         raise TypeError(f'Give a log, such as client.log("orders"), not {type(log).__name__}.')

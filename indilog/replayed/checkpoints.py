@@ -1,10 +1,10 @@
 """Stores the checkpoints of a replayed state in the log, and finds the one to start from.
 
-Any process may write a checkpoint, so a lagging process may append an older state after a newer
+Any process may write a checkpoint, and a lagging process may append an older state after a newer
 one. So a reader starts from the checkpoint that covers the most records, not from the newest one.
 
 A large checkpoint consists of several records. It is used only if all of them can be read; a crash
-between two parts leaves the previous checkpoint in use.
+between two parts leaves the previous checkpoint in use. `Replica` calls these functions.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ class CheckpointPart(msgspec.Struct, frozen=True, array_like=True, tag="state"):
     Attributes:
         end: records below this seqnum are in the state.
         count: number of records applied since the sub-stream began.
-        marked: `count` when a checkpoint was due last.
+        marked: the value of `count` when a checkpoint last became due.
         parts: number of parts.
         part: number of this part, from 0.
         first: seqnum of part 0; None in part 0.
-        content: bytes of the encoded state; the parts in order, joined, are the whole.
+        content: a piece of the encoded state. The pieces, joined in the order of the parts, are the
+            whole.
     """
 
     end: Annotated[SeqNum, msgspec.Meta(ge=0)]
@@ -105,7 +106,8 @@ class FoundCheckpoints(NamedTuple):
 
     Attributes:
         furthest: the complete checkpoint that covers the most records; None: there is none.
-        lost: the loss, if a lost record may belong to a checkpoint that covers more.
+        lost: the loss, if a lost record may belong to a checkpoint that covers more than
+            `furthest`.
     """
 
     furthest: StoredCheckpoint | None

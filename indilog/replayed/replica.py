@@ -40,8 +40,9 @@ _UNREAD_MAX: Final = 64
 their outcomes yet.
 """
 _REST_MIN: Final = 2
-"""A checkpoint trims only records that the previous one covers. If it covers more new records than
-this number times `checkpoint_every`, another checkpoint may follow early and trim these.
+"""A checkpoint trims only records that the previous one covers. If a checkpoint covers more new
+records than this number times `checkpoint_every`, another one may follow early and trim these
+records.
 """
 _OUTCOMES_MAX: Final = 65_536
 """Largest number of outcomes kept while appends are in flight."""
@@ -197,7 +198,7 @@ class Replica(Generic[_StateT, _OutcomeT]):
             NotReadyError: the read did not return the record at `own`.
             TrimmedError: the whole log was trimmed, and with it the history of the state.
         """
-        needed = self._fresh_begun + 1  # a fresh read that has begun may lack later records
+        needed = self._fresh_begun + 1  # a read that has begun may miss records appended since
         while not (self._fresh_ended >= needed if fresh else self.end > own >= 0):
             if self._reading is not None:
                 await self._reading.wait()
@@ -348,9 +349,9 @@ class Replica(Generic[_StateT, _OutcomeT]):
         """Tell whether the last applied record makes a checkpoint due.
 
         A checkpoint is due after `_records_between_checkpoints()` records. If it leaves many
-        records untrimmed, an early one is due as soon as these records are not needed any more.
-        Without the early one, the records of a state that has become empty would stay until the
-        state is used again.
+        records untrimmed, an early checkpoint is due as soon as these records are not needed any
+        more. Without the early one, the records of a state that has become empty would stay until
+        the state is used again.
         """
         if self._count - self._marked >= self._records_between_checkpoints():
             rest = self._count - self._due_count
@@ -445,8 +446,8 @@ class Replica(Generic[_StateT, _OutcomeT]):
     async def save(self, log: Log) -> bool:
         """Append a checkpoint, and trim records that the previous checkpoint covers.
 
-        Returns whether a checkpoint in the log covers all records applied before this call. Then no
-        process starts from an earlier state. So the library may trim records of its other
+        Returns whether a checkpoint in the log covers all records applied before this call. If so,
+        no process starts from an earlier state, and the library may trim records of its other
         sub-streams that only earlier states need.
 
         The newest records are not trimmed, so processes with appends in flight can still read their
@@ -458,7 +459,7 @@ class Replica(Generic[_StateT, _OutcomeT]):
         A replica writes one checkpoint at a time. If one is being written, a further caller waits
         for it, and writes its own only if that one lacks records applied before this call.
 
-        If it fails, the state is unharmed, and the next checkpoint is due as usual.
+        If `save` fails, the state is unharmed, and the next checkpoint is due as usual.
 
         Raises:
             IndilogError: the errors of `Log.append`, `Log.read_range` and `Log.trim`.

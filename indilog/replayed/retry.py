@@ -1,4 +1,7 @@
-"""The retry policy of libraries for transient errors of the log."""
+"""The retry policy of libraries for transient errors of the log.
+
+Libraries call `retry_transient` for operations of a log.
+"""
 
 from __future__ import annotations
 
