@@ -1,4 +1,7 @@
-"""Settings that must be equal on all nodes."""
+"""`ClusterConfig`: settings that must be equal on all nodes.
+
+They are the table `[cluster]` of a configuration file, and `Config.cluster`.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,8 @@ class ClusterConfig(SettingsGroup):
     """Storage nodes that store each record."""
     ack_quorum: int = 0
     """Replicas that must have stored a record before its append is acknowledged; 0: all of them.
-    With fewer, appends continue while other replicas are down; these later fetch the records that
-    they missed.
+    With a smaller number, appends continue while other replicas are down. When such a replica is up
+    again, it fetches the records that it missed.
     """
     lost_storage_policy: Literal["finalize_add", "remove_replace", "mask"] = "finalize_add"
     """What happens to a shard whose appends wait for a lost storage node (Scalog, Table 2).
@@ -49,9 +52,9 @@ class ClusterConfig(SettingsGroup):
     With all policies, copies are restored after `storage_replaced_s`.
     """
     cut_interval_s: float = 0.0
-    """Seconds between two metalog entries that order records, at least; 0: a new one is proposed
-    whenever records can be ordered. A longer interval lets the sequencers serve more shards, and
-    each append take up to that much longer (Scalog 6.3).
+    """Shortest time in seconds between two metalog entries that order records; 0: a new one is
+    proposed whenever records can be ordered. With a longer interval, the sequencers can serve more
+    shards, and each append may take up to that much longer (Scalog 6.3).
     """
     index_shards: int = 2
     """Parts of the index tier. Metalog positions are assigned to them round robin."""
@@ -62,13 +65,13 @@ class ClusterConfig(SettingsGroup):
     aggregation: Literal["aggregator", "master-slave", "both"] = "aggregator"
     """The node that merges the answers of the index shards to one lookup. `aggregator`: an
     aggregator. `master-slave`: one of the index nodes that are asked (the master). `both`: lookups
-    alternate between the two.
+    alternate between an aggregator and a master.
     """
     engines: int = 1
     """Compute nodes."""
     shared_processes: int = 0
-    """Processes over which the nodes of a new cluster are spread, so that each has a node of each
-    kind. 0: each node has a process of its own. `indilog up --nodes` sets it.
+    """Processes over which the nodes of a new cluster are spread, so that each process has a node
+    of each kind. 0: each node has a process of its own. `indilog up --nodes` sets it.
     """
     durability: Literal["fsync", "memory"] = "fsync"
     """`fsync`: acknowledged records survive a crash of the process and of the machine. `memory`:
@@ -86,8 +89,9 @@ class ClusterConfig(SettingsGroup):
     aux_bytes_max: int = 1 * MIB
     """Bytes of the aux data of a record."""
     message_bytes_max: int = 16 * MIB
-    """Bytes of one message between nodes; the sender refuses a larger message. At least twice
-    `batch_bytes_max`, and enough for a page, for a record with aux data, and for a result.
+    """Bytes of one message between nodes; the sender refuses a larger message. It must be at least
+    twice `batch_bytes_max`. A page, a record with aux data, and a result must each fit into a
+    message.
     """
 
     def quorum_of(self, replicas: int) -> int:

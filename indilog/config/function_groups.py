@@ -1,4 +1,7 @@
-"""Groups of settings of functions: gateway, workers, recorded invocations, processes."""
+"""Groups of settings of functions: gateway, workers, recorded invocations, processes.
+
+`NodeConfig` has one instance of each group.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +58,12 @@ class GatewayConfig(SettingsGroup):
     """
     calls_forwarded_max: int = 256
     """Calls that a gateway has forwarded to other compute nodes and that are not answered; each
-    uses one connection. Further calls wait for a slot of their own node. 0: no call is forwarded.
+    uses one connection. Further calls wait for a slot of the gateway's own node. 0: no call is
+    forwarded.
     """
     gateway_bytes_max: int = 256 * MIB
-    """Bytes of bodies, pages and link messages held in a gateway. A request that would exceed it is
-    answered with 503. Requests below 16 KiB do not count.
+    """Bytes of bodies, pages and link messages held in a gateway. A request that would exceed this
+    limit is answered with 503. Requests below 16 KiB do not count.
     """
     headers_bytes_max: int = 64 * KIB
     """Bytes of the request line and headers."""
@@ -71,7 +75,7 @@ class GatewayConfig(SettingsGroup):
     """Seconds for a client to read an answer, or one event, while the socket's buffer is full."""
     apps_answer_s: float = 10.0
     """Seconds within which each application must answer a question to all of them (`GET /runs`);
-    the answer names those that do not.
+    the response names the applications that do not.
     """
     ready_append_s: float = 2.0
     """Seconds within which an append must be acknowledged; otherwise `/readyz` says not ready."""
@@ -116,16 +120,16 @@ class FunctionsConfig(SettingsGroup):
     shares: ClassVar[tuple[str, ...]] = ("app_slots_share_max", "app_pending_share_max")
 
     workers: int = 2
-    """Worker processes of a compute node, the fewest if there is a `workers_max`; 0: it runs no
-    functions.
+    """Worker processes of a compute node; 0: it runs no functions. If `workers_max` is set, this is
+    the smallest number.
     """
     workers_max: int = 0
     """Most worker processes of a compute node; 0: always `workers`. While calls wait for a slot,
     further processes are started.
     """
     workers_idle_s: float = 30.0
-    """Seconds for which half of the slots of the other workers must have sufficed, before one of
-    more than `workers` processes is stopped. It finishes its calls first.
+    """Seconds during which half of the slots of the other workers must have been enough before a
+    worker process beyond `workers` is stopped. The process finishes its calls first.
     """
     worker_environment: str = ""
     """Names, separated by commas, of environment variables that are passed to functions, besides
@@ -136,13 +140,13 @@ class FunctionsConfig(SettingsGroup):
     calls_pending_max: int = 10_000
     """Calls that wait or run on a compute node; a further call is refused."""
     app_slots_share_max: float = 0.9
-    """Share of the slots that one application may use while several are deployed. The whole is
+    """Share of the slots that one application may use while several are deployed. It is a share of
     `workers` x `worker_calls_max` minus the slots that other applications use. One slot is always
     allowed.
     """
     app_pending_share_max: float = 0.5
-    """Share of the pending calls that one application may have while several are deployed. The
-    whole is `calls_pending_max` minus the waiting and running calls of other applications.
+    """Share of the pending calls that one application may have while several are deployed. It is a
+    share of `calls_pending_max` minus the waiting and running calls of other applications.
     """
     call_timeout_s: float = 60.0
     """Seconds that a call may run in a worker; a function may declare its own limit."""
@@ -155,7 +159,7 @@ class FunctionsConfig(SettingsGroup):
     answers. Calls that it has not begun go to another worker. At most `worker_stop_s`.
     """
     worker_stop_s: float = 5.0
-    """Seconds after a call's timeout when a worker is killed if it is silent, or replaced if the
+    """Seconds after a call's timeout until a worker is killed if it is silent, or replaced if the
     call's thread still runs. Also the time in which a worker must check the arguments of a recorded
     call.
     """
@@ -210,7 +214,7 @@ class InvocationsConfig(SettingsGroup):
     invocations_open_max: int = 10_000
     """Recorded invocations that wait or run on the platform; a further one is refused."""
     app_invocations_open_share_max: float = 0.5
-    """Share of the open invocations that one application may have (at most 1). The whole is
+    """Share of the open invocations that one application may have (at most 1). It is a share of
     `invocations_open_max` minus the open invocations of other applications.
     """
     invocations_running_max: int = 512
@@ -224,7 +228,7 @@ class InvocationsConfig(SettingsGroup):
     compute node.
     """
     invocation_tries_max: int = 5
-    """Crashes of its worker or compute node after which an invocation fails."""
+    """An invocation fails after its worker or compute node has crashed this many times."""
     invocation_retry_s_min: float = 1.0
     """Seconds before an invocation is retried after the first crash of its worker or compute node;
     doubled for each retry.
@@ -315,8 +319,8 @@ class ProcessesConfig(SettingsGroup):
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (("restart_s_min", "restart_s_max"),)
 
     restart_s_min: float = 0.1
-    """Seconds before a dead process or function worker is restarted; doubled each time it ends soon
-    after its start.
+    """Seconds before a dead process or function worker is restarted. The time doubles each time the
+    process ends soon after its start.
     """
     restart_s_max: float = 5.0
     """Longest pause before a restart, in seconds."""
@@ -330,8 +334,8 @@ class ProcessesConfig(SettingsGroup):
     stop_timeout_s: float = 10.0
     """Seconds for a process to stop when asked to; then it is killed."""
     log_bytes_max: int = 16 * MIB
-    """Bytes of `platform.log` after which `./start` rotates it; checked every 10 s. `indilog up`
-    logs to its standard error, and bounds no file.
+    """Bytes of `platform.log` after which `./start` rotates the file; checked every 10 s. `indilog
+    up` logs to its standard error, so this limit does not apply.
     """
     log_files_kept: int = 4
     """Number of rotated log files that are kept."""

@@ -1,4 +1,7 @@
-"""A group of settings, and the checks that a group declares."""
+"""A group of settings, and the checks that a group declares.
+
+`ClusterConfig` and all groups of `NodeConfig` are subclasses of `SettingsGroup`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Groups of settings of the log: ordering, storage, index, appends and reads."""
+"""Groups of settings of the log: ordering, storage, index, appends and reads.
+
+`NodeConfig` has one instance of each group; the roles read the settings from it.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,15 @@ class JournalConfig(SettingsGroup):
     is large, it is written after more frames. A full segment makes a checkpoint due, too.
     """
     sync_inline_s_max: float = 0.0015
-    """While syncs take less than this many seconds (moving average), they run on the event loop;
-    slower ones run in a thread. 0: all run in a thread.
+    """While the moving average of the time of a sync is below this many seconds, syncs run on the
+    event loop. Otherwise they run in a thread. 0: all run in a thread.
     """
     journal_idle_s: float = 0.2
     """Seconds without a write after which a journal records how far it is synced. The record
     distinguishes damage of the last frames from a torn tail, and costs two syncs.
     """
     rewrite_dead_share_min: float = 0.5
-    """A segment file is rewritten without its dead frames when at least this share of it is
+    """A segment file is rewritten without its dead frames when at least this share of the file is
     dead (at most 1).
     """
     rewrite_share_max: float = 0.25
@@ -79,8 +82,8 @@ class MessagesConfig(SettingsGroup):
     """
     node_port: int = 7400
     """First TCP port (1 to 65535) for `node_host`. The metadata store uses it; the nodes use the
-    next ones. The process of `indilog node` uses this port and, with keys, the next
-    one for calls that other machines forward.
+    next ones. The process of `indilog node` uses this port. With keys, it also uses the next port,
+    for calls that other machines forward.
     """
     node_keys: Path | None = None
     """Directory with the keys of this node, made by `indilog cluster init`. With it, TCP
@@ -140,9 +143,9 @@ class OrderingConfig(SettingsGroup):
     """The metalog: sequencers, and the ordering journals of storage nodes."""
 
     metalog_entries_kept: int = 16_384
-    """Smallest number of newest metalog entries that a sequencer keeps individually. It replaces
-    older entries by a base when every storage node has them in two checkpoints. A node that is
-    farther behind starts from the base.
+    """Smallest number of newest metalog entries that a sequencer keeps individually. When every
+    storage node has older entries in two checkpoints, the sequencer replaces them by a base. A node
+    that is farther behind starts from the base.
     """
     metalog_entries_in_flight_max: int = 512
     """Largest number of metalog entries in one message, of entries sent to a backup and not
@@ -158,12 +161,12 @@ class OrderingConfig(SettingsGroup):
     """
     storage_lost_s: float = 5.0
     """Seconds without a heartbeat after which a storage node counts as lost. If appends wait for
-    the lost node, `lost_storage_policy` says what happens. A cluster with one sequencer replaces
-    none.
+    the lost node, `lost_storage_policy` says what happens. A cluster with one sequencer does not
+    replace storage nodes.
     """
     storage_replaced_s: float = 60.0
     """Seconds without a heartbeat after which another storage node restores the copies of a lost
-    one, although no append waits for it.
+    storage node, even if no append waits for the lost one.
     """
     clock_gap_s_max: float = 30 * 86_400.0
     """Longest time in seconds, by the wall clock, between the last record and a start of the
@@ -297,7 +300,8 @@ class CellsConfig(SettingsGroup):
     """Bytes of the cells that may wait on a storage node; further ones are refused as retryable."""
     cell_timeout_s: float = 2.0
     """Seconds after which a request to a storage node fails. Appends and reads repeat it within
-    `append_timeout_s`. A compute node claims a log of kind owned if the owner is silent so long.
+    `append_timeout_s`. If the owner of a log of kind owned is silent so long, a compute node claims
+    the log.
     """
     cells_in_flight: int = 4
     """Cells that a compute node writes at once for one log. Appends that arrive meanwhile share
@@ -316,8 +320,8 @@ class CellsConfig(SettingsGroup):
     index.
     """
     cell_replace_after_s: float = 10.0
-    """Seconds after which another storage node replaces one that does not answer, in the logs of
-    kind order-first and owned.
+    """Seconds after which another storage node replaces a storage node that does not answer, in the
+    logs of kind order-first and owned.
     """
     order_first_logs_max: int = 100
     """Logs of kind order-first, and segments of this kind of switched logs. Each has an index of up
@@ -339,8 +343,8 @@ class TrimsConfig(SettingsGroup):
     """Tags that an index node sweeps per iteration of the event loop after a trim of a log.
     """
     log_floors_max: int = 100_000
-    """Trimmed logs whose floors a compute node keeps in memory, and as many trimmed tags. For
-    others it asks the index tier and storage.
+    """Trimmed logs whose floors a compute node keeps in memory, and as many trimmed tags. For other
+    logs and tags it asks the index tier and storage.
     """
     retention_interval_s: float = 60.0
     """Seconds between two rounds in which the platform trims logs by their retention policies."""
@@ -374,13 +378,14 @@ class IndexTierConfig(SettingsGroup):
     """
     index_snapshot_entries_min: int = 1_000_000
     """New entries after which an index node writes a snapshot. There must also be at least half as
-    many new entries as the previous snapshot has. If memory is short, it writes one earlier.
+    many new entries as the previous snapshot has. If memory is short, the node writes a snapshot
+    earlier.
     """
     index_snapshot_retry_s: float = 10.0
     """Seconds after which a failed write of a snapshot is retried."""
     index_forget_entries_min: int = 1024
     """Growth of its index, in entries, after which an index node asks storage which records are
-    trimmed. The index must also have grown by at least an eighth.
+    discarded. The index must also have grown by at least an eighth.
     """
 
 

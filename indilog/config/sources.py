@@ -1,4 +1,7 @@
-"""Reads a configuration from its sources (file, environment, command line), and checks it."""
+"""Reads a configuration from its sources (file, environment, command line), and checks it.
+
+`config_from` returns a `Config`: a `ClusterConfig` and a `NodeConfig`.
+"""
 
 from __future__ import annotations
 
