@@ -14,10 +14,10 @@ from indilog.wire.messages import MetalogWanted
 
 
 class CatchUp:
-    """Asks at once for each page of missing entries; asks again without an answer after a pause.
+    """Asks at once for each page of missing entries; without an answer, asks again after a pause.
 
     The pause doubles with each repetition (`Resend`). A catch-up ends when the reader has all
-    entries that an answer to it reported as committed (`MetalogReader.behind`).
+    entries that an answer of the primary reported as committed (`MetalogReader.behind`).
 
     Attributes:
         reader: checks received entries, and makes the requests to the primary.
@@ -30,7 +30,7 @@ class CatchUp:
         self._resend = resend
 
     def ask_at_once(self, now: Instant) -> MetalogWanted | None:
-        """Return a request for a gap that was not requested yet; None: there is no such gap."""
+        """Return a request for a gap that was not requested yet; None: no gap is unrequested."""
         if not self.reader.eager:
             return None
         self._resend.sent(now)
@@ -40,7 +40,7 @@ class CatchUp:
         """Return the request that is due now; None: none is.
 
         `waiting`: a caller needs a later position, whose entry may be in transit. The first request
-        for it is due after one pause, so that the entry can arrive unrequested.
+        for this entry is due after one pause, so that the entry can arrive unrequested.
         """
         reader, resend = self.reader, self._resend
         if reader.progressed:

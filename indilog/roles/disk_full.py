@@ -1,4 +1,7 @@
-"""Notifying other nodes while this node's disk is full (ARCHITECTURE 11, decision 0009)."""
+"""Notifies other nodes while this node's disk is full (ARCHITECTURE 11, decision 0009).
+
+Primaries and storage nodes send the notifications; compute nodes receive them.
+"""
 
 from __future__ import annotations
 

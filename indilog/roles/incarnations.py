@@ -3,7 +3,8 @@
 A process that restarts takes a greater epoch (`Received.incarnation`). Reports of its earlier
 incarnations may then be wrong, because the process may have lost its disk. The transport refuses
 frames of an incarnation older than the newest one that it received. A role whose decisions depend
-on reports checks the incarnation too, so that it is correct in any order of arrival.
+on reports checks the incarnation too, so that it is correct in any order of arrival. Sequencers use
+`Incarnations`.
 """
 
 from __future__ import annotations

@@ -73,11 +73,11 @@ class _Gathering:
 
 
 class IndexFeed:
-    """The positions of `positions` that are not before `position`, in order.
+    """The data of the metalog positions `positions`, from `position` on, in order.
 
-    Buffers at most `positions_max` positions that are not ready, and `bytes_max` bytes of them
-    besides the next position. Beyond these limits it drops the latest positions, and the owner of
-    the feed requests them again.
+    Buffers at most `positions_max` positions that are not ready. Their data may have at most
+    `bytes_max` bytes, not counting the next position. Beyond these limits the feed drops the latest
+    positions, and its owner requests them again.
     """
 
     def __init__(
@@ -121,7 +121,8 @@ class IndexFeed:
         """Add blocks; positions that were taken already or are not of this feed are skipped.
 
         If blocks of one position belong to different entries, the entry of the newer incarnation
-        has replaced the other one, and its block counts. `copy_of` is the one of `IndexData`.
+        has replaced the other one, and its block counts. `copy_of` is that of the message
+        (`IndexData`).
         """
         horizon = self.horizon
         for block in blocks:
@@ -166,8 +167,8 @@ class IndexFeed:
         self.position = block.position
 
     def _shed(self) -> None:
-        """Drop the latest positions, up to half of the bytes so that this is rare, but never the
-        next one.
+        """Drop the latest positions until half of the allowed bytes are left, so that this happens
+        rarely. The next position is never dropped.
         """
         for position in sorted(self._gathering, reverse=True):
             if self._held_bytes <= self._bytes_max // 2 or position == self.position:

@@ -1,4 +1,4 @@
-"""The primary, as one role knows it."""
+"""The primary, as one role knows it. Roles that send messages to the primary use it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Leadership:
     """The newest known term; before the first one, messages go to the first sequencer.
 
     Attributes:
-        term: its number; 0: none is known.
+        term: number of the term; 0: none is known.
         primary: the sequencer that leads it.
     """
 
@@ -25,8 +25,8 @@ class Leadership:
         """Note a term; return whether this role must resend all reports to its primary.
 
         It must if the term is newer than the known one. It also must if the primary itself
-        (`sender`) announces the term: a primary ignores reports that it got before it knew of its
-        term.
+        (`sender`) announces the term, because a primary ignores reports that arrived before it knew
+        its term.
         """
         if event.term < self.term or (event.term == self.term and sender != self.primary):
             return False

@@ -12,7 +12,7 @@ proposed that last one. The primary answers from the position up to which both c
 Entries of the copy after that position were replaced.
 
 Answers are matched with questions by a number. So a late or repeated answer, or entries that were
-sent unrequested, never end a catch-up.
+sent unrequested, never end a catch-up. `CatchUp` decides when the requests are sent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Taken(NamedTuple):
     Attributes:
         entries: the entries to apply now, in order; the reader counts them as applied.
         wrong_from: the caller first drops the entries from this position on; None: all are right.
-        restarted: it is the first message of a new incarnation of the primary.
+        restarted: whether it is the first message of a new incarnation of the primary.
         refused: why the message was ignored; None: it was not.
     """
 
@@ -107,8 +107,8 @@ class MetalogReader:
         return self.behind and self._eager and self.asked_from is None
 
     def wanted(self) -> MetalogWanted:
-        """Return a new question for what follows the last entry; answers to earlier ones no longer
-        count.
+        """Return a new question about the entries after the last one. From now on, answers to
+        earlier questions do not count.
         """
         self._request += 1
         self._eager = False
@@ -116,7 +116,8 @@ class MetalogReader:
         return MetalogWanted(self.asked_from, self.lineage.last, self._request)
 
     def begin_term(self, *, elsewhere: bool) -> None:
-        """Ask the primary of a new term to confirm the copy; `elsewhere`: it is another node.
+        """Ask the primary of a new term to confirm the copy. `elsewhere`: the primary is another
+        node.
 
         Incarnations of two nodes cannot be compared.
         """
@@ -130,7 +131,7 @@ class MetalogReader:
         so the message must be ignored.
 
         A new incarnation makes the copy unconfirmed and the committed end unknown. The very first
-        one does not: the reader asked at its start.
+        incarnation does not, because the reader asked at its start.
         """
         if incarnation == self._incarnation:
             return False
@@ -146,8 +147,8 @@ class MetalogReader:
     def refused_base(self, event: Received, message: MetalogBase) -> str | None:
         """Note that the requested entries are gone; return why the message was ignored, or None.
 
-        Missing entries are requested again after a pause: a reader that gets the history from
-        another node needs the entries after it.
+        Missing entries are requested again after a pause. A reader that gets the history from
+        another node needs the entries after the history.
         """
         if event.incarnation < self._incarnation:
             return "a base of an earlier incarnation of the primary"

@@ -1,5 +1,6 @@
-"""What a compute node asks other nodes about logs of other kinds than `shared`, as an interface:
-`LocalLogs` implements it, `indilog_compute.log_kinds` and `indilog_cells.opening` call it.
+"""The interface by which a compute node asks other nodes about logs of other kinds than `shared`.
+
+`LocalLogs` implements it. `indilog_compute.log_kinds` and `indilog_cells.opening` call it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from indilog.wire.cell_messages import CellAnswer, CellQuestion
 
 
 class NodeRequests(Protocol):
-    """Requests to other nodes. A log has a folder, which no other log has."""
+    """Requests to other nodes. `folder` identifies a log: no other log has the same folder."""
 
     async def ask_cells(self, node: NodeId, question: CellQuestion, /) -> CellAnswer:
         """Ask a storage node about write-once cells; return its answer.
@@ -26,8 +27,9 @@ class NodeRequests(Protocol):
     async def append_through(
         self, node: NodeId, folder: str, owner: str, content: bytes, /
     ) -> bytes:
-        """Let another compute node append a content to a log, in its tenure `owner`; return the
-        outcomes of the content's items as bytes (`indilog_cells.outcomes`).
+        """Let another compute node append `content` to a log, as the log's owner in the tenure
+        `owner`. Return the outcomes of the items in `content`, as bytes of
+        `indilog_cells.outcomes`.
 
         Raises:
             IndilogError: the outcomes are unknown.
@@ -43,4 +45,4 @@ class NodeRequests(Protocol):
         """
 
     def grew(self, folder: str, position: int, /) -> None:
-        """Tell the compute nodes that wait for it that a log has `position` cells."""
+        """Note that a log has `position` cells; answer the compute nodes whose waits this ends."""

@@ -7,8 +7,8 @@ arrived, calls `handle` once for the whole batch and performs the effects in ord
 **Durability.** A role emits `Persist` and acts on it after `Persisted`. `Persisted` may come before
 the sync, because a process is the unit of failure. It is enough that *nothing leaves the process*
 (messages to other processes, answers to callers) before everything persisted earlier is synced.
-Messages that promise nothing durable (`Message.promises`) may leave before, if no other role of the
-process persists. A failed sync ends the process.
+Messages that promise nothing durable (`WireMessage.promises`) may leave before, if no other role of
+the process persists. A failed sync ends the process.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class TermBegun(NamedTuple):
     """A term was given to a sequencer: it is the primary until a newer term begins.
 
     The metadata store assigns terms (`indilog.runtime.cluster.terms`). They grow, and no two
-    primaries share one. A process learns the newest one at its start, if there is one, and later
-    ones some time after they began. It may miss some of them.
+    primaries share one. A process learns the newest term at its start, if there is one. It learns
+    later terms some time after they began, and may miss some of them.
     """
 
     term: Epoch
@@ -112,8 +112,8 @@ class TermBegun(NamedTuple):
 class MembersWanted(NamedTuple):
     """The cluster should have these nodes; the primary proposes a view with them.
 
-    The metadata store keeps them. A process learns the newest ones at its start, and later ones
-    some time after they were set.
+    The metadata store keeps the wanted members. A process learns the newest ones at its start, and
+    later ones some time after they were set.
     """
 
     members: Members
@@ -201,8 +201,8 @@ Event: TypeAlias = (
 class Send(NamedTuple):
     """Send `message` to `to`. The message may be lost, repeated or late, but is never changed.
 
-    Not `urgent`: no caller waits for it. Within a process it may then wait for further messages, so
-    that its receiver handles them together.
+    Not `urgent`: no caller waits for the message. Within a process the message may then wait for
+    further ones, so that its receiver handles them together.
     """
 
     to: NodeId
@@ -281,7 +281,7 @@ class Answer(NamedTuple):
 class Discard(NamedTuple):
     """Free the space of a `RECORDS` frame that is never read again; recovery then finds `GONE`.
 
-    It happens after the next sync, because the reason for it may not be durable before.
+    The frame is freed after the next sync, because the reason for it may not be durable before.
 
     `elsewhere`: a later frame names another place of the records. The frame then stays as it is
     until its segment is rewritten, so recovery may or may not find it.
@@ -445,11 +445,11 @@ class Shrinks(Protocol):
     def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
         """Return the part of a batch that must stay: all of it, or a smaller batch with tombstones.
         None: only a note that these records are gone. `ELSEWHERE`: nothing, because a later frame
-            names the new place of the records; a replay without a checkpoint needs the batch for
-            that frame.
+        names the new place of the records. A replay without a checkpoint needs the batch for that
+        frame.
 
-        It changes nothing. The answer depends on frames persisted before, and is used only when
-        they are durable. `location` is the one by which the role knows the batch.
+        The method changes nothing. Its answer depends on frames persisted before, and is used only
+        when these frames are durable. `location` is the one by which the role knows the batch.
         """
 
 

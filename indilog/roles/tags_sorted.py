@@ -1,7 +1,8 @@
 """Index data by tag: many parts at once, sorted by numpy.
 
 Tags arrive in the order of their records; an index needs the records of each tag. After sorting,
-adding a tag takes one step, however many records have it.
+adding a tag takes one step, however many records have it. The local index of a compute node and the
+index of an index node use these rows.
 """
 
 from __future__ import annotations
