@@ -1,4 +1,4 @@
-"""Durations that a test lets pass at once."""
+"""Durations that a test lets pass at once, for `MemoryLogs.skip` and `Cluster.skip`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def seconds_of(days: float, hours: float, minutes: float, seconds: float) -> flo
     """Return a duration in seconds.
 
     Raises:
-        ValueError: it is negative or no number.
+        ValueError: the duration is negative or no number.
     """
     total = days * 86_400 + hours * 3600 + minutes * 60 + seconds
     if not 0 <= total < math.inf:

@@ -81,7 +81,8 @@ class Cluster(RemoteClient):
         `indilog.connect` does.
 
         The functions and services of an `App` run as they are in this process, so a test can
-        replace what they use. Those of a file are imported from a copy of its text.
+        replace what they use. Functions and services of a file are imported from a copy of its
+        text.
 
         Raises:
             DeployError: the code does not import, or the application has no functions.
@@ -156,8 +157,8 @@ class _InMemory:
 async def cluster(config: Config | None = None) -> AsyncIterator[Cluster]:
     """Run a platform for one test, with the functions that the test deploys.
 
-    Functions, services and schedules run on the event loop of the test. A function that blocks
-    the loop stops the whole platform, as does a breakpoint, without harm. `config` may change
+    Functions, services and schedules run on the event loop of the test. A function that blocks the
+    loop stops the whole platform. So does a breakpoint; neither does harm. `config` may change
     every setting except the number of workers, which is one. By default records are kept in memory
     only (`durability`), and a call may take an hour.
 

@@ -1,6 +1,7 @@
 """A context for functions and steps that are called directly: `context()` (docs/guides/testing.md).
 
 Logs are in memory. Calls of other functions go to fakes that the test gives, or to real functions.
+`FakedContext` is a `Context` over a fake `Caller`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from indilog.base.log import LogSource, Session
 from indilog.testing.memory_log import MemoryLogs
 
 Fakes: TypeAlias = Mapping[str | Callable[..., Any], Any]
-"""For each function (itself, or `"app.function"`): what a call of it runs or returns."""
+"""For each function (itself, or `"app.function"`): the fake that a call runs, or its result."""
 
 _PLAIN: Final = ResultType("a fake", Any)
 
@@ -216,9 +217,10 @@ def context(
     It becomes the current context of the running task, so libraries find it.
 
     A fake is a function of the arguments (sync or async), a value to return, or a decorated
-    function of an app. The latter runs on the same logs. A fake that raises an `IndilogError` plays
-    the platform: the caller gets that error. After any other exception the caller gets
-    `FunctionFailedError`, as on the platform. `send` runs nothing; it appends to `sent`.
+    function of an app. A decorated function runs on the same logs. A fake that raises an
+    `IndilogError` plays the platform: the caller gets that error. After any other exception the
+    caller gets `FunctionFailedError`, as on the platform. `send` runs nothing; it appends to
+    `sent`.
 
     Args:
         fakes: the functions that may be called or sent. A key that is a decorated function checks

@@ -5,10 +5,10 @@ See API.md, "Testing without a server".
 `MemoryLogs` is one logspace: as on the real platform, all logs share one dense total order, and no
 log shows another's records. It passes the same contract suite as the real log (`tests/contract`),
 with the same limits and error messages. No record is durable. Only reads with `wait` suspend, so
-other coroutines that use it run without an event loop.
+other coroutines that use a `MemoryLog` run without an event loop.
 
-It uses the text of logs and tags instead of hashes, so that a comparison with the real log also
-tests the hashing.
+`MemoryLogs` uses the text of logs and tags instead of hashes. So a comparison with the real log
+also tests the hashing.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A `SteppedLog` pauses before each call. `run_stepped` runs coroutines that await only such logs, and
 at each pause calls a function that chooses the coroutine to continue. `interleavings` tries all
 choices. So a test determines the order of events exactly, and a failure is reproduced by the same
-choices.
+choices. The tests of libraries use this module.
 """
 
 from __future__ import annotations

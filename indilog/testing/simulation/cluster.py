@@ -1,6 +1,7 @@
 """The simulated cluster: processes, the network between them, and callers.
 
-The package docstring lists the simulated and the real parts.
+The package docstring lists the simulated and the real parts. A `SimulatedCluster` creates a
+`World`, a `SimulatedNetwork`, and a `SimulatedProcess` with a `SimulatedDisk` for each process.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class SimulatedCluster:
 
     Args:
         seed: determines all random choices.
-        config: of the cluster; small files are quick files.
+        config: configuration of the cluster; by default with small files, so that a start is quick.
         arrangement: which nodes share a process; each in its own by default.
         lines: if a list, a line is added to it for each event.
     """
@@ -89,7 +90,9 @@ class SimulatedCluster:
         lines: list[str] | None = None,
         segment_bytes: int | None = None,
     ) -> None:
-        """`segment_bytes`: of the journals, smaller than a configuration may have them."""
+        """`segment_bytes`: size of the journals' segments, which may be below a configuration's
+        limit.
+        """
         self.world = World(seed)
         self.world.lines = lines
         self.config = config
@@ -113,7 +116,7 @@ class SimulatedCluster:
         with ExitStack() as stack:
             stack.enter_context(_quiet())
             stack.callback(sys.set_asyncgen_hooks, *sys.get_asyncgen_hooks())
-            # A generator of a process that ended does not clean up.
+            # A generator of a process that ended must not run its cleanup.
             sys.set_asyncgen_hooks(finalizer=lambda _: None)
             memory = _MEMORY if _MEMORY.is_dir() else None
             directory = tempfile.TemporaryDirectory(prefix="indilog-sim-", dir=memory)

@@ -1,4 +1,4 @@
-"""Simulated disks, on which a power loss loses the unsynced writes of a process, all or in part.
+"""Simulated disks. A power loss loses the unsynced writes of a process, all or in part.
 
 The files are real files in a directory in memory, so the journal's own code reads and writes them.
 `installed` replaces `os` in the modules of `indilog.runtime` that write files. The replacement
@@ -10,7 +10,7 @@ failed write-back is reported as in Linux, to one sync of each descriptor. Its p
 clean, so no later sync writes them.
 
 Names in a directory (create, rename, unlink) are durable at once, because the journal syncs them
-before it relies on them. Its file operations have separate tests.
+before it relies on them. The journal's file operations have separate tests.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class SimulatedDisk:
         self._files: dict[int, _File] = {}
         self._open: dict[int, int] = {}
         self._errors_reported: dict[int, int] = {}
-        """Failed write-backs that a descriptor has reported, or that happened before it was opened.
+        """Failed write-backs of its file that a descriptor has reported or that preceded its
+        opening.
         """
         self.full = False
         self.sync_fails = False
@@ -239,8 +240,9 @@ class SimulatedDisk:
         """Make the writes to a file durable.
 
         Raises:
-            OSError: `EIO` when a write-back has failed that this descriptor has not reported.
-            Killed: the process is killed before or after they are durable.
+            OSError: `EIO` if a write-back of the file has failed and this descriptor has not
+                reported it.
+            Killed: the process is killed before or after the writes are durable.
         """
         file = self._files[self._open[fd]]
         if self._is_killed():
@@ -270,7 +272,7 @@ class SimulatedDisk:
 
     @contextmanager
     def waited_for(self, fd: int) -> Generator[None]:
-        """Count a sync that a thread waits for inside the block."""
+        """Count the sync for which a thread waits inside the block."""
         inode = self._open[fd]
         self.syncing[inode] += 1
         try:
@@ -346,7 +348,7 @@ class DiskCalls:
         return os.pread(fd, length, offset)
 
     def fdatasync(self, fd: int) -> None:
-        """As `os.fdatasync`; takes time in a thread only, and writes halfway through."""
+        """As `os.fdatasync`. In a thread it takes time, and writes halfway through."""
         if (disk := self._of_fd(fd)) is None:
             return
         if (thread := current_thread()) is None:
@@ -396,7 +398,7 @@ class AtOnce:
 @contextmanager
 def installed() -> Generator[DiskCalls]:
     """Let the journal write to simulated disks, without further threads, inside the block."""
-    import indilog.runtime.journal.journal  # noqa: F401 so that it and what it uses are there
+    import indilog.runtime.journal.journal  # noqa: F401 to load the modules that are changed
 
     calls = DiskCalls()
     stand_ins: dict[object, object] = {os: calls, _pool(): AtOnce, threading: Threading()}

@@ -2,7 +2,8 @@
 
 It keeps one guarantee of a transport (`indilog.runtime.transport.transport`): it never changes a
 frame. Frames to one process keep their order, unless `reorder` is set. A frame that arrives while
-its receiver is down is lost; a frame that arrives after a restart is delivered.
+its receiver is down is lost; a frame that arrives after a restart is delivered. A process sends
+frames through a `SimulatedTransport`.
 """
 
 from __future__ import annotations

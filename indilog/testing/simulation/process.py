@@ -1,4 +1,8 @@
-"""One process: a shell with some roles, which may crash, pause, and restart."""
+"""One process: a shell with some roles, which may crash, pause, and restart.
+
+A process runs a real `NodeShell` and `Journal`, on a `ProcessLoop`, a `SimulatedDisk` and a
+`SimulatedTransport`. `SimulatedCluster` creates and starts processes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ _RESTART_S: Final = 0.1
 
 
 class WorldClock(Clock):
-    """The clock of a process: the world's, and its machine's wall clock at its start.
+    """The clock of a process: the world's time, plus the error of its machine's wall clock.
 
     Args:
         world: the source of time.
@@ -46,14 +50,14 @@ class Surroundings(Protocol):
     """The state that the processes of a cluster share.
 
     Attributes:
-        config: of all processes.
-        view: the first one.
+        config: the configuration of all processes.
+        view: the first view.
         stored_view: the view with which processes start.
         members: the nodes that the cluster is to have.
         world: the clock and the scheduler of all processes.
-        network: between them.
+        network: the network between the processes.
         processes: those that belong to the cluster; one that was removed does not start again.
-        segment_bytes: size of the segments of a journal that is used.
+        segment_bytes: size of a journal segment in a process that persists.
     """
 
     config: Config
@@ -66,7 +70,7 @@ class Surroundings(Protocol):
     segment_bytes: int
 
     term: TermBegun
-    """The newest one."""
+    """The newest term."""
 
     def next_epoch(self) -> int:
         """Return an epoch greater than all earlier ones."""
@@ -79,10 +83,10 @@ class SimulatedProcess:
     """A process and its disk. A new process is not running.
 
     Attributes:
-        nodes: the roles it has.
-        shell: of the running process; None while it is down.
-        loop: of the running process, or of the last run.
-        logs: of the engines of the running process.
+        nodes: the nodes whose roles the process runs.
+        shell: the shell of the running process; None: the process is down.
+        loop: the event loop of the running process, or of its last run.
+        logs: the logs of the engines of the running process.
         failures: errors that ended the process: a failed shell, or a refused start.
         replaced: whether another process replaces it, so that it is not restarted when it is down.
         wall_ahead_s: seconds by which its machine's wall clock is ahead; the clock is read at the
@@ -111,7 +115,7 @@ class SimulatedProcess:
         self.wall_ahead_s = 0.0
         self._had_journal = False
         self._lost = False
-        """Whether the journal was empty at the last start, and had been there before."""
+        """Whether the journal was empty at the last start, although it had existed before."""
         self._transport: SimulatedTransport | None = None
         self._chance = cluster.world.chance(f"ends of {name}")
 
@@ -196,7 +200,7 @@ class SimulatedProcess:
             self.loop.call_soon(self.shell.begin_term, self.cluster.term)
 
     def _journal_lost(self, journal: Journal) -> bool:
-        """The record of a journal in the metadata store.
+        """Tell whether the journal was lost, as its record in the metadata store would.
 
         See `indilog.runtime.cluster.data_directory`.
         """

@@ -3,6 +3,7 @@ scheduler waits.
 
 A thread yields (`sleep`) where the real one would wait for the disk. So the event loop of its
 process runs between the begin and the end of a sync, as on a real machine. A seed replays the run.
+`ProcessLoop.run_in_executor` creates the threads, and the simulated disk lets them sleep.
 """
 
 from __future__ import annotations

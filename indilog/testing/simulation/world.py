@@ -73,7 +73,7 @@ class World:
     """The clock, and all scheduled callbacks.
 
     Attributes:
-        now_s: the instant.
+        now_s: the current instant, in seconds since 1970.
         steps: how many callbacks have run; an earlier event has the smaller number.
         lines: if this is a list, a line is added to it for each event.
     """
@@ -160,7 +160,7 @@ class World:
         """Run callbacks until `done()`.
 
         Raises:
-            Stuck: it does not come true within the simulated seconds.
+            Stuck: `done()` does not become true within the simulated seconds.
         """
         end_s = self.now_s + within_s
         while not done():
