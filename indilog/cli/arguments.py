@@ -1,4 +1,7 @@
-"""Arguments of functions and queries on the command line."""
+"""Arguments of functions and queries on the command line.
+
+`indilog invoke` and `indilog runs` call `arguments_in`.
+"""
 
 from __future__ import annotations
 

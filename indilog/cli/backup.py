@@ -1,4 +1,7 @@
-"""The commands `indilog backup DATA DESTINATION`, `backup restore` and `backup verify`."""
+"""The commands `indilog backup DATA DESTINATION`, `backup restore` and `backup verify`.
+
+They call `indilog_pipeline.backup`, which reads and writes data directories.
+"""
 
 from __future__ import annotations
 

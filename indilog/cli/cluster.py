@@ -1,6 +1,9 @@
 """The commands `indilog cluster`. `init` and `key` make the keys of nodes. `status`, `nodes`,
 `shards` and `views` show a running cluster; `scale`, `drain`, `replace`, `finalize` and `rebalance`
 change it.
+
+`ClusterHealth` evaluates the status, `indilog.cli.cluster_scale` has the commands that change the
+cluster, and a `Gateway` sends the requests.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the status of a platform (`GET /status`) says of its cluster: nodes, shards, the view, and
-what is wrong.
+"""Evaluates the status of a platform (`GET /status`) for `indilog cluster`: nodes, shards, the
+view, and problems.
 
 A node is *silent* if its process has not published a status for 10 s. A storage node is *lost* if
 the primary gets no heartbeats from it (`storage_lost_s`); its process may still run.
@@ -17,13 +17,13 @@ from indilog.kernel.zones import shares_zones
 
 
 class NodeHealth(NamedTuple):
-    """One node; None: the status does not have the figure."""
+    """One node. A field is None if the status does not have its value."""
 
     node: str
     role: str
     state: Literal["running", "silent", "lost"]
     position: int | None
-    """Metalog entries that the node has applied; of a sequencer: those that are committed."""
+    """Number of metalog entries that the node has applied; of a sequencer: that are committed."""
     term: int | None
     records: int | None
     bytes: int | None
@@ -41,15 +41,15 @@ class ShardHealth:
     counting: list[str]
     """The replicas whose reports decide what is ordered."""
     further: list[str]
-    """Replicas that are kept until those that count have every record."""
+    """Replicas that are kept until the counting replicas have every record."""
     missing: dict[str, int]
-    """Records that are still to be copied, by replica that counts."""
+    """The number of records that each counting replica still lacks."""
     lost: list[str]
-    """Replicas that count, and are lost or silent."""
+    """The counting replicas that are lost or silent."""
     zones: list[str]
-    """The zone of each replica that counts; empty: there are no zones."""
+    """The zone of each counting replica; empty: there are no zones."""
     shares_zone: bool
-    """Whether the replicas that count share a zone although there are others."""
+    """Whether counting replicas share a zone although storage nodes of other zones exist."""
     finalized: bool
     """Whether it gets no further records."""
 
@@ -164,7 +164,7 @@ class ClusterHealth:
 
     @property
     def audit(self) -> list[str]:
-        """A sentence for each shard whose replicas share a zone although there are others."""
+        """A sentence for each shard whose replicas share a zone although other zones exist."""
         return [
             f"The replicas of shard {shard.shard} are in {_zones_counted(shard.zones)}, and "
             "there are storage nodes in other zones."

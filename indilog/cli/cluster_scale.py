@@ -1,5 +1,8 @@
 """The commands `indilog cluster scale`, `drain`, `replace`, `finalize` and `rebalance`: nodes join
 and leave a running cluster, and shards end or move.
+
+`indilog.cli.cluster` adds the commands to its group. Each command sends a request below `/cluster`
+to a `Gateway`, and by default waits until the cluster has changed.
 """
 
 from __future__ import annotations
@@ -158,7 +161,7 @@ def _conclude(gateway: Gateway, state: Mapping[str, Any], *, wait: bool, timeout
 def _await_reached(
     gateway: Gateway, state: Mapping[str, Any], *, wait: bool, timeout: float
 ) -> Mapping[str, Any]:
-    """Show what is missing until nothing is, if `wait`; return the newest state of the cluster."""
+    """If `wait`, show what is missing until nothing is. Return the newest state of the cluster."""
     deadline = time.monotonic() + timeout
     shown: list[str] = []
     while not state["reached"] and wait:

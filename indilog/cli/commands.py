@@ -1,5 +1,5 @@
-"""The commands `up`, `deploy`, `undeploy`, `invoke`, `apps`, `status`; `log`, `invocation`, `runs`,
-`cluster`, `backup` and those of the pipeline have modules of their own.
+"""The commands `up`, `node`, `down`, `token`, `open`, `deploy`, `undeploy`, `invoke`, `apps` and
+`status`. The other commands have modules of their own, and are added to the group here.
 """
 
 from __future__ import annotations

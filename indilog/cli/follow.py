@@ -1,7 +1,7 @@
 """Follows a log for the command line: prints records as they arrive, over server-sent events.
 
 If the platform becomes unreachable, the command waits for it and continues at the next seqnum. So
-no record is missed or printed twice.
+no record is missed or printed twice. `indilog log read` and `indilog log tail` call `follow`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Sends requests of commands to a gateway, and reports its errors in one sentence."""
+"""Sends requests of commands to a gateway, and reports its errors in one sentence.
+
+Every command that calls a gateway uses a `Gateway`. `indilog.link.access` finds the gateway's
+address and token.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ class Gateway:
     """Sends the requests of one command to a gateway.
 
     Attributes:
-        explain: adds to the sentence of a refused request what only the command knows.
+        explain: completes the sentence of a refused request with facts that only the command knows.
     """
 
     def __init__(self, url: str) -> None:
@@ -74,7 +78,7 @@ class Gateway:
         return self._value("GET", path, query=query)
 
     def get_with(self, field: str, path: str) -> dict[str, Any]:
-        """Return the JSON object at `path`; if it has no such field, another program answers."""
+        """Return the JSON object at `path`. Stop if it lacks `field`: another program answers."""
         answer = self.get(path)
         if not (isinstance(answer, dict) and field in answer):
             self._is_another_server()

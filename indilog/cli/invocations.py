@@ -1,4 +1,7 @@
-"""The commands `indilog invocation list`, `show`, `cancel`, `held` and `release`."""
+"""The commands `indilog invocation list`, `show`, `cancel`, `held` and `release`.
+
+They send requests below `/invocations` to a `Gateway`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The commands `indilog log`: create, switch, list, append, read, range, tail, trim, retention."""
+"""The commands `indilog log`: create, switch, list, append, read, range, tail, trim, retention.
+
+They send requests below `/logs` to a `Gateway`. `indilog.cli.follow` prints records as they arrive.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The command `indilog mirror SOURCE TARGET --log LOG`: copies a log to another platform."""
+"""The command `indilog mirror SOURCE TARGET --log LOG`: copies a log to another platform.
+
+`LogMirror` copies the records. This module connects both platforms, repeats after transient errors,
+and prints the progress.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Reports wrong arguments of a command in one sentence, with exit code 2 (API.md, "Command line").
 By default, the framework prints a box of several lines.
+
+`indilog` and `./start` are commands of these classes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The commands of the pipeline, which read whole logs: `analyse`, `export`."""
+"""The commands of the pipeline, which read whole logs: `analyse`, `export`.
+
+They call `indilog_pipeline.analytics` and `indilog_pipeline.export`.
+"""
 
 from __future__ import annotations
 
@@ -131,5 +134,5 @@ def export(
 
 
 def path_and_url(where: str) -> tuple[str, str]:
-    """Return a data directory and a URL, of which one is empty."""
+    """Return the data directory, or the URL, that `where` names; the other text is empty."""
     return ("", where) if re.match("https?://", where) else (where, "")

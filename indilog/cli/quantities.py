@@ -1,4 +1,7 @@
-"""Parses quantities of the command line: `7d`, `1h30m`, `10GiB`."""
+"""Parses quantities of the command line: `7d`, `1h30m`, `10GiB`.
+
+The commands `invocation`, `log` and `runs` use these functions.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The command `rebuild-index`, which works on a data directory without the platform
 (docs/decisions/0035 and 0041).
+
+`indilog_pipeline.rebuild` does the work. This module checks the options and prints the results.
 """
 
 from __future__ import annotations

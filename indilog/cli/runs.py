@@ -1,4 +1,7 @@
-"""The commands `indilog runs`: start, see and steer workflow runs."""
+"""The commands `indilog runs`: start, see and steer workflow runs.
+
+They send requests below `/runs` to a `Gateway`. The answers have the forms of `indilog.sdk.runs`.
+"""
 
 from __future__ import annotations
 
@@ -334,7 +337,7 @@ class _Listing:
         self._filters = filters
 
     def first(self, limit: int) -> Iterator[dict[str, Any]]:
-        """Yield the first runs; `page` then says where the others are."""
+        """Yield the first `limit` runs; `page` then says where the list continues."""
         for _ in range(_EMPTY_PAGES_MAX):
             size = min(limit, RUNS_MAX)
             answer = self._gateway.get("/runs", **self._filters, limit=size, page=self.page)
@@ -450,7 +453,7 @@ def _print_run(found: Mapping[str, Any]) -> None:
 
 
 def _round(found: Mapping[str, Any]) -> str | None:
-    """Return which round of a run is shown; None: the run has one, or its worker says nothing."""
+    """Return which round of a run is shown; None: the run has one round, or reports none."""
     predecessor, successor = found.get("predecessor"), found.get("successor")
     texts = [str(found.get("round", 1))]
     if predecessor is not None:
@@ -461,7 +464,7 @@ def _round(found: Mapping[str, Any]) -> str | None:
 
 
 def _version(found: Mapping[str, Any]) -> str | None:
-    """Return with which deployment's code a run continues; None: it is not known."""
+    """Return the deployment whose code a run uses, as text; None: it is not known."""
     version, moved = found["run"].get("version"), found.get("moved")
     if version is None:
         return None
@@ -501,5 +504,5 @@ def _value(value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text whose characters a terminal shows and does not obey."""
+    """Return a text without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,4 +1,7 @@
-"""The commands `indilog schedules`: see, pause and backfill schedules of workflows."""
+"""The commands `indilog schedules`: see, pause and backfill schedules of workflows.
+
+They call the operations `schedules.*` of an application through a `Gateway`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The output of commands: tables by Rich for people, JSON for programs."""
+"""The output of commands: tables by Rich for people, JSON for programs.
+
+All commands print with these functions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parses times of the command line: `10m`, `1h30m`, `2026-11-21T18:00`."""
+"""Parses times of the command line: `10m`, `1h30m`, `2026-11-21T18:00`.
+
+`indilog log read --since` calls `seconds_of`.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """The program that `./start` runs after packages are installed. It starts a platform, runs the
 demos of the applications, then prints commands to try.
 
-The platform is a separate process, started by `indilog up`, and so is each demo. So the user sees
-the same output as from these commands. The platform's log lines go to a file, so that they do not
-disturb the progress bars. A socket pair connects the platform to this process, so the platform
-stops when this process ends, even by `kill -9`.
+The platform and each demo are separate processes, started by the same commands that a user would
+give. So the user sees the output of these commands. The platform's log lines go to a file, so that
+they do not disturb the progress bars. A socket pair connects the platform to this process, so the
+platform stops when this process ends, even by `kill -9`. Benchmarks start platforms with the same
+functions.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class PlatformLog:
 
     Args:
         data: data directory, which has the log file.
-        node: its size limit (`log_bytes_max`) and the number of kept files; None: the defaults.
+        node: settings with the size limit of the file (`log_bytes_max`) and the number of kept
+            files; None: the defaults.
 
     Raises:
         StartError: the directory cannot be used, or another `./start` uses it.
@@ -265,7 +267,7 @@ def demonstrate(url: str, seconds: float, inputs: Mapping[str, Sequence[str]]) -
     """Deploy each application and run its demo; `inputs` has further options by application.
 
     Raises:
-        StartError: one of them failed.
+        StartError: a deployment or a demo failed.
     """
     for app in APPLICATIONS:
         run_step(f"Deploying {app}", "indilog", "deploy", f"functions/{app}", "--url", url)
@@ -279,7 +281,7 @@ def inputs_of(graph: Path | None, travel_data: Path | None) -> dict[str, Sequenc
     The files are checked before anything is started, so that a mistake is reported at once.
 
     Raises:
-        StartError: the demo cannot read it; the cause was printed.
+        StartError: a demo cannot read its file; the cause was printed.
     """
     inputs: dict[str, Sequence[str]] = {}
     if graph is not None:
