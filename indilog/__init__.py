@@ -4,8 +4,8 @@ A program starts an embedded platform in its own process (`open`) or connects to
 (`connect`, and `reach` finds its address and token). Both return a `Client`. A function of an `App`
 gets a `Context`.
 
-`indilog.scalog` offers the calls of the Scalog paper, `indilog.testing` an in-memory log for tests,
-and `indilog.sdk` what libraries on the log need. All other packages are internal.
+`indilog.scalog` offers the calls of the Scalog paper. `indilog.testing` offers an in-memory log for
+tests. `indilog.sdk` offers names for authors of libraries. All other packages are internal.
 """
 
 from typing import TYPE_CHECKING

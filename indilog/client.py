@@ -1,6 +1,7 @@
 """`indilog.open` runs the platform inside a program, and returns a `Client`.
 
-`indilog.connect` returns the same interface to a running platform, over a socket.
+`indilog.connect` returns the same interface to a running platform, over a socket. Both kinds of
+clients have the methods of `Runs` (`indilog.runs`).
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ class LogCatalog(Protocol):
         """Create a log."""
 
     async def switch(self, name: str, kind: str) -> LogInfo:
-        """Continue a log as one of another kind."""
+        """Switch a log to another kind."""
 
     async def created(self) -> list[LogInfo]:
         """Return the created logs, by name."""
 
 
 class Client(Runs[App]):
-    """A session of a program with the platform, which gives access to logs, and to the runs of
-    workflows that this program defines.
+    """A program's session with the platform. It gives access to logs, and to the runs of workflows
+    that this program defines.
     """
 
     def __init__(self, logs: LogSource, kinds: LogCatalog | None = None) -> None:
@@ -70,9 +71,9 @@ class Client(Runs[App]):
         return await self._catalog().create(name, kind)
 
     async def switch_log(self, name: str, kind: LogKind) -> LogInfo:
-        """Continue a log as one of another kind ([kinds](../KINDS.md)), while it is used: appends,
-        reads and subscriptions continue, and seqnums continue in order. A log that already has this
-        kind does not change.
+        """Switch a log to another kind ([kinds](../KINDS.md)) while the log is used. Appends, reads
+        and subscriptions continue, and seqnums continue in order. A log that already has this kind
+        does not change.
 
         Raises:
             InvalidTagError: no log can have that name.
@@ -102,7 +103,7 @@ class Client(Runs[App]):
     # --- workflow runs
 
     def run(self, app: App, id: str) -> Run:  # noqa: A002
-        """Return a handle on a run of an application of this program, which need not exist."""
+        """Return a handle on a run of an application of this program. The run need not exist."""
         return Run(partial(self._operate, app), self.log, app.name, id)
 
     async def _list(self, app: App | None, filters: dict[str, object], page: str | None) -> RunList:

@@ -1,8 +1,10 @@
 """Copies a log to another platform, exactly once (docs/decisions/0083).
 
-A mirror appends copied records, and a mark with the position in the source, as one batch to the
-target, on the condition that no other mark was appended. So the marks say at any time which records
-are in the target. After a crash, or if a second mirror runs, a mirror continues at the last mark.
+A mirror appends copied records to the target in batches. Each batch ends with a mark, which states
+the position in the source. The target takes a batch only if no mark was appended after the last one
+that the mirror knows. So the marks say at any time which records are in the target. After a crash,
+or if a second mirror runs, a mirror continues at the last mark. The command `indilog mirror` runs a
+`LogMirror`.
 """
 
 from __future__ import annotations
@@ -99,8 +101,8 @@ class LogMirror:
             TrimmedError: records were trimmed in the source before they were copied.
             DataLossError: a record of the source is lost.
             ConfigError: the target is the mirror of another log.
-            IndilogError: retryable: call again to continue. Errors are those of `Log.append_batch`
-                and `Log.read_range`.
+            IndilogError: as for `Log.append_batch` and `Log.read_range`; if it is retryable, call
+                again to continue.
         """
         await self._source.tail()  # the session then sees all records that were appended before
         await self._read_mark()
@@ -161,8 +163,8 @@ class LogMirror:
         return await self._read_page(wait=wait)
 
     async def _copy(self, page: list[Record]) -> int:
-        """Append the first records of `page`, or continue after those of another mirror; return how
-        many records of the page are in the target now.
+        """Append the first records of `page`, or skip those that another mirror appended; return
+        how many records of the page are in the target now.
         """
         count, size = 0, 0
         while count < min(len(page), self._batch_records_max) and (
@@ -211,5 +213,5 @@ class LogMirror:
 
 
 def _is_mark(record: Record) -> bool:
-    """Return whether a record of the source is a mark, because the source is a mirror itself."""
+    """Return whether a record of the source is a mark: the source may be a mirror itself."""
     return MARK_TAG in record.tags and _FORMAT.decoded(record.data, _decode_mark) is not None

@@ -1,4 +1,7 @@
-"""`python -m indilog.node` runs one node of a cluster in its own process."""
+"""`python -m indilog.node` runs one node of a cluster in its own process.
+
+The supervisor of `indilog up --processes` starts such processes.
+"""
 
 from indilog.base.slim_imports import import_structlog
 

@@ -290,7 +290,7 @@ class RemoteClient(Runs[str]):
         return msgspec.json.decode(text, type=LogInfo)
 
     async def switch_log(self, name: str, kind: LogKind) -> LogInfo:
-        """Continue a log as one of another kind; see `indilog.Client.switch_log`."""
+        """Switch a log to another kind; see `indilog.Client.switch_log`."""
         path = f"/logs/{quote(check_log_name(name), safe='').replace('.', '%2E')}/switch"
         text = await self._requests.send("POST", path, body={"kind": check_kind(kind)})
         return msgspec.json.decode(text, type=LogInfo)
@@ -396,7 +396,7 @@ class RemoteClient(Runs[str]):
     # --- workflow runs
 
     def run(self, app: str, id: str) -> Run:  # noqa: A002
-        """Return a handle on a run of an application, which need not exist."""
+        """Return a handle on a run of an application. The run need not exist."""
         return Run(partial(self._operate, app), self.log, app, id)
 
     async def _operate(self, app: str, operation: str, arguments: Mapping[str, object]) -> bytes:

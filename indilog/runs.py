@@ -5,8 +5,8 @@
         details = await run.show()
         await run.fork(details.steps[-1].number)
 
-The clients of `indilog.connect` and `indilog.open` have these methods. They do not depend on the
-library of the workflows (`indilog.sdk.runs`).
+The clients of `indilog.connect` and `indilog.open` have these methods. The methods call operations
+of the application (`indilog.sdk.runs`), so they do not depend on the library of the workflows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Operate: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[bytes]]
 
 
 class Run:
-    """A handle on one run. It reads everything anew.
+    """A handle on one run. Each call reads the run anew.
 
     Args:
         operate: runs an operation of the application with these arguments; returns the JSON text
@@ -123,11 +123,11 @@ class Run:
                 await self._log(found.log).read_next(found.tag, found.next, wait=left)
 
     async def cancel(self) -> None:
-        """Cancel the run: its next operation raises `Cancelled` in it. Repeating it is harmless.
+        """Cancel the run: its next operation raises `Cancelled`. Repeating the call is harmless.
 
         Raises:
             NotFoundError: there is no such run.
-            WrongStateError: it has ended.
+            WrongStateError: the run has ended.
         """
         await self._act("cancel")
 
@@ -136,7 +136,7 @@ class Run:
 
         Raises:
             NotFoundError: there is no such run.
-            WrongStateError: it is not parked.
+            WrongStateError: the run is not parked.
         """
         await self._act("retry")
 
@@ -148,7 +148,7 @@ class Run:
 
         Raises:
             NotFoundError: there is no such run.
-            InvalidArgumentsError: it has decided no such step.
+            InvalidArgumentsError: the run has decided no such step.
             OutcomeUnknownError: the new run may have started; `runs` shows it.
         """
         new = msgspec.json.decode(await self._act("fork", step=step), type=dict[str, str])
@@ -164,7 +164,7 @@ class Run:
 
         Raises:
             NotFoundError: there is no such run.
-            WrongStateError: it has ended, or that code does not continue its history.
+            WrongStateError: the run has ended, or the code does not continue its history.
             InvalidArgumentsError: there is no such code, or the run would not stay with it.
         """
         given = {} if version is None else {"version": version}
@@ -176,11 +176,11 @@ class Run:
         Args:
             name: name of the signal.
             value: any value that has a JSON form.
-            key: of several signals to a run with one key, only the first takes effect.
+            key: if several signals to the run have the same key, only the first takes effect.
 
         Raises:
             NotFoundError: there is no such run.
-            WrongStateError: it has ended.
+            WrongStateError: the run has ended.
         """
         more = {"key": key} if key is not None else {}
         await self._act("signal", name=name, value=value, **more)
@@ -195,7 +195,7 @@ class Run:
             arguments: arguments of the query.
 
         Raises:
-            NotFoundError: there is no such run, no such query and no such value.
+            NotFoundError: there is no such run, or neither a query nor a value with this name.
             InvalidArgumentsError: the arguments do not fit the query.
             WrongStateError: the query raised, its time was up, or the deployed code does not match
                 the run.
@@ -290,17 +290,18 @@ class Runs(abc.ABC, Generic[_AppT]):
         limit: int = 100,
         page: str | None = None,
     ) -> RunList:
-        """Return workflow runs, newest first: by their starts; with an ended `state`, by ends.
+        """Return workflow runs, newest first. They are ordered by their starts, or by their ends if
+        `state` is an ended one.
 
         Args:
             app: only runs of this application; None: of all, at a running platform.
             workflow: only runs of this workflow.
             state: only runs in this state: `running`, `parked`, `done`, `failed`, `cancelled`.
             id_prefix: only runs whose id begins with this.
-            older_s: only runs that began so many seconds ago, or earlier; with an ended `state`,
-                that ended so.
-            newer_s: only runs that began (ended) at most so many seconds ago.
-            version: only runs that continue (ended) with the code of this deployment.
+            older_s: only runs that began at least so many seconds ago; if `state` is an ended one,
+                runs that ended so long ago.
+            newer_s: only runs that began (or ended, as for `older_s`) at most so many seconds ago.
+            version: only runs that continue with the code of this deployment, or ended with it.
             limit: largest number of runs (1 to 1,000).
             page: `next` of the page before.
 
@@ -407,7 +408,7 @@ class Runs(abc.ABC, Generic[_AppT]):
 
     @abc.abstractmethod
     def run(self, app: _AppT, id: str) -> Run:  # noqa: A002
-        """Return a handle on a run, which need not exist."""
+        """Return a handle on a run. The run need not exist."""
 
     @abc.abstractmethod
     async def _list(

@@ -23,9 +23,9 @@ from indilog.base.ids import SeqNum, ShardId, UserTag
 from indilog.base.log import Log, Logs, PlacedSpan, Record
 
 Policy: TypeAlias = Callable[[bytes, Sequence[UserTag], Sequence[ShardId]], ShardId]
-"""Returns the shard of a record: one of the live shards, which are ascending and at least one.
+"""Returns the shard of a record: one of the live shards.
 
-Arguments: the data of the record, its tags, and the live shards.
+Arguments: the data of the record, its tags, and the live shards (at least one, ascending).
 """
 
 
@@ -78,8 +78,8 @@ class ScalogLog:
 
     Args:
         name: the log.
-        clients: at least one. Each is connected to another compute node; of two at one node, the
-            last is used for appends.
+        clients: at least one client, each connected to a different compute node. If two are
+            connected to one node, appends use the later one.
 
     Raises:
         ValueError: there is no client, or one that is no client of a platform.
@@ -91,15 +91,15 @@ class ScalogLog:
             raise ValueError("A ScalogLog needs clients of indilog.open or indilog.connect.")
         self._policy: Policy = at_random
         self._by_shard: dict[ShardId, Log] = {}
-        """By live shard, the log that appends to it; empty: the live shards are not known."""
+        """The log that appends to each live shard; empty: the live shards are not known."""
 
     def set_shard_policy(self, policy: Policy) -> None:
         """Let `policy` choose the shard of each later record (`setShardPolicy`)."""
         self._policy = policy
 
     async def live_shards(self) -> tuple[ShardId, ...]:
-        """Return the shards to which records can be appended now, ascending. This asks all clients;
-        appends use the result until an append finds that it has changed.
+        """Return the shards to which records can be appended now, ascending. This asks all clients.
+        Appends use the result until an append finds that the live shards have changed.
         """
         found: dict[ShardId, Log] = {}
         for log in self._logs:
@@ -120,11 +120,11 @@ class ScalogLog:
         return (await self._append(data, tuple(tags)))[0]
 
     async def append_to_shard(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> PlacedRecord:
-        """As `append`, but also return the shard that stores the record (`appendToShard`).
+        """Append a record as `append` does; also return the shard that stores it (`appendToShard`).
 
         If the chosen shard is finalized meanwhile, its compute node continues on a new shard, and
-        the record is there. If the compute node has left, another shard is chosen, at most once for
-        each client.
+        stores the record there. If the compute node has left, another shard is chosen, at most once
+        for each client.
 
         Raises:
             NotReadyError: no client's compute node has a shard now; nothing was appended.
@@ -164,12 +164,12 @@ class ScalogLog:
         return shard
 
     async def read_record(self, seqnum: SeqNum, shard: ShardId) -> Record | None:
-        """Return the record at `seqnum` of this log, which `shard` stores; None: it proves that
-        there is no such record (`readRecord`).
+        """Return the record at `seqnum` of this log, which `shard` stores. None proves that there
+        is no such record (`readRecord`).
 
         The compute node that writes the shard is asked, because it may have the record in memory.
-        If no client is connected to it, any other one is asked. So a wrong shard costs time only.
-        The read sees every record that was acknowledged before it was called.
+        If no client is connected to this node, another node is asked. So a wrong shard only costs
+        time. The read sees every record that was acknowledged before it was called.
 
         Raises:
             TrimmedError, DataLossError and others: as `Log.read`.
