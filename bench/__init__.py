@@ -1,4 +1,4 @@
-"""Benchmarks: one file per experiment, all on `bench.support.harness`. Run as `python -m
+"""Benchmarks, one file per experiment. All use `bench.support.harness`. Run one with `python -m
 bench.log_append`.
 
 Every benchmark prints the machine, the commit and the configuration. It runs all sides interleaved

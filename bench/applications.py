@@ -2,7 +2,7 @@
 rounds, and checks the log at the end. A table shows the paper's figures beside ours.
 
 The platform is a separate process (`bench.support.deployment`); this process has the clients, one
-HTTP connection each.
+HTTP connection each. `bench.social`, `bench.travel` and `bench.media` use this module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Step(NamedTuple):
     """One way to load an application.
 
     Attributes:
-        name: in the table.
+        name: the name of its row in the table.
         clients: number of clients.
         rate: requests per second of all clients together; None: closed loops.
         paper: figures of a paper by column; the column "load" names the paper.
@@ -161,14 +161,16 @@ def _show(
 
 
 def _percentile(runs: Sequence[LoadRun], percent: float, function: str | None = None) -> str:
-    """Return the median over the runs of a latency: of one function, or of all requests."""
+    """Return a percentile of the latencies of one function, or of all requests, as the median over
+    the runs.
+    """
     tallies = [run.all if function is None else run.tallies[function] for run in runs]
     answered = [tally.percentile_s(percent) for tally in tallies if tally.latencies_s]
     return latency(median(answered)) if answered else "-"
 
 
 def _conflicts(measured: Sequence[MeasuredStep], replay: TraceReplay) -> float:
-    """Return the share of the application's records without effect, because of a conflict."""
+    """Return the share of the application's records that had no effect because of a conflict."""
     appends = sum(one.after.tail - one.before.tail for one in measured)
     lost = sum(
         one.before.tail <= seqnum < one.after.tail

@@ -8,7 +8,7 @@ the index tier, because the local index cannot know that no earlier record exist
 
 Three sides: IndiLog (its local index knows the tags), IndiLog without a local index (the index tier
 finds every record), and NATS JetStream. The figure is the ratio of the latency with many tags to
-that with few, taken within a round. IndiLog's claim is that it is at most 1.3.
+the latency with few tags, taken within a round. IndiLog claims that this ratio is at most 1.3.
 
     python -m bench.filters [--seconds 1] [--rounds 3] [--callers 1 64] [--records 200000]
                             [--tags 1000 100000] [--sides indilog jetstream ...]

@@ -95,7 +95,7 @@ async def compare(asked: argparse.Namespace) -> tuple[Found, dict[str, str]]:
         for name in order:
             try:
                 rounds, versions[name] = await one_round(SIDES[name], asked)
-            except (MissingError, SystemExit) as error:  # the latter of a server that cannot run
+            except (MissingError, SystemExit) as error:  # SystemExit: a server cannot run
                 versions[name] = f"not measured: {error}"[:_SAID_CHARS]
                 continue
             for cell, one in rounds.items():
@@ -108,7 +108,7 @@ def row_of(
     side: str, operation: str, found: Mapping[Cell, Rounds], callers: Sequence[int]
 ) -> list[str]:
     """Return a side's medians for an operation, and their ratios to the base in the same rounds.
-    They are the latency of one caller, and the throughput of many.
+    For one caller, the figure is the latency; for several, it is the throughput.
     """
     row = []
     for count in callers:

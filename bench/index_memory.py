@@ -101,7 +101,7 @@ class Local:
             self._read_head(tags[place], first + place)
 
     def _read_head(self, tag: int, seqnum: int) -> None:
-        """Read the first record with a tag; on a miss, answer for the index tier."""
+        """Read the first record with a tag; on a miss, supply the answer of the index tier."""
         self.reads += 1
         match self.index.find_next(tag, 0):
             case Found(seqnum=found):

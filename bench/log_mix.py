@@ -65,7 +65,7 @@ WORKLOADS = {
     "one-tag": Workload(100, tag_append=(0, 0, 100), tag_read=(100, 0, 0, 0, 0)),
 }
 RATIOS = {"1:1": 1 / 2, "19:1": 19 / 20, "1:19": 1 / 20}
-"""By append:read ratio, the share of appends."""
+"""The share of appends, by append:read ratio."""
 SEQ_READS = ("own", "popular", "suffix", "head", "tail")
 TAG_READS = ("direct", "left", "right", "head", "tail")
 

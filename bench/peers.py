@@ -11,9 +11,9 @@ them.
 Redis has three clients. The base of the ratios is redis-py's asyncio client with hiredis, as in its
 documentation. The others are the same client with the fastest settings that were found, and
 valkey-glide. IndiLog has four shapes. Three have R = 1. One is embedded in the only client process.
-In another, the client processes are compute nodes of a cluster with 3 sequencers. In the last,
-clients use an embedded platform over the network, as with the other systems. One has R = 3, ack
-quorum 2 and 3 sequencers: the client processes are processes of `indilog up --nodes 3`.
+In another, the client processes are compute nodes of a cluster with 3 sequencers. In the third,
+clients use an embedded platform over the network, as with the other systems. The fourth shape has
+R = 3, ack quorum 2 and 3 sequencers: the client processes are processes of `indilog up --nodes 3`.
 
     python -m bench.peers [--seconds 1] [--rounds 5] [--callers 1 64 256] [--clients 1 2]
                           [--sides "PostgreSQL" "indilog, embedded" ...] [--operations append ...]
@@ -70,7 +70,7 @@ COLUMNS: Final = (
     "acknowledged when",
 )  # fmt: skip
 Found: TypeAlias = dict[str, Rounds]
-"""By operation, the rounds of each side."""
+"""For each operation, the rounds of each side."""
 
 
 # --- sides

@@ -1,4 +1,7 @@
-"""Profiles a process: py-spy samples it from outside while a benchmark runs."""
+"""Profiles a process: py-spy samples it from outside while a benchmark runs.
+
+Benchmarks call `profiled`, which does nothing without their option `--profile`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ _SAMPLES_PER_S = 250
 
 @contextmanager
 def profiled(*, wanted: bool, pid: int | None = None) -> Iterator[None]:
-    """Sample a process (this one) while the block runs, then print its functions by own time."""
+    """Sample the process `pid` (None: this one) during the block, then list its functions by own
+    time.
+    """
     if not wanted:
         yield
         return

@@ -4,9 +4,9 @@ deliveries.
 Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
 shards as consumers, or `--shards`. Then the producers stop and the consumers empty the queue. The
 check uses the messages that consumers received. Each message must be acknowledged exactly once, and
-the first deliveries of each shard must be in the order of its pushes. Records a message are those
-of the log, with pushes, claims, acknowledgements and checkpoints. Before that, round trips are
-measured: one push, pop and acknowledgement after the other, by 1 and 64 callers.
+the first deliveries of each shard must be in the order of its pushes. The records per message
+include pushes, claims, acknowledgements and checkpoints. At the beginning, round trips are
+measured: 1 and 64 callers push, pop and acknowledge one message after the other.
 
     python -m bench.queue [--seconds 2] [--rounds 3] [--pairs 64/64] [--shards 4] [--processes]
 """
@@ -111,7 +111,7 @@ async def one_round(
 
 
 async def round_trips(asked: argparse.Namespace, report: Report) -> None:
-    """Measure push, pop and acknowledge by one caller after the other."""
+    """Measure round trips of push, pop and acknowledgement, for each number of callers."""
     table = table_of("push, pop, acknowledge", "callers", "round trips/s", "p50", "p99", "CPU")
     for callers in ROUND_TRIP_CALLERS:
         with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:

@@ -106,7 +106,7 @@ class SideMeasurements(NamedTuple):
         return self.tier[kind] / max(self.reads, 1)
 
     def median_latency(self, *, exact: bool) -> str:
-        """Return the median of the reads that find their bound itself, or of the others."""
+        """Return the median latency of the reads that find their bound itself, or of the others."""
         values = [
             value
             for kind, latencies in self.latencies_s.items()

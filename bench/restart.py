@@ -1,15 +1,16 @@
 """Measures how long a start takes, by how the log was written (decision 0028).
 
-A data directory is filled as by two callers that append single records or batches. The real storage
-node, sequencer, index node and journal run in this process, iteration by iteration, without waiting
-for syncs, engines or sockets. Then another process opens the directory. It is timed from its start
-to the first record read: wall-clock and processor seconds, including imports. With `--killed` the
-filling ends without a checkpoint, so that the start must replay the frames after the last one.
+Two simulated callers fill a data directory with single records or batches. The real storage node,
+sequencer, index node and journal run in this process, iteration by iteration, without waiting for
+syncs, engines or sockets. Then another process opens the directory. It is timed from its start to
+the first record read: wall-clock and processor seconds, including imports. With `--killed` the
+filling ends without a checkpoint, so that the start must replay the frames after the last
+checkpoint.
 
     python -m bench.restart [--records 1000000] [--batch 1] [--killed] [--opens 3] [--keep DIR]
 
-`bytes` are those of the journal (without prepared zeros), of checkpoints and of index snapshots,
-for each record of 100 bytes.
+`bytes_per_record` has the bytes of the journal (without prepared zeros), of checkpoints and of
+index snapshots, divided by the number of records. A record has 100 bytes of data.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ async def reopen(directory: Path) -> None:
         result = {"ready_s": ready_s, "ready_cpu_s": cpu_s, "read_s": read_s, "last": last}
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
-        os._exit(0)  # as it was: neither a checkpoint nor a snapshot
+        os._exit(0)  # leaves the directory as it was, without a checkpoint or snapshot
 
 
 def bytes_of(directory: Path) -> dict[str, int]:

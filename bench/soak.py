@@ -1,12 +1,12 @@
 """Checks that memory, index entries and disk usage do not grow under retention and trims (T7).
 
-A platform embedded in this process serves a mixed load at a fixed rate. One log is under retention,
-and its records have new tags only. Another is trimmed as a whole, and some tags are trimmed one by
-one. It also has a queue whose messages are acknowledged, and objects that are changed and
-collected. Every figure of every part is sampled each second. After a warm-up, in which caches fill,
-a straight line is fitted through the samples of each figure. A slope counts as a trend if both
-halves of the run have slopes of the same sign. It must also add more than `--noise` of the mean
-during the run.
+A platform embedded in this process serves a mixed load at a fixed rate. One log is under retention;
+each record has a new tag and the tag of one of 1,000 users. Another log is trimmed as a whole, and
+some tags of a third one are trimmed one by one. The load also has a queue whose messages are
+acknowledged, and objects that are changed and collected. Every figure of every part is sampled each
+second. After a warm-up, in which caches fill, a straight line is fitted through the samples of each
+figure. A figure counts as growing if its slopes in both halves of the run are positive, and if it
+grows during the run by more than `--noise` of its mean.
 
     python -m bench.soak [--seconds 600] [--warm-up 150] [--rate 400] [--noise 0.05] [--all]
                          [--tracemalloc]
@@ -48,7 +48,7 @@ from indilog.runtime.cluster.assembly import (
 
 SEED: Final = 1
 KEEP_S: Final = 20.0
-"""Retention of the log that has one, and of the objects' history."""
+"""Seconds for which the log under retention, and the objects' history, are kept."""
 TRIM_EVERY: Final = 100
 """Appends between two trims of a log."""
 _SAMPLE_S: Final = 1.0

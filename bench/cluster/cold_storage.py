@@ -75,8 +75,8 @@ async def fill(log: Log, mib: int, record_bytes: int) -> list[SeqNum]:
 
 
 async def move_records(platform: Platform, log: Log) -> float:
-    """Wait until nothing more moves; return the seconds. Slow appends continue, because only
-    appends make checkpoints due.
+    """Wait until no more records move; return the seconds. Meanwhile a few appends continue,
+    because only appends make checkpoints due.
     """
     begun = last = time.perf_counter()
     bytes_moved = 0

@@ -48,7 +48,9 @@ def entries_of(node: int, tags: int, pool: int) -> Iterator[Entry]:
 
 
 async def drive(asked: argparse.Namespace) -> None:
-    """Be one compute node: for each line of the standard input, append for that many seconds."""
+    """Be one compute node. Each line of the standard input is a number of seconds: append for so
+    long.
+    """
     configure_logging("console", "warning")
     name, metadata = asked.drive
     entries = entries_of(int(name.rpartition("-")[2]), asked.tags, asked.pool)
@@ -75,7 +77,7 @@ async def _append(append: Callable[..., Awaitable[int]], entry: Entry) -> None:
 
 
 class AppendingCluster:
-    """A cluster of processes, each compute node of which appends."""
+    """A cluster of processes, in which each compute node appends."""
 
     def __init__(self, config: Config, asked: argparse.Namespace) -> None:
         self._config = config

@@ -78,9 +78,9 @@ class EmulatedStorageNode(EmulatedNode):
     """Reports the progress of its shards, as if records were appended to them all the time.
 
     Attributes:
-        latencies_s: from a report to the cut that orders all of it.
-        cuts: entries that ordered records of its first shard.
-        reports: reports sent.
+        latencies_s: seconds from each report to the cut that orders all of it.
+        cuts: number of entries that ordered records of its first shard.
+        reports: number of reports sent.
         writers: the writer of each of its shards; 0: none yet.
         primary: the primary of the newest known term.
     """
@@ -102,7 +102,7 @@ class EmulatedStorageNode(EmulatedNode):
         self._interval_s = interval_s
         self._ordered = dict.fromkeys(shards, 0)
         self._waiting: deque[tuple[int, float]] = deque(maxlen=_REPORTS_WAITING_MAX)
-        """Records of each shard in a report, and when it was sent."""
+        """For each report: the number of records of each shard in it, and when it was sent."""
         self._reporting = asyncio.create_task(self._report())
 
     def on_frame(self, frame: bytes) -> None:
@@ -131,7 +131,7 @@ class EmulatedStorageNode(EmulatedNode):
             self.latencies_s.append(now - self._waiting.popleft()[1])
 
     async def _report(self) -> None:
-        """Report periodically. All replicas of a shard would have the same records at a time."""
+        """Report periodically. At any time, all replicas of a shard report the same records."""
         while True:
             stored = 0
             if all(self.writers.values()):

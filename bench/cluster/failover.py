@@ -71,7 +71,7 @@ class Appenders:
             self.acknowledged_at.append(time.perf_counter())
 
     async def stop(self) -> None:
-        """Stop the callers; an append that failed fails here."""
+        """Stop the callers; raise the error of an append that failed."""
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -2,7 +2,7 @@
 
 Three sequencers, three storage nodes and the compute node are processes of their own; this one is
 the compute node. Some callers append without pauses. In each round the first replica of the shard
-hangs (SIGSTOP). What then happens is a policy (decision 0070). The pause is the longest time
+hangs (SIGSTOP). A policy decides what happens then (decision 0070). The pause is the longest time
 without an acknowledgement.
 
     python -m bench.cluster.lost_storage [--lost-s 0.5] [--rounds 5] [--appenders 4]

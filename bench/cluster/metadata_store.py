@@ -42,7 +42,7 @@ SERVE = "--serve"
 VALUE = b"x" * 100
 
 Clients: TypeAlias = dict[str, tuple[MetadataStore, MetadataStore]]
-"""By side, the client that writes, and the one that watches."""
+"""For each side: the client that writes, and the client that watches."""
 
 
 async def serve(directory: Path) -> None:

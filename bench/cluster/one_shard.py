@@ -2,9 +2,9 @@
 
 Each side is a cluster of processes with three sequencers and as many storage nodes as replicas;
 this process is its compute node. An append is acknowledged when all replicas have synced the
-record and a majority of the sequencers its metalog entry. Scalog sends a batch to all replicas at
-once, so the latency should hardly grow with their number. On two cores the replicas share the
-processor, which the paper's do not.
+record, and a majority of the sequencers has synced its metalog entry. Scalog sends a batch to all
+replicas at once, so the latency should hardly grow with their number. Here the replicas share two
+cores; in the paper they do not.
 
     python -m bench.cluster.one_shard [--replicas 1 2 3] [--record-bytes 4096]
 """
@@ -32,7 +32,7 @@ from indilog.base.log import Log
 
 
 async def main(asked: argparse.Namespace) -> None:
-    """Append to one shard of each number of replicas."""
+    """Append to one shard, for each number of replicas."""
     report = Report("one shard", asked)
     async with AsyncExitStack() as stack:
         path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="indilog-bench-")))

@@ -79,7 +79,7 @@ class RatedAppenders:
             due += every_s * max(1, math.ceil((now - due) / every_s))  # callers stay apart
 
     async def stop(self) -> None:
-        """Stop the callers; an append that failed fails here."""
+        """Stop the callers; raise the error of an append that failed."""
         for task in self._tasks:
             task.cancel()
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -91,7 +91,7 @@ class RatedAppenders:
 def events_of(
     cluster: Supervisor, members: ClusterMembers, engine: Engine
 ) -> Mapping[str, Callable[[], Awaitable[object]]]:
-    """Return what happens, in order."""
+    """Return the events in order: for each name, the function that causes the event."""
 
     def killed(node: Callable[[], NodeId]) -> Callable[[], Awaitable[object]]:
         async def kill() -> None:

@@ -91,7 +91,7 @@ async def measure(asked: argparse.Namespace, replicas: int, callers: int) -> dic
 
 
 def middle(values: list[float]) -> float:
-    """Return the median; of no values: 0."""
+    """Return the median; 0 if there are no values."""
     return sorted(values)[len(values) // 2] if values else 0.0
 
 

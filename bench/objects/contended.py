@@ -3,8 +3,9 @@ object for each caller, the same one for all, and the same one from `--processes
 
 Each caller takes one piece of a stock by a transaction that reads and writes it. Sides: a step of a
 workflow (`wf.transact`), a transaction (`Store.transact`), and an operation with a condition
-(`Store.decrement_if`). A process is a store with caches of its own. All run in this process, on the
-embedded platform. Each round uses new objects; afterwards each stock must have the right number.
+(`Store.decrement_if`). A store with caches of its own stands for a process. All stores are in this
+process, on the embedded platform. Each round uses new objects; afterwards each stock must have the
+right number.
 
     python -m bench.objects.contended [--rounds 5] [--callers 50 150] [--processes 4]
 """

@@ -5,9 +5,9 @@ Figure 9: callers put, and get, 1 to 10 keys atomically. Gets are linearizable, 
 the view. The sides are a map of BokiViews, and objects of BokiStore.
 
 Figure 10: 1 to 10 replicas of a state machine propose commands of 512 bytes, and each replica
-executes all of them. Each replica has as many callers, so the load grows with the replicas, as in
-the paper. All replicas share one process here, so the sum of executed commands is limited by one
-core. After each round, all replicas must have the same state.
+executes all of them. Each replica has the same number of callers, so the load grows with the
+replicas, as in the paper. All replicas share one process here, so the sum of executed commands is
+limited by one core. After each round, all replicas must have the same state.
 
     python -m bench.objects.views [--seconds 2] [--rounds 3] [--callers 64] [--replicas 1 2 4 7 10]
         [--processes]

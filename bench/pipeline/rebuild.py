@@ -7,10 +7,10 @@ in a process of its own, interleaved. Some sides read: the image of the director
 Arrow batches, or seqnum and data. The others rebuild all snapshots, in one process or in a Spark
 session. One side is a Spark session that runs an empty task. The medians of the rounds are shown.
 
-CPU seconds are those of the work, without imports. Those of Spark are of the process and its
-descendants (the JVM and Python workers), with their ends. Memory is the largest sum of their
-proportional set sizes, sampled every 50 ms; pages of mapped files count. The difference between
-Spark's rebuild and its session is the cost that grows with the log.
+CPU seconds are those of the work, without imports. For Spark, they are those of the process and its
+descendants (the JVM and Python workers) until all have ended. Memory is the largest sum of the
+proportional set sizes of these processes, sampled every 50 ms; pages of mapped files count. The
+difference between Spark's rebuild and its session is the cost that grows with the log.
 
     python -m bench.pipeline.rebuild [--records 1000000] [--bytes 100] [--tags 100000] [--data DIR]
                                      [--master local[2]] [--sides ...]
@@ -139,7 +139,7 @@ class Descendants:
     """The resources of all processes that this process and its descendants start in the block.
 
     Attributes:
-        cpu_s: processor seconds; valid after the block, which waits for their ends.
+        cpu_s: their processor seconds; valid after the block, which waits until they have ended.
         memory_bytes: the largest sum of their proportional set sizes among the samples.
     """
 

@@ -1,13 +1,13 @@
 """Benchmark of many runs, messages and objects (WORKLOADS 5): what must not grow with their number.
 
 - **Lists**: latency of the newest 100 runs of each filter, of one status, and of one signal, among
-  that many ended and that many waiting runs.
-- **Waiting runs**: bytes of memory for each in the states of the partitions; seconds until two
-  other executors own the partitions of a third one that leaves, and have loaded their runs.
+  `--runs` ended and `--runs` waiting runs.
+- **Waiting runs**: bytes of memory of each in the states of the partitions. Also the seconds until
+  two executors own the partitions of a third one that leaves, and have loaded their runs.
 - **Ended runs**: disk space and index memory of each, before and after their collection.
-- **Queue**: latency of a pop with 1,000 and with that many messages in the queue, while one delayed
-  message waits; and how many records that message keeps.
-- **Objects**: seconds to collect the history of that many objects, and the disk space.
+- **Queue**: latency of a pop with 1,000 and with `--runs` messages in the queue, while one delayed
+  message waits. Also the number of records that the delayed message keeps.
+- **Objects**: seconds to collect the history of `--runs` objects, and the disk space.
 
 Runs are written as the records of runs that an executor has executed, because executing all of them
 would take longer than the measurement.

@@ -65,7 +65,7 @@ class Scene(NamedTuple):
 
 
 def flow_on(scene: Scene, log: str = "runs") -> Flow:
-    """Return a flow with a workflow that waits for a signal, as a process of its own has it."""
+    """Return a new flow, as another process would have it, whose workflow waits for a signal."""
     flow = Flow("bench", log=log, lease=_LEASE_S, passive_after=0.5)
     flow.attach(scene.client)
 
@@ -90,7 +90,7 @@ async def write_waiting(log: Log, count: int, prefix: str = "wait") -> None:
         waits = RunWaits(
             1, None, "signal 'go' (operation 1)", MAX_SEQNUM
         )  # no record comes between
-        wakes = () if number else (INBOX_TAG,)  # drivers read it
+        wakes = () if number else (INBOX_TAG,)  # drivers read the inbox
         entries.append(Entry(encode(started), (run_tag(id_), *lists, there, *wakes)))
         entries.append(Entry(encode(waits), (run_tag(id_), there)))
     await _append(log, entries)
@@ -194,7 +194,7 @@ async def takeover(scene: Scene, count: int) -> dict[str, float]:
     flows = [flow_on(scene) for _ in range(3)]
     runners = [flow.runner_of(scene.client) for flow in flows]
     driving = [asyncio.create_task(flow.drive(scene.client)) for flow in flows]
-    await runners[0].join(scene.client, range(PARTITIONS))  # the writer of the runs was none
+    await runners[0].join(scene.client, range(PARTITIONS))  # the runs had no owner
     await write_waiting(log, 1, "last")  # so that all drivers look
     async with asyncio.timeout(_WAIT_S):
         while not all(len(runner.owned) >= _SHARE_MIN for runner in runners):  # noqa: ASYNC110

@@ -1,6 +1,6 @@
-"""etcd: one key for each record, `tag/client-number`. The client counts the number, because etcd
-has none that can be looked up by range. A put appends; a range with a limit of 1 reads, ascending
-for `read_next`. For `read_prev` the server sorts the whole range below the place.
+"""etcd: one key for each record, `tag/number`. The client assigns the numbers, because etcd has no
+number by which a range can select. A put appends. A range with a limit of 1 reads, in ascending
+order for `read_next`. For `read_prev` the server sorts the whole range below the place.
 
 Clients use etcd's JSON gateway over kept-alive HTTP connections, one for each caller, because the
 pinned packages have no gRPC.

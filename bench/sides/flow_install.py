@@ -1,9 +1,9 @@
 """Installs missing peers of `bench.flow_peers` into a separate directory.
 
-Python packages of `requirements/peers.lock` go into a virtual environment, npm packages of
-`requirements/peers-npm/package-lock.json` into a folder. Only packages with a hash there are
-installed, and no install script of an npm package runs. A peer that cannot be installed is
-reported, and the comparison runs without it.
+The Python packages of `requirements/peers.lock` are installed into a virtual environment. The npm
+packages of `requirements/peers-npm/package-lock.json` are installed into a folder. Only packages
+with a hash in these files are installed, and no install script of an npm package runs. A peer that
+cannot be installed is reported, and the comparison runs without it.
 """
 
 from __future__ import annotations

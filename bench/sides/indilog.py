@@ -55,8 +55,8 @@ async def compute_node(address: dict[str, Any], client: int, callers: int) -> As
 
 @asynccontextmanager
 async def one_of_three(address: dict[str, Any], client: int, callers: int) -> AsyncIterator[Peer]:
-    """Be a process of the cluster at `address`, with a node of each kind. It is the last process,
-    whose sequencer is not the primary, or the one before.
+    """Be a process of the cluster at `address`, with a node of each kind. Client 0 is the last
+    process, whose sequencer is not the primary. Client 1 is the process before it.
     """
     async with platforms.joined_as(f"node-{2 - client}", address["metadata"]) as log:
         yield IndiLog(client, log)

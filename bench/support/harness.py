@@ -69,11 +69,11 @@ class Round(NamedTuple):
 async def closed_loop(
     operation: Operation, *, callers: int, seconds: float, patience_s: float | None = None
 ) -> Round:
-    """Run `callers` tasks that call `operation` one after the other for `seconds`. Each calls it at
-    least once, because a round without an operation would have no figures.
+    """Run `callers` tasks for `seconds`. Each task calls `operation` repeatedly, and at least
+    once, because a round without an operation would have no figures.
 
-    With `patience_s`, answers are awaited until that many seconds after the end; later ones do not
-    count.
+    With `patience_s`, answers are awaited until that many seconds after the end; later answers do
+    not count.
     """
     latencies = array("d")
     clock, note = time.perf_counter, latencies.append
@@ -103,7 +103,7 @@ async def interleave(
 ) -> Rounds:
     """Run every side `rounds` times, interleaved, each after a short warm-up that does not count.
 
-    The order is reversed with every round, so that no side always runs after the same other one.
+    The order is reversed with every round, so that no side always runs after the same other side.
     """
     found: Rounds = {name: [] for name in sides}
     order = list(sides)
@@ -132,12 +132,13 @@ def ratio_of(
 
 
 def arguments(about: str | None, **more: dict[str, Any]) -> argparse.Namespace:
-    """Read the command line: `--seconds`, `--rounds`, `--callers`, `--json`, and what `more` names.
+    """Read the command line: `--seconds`, `--rounds`, `--callers`, `--json`, `--profile`, and
+    `more`.
 
     Args:
         about: the docstring of the benchmark; `--help` shows its first paragraph.
-        more: options (`processes`), each with its keyword arguments of `add_argument`; they may
-            replace one of these four.
+        more: further options (`processes`), each with its keyword arguments of `add_argument`; an
+            option of the same name replaces one of the five.
     """
     paragraph = (about or "").partition("\n\n")[0]
     parser = argparse.ArgumentParser(description=paragraph, conflict_handler="resolve")
@@ -278,7 +279,7 @@ def packages() -> dict[str, str]:
 def command(
     main: Callable[[argparse.Namespace], Main], about: str | None, **more: dict[str, Any]
 ) -> None:
-    """Run a benchmark with what the command line asks for; see `arguments`."""
+    """Run a benchmark with the options of the command line; see `arguments`."""
     run(main, arguments(about, **more))
 
 

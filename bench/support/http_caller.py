@@ -1,6 +1,7 @@
 """A small HTTP/1.1 client for closed loops: one keep-alive connection per caller, parsed in C.
 
-A full client library would take more time than the measured operations.
+A full client library would take more time than the measured operations. Benchmarks over HTTP use
+this client (`bench.invoke`, `bench.store`, `bench.flow_peers`).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class HttpCaller(asyncio.Protocol):
 
 
 async def connect(host: str, port: int, callers: int) -> list[HttpCaller]:
-    """Return callers, each with its own connection, and with the token if a platform of this
+    """Return callers, each with its own connection. They send the token if a platform of this
     machine serves that address.
     """
     loop = asyncio.get_running_loop()

@@ -27,8 +27,8 @@ Status: TypeAlias = dict[str, dict[str, int]]
 """Entries, bytes, hits and misses of each part of the local index, and of the record cache."""
 
 PROCESSES: Mapping[str, Any] = {"sequencers": 3, "storage_nodes": 1, "replicas": 1}
-"""The shape for comparisons with one process: three sequencers, and one copy of each record, as
-embedded.
+"""The layout that is compared with a single process: three sequencers, and one copy of each record,
+as in an embedded platform.
 """
 
 
@@ -101,8 +101,8 @@ async def _processes(config: Config) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def joined_as(process: str, metadata: str) -> AsyncIterator[Log]:
-    """Be the process of a cluster with this name, which has a compute node; yield one of its
-    logs.
+    """Be the process of a cluster with this name; yield a log through the compute node that the
+    process has.
     """
     async with _engine(process, metadata) as logs:
         yield logs.log("bench", Session())

@@ -36,9 +36,9 @@ class Server(NamedTuple):
     """A running server.
 
     Attributes:
-        address: for clients, in plain values.
+        address: how clients reach the server, in plain values.
         version: as reported by the server.
-        durability: of an acknowledged write.
+        durability: how durable an acknowledged write is, in words.
     """
 
     address: dict[str, Any]
@@ -183,8 +183,8 @@ def running(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[int]:
-    """Run a server during the block, which gets its pid and begins when the server answers at its
-    port.
+    """Run a server during the block. The block gets the server's pid, and begins when the server
+    answers at its port.
 
     `environment` is added to that of this process; `cwd` is `directory` by default.
     """
@@ -240,7 +240,9 @@ def _taken(port: int) -> bool:
 
 @functools.cache
 def _locks() -> int:
-    """Return a file of which each process locks the bytes at the numbers of its ports."""
+    """Return a file in which each process locks one byte for each of its ports, at the offset that
+    is the port's number.
+    """
     path = f"{tempfile.gettempdir()}/indilog-ports-{os.getuid()}"
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 

@@ -1,4 +1,4 @@
 """The applications of `bench.flow_peers`, one for each side: the same five operations, written as
-in the side's own documentation. Those of the peers run in an environment of their own
+in the side's own documentation. The applications of the peers run in an environment of their own
 (requirements/peers.in).
 """

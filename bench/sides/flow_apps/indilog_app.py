@@ -55,7 +55,7 @@ async def increment(ctx: indilog.Context, name: str) -> int:
 
 @app.function
 async def round_trip(ctx: indilog.Context, number: int) -> int:
-    """Push a message, pop one (with many callers another's), and acknowledge it."""
+    """Push a message, pop one, which may be another caller's, and acknowledge it."""
     queue = Queue(ctx.log("bench"), "mail", shards=4)
     await queue.push(b"%d" % number)
     async with queue.pop(wait=30) as message:
