@@ -1,17 +1,19 @@
 """The append side of a storage node: batches and writers of its shards (ARCHITECTURE 8, thesis
 5.5.1).
 
-A batch is accepted if two conditions hold. The applied metalog entries name its writer, and the
-batch continues the records accepted before. It counts as stored when it is durable in the journal.
-Once per iteration of the loop the node reports the stored prefixes of its shards to the primary. It
-repeats the report while stored records are not ordered.
+A batch is accepted if the applied metalog entries name its writer, and if the batch continues the
+records accepted before or fills a hole. An accepted batch counts as stored when it is durable in
+the journal. Once per iteration of the event loop, the node reports the new stored prefixes of its
+shards to the primary. The node repeats the report while stored records are not ordered.
 
-After a refused batch the node sends the writer the stored prefix of the shard, once per iteration.
+After a refused batch, the node sends the writer the stored prefix of the shard, once per iteration.
 The writer then resends the rest, or learns that a newer writer has the shard.
 
 When an entry names a new writer, unordered records of earlier writers are dropped, and the new
 writer gets the stored prefix. The entry is journaled before batches of the new writer, so replay
 gives the same state.
+
+`StorageNode` owns the one `Appends`, which changes the `Shard`s of `MovedShards`.
 """
 
 from __future__ import annotations
@@ -71,9 +73,7 @@ class Appends:
         self._last_token = 0
         self._batches: dict[int, tuple[Shard, RecordBatch]] = {}
         self.awaited: Epoch = NO_INCARNATION
-        """The newest incarnation of a writer that sent a message and that no applied entry names;
-        0: none.
-        """
+        """The newest epoch in a writer's message that no applied entry names yet; 0: none."""
         # Collected in an iteration, sent at its end.
         self._progressed: set[ShardId] = set()
         self._answered: set[tuple[NodeId, ShardId]] = set()
@@ -106,7 +106,8 @@ class Appends:
         """Return the function that persists a batch; None: the batch is refused.
 
         A batch of the shard's writer is persisted if it is the next batch or fills a hole. After a
-        view has taken the shard from the writer, no batch is persisted: it would never be ordered.
+        view has taken the shard from the writer, further batches of this writer are refused,
+        because the metalog would never order them.
         """
         if not shard.writer or header.epoch != shard.writer:
             return None
@@ -117,10 +118,10 @@ class Appends:
         return self._refill if shard.misses(header.first, header.end) else None
 
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
-        """Note that a writer must get the stored prefix of the shard here, and the shard's writer.
+        """Note that the node `writer` must get an answer: the shard's stored prefix and its writer.
 
-        If the writer is newer than all writers that applied entries name, no answer is due yet:
-        `begin` notifies the writer.
+        If `epoch` is newer than the shard's writer, the entry that names `epoch` is not applied
+        here yet. The answer then comes from `begin`.
         """
         if epoch > shard.writer:
             self.awaited = max(self.awaited, epoch)
@@ -186,7 +187,7 @@ class Appends:
     # --- writers
 
     def begin(self, shard: Shard, epoch: Epoch) -> None:
-        """Give a shard to the writer that a metalog entry names, and notify it."""
+        """Give a shard to the writer that a metalog entry names, and notify this writer."""
         before = _unordered_bytes_of(shard)
         shard.begin(epoch)
         self._unordered_bytes += _unordered_bytes_of(shard) - before
@@ -207,8 +208,8 @@ class Appends:
     # --- the end of an iteration
 
     def start(self) -> None:
-        """At the end of this iteration, report all shards and answer their writers. A writer then
-        resends the batches that were in flight to an earlier incarnation, and so are lost.
+        """At the end of this iteration, report all shards and answer their writers. The writers
+        then resend the batches that were lost in flight to an earlier incarnation of this node.
         """
         self.report()
         self._answered.update((self._placement.writer(shard), shard) for shard in self._shards)

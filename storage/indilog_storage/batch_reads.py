@@ -1,8 +1,11 @@
 """Batches read from memory or disk: a cache, and shared, bounded reads (ARCHITECTURE 8 and 9).
 
-A task names the batches that it needs, in order, and receives them one by one. It keeps only the
-parts of each batch that it needs. Tasks are served in the order of their arrival. The bytes being
-read are bounded over all tasks. So neither many readers nor a long page can exhaust memory.
+A task names the batches that it needs, in order, and receives them one by one. The task keeps only
+the parts of each batch that it needs. Tasks are served in the order of their arrival, but a task
+that waits for cold storage does not delay the tasks after it. The bytes being read are bounded over
+all tasks, so many readers or long pages cannot exhaust memory.
+
+`StorageNode` owns the one `BatchReads`. The tasks are `RecordPage`, `IndexPage` and `BatchPage`.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from indilog.roles.role import AskCold, Effect, Ignore, Location, ReadFrame, Sen
 from indilog.wire.messages import Message
 
 FIRST_COLD_SEGMENT: Final = 1 << 31
-"""Base of the segment numbers of batches on cold storage: the segment is this base plus the number
-of the object, and the offset is the first localid of the batch.
+"""The least segment number of a `Location` on cold storage. The segment of such a location is this
+number plus the number of the object. Its offset is the first localid of the batch.
 """
 
 
@@ -66,11 +69,11 @@ class BatchTask(abc.ABC):
         to: the receiver of the message.
         todo: batches still to be requested.
         awaited: number of batches that are being read for the task.
-        queued: whether the task may request more.
+        queued: whether the task is in a queue of `BatchReads`, and so may request more batches.
         dropped: whether the task ends without a message; the receiver then asks again.
         cold_left_bytes: bytes of batches on cold storage that the task may still request; None: any
-            number. One batch is always allowed. Without this limit a page could take longer than
-            its receiver waits.
+            number. The last requested batch may exceed this limit. Without the limit, a page could
+            take longer than its receiver waits.
     """
 
     cold_left_bytes: int | None = None
@@ -107,8 +110,8 @@ class BatchTask(abc.ABC):
 class BatchReads:
     """Serves batches to tasks.
 
-    Tasks that need a batch from cold storage wait in a queue of their own while `cold_max` such
-    reads are in progress. So other tasks do not wait for them.
+    While `cold_max` reads of cold storage are in progress, further tasks that need such a read wait
+    in a queue of their own. So they do not delay other tasks.
 
     Args:
         bytes_max: largest number of bytes in the cache.
@@ -139,12 +142,12 @@ class BatchReads:
         self._tasks_max = tasks_max
         self._reading_bytes = 0
         self._reading: dict[Location, list[tuple[BatchTask, Location]]] = {}
-        """Places being read. For each place, the waiting tasks, and the place by which each task
-        named the batch.
+        """By place being read: the waiting tasks, each with the place by which it named the
+        batch.
         """
         self._moved: dict[Location, Location] = {}
-        """The new place, by old place, of batches that moved while a queued task had not yet
-        requested them.
+        """By old place, the new place of each batch that moved before a queued task
+        requested it.
         """
         self._tokens: dict[int, Location] = {}
         self._next_token = 0
@@ -197,8 +200,8 @@ class BatchReads:
     def note_moved(self, places: Sequence[tuple[Location, Location]]) -> None:
         """Note that batches have moved, as pairs of old and new place.
 
-        A queued task may later request a batch by its old place, when a rewrite of the segment has
-        removed it from there.
+        A queued task may still name a batch by its old place after a rewrite of the segment has
+        removed the batch from that place.
         """
         if not places:
             return
@@ -207,7 +210,7 @@ class BatchReads:
         self._moved = {before: place for before, place in known if before in awaited}
 
     def advance(self) -> list[Effect]:
-        """Serve tasks from memory, and start reads for them within the bound."""
+        """Serve cached batches to tasks, and start reads for other batches within the bounds."""
         effects: list[Effect] = []
         queue = self._queue
         while queue and self._reading_bytes < self._reading_bytes_max:
@@ -262,7 +265,7 @@ class BatchReads:
         self, location: Location, number: int, task: BatchTask, named: Location
     ) -> list[Effect]:
         if (source := self._objects.get(number)) is None:
-            # The object was deleted after the task began, because all its records are trimmed.
+            # The object was deleted after the task began, because all records in it are trimmed.
             task.awaited -= 1
             task.take(named, None)
             return []

@@ -1,7 +1,8 @@
 """Questions of compute nodes about the write-once cells of a storage node (decision 0085).
 
-The shell keeps the cells (`indilog.runtime.cell_store`). This module checks each question before
-the shell gets it: its sender, its numbers and the room on disk.
+The shell keeps the cells (`indilog.runtime.cell_store`). `StorageNode` calls `serve_cells` for each
+question. `serve_cells` checks the sender, the numbers and the room on disk, and then passes the
+question to the shell.
 """
 
 from __future__ import annotations

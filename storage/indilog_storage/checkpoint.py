@@ -1,8 +1,11 @@
 """The state of a storage node in a checkpoint (decision 0028, docs/FORMATS.md).
 
-The state equals that after replay of all earlier frames: the applied metalog entries, the spans
-that each entry ordered, and the floors of trims. For each shard it has the writers, the places of
-batches and the seqnums of records. Long parts are packed columns (`indilog.base.columns`).
+A restored checkpoint gives the same state as a replay of all earlier frames. The checkpoint has the
+applied metalog entries, the spans that each entry ordered, and the floors of trims. For each shard
+it has the writers, the places of batches and the seqnums of records. Long parts are packed columns
+(`indilog.base.columns`).
+
+`StorageNode` calls `checkpoint_of` and `restore`.
 """
 
 from __future__ import annotations
@@ -42,19 +45,19 @@ class _ShardPart(msgspec.Struct, frozen=True, array_like=True):
     dropped: MetalogPosition = -1
     """The position of the entry that moved the shard away from this node; -1: the node keeps it."""
     unowned: tuple[UnownedBatch, ...] = ()
-    """Its batches that are not part of `columns`; see `MovedShards`."""
+    """Batches of the shard that are not part of `columns`; see `MovedShards`."""
 
 
 class Covered:
     """The metalog extents that the two newest checkpoints cover. A node can restart from either
     checkpoint.
 
-    A start from the older checkpoint replays the frames after it, but damage or power loss may have
-    destroyed these frames. The node then has to request entries again, so the primary keeps all
-    entries that the older checkpoint does not cover.
+    A start from the older checkpoint replays the frames after this checkpoint, but damage or power
+    loss may have destroyed these frames. The node then has to request entries again. So the primary
+    keeps all entries that the older checkpoint does not cover.
 
     Attributes:
-        older: the extent applied at the older checkpoint; without entries if there is none.
+        older: the extent applied at the older checkpoint; empty if there is no older checkpoint.
         newest: the extent applied at the newest durable checkpoint.
         is_unreported: whether the primary is still to be notified of `older`.
     """
@@ -76,7 +79,7 @@ class Covered:
         self.is_unreported = True
 
     def restore(self, newest: Extent, older: Extent) -> None:
-        """Start from a checkpoint and the extent of the one before it."""
+        """Start from a checkpoint of extent `newest`; the one before has extent `older`."""
         self.older, self.newest = older, newest
 
 

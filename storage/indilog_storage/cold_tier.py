@@ -1,5 +1,5 @@
-"""Moves old records of a storage node to cold storage, and deletes those that are trimmed there
-(decision 0039).
+"""Moves old records of a storage node to objects on cold storage, and deletes an object when all
+its records are trimmed (decision 0039).
 
 A move has four steps:
 
@@ -12,17 +12,19 @@ A move has four steps:
    out.
 
 A crash before step 3 leaves an object without a note, which the next start deletes. A crash after
-it leaves frames that the next start reports as reclaimable.
+step 3 leaves frames that the next start reports as reclaimable.
 
 A restart from a damaged journal may lose metalog entries after the older of the node's two newest
-checkpoints (`Covered`). So only records that this checkpoint covers are moved: their order stays
-known. The node writes one object at a time. Each replica moves its own copy, so damage to an object
-is repaired from another replica.
+checkpoints (`Covered`). So only records that the older checkpoint covers are moved, because their
+order stays known. The node writes one object at a time. Each replica moves its own copy, so damage
+to an object is repaired from another replica.
 
-An object is deleted when all its records are trimmed. One of them is its *witness*. While the
-witness is not trimmed, the object stays, and the node does not read the tags of the other records.
-When the witness is trimmed, the node reads all tags of the object once. The newest record that is
-not trimmed then becomes the witness.
+One record of an object is its *witness*. While the witness is not trimmed, the object stays, and
+the node does not read the tags of the other records. When the witness is trimmed, the node reads
+all tags of the object. The newest record that is not trimmed then becomes the witness. If all
+records are trimmed, the object is deleted.
+
+`DiskCare` runs `ColdTier`. `ColdTier` changes the shards, and asks the shell by `AskCold` effects.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ _LOOK_S: Final = 1.0
 _WITNESSES_MAX: Final = 256
 """Objects whose witness is checked in one step."""
 _CHECK_REST_S: Final = 0.01
-"""Seconds between two such steps."""
+"""Seconds between two steps that check witnesses."""
 
 
 class ColdObjectsKept:
@@ -91,7 +93,7 @@ class ColdObjectsKept:
 
     Attributes:
         objects: the objects, by number.
-        released: former places of the batches whose notes recovery has replayed.
+        released: former places of the batches that the notes replayed by recovery name.
         may_lack_notes: whether a note may have been lost; an object without a note is then kept.
     """
 
@@ -116,10 +118,10 @@ class ColdObjectsKept:
 
 
 class _Gathering:
-    """Consecutive batches of a shard that are read, and then written as one object.
+    """Consecutive batches of a shard (the run) that are read, and then written as one object.
 
     Attributes:
-        asked: number of batches of the run that were requested.
+        asked: number of the run's batches that were requested.
         payloads: the batches that were read, in order.
         awaited: tokens of the reads in progress.
         is_writing: whether the cold store was asked to write the object.
@@ -177,7 +179,7 @@ class ColdTier:
         self._to_read: ColdObject | None = None
         self._move_at = self._check_at = Instant(0.0)
         self._stamp: tuple[int, Instant] = 0, Instant(0.0)
-        """The newest stamp of the log, and when it was noticed."""
+        """The newest stamp of the log, and when this node noticed that stamp."""
         self._moved: list[tuple[Location, Location]] = []
         self.moved_bytes = 0
         self.deleted = 0
@@ -335,14 +337,14 @@ class ColdTier:
         wanted = self._config.cold_object_bytes
         at = self._unfit.get(shard.id, 0)
         while (run := shard.local_run(at, end, wanted)) is not None:
-            # A run that a hole or a cold batch ends never becomes longer.
+            # A run directly before a hole or a cold batch never becomes longer.
             if run.bounded or sum(place.length for _, place in run.batches) >= wanted:
                 return run
             at = run.end
         return None
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
-        """Take a batch for the object; scrub and repair handle damage."""
+        """Take a batch for the object; a damaged batch is left to scrub and repair."""
         gathering = self._gathering
         if gathering is None or token not in gathering.awaited:
             return []
@@ -350,7 +352,7 @@ class ColdTier:
         first, place = gathering.run.batches[len(gathering.payloads)]
         batch, damage = parse_batch(place, payload)
         if batch is None or damage is not None or batch.header.first != first:
-            # The batch may have been trimmed meanwhile. Else it stays here until it is repaired.
+            # If the batch was not trimmed meanwhile, it stays on this disk until it is repaired.
             if gathering.shard.location_of(first) == place:
                 self._unfit[gathering.shard.id] = first + 1
             self._gathering = None
@@ -481,7 +483,7 @@ class ColdTier:
         return moved
 
     def on_answer(self, answer: ColdAnswer, now: Instant) -> list[Effect]:
-        """Take in an answer of the cold store, except batches that were read."""
+        """Handle an answer of the cold store; `BatchReads` handles batches that were read."""
         match answer:
             case ObjectsListed():
                 return self._on_list(answer, now)

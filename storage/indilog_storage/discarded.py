@@ -1,4 +1,7 @@
-"""Answers index nodes that ask which records a storage node has discarded (ARCHITECTURE 13)."""
+"""Answers index nodes that ask which records a storage node has discarded (ARCHITECTURE 13).
+
+`StorageNode` calls `answer_discarded` for each `DiscardedWanted`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ _ROWS_MAX: Final = 1 << 16
 def answer_discarded(
     event: Received, message: DiscardedWanted, shard: Shard | None, ordering: Ordering
 ) -> Effect:
-    """Return which of the requested records of a shard are discarded, up to the largest size of an
-    answer.
+    """Return the answer that names the discarded records in the requested runs of a shard.
+
+    An answer has at most `DISCARDED_RUNS_MAX` runs. An invalid question is ignored.
     """
     bounds = np.frombuffer(message.runs[: len(message.runs) // 16 * 16], np.uint64)
     if shard is None or not 0 < len(bounds) <= 2 * DISCARDED_RUNS_MAX:

@@ -3,7 +3,9 @@
 
 `Scrub` looks for damage; reads and recovery find damage, too. Each damaged batch becomes a hole of
 its shard, and `Repair` fetches the records of holes from other replicas. `Reclaim` discards batches
-whose records are all trimmed.
+whose records are all trimmed. `ColdTier` moves old batches to cold storage.
+
+`StorageNode` owns the one `DiskCare`, which runs these four parts.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from indilog_storage.scrub import Scrub
 
 
 class DiskCare:
-    """Scrub, repair and reclaim of one node; the tokens of their reads are negative.
+    """Runs scrub, repair, reclaim and cold tier of one node; the tokens of their reads are
+    negative.
 
     Attributes:
         damaged: batches found damaged in this incarnation.
@@ -47,8 +50,8 @@ class DiskCare:
         self.damaged = 0
 
     def start(self, now: Instant, *, unread: bool) -> None:
-        """Begin after recovery; `unread`: recovery has not read all batches, so a scrub pass is due
-        at once.
+        """Begin after recovery. If recovery has not read all batches (`unread`), a scrub pass is
+        due at once.
         """
         self.scrub.start(now, unread=unread)
         self.reclaim.note_risen_floors()
@@ -67,7 +70,9 @@ class DiskCare:
         return asked.on_read(token, payload)
 
     def on_persisted(self, token: int, location: Location) -> list[Effect]:
-        """Continue when a repaired batch, or a note of discarded or freed batches, is durable."""
+        """Continue when a frame of this maintenance is durable: a repaired batch, or a note that
+        batches were discarded, freed or moved.
+        """
         if token < FIRST_MOVED_TOKEN:
             return self.moved.on_persisted(token)
         if token < FIRST_COLD_TOKEN:
@@ -99,10 +104,10 @@ class DiskCare:
     def status(self) -> dict[str, Any]:
         """Return figures for operators.
 
-        `missing_by_shard` has the missing records of each shard that is being fetched from other
-        replicas. `lost_records` are missing records that no replica has. They are counted even
-        after a trim, because their log is unknown. `first_lost_seqnum` is given if there are lost
-        records.
+        `missing_by_shard` has the number of missing records of each shard that is being repaired
+        from other replicas. `lost_records` counts missing records that no replica has. Lost records
+        are counted even after a trim, because their log is unknown. `first_lost_seqnum` is present
+        only if there are lost records.
         """
         first_lost = [s.first_lost for s in self._shards.values() if s.first_lost is not None]
         return {

@@ -1,4 +1,8 @@
-"""The heartbeats of a storage node (decision 0048)."""
+"""The heartbeats of a storage node (decision 0048).
+
+`StorageNode` owns the one `StorageHeartbeat`. The primary counts heartbeats, and index nodes and
+aggregators use the placement.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,16 @@ from indilog_storage.moved_shards import MovedShards
 from indilog_storage.ordering import Ordering
 
 HEARTBEATS: Final = 4
-"""Number of heartbeats in the time without heartbeats after which a storage node counts as lost."""
+"""Heartbeats per `storage_lost_s`. After that time without a heartbeat, a storage node counts as
+lost.
+"""
 
 
 class StorageHeartbeat:
-    """Sends heartbeats to the primary, if the view lets shards move (`View.moves_shards`). It also
-    sends the placement to index nodes and aggregators, once the placement differs from the first
-    one.
+    """Sends heartbeats to the primary, if the view lets shards move (`View.moves_shards`).
+
+    Once an entry has changed the first placement, the node also sends the placement to index nodes
+    and aggregators.
     """
 
     def __init__(self, moved: MovedShards, ordering: Ordering, config: NodeConfig) -> None:
@@ -52,8 +59,8 @@ class StorageHeartbeat:
         return self._moved.placement.view.moves_shards or self._moved.placement.is_changed
 
     def announce(self) -> list[Effect]:
-        """Return messages with the placement to all index nodes and aggregators, once the placement
-        has changed.
+        """Return messages with the placement to all index nodes and aggregators; none while the
+        placement is the first one.
         """
         placement = self._moved.placement
         if not placement.is_changed:
@@ -64,8 +71,7 @@ class StorageHeartbeat:
 
     def inform(self, event: Received) -> list[Effect]:
         """Return a message with the placement to the sender, if the sender is a new incarnation of
-        an index node or aggregator. A node that starts knows only a view, but not which shards were
-        moved.
+        an index node or aggregator. A node that starts knows a view, but not which shards moved.
         """
         view = self._moved.placement.view
         receivers = (*view.index_nodes, *view.aggregators)

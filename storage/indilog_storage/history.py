@@ -1,16 +1,19 @@
 """Fetches metalog entries that the primary no longer keeps (decision 0030).
 
-A node whose disk lost old metalog entries receives the primary's base instead. The checkpoints of
-all other storage nodes contain the entries below the base. One of these nodes, the source, first
-sends the floors of all trims, then the entries page by page.
+A node whose disk lost old metalog entries receives the primary's base instead of them. The
+checkpoints of all other storage nodes contain the entries below the base. One of these nodes, the
+source, first sends the floors of all trims, and then the entries page by page.
 
-The fetched entries are not journaled. The next checkpoint contains them, and each counts as one
-frame when the time of that checkpoint is decided. After a crash before that checkpoint the fetch
+The fetched entries are not journaled. The next checkpoint contains them; each entry counts as one
+frame in the decision when to write this checkpoint. After a crash before this checkpoint, the fetch
 starts again.
 
-A source answers with entries only if it has the base's last entry: then its entries below that one
-equal the primary's (`indilog.kernel.lineage`). A source that itself lacks entries below the base
-answers `lacking`. If all sources answer `lacking`, the order of these records is lost.
+A source sends entries only if it has the last entry below the base. All its entries below the base
+then equal the primary's entries (`indilog.kernel.lineage`). A source that itself lacks entries
+below the base answers `lacking`. If all sources answer `lacking`, the order of the records below
+the base is lost.
+
+`StorageNode` runs `HistoryFetch`, and answers as a source with `history_for`.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ class HistoryFetch:
         self._promised: int | None = None
         """How many trims the received floors cover; None: no floors were received yet."""
         self._is_short = False
-        """Whether the source knows fewer trims than the base. It then lags behind the base, or
-        lacks entries below the base itself.
+        """Whether the source knows fewer trims than the base. Such a source lags behind the base,
+        or itself lacks entries below the base.
         """
         self._has_floors = False
         self._lacking: set[NodeId] = set()
@@ -68,8 +71,8 @@ class HistoryFetch:
         return self._others_at(self.base)
 
     def _others_at(self, base: Base | None) -> tuple[NodeId, ...]:
-        """Return the other storage nodes of the newer one of two views: the view of the base and
-        the view of the applied entries.
+        """Return the other storage nodes of the newest view that the base and the applied entries
+        name.
         """
         view = self._placement.view
         if base is not None and base.view is not None and base.view.number > view.number:
@@ -167,14 +170,15 @@ class HistoryFetch:
             self._progressed()
             self._has_floors = True
             self._lacking.clear()
-        else:  # ask whether the source only lags, or lacks entries itself
+        else:  # ask the source for entries: its answer shows whether it lags or lacks entries
             self._asked, self._is_short = False, True
         return []
 
     def on_history(self, event: Received, message: History) -> Sequence[Entry]:
         """Return the received entries to apply next.
 
-        They follow the applied entries, or the entries below `message.start` if that is less.
+        The entries begin at `message.start`. If this is below the applied position, they replace
+        the applied entries from there on.
 
         Raises:
             DataLossError: no storage node has these entries.
@@ -224,7 +228,7 @@ class HistoryFetch:
 def history_for(message: HistoryWanted, ordering: Ordering, *, lacking: bool) -> History | None:
     """Return the next page of entries; None: this node does not know whether it has them.
 
-    `lacking`: this node itself lacks entries below a base.
+    `lacking`: whether this node itself lacks entries below a base.
     """
     if not ordering.has(message.end, message.end_epoch):
         return History(message.request, 0, NO_INCARNATION, (), lacking=True) if lacking else None

@@ -1,9 +1,9 @@
 """Type-S index data: the tags of ordered records, as columns (thesis 4.1, ARCHITECTURE 8.5).
 
-A storage node sends this data to index nodes and engines. Tags are not interpreted here. Every cut
-lies between batches, so the tags of a span are the concatenated tag columns of its batches. A
-message from elsewhere may name a span that begins or ends inside a batch, although no sequencer
-orders one. So the columns of its first and last batch are sliced.
+`StorageNode` sends this data to index nodes and engines. Tags are not interpreted here. Every cut
+lies between batches, so the tags of a span are the concatenated tag columns of its batches. No
+sequencer orders a span that begins or ends inside a batch, but an incorrect message may name such a
+span. So the columns of the first and the last batch are sliced.
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ def index_block(
     spans: Sequence[Span],
     parts: Sequence[ShardTags | None],
 ) -> IndexBlock:
-    """Return the block of an applied position, without the parts of shards that are not
-    kept here.
-    """
+    """Return the block of an applied position, with the parts of the shards that are kept here."""
     return IndexBlock(
         position,
         ordering.tail_at(position),
@@ -105,8 +103,8 @@ def index_block(
 def announce_incarnation(view: View, ordering: Ordering) -> list[Effect]:
     """Send each index shard its last applied position again, without tags.
 
-    This is done after an entry of a new incarnation of the primary. The index shard then confirms
-    its entries of earlier incarnations, or replaces them.
+    The caller does this after it has applied an entry of a new incarnation of the primary. Each
+    index shard then confirms its entries of earlier incarnations, or replaces them.
     """
     effects: list[Effect] = []
     for index_shard, replicas in enumerate(view.index_shards):
@@ -119,10 +117,9 @@ def announce_incarnation(view: View, ordering: Ordering) -> list[Effect]:
 
 
 def distribute(view: View, blocks: Sequence[IndexBlock], last: Epoch) -> list[Effect]:
-    """Return messages that send blocks to their receivers, which did not request them: each block
-    to its index shard, and all blocks to every engine.
+    """Return unrequested messages: each block to its index shard, and all blocks to every engine.
 
-    `last` is the incarnation of the last applied entry.
+    `last` is the primary's incarnation that proposed the last applied entry.
     """
     effects: list[Effect] = []
     own: dict[int, list[IndexBlock]] = {}
@@ -218,8 +215,8 @@ class IndexPage(BatchTask):
         self._bytes += len(columns.counts) + len(columns.tags) if columns is not None else 0
 
     def answer(self) -> IndexData:
-        """Return the blocks of the first positions. The answer ends where it is full, or before the
-        first position of which a batch was not read.
+        """Return the blocks of the first positions. The answer ends when it is full, or before the
+        first position with a batch that was not read.
         """
         blocks: list[IndexBlock] = []
         size = 0

@@ -3,8 +3,10 @@
 A node that gets a shard knows from the applied entries which records are ordered. It has none of
 these records at first, and `Repair` fetches them. When an entry takes a shard away from the node,
 the node drops its copy: the other replicas have reported to the primary that their copies are
-complete. The bytes are freed when both checkpoints contain that entry, because a restart from a
-checkpoint without the entry would need them.
+complete. The bytes of the copy are freed when both newest checkpoints (`Covered`) contain this
+entry. A restart from a checkpoint without the entry would need these bytes.
+
+`StorageNode` owns the one `MovedShards`. Its other parts share the dictionary `MovedShards.shards`.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class DroppedShard:
     """A shard that the node no longer keeps, and whose bytes are to be freed.
 
     Attributes:
-        position: position of the entry that moved the shard away; or the position of the node when
-            it found the batches after a restart.
+        position: position of the entry that moved the shard away. For batches that only a restart
+            found, the number of entries applied at that restart.
         at: the first localid whose bytes are not freed yet.
     """
 
@@ -64,7 +66,7 @@ class MovedShards:
         announces: whether the node announces trims, views and other facts that belong to no shard
             (`Placement.announcers`).
         dropped: shards that the node no longer keeps, in the order in which they were dropped.
-        has_freed: whether all bytes of a shard were freed since this was last cleared.
+        has_freed: whether all bytes of a shard were freed since this flag was last cleared.
     """
 
     def __init__(self, node: NodeId, placement: Placement) -> None:
@@ -73,8 +75,8 @@ class MovedShards:
         self.shards: dict[ShardId, Shard] = {}
         self.dropped: list[DroppedShard] = []
         self._unowned: dict[ShardId, Shard] = {}
-        """Shards that the node does not keep. If the node gets such a shard again, their batches
-        are used.
+        """Shards that the node no longer keeps but still has batches of. If the node gets such a
+        shard again, it uses these batches.
         """
         self._unowned_batches: dict[ShardId, list[UnownedBatch]] = {}
         """Further batches of these shards, in the order of the journal."""
@@ -90,7 +92,7 @@ class MovedShards:
         Args:
             ordering: the applied entries, which tell the order of an added shard; None: the caller
                 restores the added shards.
-            drops: whether shards are dropped now. If not, the next call drops them.
+            drops: whether shards are dropped in this call. If not, a later call drops them.
         """
         placement, node = self.placement, self._node
         for shard_id in sorted(placement.shards):
@@ -184,9 +186,10 @@ class MovedShards:
         """Write notes that batches of dropped shards are freed.
 
         The bytes of a batch are freed when its note is durable. Batches on cold storage are noted,
-        too; their objects are deleted once all batches of the shard are freed (`has_freed`). Only
-        shards whose entry both checkpoints contain are freed: `covered` is the position below which
-        they contain all entries.
+        too; their objects are deleted once all batches of the shard are freed (`has_freed`).
+
+        Both newest checkpoints contain all entries below position `covered`. A shard is freed only
+        if the entry that moved it away is one of them.
         """
         effects: list[Effect] = []
         while self.dropped and self.dropped[0].position < covered:
@@ -224,5 +227,7 @@ class MovedShards:
         return [Discard(location)] if location.segment < FIRST_COLD_SEGMENT else []
 
     def awaits_checkpoint(self, covered: MetalogPosition, applied: MetalogPosition) -> bool:
-        """Whether the bytes of a dropped shard wait for checkpoints at the `applied` position."""
+        """Whether bytes of a dropped shard could be freed after checkpoints at position `applied`,
+        but not yet with the checkpoints that contain all entries below `covered`.
+        """
         return bool(self.dropped) and covered <= self.dropped[-1].position < applied

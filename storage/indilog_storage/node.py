@@ -3,12 +3,15 @@
 
 `Appends` stores the batches of writers. Metalog entries are applied in order, without gaps; an
 entry gives records their seqnums. The applied entries are journaled in batches and without a sync,
-because a node can fetch them again. For each position, the first replica of a shard sends the tags
-of its records to the index (type-S data). A read by seqnum waits until the metalog is applied up to
-this seqnum.
+because a node can fetch entries again. For each position, the first replica of a shard sends the
+tags of the shard's ordered records to the index (type-S data). A read by seqnum waits until the
+metalog is applied up to this seqnum.
 
 If the disk lost or damaged records, the replica reports them as unknown, never as absent. `Repair`
 fetches them from another replica.
+
+A shell of `indilog.runtime` passes events to `StorageNode.handle` and executes the returned
+effects. Writers, readers, index nodes, the primary and other storage nodes send the messages.
 """
 
 from __future__ import annotations
@@ -108,8 +111,8 @@ from indilog_storage.trims import (
 
 _NEVER: Final = Instant(math.inf)
 _COLD_READS: Final = 4
-"""Reads of cold storage that may be requested, for each read that the process can execute at
-once.
+"""Largest number of requested reads of cold storage, per read that the process can execute
+at once.
 """
 _PLACES_MAX: Final = 4096
 """Largest number of spans in one answer."""
@@ -206,7 +209,7 @@ class StorageNode:
         return self._ordering.position
 
     def status(self) -> dict[str, Any]:
-        """Return figures for operators; `bytes` are those of the stored batches."""
+        """Return figures for operators; `bytes` is the size of the stored batches."""
         return {
             "records": self.records,
             "bytes": sum(shard.bytes for shard in self._shards.values()),
@@ -482,7 +485,7 @@ class StorageNode:
             term, primary = self._leadership.term, self._leadership.primary
             effects.append(Send(primary, MetalogCovered(term, position, epoch)))
         effects += self._history.conclude(now)
-        if not self._ordering.reader.behind:  # an entry may move the shard here again
+        if not self._ordering.reader.behind:  # a missing entry may move the shard here again
             effects += self._moved.free_dropped(self._covered.older.length)
         if self._moved.has_freed:
             self._moved.has_freed = False
@@ -544,7 +547,7 @@ class StorageNode:
                 pass
             case NewWriters():
                 self._begin_writers(entry)
-                # On disk it must come before the writers' batches.
+                # On disk the entry must come before the batches of the writers that it names.
                 effects += self._journal.flush()
             case NewReplicas() | NewView():
                 self._apply_placement()
@@ -606,8 +609,8 @@ class StorageNode:
         return []
 
     def _adopt(self, event: Received, message: History) -> list[Effect]:
-        """Apply entries from another storage node. Index nodes then request the index data that
-        they lack.
+        """Apply entries from another storage node. Index nodes request the index data of these
+        entries if they lack it.
         """
         entries = self._history.on_history(event, message)
         if not entries:

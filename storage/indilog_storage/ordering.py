@@ -4,7 +4,10 @@
 Entries are applied in order, without gaps; the node requests missing entries. Entries that the
 primary has replaced are cut off (`indilog.roles.metalog_reader`). Flat arrays hold the facts that
 index data needs: 24 bytes per position, 18 bytes per span, and 18 bytes per new writer of a shard.
-Of each trim, the floors and the position are kept. Of each moved shard, the replicas are kept.
+The floors and position of each trim are kept, and the replicas of each moved shard.
+
+`StorageNode` owns the one `Ordering`. Reads, repair, reclamation and checkpoints query it;
+`indilog_pipeline` reads its columns.
 """
 
 from __future__ import annotations
@@ -63,9 +66,11 @@ class OrderedColumns(NamedTuple):
     """Ordered records: a row for each entry, and a row for each span.
 
     Attributes:
-        tails, times: of each entry, the log's tail after it and its stamp (µs since 1970).
-        positions, shards, localids, seqnums, lengths: of each span, ascending by seqnum: its entry,
-            its shard, the first localid and seqnum, and the number of records.
+        tails, times: for each entry, the log's tail after the entry, and the entry's stamp in
+            microseconds since 1970.
+        positions, shards, localids, seqnums, lengths: for each span, ascending by seqnum, the
+            position of its entry, its shard, its first localid, its first seqnum, and its number of
+            records.
     """
 
     tails: NDArray[np.uint64]
@@ -82,8 +87,8 @@ class ShardHistory(NamedTuple):
 
     Attributes:
         localids, seqnums: where its spans begin, ascending.
-        writers: the first localid of each writer of the shard, and its epoch.
-        ordered: number of its ordered records.
+        writers: for each writer of the shard, its first localid and its epoch.
+        ordered: number of the shard's ordered records.
     """
 
     localids: NDArray[np.uint64]
@@ -116,8 +121,8 @@ class Ordering:
     Attributes:
         reader: checks received entries, and requests missing ones from the primary.
         floors: the floors of all applied trims.
-        trimmed_at: the position after the last trim; a node that has applied all entries below it
-            knows all these floors.
+        trimmed_at: the position after the last trim. A node that has applied all entries below this
+            position knows all these floors.
     """
 
     __slots__ = (
@@ -131,7 +136,7 @@ class Ordering:
         self._replay = MetalogReplay()
         self._tails = array("Q")
         self._times = array("Q")
-        """When each entry was proposed, in microseconds since 1970; never goes back."""
+        """When each entry was proposed, in microseconds since 1970; never decreases."""
         self._span_ends = array("Q")
         self._shards = array("H")
         self._localids = array("Q")
@@ -141,9 +146,9 @@ class Ordering:
         self._writer_positions = array("Q")
         self._writer_shards = array("H")
         self._writer_epochs = array("Q")
-        """Of each new writer, the position of the entry that names it, its shard and epoch."""
+        """For each new writer: the position of the entry that names it, its shard and its epoch."""
         self._moves: list[tuple[ShardId, Replicas]] = []
-        """Each shard that an entry moved, ascending by position."""
+        """Each move of a shard by an entry, with the new replicas; ascending by position."""
         self._views: list[tuple[MetalogPosition, View]] = []
         """Each view that an entry installs, with its position."""
         self._packs = tuple(Packs() for _ in _COLUMNS)
@@ -176,8 +181,8 @@ class Ordering:
         return TrimExtent(self.last, self.trims, self.trim_epoch(self.trims))
 
     def knows(self, trims: int, epoch: Epoch) -> bool:
-        """Whether the first `trims` trims are applied, and an entry of incarnation `epoch` or a
-        later one.
+        """Whether the first `trims` trims are applied, and also an entry that incarnation `epoch`
+        or a later incarnation proposed.
         """
         return epoch <= self.last and TrimExtent(self.last, self.trims).covers(trims, epoch)
 
@@ -312,11 +317,11 @@ class Ordering:
         return self._replay.cut.get(shard, 0)
 
     def tail_at(self, position: MetalogPosition) -> SeqNum:
-        """Return the log's tail after the entry at `position`, which is applied."""
+        """Return the log's tail after the applied entry at `position`."""
         return self._tails[position]
 
     def spans_at(self, position: MetalogPosition) -> list[Span]:
-        """Return the spans that the entry at `position`, which is applied, ordered."""
+        """Return the spans that the applied entry at `position` ordered."""
         start = self._span_ends[position - 1] if position else 0
         seqnum = self._tails[position - 1] if position else 0
         spans: list[Span] = []
@@ -365,11 +370,11 @@ class Ordering:
         return bisect_right(self._tails, seqnum)
 
     def tail_before(self, position: MetalogPosition) -> SeqNum:
-        """Return the log's tail before the entry at `position`, which is applied."""
+        """Return the log's tail before the applied entry at `position`."""
         return self._tails[position - 1] if position else 0
 
     def columns(self, end: MetalogPosition) -> OrderedColumns:
-        """Return copies of the columns of the entries below `end`, which are applied."""
+        """Return copies of the columns of the applied entries below `end`."""
         span_ends = np.array(self._span_ends[:end], np.int64)
         spans = int(span_ends[-1]) if end else 0
         lengths = np.array(self._lengths[:spans], np.uint64)
@@ -384,8 +389,8 @@ class Ordering:
         )
 
     def writers(self, end: MetalogPosition) -> NDArray[np.int64]:
-        """Return the writers that the entries below `end` name: a row each of position, shard and
-        epoch.
+        """Return a row (position, shard, epoch) for each writer that the entries below
+        `end` name.
         """
         count = bisect_left(self._writer_positions, end)
         columns = (self._writer_positions, self._writer_shards, self._writer_epochs)

@@ -1,10 +1,12 @@
 """The write buffer of the ordering journal: applied metalog entries that are in no `ORDERING` frame
 yet.
 
-Entries are written in batches. This is safe, because a node fetches entries again that a crash
-lost. Entries from other storage nodes are not written: the next checkpoint contains them
+Entries are written in batches. This is safe, because after a crash the node fetches lost entries
+again. Entries from other storage nodes are not written: the next checkpoint contains them
 (`indilog_storage.history`). An empty frame, a *gap*, takes their place. After a gap, recovery
 accepts an entry that does not follow the last recovered entry.
+
+`StorageNode` owns the one `OrderingJournal`, and `Recovery` replays its frames.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class OrderingJournal:
         self.gap = True
 
     def flush(self) -> list[Persist]:
-        """Return frames for all pending entries and the gap."""
+        """Return frames for all pending entries, and for the gap if one is due."""
         frames = [_frame(self.pending)] if self.pending else []
         if self.gap:
             frames.append(_frame(()))
@@ -55,8 +57,8 @@ class OrderingJournal:
     def cut_off(self, position: MetalogPosition) -> None:
         """Remove pending entries from `position` on, because the primary has replaced them.
 
-        Entries that are already on disk stay there. In a replay, the later of two entries at the
-        same position replaces the earlier one.
+        Entries that are already on disk stay there. If the journal has two entries of the same
+        position, a replay replaces the earlier entry by the later entry.
         """
         self.pending = [entry for entry in self.pending if entry.position < position]
 
@@ -65,16 +67,16 @@ class OrderingJournal:
     def restore(self, pending: Sequence[Entry], *, gap: bool) -> None:
         """Restore the entries that were pending at a checkpoint; they are still to be written.
 
-        They must be in the journal, because a start from the checkpoint before this one finds them
-        only there.
+        The journal must have them, because a start from the checkpoint before this checkpoint finds
+        these entries only in the journal.
         """
         self.pending, self.gap = [*pending], gap
 
     def recover(self, payload: bytes) -> None:
         """Replay a frame; an empty frame is a gap.
 
-        The first frame after a checkpoint contains the checkpoint's pending entries, so these are
-        dropped here.
+        The first frame after a checkpoint contains the checkpoint's pending entries, so these
+        entries are dropped here.
 
         Raises:
             MalformedFrameError: the frame cannot be decoded.

@@ -2,12 +2,16 @@
 0008).
 
 Whether a record is dead depends on its tags, which are in its batch. So when floors rise, a pass
-reads the batches below the highest floor, oldest first, at most `reclaim_bytes_per_s`. It discards
-batches whose records are all dead. Of partly live batches it adds up the dead bytes by segment, to
-find the segments that are worth rewriting (decision 0016). A later pass reads these batches again.
+reads the batches below the highest floor, oldest first, at most `reclaim_bytes_per_s`. The pass
+discards batches whose records are all dead. For partly live batches, it adds up the dead bytes by
+segment, to find the segments that are worth rewriting (decision 0016). A later pass reads the
+partly live batches again.
 
-A pass uses a small share of the time. Reading a small batch costs work rather than bytes. So pauses
-separate the reads, because a burst of reads would delay every append.
+Pauses separate the reads of a pass, because a burst of reads would delay every append. The pauses
+grow with the number of batches as well as with their bytes, because a small batch costs more time
+than its bytes suggest.
+
+`DiskCare` runs `Reclaim`. The shell executes its `Discard` and `ReclaimableBytes` effects.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ _BATCHES_MAX: Final = 32
 _BATCH_REST_S: Final = 0.0004
 """Pause after a batch, in seconds: about four times the time that a small batch takes."""
 _REST: Final = 10
-"""Least ratio of the pauses in and after a pass to its working time."""
+"""The pauses in and after a pass last at least this many times as long as the work of the pass."""
 
 
 class _CandidateBatch(NamedTuple):
@@ -73,15 +77,15 @@ class Reclaim:
         self._rested_s = 0.0
         """Seconds of pauses within the current pass."""
         self._todo: list[ShardId] = []
-        """Shards of this pass; the current one is last."""
+        """Shards that this pass has not finished; the current shard is last."""
         self._at: LocalId = 0
         self._reading: dict[int, _CandidateBatch] = {}
         self._last_token = FIRST_TOKEN
         self._notes: list[tuple[GoneRecords, list[Location]]] = []
         """Batches that this iteration found to be dead."""
         self._noting: dict[int, list[Location]] = {}
-        """Batches whose note is not durable yet, by the token of the note. They are discarded when
-        it is.
+        """Batches whose note is not durable yet, by the token of the note. The batches are
+        discarded when the note is durable.
         """
         self._reclaimable: Counter[int] = Counter()
         """Dead bytes in partly live batches, by segment, as far as this pass has read."""
@@ -145,9 +149,7 @@ class Reclaim:
         return _CandidateBatch(shard, first, shard.seqnum_of(first), location)
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
-        """Discard a batch whose records are all dead. Scrub and repair handle damage, so it is
-        ignored here.
-        """
+        """Discard a batch whose records are all dead; leave a damaged batch to scrub and repair."""
         shard, first, seqnum, location = self._reading.pop(token)
         batch, _ = parse_batch(location, payload)
         if batch is None or (batch.header.shard, batch.header.first) != (shard.id, first):

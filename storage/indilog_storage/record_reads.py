@@ -1,5 +1,8 @@
 """Reads by seqnum (ARCHITECTURE 9): reads that wait until enough metalog entries are applied, and
 the page that answers a read.
+
+`StorageNode` owns the one `WaitingReads`, and starts a `RecordPage` in its `BatchReads` for each
+read whose conditions are met.
 """
 
 from __future__ import annotations
@@ -35,9 +38,11 @@ class ReadCondition(enum.IntEnum):
     TAIL = 0
     """All seqnums of the read are ordered."""
     TRIMS = 1
-    """All trims that the reader knows are applied here."""
+    """This node has applied all trims that the reader knows."""
     EPOCH = 2
-    """An entry of the primary's incarnation that the reader knows, or a later one, is applied."""
+    """This node has applied an entry of the newest incarnation of the primary that the reader
+    knows, or of a later incarnation.
+    """
 
 
 class Unmet(NamedTuple):
@@ -65,7 +70,7 @@ class _Waiting(NamedTuple):
 
 
 class WaitingReads:
-    """Reads that need metalog entries which are not applied yet; at most `reads_max`.
+    """At most `reads_max` reads, each of which needs metalog entries that are not applied yet.
 
     A read waits for one condition at a time. When this condition is met, all conditions are
     evaluated again, because the primary may have replaced entries that met an earlier condition.
@@ -83,9 +88,7 @@ class WaitingReads:
         return len(self._by_age)
 
     def add(self, message: ReadRecords, awaited: Unmet, now: Instant) -> bool:
-        """Queue a read; False: `reads_max` reads are queued already. A repeated read is queued only
-        once.
-        """
+        """Queue a read, unless the same read is queued already; False: the queue is full."""
         key = (message.origin, message.request, message.shard)
         if key in self._by_age:
             return True
@@ -113,7 +116,7 @@ class WaitingReads:
         return found
 
     def pop_expired(self, now: Instant) -> list[ReadRecords]:
-        """Remove and return the reads that have waited so long that their callers have given up."""
+        """Remove and return the reads that have waited `timeout_s`: their callers have given up."""
         found: list[ReadRecords] = []
         while self._by_age:
             key, waiting = next(iter(self._by_age.items()))
@@ -249,8 +252,8 @@ class RecordPage(BatchTask):
             self._bytes += size + STORED_RECORD_OVERHEAD_BYTES
 
     def _dead(self, batch: RecordBatch, seqnum: SeqNum, localid: LocalId) -> Mask | None:
-        """Return which records of a batch are trimmed; None: no record is. `seqnum` and `localid`
-        belong to one of its records.
+        """Return which records of a batch are trimmed; None: no record is trimmed. `seqnum` and
+        `localid` belong to one record of the batch.
         """
         first_seqnum = seqnum - (localid - batch.header.first)
         floors = self._applied.floors
@@ -259,7 +262,7 @@ class RecordPage(BatchTask):
         return floors.dead(first_seqnum, *batch.tag_columns())
 
     def answer(self) -> RecordsRead:
-        """Return the records in ascending order, and the seqnums that are unknown here."""
+        """Return the records, ascending, and the seqnums that are unknown or trimmed here."""
         self._records.sort(key=_seqnum_of)
         return RecordsRead(
             self._request,

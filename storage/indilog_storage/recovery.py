@@ -1,4 +1,9 @@
-"""Replay of a storage node's journal at a start (ARCHITECTURE 11, decision 0009)."""
+"""Replay of a storage node's journal at a start (ARCHITECTURE 11, decision 0009).
+
+`StorageNode` passes each frame, and each lost frame, to `Recovery`. `Recovery` changes the shards,
+the `Ordering` and the notes of cold objects. Damaged records become holes. The replay ends with
+`DataLossError` if a frame cannot be decoded or contradicts the frames before it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +58,7 @@ class Recovery:
         cause is damage, or entries from another storage node, which are not journaled.
         """
         self._lossy = False
-        """Whether a frame of another or unknown kind was lost."""
+        """Whether a frame was lost that does not show which records or batches it held."""
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Replay a frame.
@@ -93,7 +98,9 @@ class Recovery:
             self._records(shard, header.first, header.end, header.epoch, location)
 
     def _kept(self, header: BatchHeader, location: Location) -> Shard | None:
-        """Return the shard of a batch; None: this node does not keep it, and the batch is noted."""
+        """Return the shard of a batch; None: this node does not keep the shard, so the batch is
+        noted as unowned.
+        """
         if (shard := self._shards.get(header.shard)) is None:
             batch = UnownedBatch(header.first, header.end, location, header.epoch)
             self._moved.add_unowned(header.shard, batch)
@@ -134,9 +141,9 @@ class Recovery:
     def _gone_records(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Replay a note of discarded batches.
 
-        A `DISCARDED` frame discards batches that were here until this frame; they may precede the
-        checkpoint. A frame of another kind takes the place of batches that a rewrite of their
-        segment left out.
+        A `DISCARDED` frame discards batches that were here until this frame; the batches may
+        precede the checkpoint. A `GONE_RECORDS` frame takes the place of batches that a rewrite of
+        their segment left out.
         """
         gone = decode_gone(payload)
         if kind is FrameKind.DISCARDED:
@@ -193,7 +200,7 @@ class Recovery:
             return
         self._gap = False
         if entry.position < ordering.position:
-            ordering.reader.lineage.cut_off(entry.position)  # replaces the entry recovered there
+            ordering.reader.lineage.cut_off(entry.position)  # it replaces an entry recovered before
             cut_off(entry.position, ordering, self._moved)
         if entry.position != ordering.position:
             raise DataLossError(
@@ -255,7 +262,7 @@ class Recovery:
         if (shard := self._shards.get(header.shard)) is None:
             return
         if frame.kind is FrameKind.REPAIRED:
-            # A damaged batch may have replaced one that left no trace: a torn tail is cut off.
+            # This batch may have replaced a batch without a trace, because a torn tail is cut off.
             shard.fill(header.first, header.end, frame.location)
         else:
             self._batch(frame.payload, frame.location)

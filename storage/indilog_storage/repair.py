@@ -6,16 +6,18 @@ does not slow down the others. Only ordered records are requested and sent, beca
 same on all replicas. A received batch is persisted as a `REPAIRED` frame and then fills its hole,
 so repair continues after a restart.
 
-Replicas are asked in rotation. Those that did not answer the last request are asked last. A moved
-shard is copied even while one of its replicas is lost (decision 0048). If no replica has a batch,
-the batch is requested again after a pause that doubles up to `repair_retry_s_max`. Another replica
-may have repaired itself by then, and such requests are cheap.
+Replicas are asked in rotation. Replicas that did not answer the last request are asked last, so a
+moved shard is copied even while one of its replicas is lost (decision 0048). If no replica has a
+batch, the batch is requested again after a pause that doubles up to `repair_retry_s_max`. Another
+replica may have repaired itself by then, and such requests are cheap.
 
-A replica that lost a requested batch reports this if its disk shows the loss
-(`Batches.lacking_to`). If all other replicas have reported the loss, or there are no others, the
-records are *given up*: they are lost (decision 0024). A stopped replica reports nothing, so records
-that it may have are not given up. Records that were given up are still requested. They are no
-longer lost if a replica sends them.
+A replica that lost a requested batch reports the loss if its disk shows it (`Batches.lacking_to`).
+If all other replicas have reported the loss, the records are *given up*: they are lost (decision
+0024). Missing records of a shard without another replica are lost, too. A stopped replica reports
+nothing, so records that it may have are not given up. Records that were given up are still
+requested. If a replica then sends them, they are no longer lost.
+
+`DiskCare` runs `Repair`. `StorageNode` answers the requests of other replicas with `BatchPage`.
 """
 
 from __future__ import annotations
@@ -36,9 +38,7 @@ from indilog_storage.shard import Shard
 
 _RETRY_S: Final = 1.0
 _RESENDS_MAX: Final = 8
-"""Number of `resend_s` for which an answer is awaited: long, because the replica reads from its
-disk.
-"""
+"""An answer is awaited for this many times `resend_s`, because the replica reads from its disk."""
 _GONE_MAX: Final = 4096
 """Largest number of discarded ranges in one answer."""
 
@@ -123,7 +123,7 @@ class Repair:
         return None
 
     def _unanswered(self, asked: BatchesWanted, now: Instant) -> None:
-        """Note that a replica did not answer. Its first missing answer does not count as a failure;
+        """Note that a replica did not answer. The first missing answer of a replica is no failure:
         it only changes the order in which replicas are asked.
         """
         node = self._asked_node
@@ -148,7 +148,9 @@ class Repair:
         return hole[0] in self._shards and hole[1] in self._shards[hole[0]].holes
 
     def _lacks(self, asked: BatchesWanted, replica: NodeId, end: LocalId) -> None:
-        """Give up the records that all other replicas have lost, if all have answered."""
+        """Note that `replica` has lost the requested records below `end`. If all other replicas
+        have reported a loss, give up the records that all of them have lost.
+        """
         key = asked.shard, asked.first
         known = self._lacking.setdefault(key, {})
         known[replica] = end
@@ -174,9 +176,9 @@ class Repair:
     ) -> list[Effect]:
         """Persist received batches that are missing here.
 
-        `rests_on_applied`: all trims that the sender has applied are applied here, too. Otherwise
-        batches that the sender has discarded stay missing, because this node does not know the
-        trims that caused it.
+        `rests_on_applied`: whether this node has applied all trims that the sender has applied. If
+        not, batches that the sender has discarded stay missing, because this node does not know the
+        trims behind the discard.
         """
         asked = self._asked
         self._silent.discard(event.sender)

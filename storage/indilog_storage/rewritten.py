@@ -2,6 +2,9 @@
 
 A discarded batch is left out. In a partly live batch the dead records become tombstones. Tombstones
 keep the localids of the dead records, so the other records keep their seqnums.
+
+`StorageNode` calls `needed` for the shell that rewrites a segment, and `Reclaim` calls
+`reclaimable_bytes`.
 """
 
 from __future__ import annotations

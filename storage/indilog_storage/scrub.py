@@ -4,7 +4,9 @@
 A pass begins every `scrub_interval_s`. It reads and verifies all batches of all shards, oldest
 first, at most `scrub_bytes_per_s`, with a pause after each batch. A damaged batch becomes a hole,
 which repair fills. After a start that replayed the whole journal, the first pass begins one
-interval later. After a start from a checkpoint it begins at once.
+interval later. After a start from a checkpoint, the first pass begins at once.
+
+`DiskCare` runs `Scrub`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Scrub:
         self._began: Instant | None = None
         self._due: Instant | None = None
         self._todo: list[ShardId] = []
-        """Shards of this pass; the current one is last."""
+        """Shards that this pass has not finished; the current shard is last."""
         self._at: LocalId = 0
         self._reading: dict[int, _Reading] = {}
         self._last_token = 0

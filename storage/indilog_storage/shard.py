@@ -1,20 +1,23 @@
 """One shard as one replica keeps it (ARCHITECTURE 3, 8 and thesis 5.5.1): writers, places of
 batches, and seqnums of records.
 
-A shard has three prefixes of localids, each at most as long as the one before. `written` is
-accepted and passed to the journal, `stored` is durable, and `ordered` has seqnums from the metalog.
-The stored prefix may have *holes*: records that a damaged or wiped disk lost. Records in a hole are
-unknown here, never absent; `indilog_storage.repair` fetches them from another replica.
+A shard has three prefixes of localids, each at most as long as the one before. Records of the
+`written` prefix are accepted and passed to the journal. Records of the `stored` prefix are durable.
+Records of the `ordered` prefix have seqnums from the metalog. The stored prefix may have *holes*:
+records that a damaged or wiped disk lost. Records in a hole are unknown here, never absent;
+`indilog_storage.repair` fetches them from another replica.
 
-A writer owns a shard from the metalog entry that names it (`NewWriters`). That entry drops the
-unordered records of earlier writers, so all unordered records are the newest writer's. A batch
-precedes the entry that names its writer only in a replay after damage.
+A writer owns a shard from the metalog entry (`NewWriters`) that names the writer. This entry drops
+the unordered records of earlier writers, so all unordered records are the newest writer's. Only in
+a replay after damage can a batch precede the entry that names its writer.
 
 Unordered records in a hole do not count as stored: the replica does not report them to the primary,
 and their writer resends them.
 
-The state is in flat arrays: 28 bytes per batch or hole, and 16 bytes per span. Consecutive spans of
-the metalog are joined.
+The state is in flat arrays: 28 bytes per batch or hole, and 16 bytes per span of consecutive
+records.
+
+`MovedShards` keeps the `Shard`s of a node. The other parts of `StorageNode` change and query them.
 """
 
 from __future__ import annotations
@@ -65,10 +68,10 @@ class Shard:
         bytes: bytes of all stored batches.
         unordered: batches that no entry has ordered yet, kept for their tags; the oldest may be
             missing.
-        holes: unknown ranges inside the stored prefix: the end of each, by its first localid.
+        holes: unknown ranges inside the stored prefix; by first localid, the end of each range.
         given_up: first localids of holes that no replica can fill.
-        damaged: batches of the only replica whose data is damaged: by first localid, the first
-            damaged record and the number of damaged ones.
+        damaged: batches with damaged data that an only replica keeps; by the first localid of the
+            batch, its first damaged record and its number of damaged records.
     """
 
     __slots__ = (
@@ -106,8 +109,7 @@ class Shard:
     # --- writers
 
     def begin(self, writer: Epoch) -> None:
-        """Give the shard to the writer that a metalog entry names, after the entries before it are
-        applied.
+        """Give the shard to the writer that the next metalog entry names.
 
         Stored records of earlier writers that no entry has ordered are dropped. If batches of this
         or a later writer are stored already, the missing records before them become a hole.
@@ -141,14 +143,15 @@ class Shard:
             self.holes[first] = end
 
     def replaces(self, first: LocalId, writer: Epoch) -> bool:
-        """Whether a batch at `first` is of a later writer, which dropped the records from there on.
+        """Whether a batch at `first` shows that the later `writer` dropped the records from there
+        on.
 
-        This happens only if the entry that names the writer was lost.
+        This is possible only if the entry that names the writer was lost.
         """
         return first < self.stored and bool(self._runs) and writer > self._runs[-1][1]
 
     def truncate(self, end: LocalId) -> None:
-        """Drop all records from `end` on, which are not ordered."""
+        """Drop all records from `end` on; none of them is ordered."""
         assert end >= self.ordered, "ordered records are never dropped"
         self._truncate(end)
         self.written = self.stored
@@ -176,7 +179,8 @@ class Shard:
     def catch_up(self, history: ShardHistory) -> None:
         """Apply entries that were applied while this node did not keep the shard.
 
-        A batch that is here stays if its writer owns its localids. All other records are missing.
+        A batch that is here stays if its writer owns its localids. All other ordered records are
+        missing.
         """
         for start, writer in history.writers:
             if writer > self.writer:
@@ -265,9 +269,7 @@ class Shard:
     def fill(
         self, first: LocalId, end: LocalId, location: Location, writer: Epoch = NO_INCARNATION
     ) -> bool:
-        """Note the place of a batch that fills a hole or is the next one; False: it does
-        neither.
-        """
+        """Note the place of a batch that fills a hole or is the next batch; False: neither."""
         if first >= self.stored:
             self.skip_to(first)
             self.store(first, end, location, writer)
@@ -291,7 +293,7 @@ class Shard:
         return True
 
     def lacks(self, localid: LocalId, end: LocalId | None = None) -> bool:
-        """Whether `localid`, or with `end` the whole range [localid, end), is in one hole."""
+        """Whether one hole contains [localid, end); by default, `end` is `localid` + 1."""
         index = self.holes.bisect_right(localid) - 1
         end = localid + 1 if end is None else end
         return index >= 0 and localid < end <= self.holes.peekitem(index)[1]
@@ -307,11 +309,10 @@ class Shard:
         return end > known_to
 
     def lacking_to(self, first: LocalId) -> LocalId:
-        """Return the end of the range from `first` on whose records a restart would not find,
-        either.
+        """Return the end of the range from `first` on that this disk has lost permanently.
 
-        It is `first` if the record there is stored, was never known here, or is only unreadable
-        now.
+        The range is empty if the record at `first` is stored, was never known here, or is only
+        unreadable now.
         """
         index = self.holes.bisect_right(first) - 1
         while 0 <= index < len(self.holes):
@@ -331,8 +332,8 @@ class Shard:
         self.given_up.add(first)
 
     def lost_within(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
-        """Return the parts of [first, end) that are lost: in holes that no other replica can fill.
-        The tags of these records are lost, too.
+        """Return the parts of [first, end) that are in holes which no other replica can fill. These
+        records and their tags are lost.
         """
         if not self.holes or not (self.alone or self.given_up):
             return []
@@ -354,12 +355,12 @@ class Shard:
 
     @property
     def last_writer(self) -> Epoch:
-        """The newest writer of a stored batch, or that the metalog names."""
+        """The newest writer that the metalog or a stored, unordered batch names."""
         return max(self.writer, self._runs[-1][1] if self._runs else NO_INCARNATION)
 
     @property
     def _named_end(self) -> LocalId:
-        """The end of the stored records that are ordered or of the shard's writer."""
+        """The end of the stored records that are ordered or belong to the shard's writer."""
         for first, writer in self._runs:
             if writer > self.writer:
                 return max(self.ordered, first)
@@ -432,8 +433,10 @@ class Shard:
     def batch_from(
         self, localid: LocalId, *, local: bool = False
     ) -> tuple[LocalId, LocalId, Location] | None:
-        """Return the range and place of the first known batch that begins at `localid` or later;
-        None: there is none. `local`: only batches in the journal count.
+        """Return the range and place of the first known batch from `localid` on; None: there is
+        none.
+
+        If `local`, only batches in the journal count.
         """
         index = self._known_from(bisect_left(self._firsts, localid), local=local)
         if index is None:
@@ -457,7 +460,8 @@ class Shard:
     def _known_from(self, index: int, *, local: bool) -> int | None:
         """Return the first row from `index` on with a known place.
 
-        A log that is trimmed or moved continuously has millions of other rows before that one.
+        If a log is trimmed or moved to cold storage continuously, millions of rows without a known
+        place may come before this row.
         """
         count, end = len(self._segments), _COLD if local else _GONE
         if index < count and _HOLE < self._segments[index] < end:
@@ -514,9 +518,7 @@ class Shard:
         return _HOLE < self._segments[index] < _COLD or self._segments[index] == _GONE
 
     def move(self, first: LocalId, end: LocalId, number: int) -> list[tuple[Location, Location]]:
-        """Note that the batches of [first, end) are in a cold object; return the old and new place
-        of each.
-        """
+        """Note that the batches of [first, end) are in a cold object; return old and new places."""
         index = bisect_left(self._firsts, first)
         self._row_packs.changed(index)
         moved: list[tuple[Location, Location]] = []
@@ -587,7 +589,7 @@ class Shard:
             index += 1
 
     def replace(self, first: LocalId, end: LocalId, location: Location) -> bool:
-        """Note the new place of the batch with exactly these records; False: there is none."""
+        """Note the new place of the batch with exactly these records; False: no batch has them."""
         index = bisect_left(self._firsts, first)
         there = index < len(self._firsts) and self._firsts[index] == first
         if not there or self._end_of(index) != end or self._segments[index] in _NOWHERE:
@@ -711,9 +713,7 @@ class Shard:
     # --- order
 
     def _drop_misplaced(self, end: LocalId) -> None:
-        """Drop the records below `end` that a writer without an entry stored in place of ordered
-        records. The entry that named this writer was replaced.
-        """
+        """Drop the records that a writer whose entry was replaced stored below `end`."""
         if self._named_end < min(self.stored, end):
             self.truncate(self._named_end)
 
@@ -742,7 +742,7 @@ class Shard:
         return batches
 
     def _continues(self, span: Span) -> bool:
-        """Whether seqnums and localids of a span both continue where the last one ended."""
+        """Whether the seqnums and the localids of a span continue where the last span ended."""
         return bool(self._span_seqnums) and (
             span.first_seqnum - self._span_seqnums[-1]
             == span.first_localid - self._span_localids[-1]
@@ -773,9 +773,7 @@ class Shard:
         self.ordered, self.writer = min(self.ordered, ordered), writer
 
     def localid_of(self, seqnum: SeqNum) -> LocalId | None:
-        """Return the localid of the record at `seqnum`; None: no applied entry gave it to this
-        shard.
-        """
+        """Return the localid of the record at `seqnum`; None: the shard has no such record."""
         index = bisect_right(self._span_seqnums, seqnum) - 1
         if index < 0:
             return None

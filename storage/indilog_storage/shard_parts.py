@@ -1,4 +1,4 @@
-"""Data types of shards: the content of their checkpoints, and returned values."""
+"""Data types of `Shard`: the content of its checkpoints, and the values that it returns."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from indilog.roles.role import Location
 
 
 class LocalBatches(NamedTuple):
-    """Consecutive batches in the journal, with at most discarded batches between them.
+    """Consecutive batches in the journal; only discarded batches lie between them.
 
     Attributes:
         first, end: the range of their localids.
-        batches: the first localid and the place of each.
-        bounded: whether a hole or a batch on cold storage follows them.
+        batches: the first localid and the place of each batch.
+        bounded: whether a hole or a batch on cold storage follows the last batch.
     """
 
     first: LocalId
@@ -35,7 +35,7 @@ class BatchRows(NamedTuple):
         firsts, ends: the range of localids of each batch.
         segments, offsets, lengths: where it was written; for cold storage see
             `indilog_storage.batch_reads.cold_number`.
-        gone: the localids of discarded batches, a row each: first, end.
+        gone: a row (first localid, end) for each discarded batch.
     """
 
     firsts: NDArray[np.uint64]

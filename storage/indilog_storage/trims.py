@@ -1,4 +1,4 @@
-"""The messages about trims that a storage node sends to index nodes (ARCHITECTURE 13)."""
+"""The messages about trims that a `StorageNode` sends to index nodes (ARCHITECTURE 13)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def announce_trims(view: View, ordering: Ordering) -> list[Effect]:
 
 
 def floors_page(ordering: Ordering, message: TagFloorsWanted, to: NodeId) -> Send:
-    """Return the next page of all floors. If `to` already has all of them, return an answer that
-    says so.
+    """Return the next page of all floors. If `to` already has all floors, return an answer without
+    floors.
     """
     copy_of, trims, epoch = ordering.trim_extent
     if trims and (trims, epoch) == (message.trims, message.epoch):
