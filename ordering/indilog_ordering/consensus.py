@@ -1,78 +1,83 @@
 """The consensus core of the ordering tier: a metalog on several sequencers, in the shape of Raft
 (Ongaro and Ousterhout 2014; decision 0042).
 
-It is pure: messages and the time in, messages and frames out. A *term* is a number from the
-metadata store's sequence that one sequencer gets. So terms grow, and no two primaries share one.
-Any sequencer may be the primary of any term, also of several consecutive ones. The *configuration*
-is the sequencers of the newest view in a copy, committed or not. A *majority* is more than half of
-the configuration.
+The core does no input or output: it takes messages and the time, and returns messages and frames.
+`Sequencer` calls `Consensus`, which passes messages to its `Member` and its `Leader`.
+
+A *term* is a number from a growing sequence in the metadata store. Each number is given to one
+sequencer, the *primary* of the term, so no two primaries share a term. A sequencer may be the
+primary of several terms. The *configuration* of a copy consists of the sequencers of the newest
+view in this copy, committed or not. A *majority* is more than half of the configuration.
 
 1. **Promise.** A sequencer follows the newest term that it knows. It persists that term before it
    answers, and refuses messages of older terms, also after a restart (Raft 5.1).
-2. **Log matching.** An entry carries the term in which it was proposed, and a primary proposes once
-   at a position. A copy accepts entries only if its entry before them has the same term as the
-   primary's. An entry that differs replaces the one at its position and all after it. So if two
-   copies have entries of one term at one position, they are equal up to it (Raft 5.3).
-3. **Seal.** A new primary sends `Seal` to all. When a majority has answered, it begins a second
-   round. It waits until a majority of those nodes, in the same incarnations, has answered in this
-   round. So there was an instant at which a majority, the *electors*, had all promised the term.
-   The primary adopts the greatest copy of the electors, by last term and length; its own copy if
-   that is greater. If the adopted copy has another configuration, the primary repeats this with a
-   majority of that configuration.
-4. **Commit.** An entry is committed when a majority durably has it and also an entry of the
-   primary's own term (Raft 5.4.2). The first entry of a term is an empty one, the *fence*. The
-   majority need not include the primary's own disk.
-5. **Learners.** A node that may have lost entries or promises is a *learner*, and writes this to
-   its disk before any other frame. It counts in no majority. It becomes a *voter* again in two
-   steps. (a) It durably has all entries that a primary had at some instant, after that primary had
-   received a message of this incarnation. (b) That primary then began a round, and a majority
-   without the learner answered in it.
+2. **Log matching.** An entry carries the term in which it was proposed. A primary proposes only one
+   entry at a position. A copy accepts a primary's entries only if its entry directly before them
+   has the same term as the primary's entry there. An accepted entry that differs from the copy's
+   entry at its position replaces that entry and all later entries. So if two copies have entries of
+   the same term at the same position, the copies are equal up to this position (Raft 5.3).
+3. **Seal.** A new primary sends `Seal` to all sequencers. When a majority has answered, the primary
+   begins a second round. It waits until a majority has answered in both rounds, each node in one
+   incarnation. These nodes are the *electors*: at one instant, all of them had promised the term.
+   The primary adopts the greatest copy of the electors, by last term and then by length. If no copy
+   of an elector is greater than its own, the primary keeps its own copy. If the adopted copy has
+   another configuration, the primary repeats this rule with a majority of that configuration.
+4. **Commit.** An entry is committed when a majority durably has this entry and also an entry of the
+   primary's own term (Raft 5.4.2). The first entry of a term orders no records; it is called the
+   *fence*. The majority need not include the primary's own disk.
+5. **Learners.** A node that may have lost entries or promises is a *learner*. It writes this fact
+   to its disk before any other frame, and counts in no majority. A primary makes the learner a
+   *voter* again under two conditions. (a) The learner durably has all entries that the primary had
+   at some instant after this primary received a message of the learner's present incarnation. (b)
+   After that instant the primary began a round, and a majority without the learner answered in this
+   round.
 6. **Rounds.** A primary numbers its rounds, and answers repeat the newest number. If a majority has
    answered in a round, no newer primary had electors when the round began. So a tail that was
-   committed then is linearizable (Raft 8, ReadIndex).
-7. **Changes.** An entry adds or removes at most one sequencer, so majorities before and after it
-   share a node. It is proposed only after two entries are committed: an entry of the primary's own
-   term, and the entry of the newest view. The source is Raft 4.1 with its correction of 2015
-   (decision 0053). A node outside the configuration gets entries before it joins, and counts in no
-   majority.
+   committed when the round began is linearizable (Raft 8, ReadIndex).
+7. **Changes.** An entry adds or removes at most one sequencer, so majorities before and after the
+   entry share a node. Such an entry is proposed only after two entries are committed: an entry of
+   the primary's own term, and the entry of the newest view. This rule is Raft 4.1 with its
+   correction of 2015 (decision 0053). A node outside the configuration gets entries before it
+   joins, and counts in no majority.
 
 *Leader completeness*: if an entry e was committed in term u, every primary of a term v > u adopts a
 copy that has e. Let E be the majority that had e, and V the electors of v. Some node X is in both.
 
-Suppose first that X did not lose its disk between its two answers. Then Raft's argument (5.4.3)
-holds. X acknowledged e before it promised v, because it refuses messages of u after that promise.
-So its copy ends at e or later. By induction over the terms between u and v, the greatest copy of V
-has e.
+Suppose first that X did not lose its disk between its acknowledgement of e and its promise of v.
+Then Raft's argument (5.4.3) holds. X acknowledged e before it promised v, because X refuses
+messages of u after that promise. So the copy of X ends at e or later. By induction over the terms
+between u and v, the greatest copy of V has e.
 
-Nodes that lost their disks remain. Take a learner W that a primary of term t restored. Let Q be the
-majority without W that answered in the round of 5b, after the loss. Two claims suffice:
+The second case is a node that lost its disk. Take a learner W that a primary of term t restored.
+Let Q be the majority without W that answered, after the loss, in the round of rule 5b. Two claims
+suffice:
 
 - *W has every e that it acknowledged before the loss.* There are three cases. If u < t: the
   electors of t and E share a node, which is W before its loss, or another node. So the primary of t
   adopted e, and W has e by 5a. If u = t: the primary had received a message of W's new incarnation.
-  W's earlier incarnation acknowledged e before that, so 5a includes e. If u > t: the electors of u
-  had promised u before e was proposed, so before the loss. Some node Y of Q was one of them, and
-  would have refused the round of t, because t < u.
+  W's earlier incarnation acknowledged e before that message, so 5a includes e. If u > t: the
+  electors of u had promised u before e was proposed, so before the loss. Some node Y of Q was one
+  of these electors. Y would have refused the round of t, because t < u, so this case is impossible.
 - *W keeps its promise.* Let W be an elector of v. All electors of v had promised v at one instant,
-  and W lost its disk after that. Some node Y of Q was also an elector, and answered in term t, so t
-  >= v. If Y had lost its disk in between, the same argument holds for Y, which was restored
-  earlier. W followed t when it was restored, so it refuses u < v.
+  and W lost its disk after this instant. Some node Y of Q was also an elector of v. Y answered in
+  term t, so t >= v. If Y had lost its disk between promise and answer, the same argument holds for
+  Y, which was restored earlier. W followed t when it was restored, so it refuses u < v.
 
-Without the second round of 3 the electors need not have promised at one instant. A node could
+Without the second round of rule 3, the electors need not have promised at one instant. A node could
 promise v, lose its disk, be restored by t < v, and acknowledge entries of t that v does not know.
 
-A primary that is a learner itself is restored by the same rule: the second round of 3 is that of
-5b. A *sole* sequencer is every majority: each entry on its disk is committed. It needs no promise,
-no fence and no round, and its disk cannot be restored from others.
+A primary that is a learner is restored by rule 5, too: the second round of rule 3 is then the round
+of 5b. A *sole* sequencer is a majority by itself, so each entry on its disk is committed. It needs
+no promise, no fence and no round. No other sequencer can restore its disk.
 
-The proof uses that two majorities share a node. This also holds if their configurations differ. By
-7 and 3, two primaries have the same configuration, or neighbouring ones. Otherwise the electors of
-the later primary would include a node with the fence that the earlier one committed before its
-change. Then the later primary would adopt that change. This is Raft's argument (dissertation 4.1)
-for the owner of the adopted copy: the electors are a majority of the configuration in that copy,
-and none of them has a greater copy.
+The proof uses that two majorities share a node. This also holds if their configurations differ: by
+rules 7 and 3, the configurations of two primaries are equal or differ by one sequencer. Otherwise
+the electors of the later primary would include a node that has the fence which the earlier primary
+committed before its change. Then the later primary would adopt that change. This is Raft's argument
+(dissertation 4.1) for the owner of the adopted copy: the electors are a majority of the
+configuration in that copy, and none of them has a greater copy.
 
-Two assumptions are made: a sync is durable, and lost frames are detected (decisions 0009, 0022).
+There are two assumptions: a sync is durable, and lost frames are detected (decisions 0009, 0022).
 Sequencers of one process lose their unsynced frames together, so the nodes of a majority should run
 in different processes.
 """
@@ -99,8 +104,8 @@ class Consensus:
         incarnation: the incarnation of this node.
 
     Attributes:
-        member: the copy and the promise.
-        leader: the term that this node leads; None: it leads none.
+        member: the copy and the promise of this node.
+        leader: the term that this node leads; None: this node leads no term.
     """
 
     def __init__(

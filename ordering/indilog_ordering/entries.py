@@ -1,8 +1,10 @@
 """Metalog entries in memory: the newest as objects, older ones packed.
 
-An entry takes about 600 bytes as an object. In a pack, a compressed group of consecutive entries,
-it takes 6 to 12 bytes. A pack is decoded when a lagging reader requests its entries. The first pack
-is dropped when a base replaces its entries (`indilog.kernel.metalog.Base`).
+An entry takes about 600 bytes as an object. A *pack* is a compressed group of consecutive entries,
+in which an entry takes 6 to 12 bytes. A pack is decoded when a lagging reader requests its entries.
+The first pack is dropped when a base replaces its entries (`indilog.kernel.metalog.Base`).
+
+`StoredMetalog` owns the one `Entries` of a sequencer.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from indilog.kernel.metalog import Entry, decode_entries, encode_entries
 PAGE: Final = 512
 """Entries in a pack."""
 UNPACKED_MIN: Final = 2048
-"""Smallest number of newest entries that stay unpacked; by default more than may be in flight."""
+"""Smallest number of newest entries that stay unpacked. With default settings, fewer entries may be
+in flight.
+"""
 _PAGES_CACHED: Final = 4
 _FAST: Final = 1
 
@@ -79,8 +83,8 @@ class Entries:
         return self._at(number)[position - self._first(number)]
 
     def _number(self, position: MetalogPosition) -> int:
-        """Return the index of the pack with `position`; if it is among the newest entries, the
-        number of packs.
+        """Return the index of the pack with `position`. If `position` is among the newest entries,
+        return the number of packs.
         """
         return min((position - self.start) // self._page, len(self._packed))
 
@@ -116,14 +120,14 @@ class Entries:
         self._cached.clear()
 
     def restart(self, start: MetalogPosition) -> None:
-        """Remove all entries; the next one is at `start`."""
+        """Remove all entries; the next entry is at `start`."""
         self._packed, self._last_epochs, self._newest = [], array("Q"), []
         self._cached.clear()
         self.start = start
 
     @property
     def first_pack_end(self) -> MetalogPosition | None:
-        """The position after the entries that `drop_pack` would drop; None: all are unpacked."""
+        """The position after the entries that `drop_pack` would drop; None: there is no pack."""
         return self._first(1) if self._packed else None
 
     def drop_pack(self) -> None:
@@ -139,7 +143,7 @@ class Entries:
         return self._first(number) + bisect_left(self._at(number), epoch, key=_epoch_of)
 
     def end_not_newer(self, epoch: Epoch) -> MetalogPosition:
-        """Return the position after the last entry of `epoch` or an earlier one, or `start`."""
+        """Return the position after the last entry of `epoch` or an earlier epoch, or `start`."""
         number = bisect_right(self._last_epochs, epoch)
         return self._first(number) + bisect_right(self._at(number), epoch, key=_epoch_of)
 
@@ -171,7 +175,7 @@ class Entries:
             start += len(entries)
 
     def _at(self, number: int) -> Sequence[Entry]:
-        """Return the entries of a pack, or the newest ones, which follow the last pack."""
+        """Return the entries of a pack; for the number after the last pack, the newest entries."""
         if number == len(self._packed):
             return self._newest
         page = self._cached.get(number)

@@ -1,9 +1,10 @@
 """The clock that stamps metalog entries (`NewRecords.time_us`, decision 0025).
 
-At its start the primary reads the wall clock once, to learn how much time passed since the last
-stamp. After that the time advances with the monotonic clock, even if the wall clock is set. A wall
-clock before the last stamp, or more than `gap_s_max` after it, is treated as wrong: the time then
-continues from the last stamp. Neither the time nor a stamp ever goes back.
+At its start, `Primary` creates an `EntryClock`. The clock reads the wall clock once, to learn how
+much time passed since the last stamp. After that the time advances with the monotonic clock, even
+if the wall clock is set. If the wall clock shows a time before the last stamp, or more than
+`gap_s_max` after the last stamp, it counts as wrong: the time then continues from the last stamp.
+Neither the time nor a stamp ever decreases.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class EntryClock:
 
     Attributes:
         now_us: the time of this iteration, in microseconds since 1970.
-        behind_s: seconds by which the time lagged the wall clock at the start; negative: it was
-            ahead.
+        behind_s: seconds by which the time lagged the wall clock at the start; negative: the time
+            was ahead of the wall clock.
     """
 
     __slots__ = ("_offset_us", "behind_s", "now_us")

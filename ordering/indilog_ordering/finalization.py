@@ -2,7 +2,8 @@
 
 A finalized shard gets no further records. A scheduled finalization takes effect after a number of
 committed cuts, its *grace*; an emergency finalization takes effect at once. The primary counts the
-cuts of its own term, so after a failover the grace begins again.
+cuts of its own term, so after a failover the grace begins again. `Primary` owns the one
+`Finalizations` and proposes the entries.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from indilog.base.ids import Instant, MetalogPosition, ShardId
 from indilog.kernel.placement import Placement
 
 GRACE_S_MAX: Final = 5.0
-"""Longest grace in seconds, because without appends there are no cuts."""
+"""Longest grace in seconds. It limits the wait for cuts, because there are no cuts without
+appends.
+"""
 
 
 class _Grace:
@@ -44,7 +47,7 @@ class Finalizations:
     def want(self, wanted: Mapping[ShardId, int], now: Instant) -> None:
         """Set the shards that are to be finalized, with the cuts of their grace.
 
-        The grace of a shard that was wanted before continues, but 0 cuts end it.
+        The grace of a shard that was wanted before continues, unless the shard now has 0 cuts.
         """
         graces: dict[ShardId, _Grace] = {}
         for shard, cuts in wanted.items():
@@ -76,5 +79,5 @@ class Finalizations:
         )
 
     def deadline(self) -> Instant | None:
-        """When a grace ends even without cuts; None: there is none."""
+        """When the next grace ends even without cuts; None: no shard has a grace."""
         return min((grace.until for grace in self._graces.values()), default=None)

@@ -1,5 +1,8 @@
-"""One term of a primary: it seals, adopts the greatest copy, replicates, commits and confirms. The
-rules are in `indilog_ordering.consensus`.
+"""One term of a primary: the leader seals the sequencers, adopts the greatest copy, replicates and
+commits entries, and confirms rounds. The rules are in `indilog_ordering.consensus`.
+
+`Consensus` owns the `Leader`. A leader appends to the copy of its own `Member`, and keeps a
+`MemberProgress` for each other sequencer. `Primary` proposes entries by `Leader.append`.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from indilog_ordering.member_progress import MemberProgress
 class Leader:
     """The primary of one term.
 
-    Guarantees: an entry is committed only if it is durable at a majority of the configuration,
-    without learners. The configuration is the sequencers of the newest view in the copy here. No
-    committed entry is ever replaced.
+    Guarantees: an entry is committed only if it is durable at a majority of the configuration, not
+    counting learners. The configuration consists of the sequencers of the newest view in the copy
+    here. No committed entry is ever replaced.
 
     Attributes:
         nodes: the configuration.
@@ -55,9 +58,9 @@ class Leader:
         self._joining: frozenset[NodeId] = frozenset()
         """Nodes outside the configuration that are to join it."""
         self._left: dict[NodeId, int | None] = {}
-        """Nodes that the newest configuration lacks. Each gets entries until it has answered in the
-        given round, from which it learns that it has left; None: the entry that removes it is not
-        committed.
+        """Nodes that the newest configuration lacks, with the round from which each of them learns
+        that it has left. A node gets entries until it has answered in this round. None: the entry
+        that removes the node is not committed yet.
         """
         self._seals = Resend(*self._resend_s)
         """When to resend `Seal` messages until a copy is adopted."""
@@ -69,7 +72,7 @@ class Leader:
         self._chosen_by: frozenset[NodeId] = frozenset()
         """The configuration of which a majority was sealed when the owner was chosen."""
         self._asked: MetalogPosition | None = None
-        """The first position that was requested from the owner last."""
+        """The first position of the last request to the owner."""
         self._paged = False
         """Whether the owner was sent a request in this iteration."""
         self.alone = self._majority == 1
@@ -97,20 +100,22 @@ class Leader:
 
     @property
     def has_room(self) -> bool:
-        """Whether an entry may be proposed: few enough are in flight."""
+        """Whether an entry may be proposed: fewer than `metalog_entries_in_flight_max` entries are
+        in flight.
+        """
         in_flight = len(self._metalog) - self.committed
         return not self.deposed and in_flight < self._page_entries
 
     @property
     def silent(self) -> tuple[NodeId, ...]:
-        """The sequencers from which no message has arrived."""
+        """The sequencers of the configuration from which no message has arrived."""
         return tuple(
             n for n, member in self._members.items() if member.elects and not member.incarnation
         )
 
     def confirm(self) -> int:
-        """Begin a round; return its number. When that round is confirmed, it is certain that no
-        newer primary had committed an entry at the time of this call.
+        """Begin a round; return its number. A confirmed round proves that no newer primary had
+        committed an entry at the time of this call.
         """
         self._round_wanted = True
         return self._round + 1
@@ -146,9 +151,8 @@ class Leader:
         self._follow_nodes()
 
     def can_install(self, nodes: Sequence[NodeId]) -> bool:
-        """Whether an entry may be proposed now whose view has these sequencers (rule 7 of the
-        consensus core). A majority of them must have nearly all entries, so that the new entry can
-        soon be committed.
+        """Whether a view with these sequencers may be proposed now (rule 7 of the consensus core).
+        A majority of them must have nearly all entries, so that the new entry is soon committed.
         """
         if frozenset(nodes) == frozenset(self.nodes):
             return True
@@ -162,7 +166,7 @@ class Leader:
         return len(current) >= majority(nodes) and added <= frozenset(current)
 
     def _is_current(self, node: NodeId) -> bool:
-        """Whether a node is no learner, and lacks only as many entries as may be in flight."""
+        """Whether a node is no learner, and lacks at most as many entries as may be in flight."""
         if node == self._node:
             return not self._metalog.learner
         member = self._members.get(node)
@@ -184,7 +188,7 @@ class Leader:
             self._follow_nodes()
 
     def _follow_nodes(self) -> None:
-        """Keep the progress of the nodes that get entries, and drop that of all other nodes."""
+        """Keep the progress of the nodes that get entries; drop the progress of all other nodes."""
         owner = () if self._owner is None else (self._owner[0],)
         kept = dict.fromkeys((*self.nodes, *sorted(self._joining), *self._left, *owner))
         known = self._members
@@ -238,7 +242,7 @@ class Leader:
         return []
 
     def _progress_of(self, event: Received) -> MemberProgress | None:
-        """Return the progress of the sender; it is empty for a new incarnation."""
+        """Return the progress of the sender; a new incarnation begins with an empty progress."""
         member = self._members.get(event.sender)
         if member is None or event.incarnation < member.incarnation:
             return None
@@ -260,7 +264,7 @@ class Leader:
     # --- the beginning of the term
 
     def advance(self, now: Instant) -> list[Effect]:
-        """Adopt a copy, or commit entries that a majority has. `replicate` follows after proposals.
+        """Adopt a copy, or commit entries that a majority has. Call `replicate` after proposals.
 
         Raises:
             DataLossError: so many sequencers lost entries that the missing entries cannot be
@@ -294,8 +298,8 @@ class Leader:
 
     def _check_voters(self) -> None:
         """Stop if fewer than a majority are voters, because only a primary restores learners. While
-        another copy is greater, the configuration may be another one; so wait until all have
-        answered.
+        another copy is greater than the copy here, the configuration may still change; so wait
+        until all sequencers have answered.
 
         Raises:
             DataLossError: fewer than a majority count.
@@ -436,8 +440,8 @@ class Leader:
                 self._dismiss()
 
     def _dismiss(self) -> None:
-        """Begin a round from which nodes that have left learn that the entry of their removal is
-        committed.
+        """Begin a round for each node that has left. The message of the round tells the node that
+        the entry of its removal is committed.
         """
         if self._metalog.view_end <= self.committed:
             for node, until in self._left.items():

@@ -1,5 +1,8 @@
 """One sequencer's copy of the metalog, its promise, and its answers to a primary. The rules are in
 `indilog_ordering.consensus`.
+
+`Consensus` owns the one `Member` of a sequencer; `Leader` uses it at the primary. The member keeps
+the entries in a `StoredMetalog`.
 """
 
 from __future__ import annotations
@@ -21,15 +24,15 @@ class Member:
         view: the newest view that is known to be installed.
         incarnation: the incarnation of this node.
 
-    Guarantees: each answer contains only durable facts. A term below a promised one is not
-    followed, in this incarnation and in later ones.
+    Guarantees: each answer contains only durable facts. After a promise of a term, neither this
+    incarnation nor a later one follows a lower term.
 
     Attributes:
         metalog: the copy.
         incarnation: the incarnation of this node.
         term: the newest term that is known here; answers wait until its promise is durable.
-        committed: number of the entries here that the primary has reported as committed, perhaps
-            before its process has synced them.
+        committed: number of the entries here that the primary has reported as committed. The report
+            may precede the sync of the primary's process.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Member:
         self._matched: MetalogPosition = 0
         """Number of entries, durable or not, that equal those of the primary of `term`."""
         self._round = 0
-        """The newest round of that primary."""
+        """The newest round of the primary of `term`."""
         self._folded: MetalogPosition = 0
         self._sealed: Seal | None = None
         """The `Seal` to answer when the promise is durable."""
@@ -64,7 +67,7 @@ class Member:
         self._answered: MetalogStored | None = None
 
     def begin(self) -> list[Effect]:
-        """Return the frame that marks a learner, which comes before all others."""
+        """Return the frame that marks a learner; it precedes all other frames."""
         return [self.metalog.mark(learner=True)] if self.metalog.written.learner else []
 
     def lead(self, term: Epoch) -> list[Effect]:
@@ -75,8 +78,8 @@ class Member:
         return [self.metalog.promise(term)]
 
     def announce(self, primary: NodeId) -> list[Effect]:
-        """Notify the primary of this incarnation, so that acknowledgements of earlier ones become
-        void.
+        """Notify the primary of this incarnation. The primary then voids the acknowledgements of
+        earlier incarnations.
         """
         learner = self.metalog.written.learner
         return [Send(primary, MetalogStored(self.metalog.promised, 0, learner=learner))]
@@ -145,7 +148,7 @@ class Member:
 
         Returns:
             The frames to persist. Text: why the message contradicts this copy. None: the entries do
-            not follow this copy, because it has another entry, or none, before them.
+            not follow this copy, because this copy has another entry, or no entry, before them.
         """
         metalog, effects, start = self.metalog, list[Effect](), message.start
         assert start is not None, "it has entries, or a place for some"

@@ -1,11 +1,13 @@
 """The primary's knowledge of one other sequencer: the entries that it has stored, and the messages
 in flight to it.
 
-It resembles the progress of a follower in Raft implementations. A sequencer is *probed* until the
-primary knows the position up to which the two copies are equal. Entries are then pipelined within a
-window. When an answer shows that messages were lost, the primary resends once, from the end of the
-entries that the sequencer has. Further answers to the same gap cause no resend; only a timeout
-does.
+`MemberProgress` resembles the progress of a follower in Raft implementations. A sequencer is
+*probed* until the primary knows the position up to which the two copies are equal. Entries are then
+pipelined within a window. When an answer shows that messages were lost, the primary resends once,
+from the end of the entries that the sequencer has. Further answers about the same gap cause no
+resend; only a timeout causes another resend.
+
+`Leader` keeps a `MemberProgress` for each other sequencer.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ class MemberProgress:
         elects: whether the newest configuration of the primary has it.
         voter: whether it is known to be no learner; False until its first answer.
         echoed: the newest round that it has answered.
-        sealed_in: the round in which its first answer to a `Seal` arrived; None: none has.
+        sealed_in: the round in which its first answer to a `Seal` arrived; None: no answer has.
         extent: the extent of its copy when it last answered a `Seal`.
         stored: number of entries of the primary that it durably has; 0 while probed.
         sent: number of entries that were sent; `stored <= sent`.
-        probed: whether it is not known up to which position its copy equals the primary's.
+        probed: whether the primary does not know yet up to which position both copies are equal.
         probe_at: the position that the next probe compares; None: the end of the primary's copy.
-        learner_until: (entries, round). It becomes a voter when it has these entries and this round
-            is confirmed. None: it is no learner, or not known to be one.
+        learner_until: (number of entries, round). The sequencer becomes a voter when it has these
+            entries and this round is confirmed. None: it is not known to be a learner.
         base_sent: whether the base of the primary is in flight to it.
         round_sent: the newest round that was sent to it.
         resend: when to resend unanswered messages.
@@ -66,11 +68,13 @@ class MemberProgress:
 
     @property
     def counts(self) -> bool:
-        """Whether it counts in majorities."""
+        """Whether the sequencer counts in majorities."""
         return self.elects and self.voter
 
     def needs_base(self, base: MetalogPosition) -> bool:
-        """Whether the sequencer lacks entries that the primary has only as a base, up to `base`."""
+        """Whether the sequencer lacks entries below `base`, which the primary has only as a
+        base.
+        """
         known = self.probe_at if self.probed else self.stored
         return known is not None and known < base
 

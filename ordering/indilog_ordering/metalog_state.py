@@ -1,5 +1,8 @@
 """The state of a sequencer's copy of the metalog, as `METALOG_STATE` frames hold it
 (docs/FORMATS.md, decision 0042).
+
+`StoredMetalog` writes and reads these frames; a restored backup (`indilog_pipeline.backup`) writes
+one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ class MetalogState(msgspec.Struct, frozen=True, array_like=True, tag=2):
         promised: primaries of a term below this are not followed.
         learner: whether the copy may lack entries that it once had.
         extent: the extent of the copy at this frame.
-        base: the base that replaces the whole copy at this frame; None: none does.
+        base: the base that replaces the whole copy at this frame; None: the copy stays.
     """
 
     promised: Epoch

@@ -6,12 +6,17 @@ other sequencers at once, so that the syncs of all sequencers overlap (decision 
 *committed* when a majority of the sequencers has it (`indilog_ordering.consensus`). After that it
 is *published*: sent to engines and storage nodes. Several entries are in flight at once.
 
-Unless this is the only sequencer, the first entry of a term is the fence, a cut without records.
-When the fence is committed, all earlier entries are. Nothing is published or answered before that.
+If there are other sequencers, the first entry of a term is the fence, a cut without records. When
+the fence is committed, all earlier entries are committed, too. Nothing is published or answered
+before the fence is committed.
 
-When every storage node has an entry in both of its checkpoints (`MetalogCovered`), the entry is
-folded into the base, here and at the backups. A node that requests such an entry receives the base
-(decision 0030).
+When every running storage node has an entry in both of its checkpoints (`MetalogCovered`), the
+entry is folded into the base, here and at the backups. A node that requests such an entry receives
+the base (decision 0030).
+
+`Sequencer` creates a `Primary` when its term has adopted a copy, and passes it the messages of
+engines and storage nodes. `Primary` proposes entries by `Leader`. It asks `Reports`,
+`Replacements`, `Finalizations` and `TrimRequests` which entries are due.
 """
 
 from __future__ import annotations
@@ -94,7 +99,7 @@ class Primary:
         self._epoch = epoch
         self._leader = leader
         self._cut_interval_s = config.cluster.cut_interval_s
-        self._cut_at = Instant(now - self._cut_interval_s)  # of the newest cut
+        self._cut_at = Instant(now - self._cut_interval_s)  # when the newest cut was proposed
         self._merged_by_masters = config.cluster.aggregation == "master-slave"
         self._page_entries = config.node.ordering.metalog_entries_in_flight_max
         self._page_bytes = config.node.messages.page_bytes_max
@@ -211,7 +216,9 @@ class Primary:
             self._cover(node, Extent(NO_INCARNATION, 0))
 
     def begin(self) -> list[Effect]:
-        """Notify readers that this node leads, and propose the fence, unless it is the only one."""
+        """If there are other sequencers, notify readers that this node leads, and propose the
+        fence.
+        """
         if self._leader.alone:
             return []
         led = TermIs(self._epoch, self._node)
@@ -240,8 +247,8 @@ class Primary:
         return effects
 
     def deadline(self) -> Instant | None:
-        """When to repeat a disk-full notification or propose the next cut, or a storage node may be
-        lost.
+        """When the next of these is due: a repeated disk-full notification, a cut, a finalization,
+        or a check for lost storage nodes.
         """
         due = self._disk_full_notifier.deadline()
         if self._cut_interval_s and self._reports.changed and self._leader.has_room:
@@ -299,8 +306,8 @@ class Primary:
         return []
 
     def _cover(self, node: NodeId, covered: Extent) -> None:
-        """Note the extent that the checkpoints of a storage node cover, as far as its entries equal
-        those here.
+        """Note the extent that both checkpoints of a storage node cover. Only entries that equal
+        the entries here count.
         """
         self._covered[node] = covered
         agreement = self._metalog.agreement
@@ -308,7 +315,7 @@ class Primary:
         if self._placement.view.moves_shards:
             alive = self._replacements.alive(self._now)
             # Lost nodes are left out if enough others keep the old entries: a lost node that
-            # comes back then fetches them from these.
+            # comes back fetches the old entries from those others.
             if len(alive) >= min(len(nodes), self._histories_min):
                 nodes = alive
         lengths = [agreement(*self._covered[node]) for node in nodes]
@@ -340,7 +347,7 @@ class Primary:
         return []
 
     def _answer_tails(self) -> list[Effect]:
-        """Answer the tail requests whose round is confirmed. So no newer primary had committed an
+        """Answer the tail requests whose round is confirmed: no newer primary had committed an
         entry when they arrived.
         """
         confirmed, committed = self._leader.confirmed, self._metalog.committed
@@ -461,8 +468,8 @@ class Primary:
         return [self._leader.append(NewWriters(position, number, epoch, writers))]
 
     def _propose_new_shards(self, now: Instant) -> list[Effect]:
-        """Finalize the shards whose appends wait for lost storage nodes. Their compute nodes get
-        new shards of other storage nodes (`finalize_add`, decision 0070).
+        """Finalize the shards whose appends wait for lost storage nodes. The compute nodes of these
+        shards get new shards on other storage nodes (`finalize_add`, decision 0070).
         """
         if self._leader.alone or not self._leader.has_room:
             return []
@@ -501,7 +508,7 @@ class Primary:
         self._replacements.set_rebalancing(members.rebalance if rebalances else None)
 
     def _may_propose_view(self, now: Instant) -> bool:
-        """Whether another view may be possible than at the last check."""
+        """Whether a view may be possible now that was not possible at the last check."""
         if self._view_is_due or self._next_sequencers is not None:
             return True
         return bool(self._finalizations and self._finalizations.due(self.committed, now))
@@ -576,8 +583,8 @@ class Primary:
         )
 
     def _rebalanced(self, members: Members) -> int:
-        """Return the number of the newest complete rebalancing. If no shard can move, all are
-        complete.
+        """Return the number of the newest complete rebalancing. If no shard can move, all
+        rebalancings count as complete.
         """
         moves = self._placement.view.moves_shards
         return self._replacements.rebalanced if moves else members.rebalance
@@ -614,8 +621,8 @@ class Primary:
         self._covered = {n: self._covered.get(n, nothing) for n in view.storage_nodes}
 
     def _continued(self, before: View) -> dict[ShardId, Epoch]:
-        """Return the new shards of compute nodes whose shard of the view `before` was finalized,
-        and their writers. These writers continue there at once, without a request.
+        """Return the new shards, with their writers, of the compute nodes whose shard in the view
+        `before` was finalized. The writers continue on the new shards at once, without a request.
         """
         continued: dict[ShardId, Epoch] = {}
         for shard, placed in self._placement.view.shards.items():

@@ -1,8 +1,9 @@
-"""The reports of storage nodes, and the progress of each shard, up to which it may be ordered
-(Scalog 4.1).
+"""The reports of storage nodes, and the *progress* of each shard: the number of its records that
+may be ordered (Scalog 4.1).
 
-Scalog takes the element-wise minimum over the replicas of a shard. Here a shard is ordered up to
-the ack-quorum-th largest prefix (`ack_quorum`). If the quorum is all replicas, that is the minimum.
+Scalog takes the element-wise minimum over the replicas of a shard. Here the progress is the
+ack-quorum-th largest prefix (`ack_quorum`). If the quorum is all replicas, this is the minimum.
+`Primary` owns the one `Reports`.
 
 Not every report counts:
 
@@ -10,7 +11,8 @@ Not every report counts:
   earlier writers (`NewWriters`).
 - After a shard was moved (`NewReplicas`), only reports of nodes that have applied that entry count.
   Such a node may have dropped the shard and got it again.
-- After an entry took a shard from its compute node (`NewView`), no report under that writer counts.
+- After an entry took a shard from its compute node (`NewView`), no report under the writer of that
+  compute node counts.
 - A replica that restarted may have lost its disk. The first message of its new incarnation voids
   its earlier reports. So no record is ordered because of a replica that no longer has it.
 """
@@ -39,10 +41,10 @@ class ShardReports:
         self._ended = False
         """Whether no further records of the shard's writer are ordered."""
         self.epoch = epoch
-        """The shard's writer; 0: it has none yet."""
+        """The shard's writer; 0: the shard has no writer yet."""
 
     def begin(self, epoch: Epoch) -> None:
-        """Change the writer; reports under the previous one are dropped."""
+        """Change the writer; reports under the previous writer are dropped."""
         assert epoch > self.epoch, "writers are numbered upwards"
         self.epoch = epoch
         self._ended = False
@@ -58,7 +60,7 @@ class ShardReports:
         self._stored.clear()
 
     def note(self, replica: NodeId, epoch: Epoch, stored: LocalId) -> bool:
-        """Note a report; return whether it changes anything.
+        """Note a report; return whether the report changes anything.
 
         The largest prefix counts, so reports may be repeated and arrive in any order.
         """

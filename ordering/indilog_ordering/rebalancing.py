@@ -3,7 +3,8 @@
 
 A round moves one replica of some shards, at most one to each storage node. The next round follows
 when all copies are complete. So a node copies one shard at a time, within `repair_bytes_per_s`.
-Every shard keeps its old copies until the new one is complete.
+Every shard keeps its old copies until the new copy is complete. `Replacements` owns the one
+`Rebalancing` that is under way.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from indilog.kernel.zones import zones_of
 class Rebalancing:
     """One rebalancing.
 
-    A move either spreads a shard over more zones, or moves it to a node with at least two shards
-    fewer, without fewer zones. So there are finitely many moves.
+    A move either spreads a shard over more zones, or keeps its number of zones and moves a replica
+    to a node with at least two shards fewer. So there are finitely many moves.
 
     Attributes:
         number: see `Members.rebalance`.
@@ -36,8 +37,10 @@ class Rebalancing:
     def moves(
         self, placement: Placement, nodes: Mapping[NodeId, MetalogPosition]
     ) -> dict[ShardId, tuple[NodeId, ...]]:
-        """Return the new replicas of the shards that the next round moves. If there are none, the
-        rebalancing is complete.
+        """Return the new replicas of the shards that the next round moves.
+
+        If no move is possible, the rebalancing is complete. A move to a node that lags in the
+        metalog waits for a later call.
 
         Args:
             placement: the placement; no shard is being copied.
@@ -72,7 +75,7 @@ class Rebalancing:
 def _move(
     placement: Placement, shard: ShardId, load: Mapping[NodeId, int], free: Mapping[NodeId, object]
 ) -> tuple[NodeId, NodeId] | None:
-    """Return the replica of a shard that is to be replaced, and its new node; None: none is."""
+    """Return the replica of a shard to replace, and the node to replace it by; None: no replica."""
     counting, zones = placement.counting(shard), placement.view.zones
     now = len(zones_of(counting, zones))
     best: tuple[int, int, NodeId, NodeId] | None = None

@@ -1,11 +1,12 @@
 """Decides which storage nodes are lost, and what happens to their shards (decisions 0048 and 0070;
 Scalog 4.4).
 
-Storage nodes send heartbeats to the primary. The first replicas of a shard are its *counting* ones:
-their reports decide what is ordered (`indilog.kernel.placement`). If a counting replica is lost, a
-metalog entry (`NewReplicas`) names another storage node in its place. The lost replica stays in the
-list after the counting ones, because it may have the only copy of a record. When every counting
-replica has all records that were ordered before that entry, another entry drops the lost replica.
+Storage nodes send heartbeats to the primary. The first replicas of a shard are its *counting*
+replicas: their reports decide which records are ordered (`indilog.kernel.placement`). If a counting
+replica is lost, a metalog entry (`NewReplicas`) names another storage node in its place. The lost
+replica stays in the list after the counting replicas, because it may have the only copy of a
+record. When every counting replica has all records that were ordered before that entry, another
+entry drops the lost replica.
 
 The first replica of a shard sends the tags of new records to the index. So a lost replica moves to
 the end of the list even if no other node can replace it yet.
@@ -16,8 +17,8 @@ another replica (`remove_replace`). If no append waits, or the policy is `mask`,
 another replica after `storage_replaced_s`. This time is longer, because copying a shard is
 expensive and the node may come back.
 
-`primary` passes the heartbeats on and proposes the entries. `rebalancing` spreads the shards when
-no replica is lost.
+`Primary` owns the one `Replacements`, passes it the heartbeats, and proposes the entries.
+`Rebalancing` spreads the shards when no replica is lost.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from indilog.wire.replica_messages import StorageAlive
 from indilog_ordering.rebalancing import Rebalancing
 
 SHARDS_ADDED_MAX: Final = 1024
-"""Number of shards from which on no shard is added for a lost storage node. Its shards then get
-another replica instead. The limit is needed because a view names all shards, and the number of a
-shard is never used again.
+"""If a view has this many shards, no shard is added for a lost storage node: the shards of that
+node get other replicas instead. The limit is needed because a view names all shards, and the number
+of a shard is never used again.
 """
 _LOOKS: Final = 4
 """Checks of the heartbeats per `storage_lost_s`."""
@@ -47,8 +48,8 @@ class _Node:
     """The primary's knowledge of one storage node.
 
     Attributes:
-        heartbeat_at: when the last heartbeat arrived, or when the node counted as alive without
-            one.
+        heartbeat_at: when the last heartbeat arrived, or when the node last counted as alive
+            without a heartbeat.
         position, complete, has_room: as in the last heartbeat (`StorageAlive`).
     """
 
@@ -91,8 +92,8 @@ class Replacements:
         """Whether a node has come back or completed a shard since the last check."""
 
     def note_time(self, now: Instant) -> None:
-        """Note that this node runs. If it missed its deadlines, it was paused, and heartbeats may
-        be unread. Then all nodes count as alive again.
+        """Note that this node runs. If this node was paused for longer than its deadlines allow,
+        heartbeats may be unread, so all storage nodes count as alive again.
         """
         if now - self._ran > self._lost_s / 2:
             for node in self._nodes.values():
@@ -120,7 +121,7 @@ class Replacements:
 
     @property
     def rebalanced(self) -> int:
-        """The number of the rebalancing that has just become complete; 0: none has."""
+        """The number of the rebalancing if it is complete; 0: it is not, or there is none."""
         one = self._rebalancing
         return one.number if one is not None and one.is_complete else 0
 
@@ -218,7 +219,7 @@ class Replacements:
             before = self._placement.replicas(shard)
             replicas = self._replicas(shard, load, now)
             if replicas != before and len(found) == MOVES_MAX:
-                self._changed = True  # the others follow with the next entry
+                self._changed = True  # the other shards follow with the next entry
             elif replicas != before:
                 found[shard] = replicas
                 for node in replicas:
@@ -228,7 +229,7 @@ class Replacements:
         return found
 
     def _is_settled(self, now: Instant) -> bool:
-        """Whether no shard is being copied, and none has a lost or leaving replica."""
+        """Whether no shard is being copied, and no shard has a lost or leaving replica."""
         return all(
             not (self._is_lost(node, now) or node in self._leaving)
             for shard in self._placement.shards
@@ -264,11 +265,11 @@ class Replacements:
         vacant = sum(self._is_lost(node, now, after_s) for node in missing)
         spares, least = self._spares(before, load, now)
         # A spare that lags may replace a lost node, because appends may wait for a replacement. No
-        # append waits for a leaving node, so only a spare that does not lag replaces it.
+        # append waits for a leaving node, so a leaving node waits for a spare that does not lag.
         current = [node for node in spares if self._nodes[node].position >= least]
         behind = [node for node in spares if node not in current][: max(0, vacant - len(current))]
         vacant += sum(node in leaving for node in missing)
-        # Replicas after the counting ones already have a copy.
+        # Replicas after the counting replicas already have a copy.
         vacant -= len(staying) - (len(counting) - len(missing))
         vacant = max(0, min(vacant, REPLICAS_MAX - len(before)))
         zones = self._placement.view.zones

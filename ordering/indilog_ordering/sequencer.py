@@ -1,8 +1,11 @@
 """The sequencer role: one replica of the metalog, a primary or a backup (ARCHITECTURE 8.3, 11).
 
-`TermBegun` says which node is the primary. Every sequencer takes part in the consensus core
-(`indilog_ordering.consensus`). The primary's `Primary` begins when its term has adopted a copy, and
-ends when a message of a newer term arrives.
+`TermBegun` names the primary. Every sequencer takes part in the consensus core
+(`indilog_ordering.consensus`). The primary also has a `Primary`, from the adoption of a copy in its
+term until a message of a newer term arrives.
+
+A shell of `indilog.runtime` passes events to `Sequencer.handle` and executes the returned effects.
+Other sequencers, engines and storage nodes send the messages. `indilog_pipeline` replays journals.
 """
 
 from __future__ import annotations
@@ -45,11 +48,12 @@ from indilog_ordering.stored_metalog import StoredMetalog
 
 
 class Sequencer:
-    """One sequencer. The view need not contain it yet, because it may be about to join.
+    """One sequencer. The view need not contain this node yet, because the node may be about to
+    join.
 
-    Guarantees: those of `Consensus`, and of `Primary` at the primary. After a restart it continues
-    from its disk. The first message of a new incarnation of a node voids the reports of its earlier
-    incarnation.
+    Guarantees: those of `Consensus`, and at the primary also those of `Primary`. After a restart, a
+    sequencer continues from its disk. The first message of a new incarnation of a node voids the
+    reports of its earlier incarnations.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -70,8 +74,8 @@ class Sequencer:
         self._primary: Primary | None = None
         """Set at the primary when its term has adopted a copy."""
         self._parked: dict[tuple[NodeId, type], Received] = {}
-        """The newest message of each kind from each reader and storage node, until all recovered
-        entries are known to be committed.
+        """The newest message of each kind from each reader and storage node. They wait here until
+        all recovered entries are known to be committed.
         """
         self._full = False
         """Whether the disk is full."""
@@ -116,21 +120,23 @@ class Sequencer:
 
     @property
     def is_outside(self) -> bool:
-        """Whether the newest committed view lacks this node: it has left, or has not joined yet. A
-        primary that has left leads until another one begins a term.
+        """Whether the newest committed view lacks this node: the node has left, or has not joined
+        yet. A primary that has left leads until another primary begins a term.
         """
         return self._core is not None and self._core.is_outside
 
     @property
     def learner(self) -> bool:
-        """Whether it may lack entries or promises that it once had, so that it counts in no
+        """Whether this node may lack entries or promises that it once had. It then counts in no
         majority.
         """
         return self._metalog.learner
 
     @property
     def ready(self) -> bool:
-        """Whether it serves requests; a primary that may lack entries does not."""
+        """Whether this node serves requests; a primary that may lack entries does not serve
+        them.
+        """
         return not self._metalog.learner or self._node != self._leadership.primary
 
     @property
@@ -140,8 +146,8 @@ class Sequencer:
         return leader.silent if leader is not None else ()
 
     def status(self) -> dict[str, Any]:
-        """Return figures for operators; the primary also gives the tail, and the names of the
-        storage nodes that are lost.
+        """Return figures for operators. The figures of the primary include the tail and the names
+        of lost storage nodes.
         """
         figures: dict[str, Any] = {
             "length": self.length,
@@ -203,7 +209,7 @@ class Sequencer:
         """Check after replay that other sequencers can restore lost entries.
 
         Raises:
-            DataLossError: there are no other sequencers.
+            DataLossError: entries may be lost, and there are no other sequencers.
         """
         self._metalog.recovered()
         if self._metalog.learner and len(self._view.sequencers) == 1:

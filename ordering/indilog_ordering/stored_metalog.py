@@ -1,32 +1,38 @@
 """The metalog as one sequencer stores it: a base, the entries after it, and how many of them are
 durable.
 
-The base replaces the oldest entries (decision 0030). Every storage node has these entries in both
-of its checkpoints, so no reader needs them one by one. The base advances in memory, one pack of
-entries at a time (`fold`), and reaches the disk with the next checkpoint. Replay on an older base
-gives the same metalog. A copy may lack entries that its source has only as a base. That base then
-replaces the whole copy (`install`), and a `METALOG_STATE` frame holds it.
+The base replaces the oldest entries (decision 0030). Every running storage node has these entries
+in both of its checkpoints, so no reader needs them one by one. The base advances in memory, one
+pack of entries at a time (`fold`), and reaches the disk with the next checkpoint. Replay on an
+older base gives the same metalog. A copy may lack entries that its source has only as a base. The
+base of the source then replaces the whole copy (`install`), and a `METALOG_STATE` frame holds this
+base.
 
-A copy may be cut off. On disk the next entry does this: its position lies below the end, and it
-replaces all entries from there on.
+A copy may be cut off. On disk, the next entry cuts off the copy: the position of this entry lies
+below the end of the copy, and the entry replaces all entries from there on.
 
 A copy that ends with an entry of term t is a prefix of the copy that the primary of term t had
-(`indilog_ordering.consensus`). So an entry's term and position name the whole copy up to it.
+(`indilog_ordering.consensus`). So an entry's term and position name the whole copy up to that
+entry.
 
 Damage may destroy frames, and a wiped disk loses all of them. Recovery judges the rest by these
 rules:
 
 - *An entry after the damage proves that no entry is missing* if the entry before its position has
-  the same term. When it was written, the copy up to it equalled that primary's copy.
+  the same term. When the entry was written, the copy up to it equalled the copy of the primary of
+  this term.
 - *A `METALOG_STATE` frame resolves all damage before it* if the copy has exactly the extent that
   the frame names, because equal extents mean equal copies. The frame also holds the newest promise,
   and whether the node was a learner.
 - *Otherwise the node is a learner*: it keeps the entries before the damage and fetches the others
   (`indilog_ordering.consensus`). It is also a learner if the lost frame may have held a promise.
 - *A sole sequencer* never replaces an entry and promises nothing. So each entry on its disk has its
-  final position. If entries follow the damage, only the entries between are missing. They come from
-  the ordering journal of a storage node in the same process (`copied`). If they do not come, or if
-  no entries follow the damage, the order of the log is lost.
+  final position. If entries follow the damage, only the entries between are missing. The ordering
+  journal of a storage node in the same process can supply them (`copied`). If no storage node
+  supplies them, or if no entries follow the damage, the order of the log is lost.
+
+`Sequencer` creates and recovers the one `StoredMetalog`. `Member` and `Leader` append to it, and
+`Primary` reads its committed state.
 """
 
 from __future__ import annotations
@@ -82,7 +88,7 @@ class StoredMetalog:
     """A base, and entries at dense positions from its end on. The first `stored` positions are
     durable.
 
-    Entries are persisted in order, so the durable ones are always a prefix.
+    Entries are persisted in order, so the durable entries are always a prefix.
 
     Args:
         sole: whether there is no other sequencer.
@@ -90,12 +96,13 @@ class StoredMetalog:
 
     Attributes:
         base: the base that replaces the oldest entries.
-        committed: the state after all entries that this node, as a primary, knew to be committed.
-            It is part of a checkpoint, so a later primary here continues from it; a backup does not
-            use it.
+        committed: the state after all entries that this node knows to be durably committed. A
+            primary advances it by `commit`; at a backup it advances only with the base. It is part
+            of a checkpoint, so a later primary here continues from it.
         stored: number of durable entries.
-        promised: primaries of a term below this are not followed, durably.
-        learner: whether the copy may lack entries or promises that it once had, durably.
+        promised: the durable promise: primaries of a term below this are not followed.
+        learner: whether the node is durably a learner: its copy may lack entries or promises that
+            it once had.
     """
 
     __slots__ = (
@@ -125,7 +132,7 @@ class StoredMetalog:
         self._views: list[tuple[MetalogPosition, View]] = []
         """The views that entries after the base install, with their positions."""
         self._frames = 0
-        """Number of frames recovered and written; the token of the next one."""
+        """Number of frames recovered and written; this is the token of the next frame."""
         self._unstored: deque[MetalogPosition | MetalogState | None] = deque()
         """Contents of the frames that are not durable yet, oldest first; None: an entry that was
         cut off.
@@ -142,8 +149,8 @@ class StoredMetalog:
     def page(
         self, start: MetalogPosition, end: MetalogPosition, bytes_max: int | None = None
     ) -> tuple[Entry, ...]:
-        """Return the entries of [start, end), or the first of them that fit into `bytes_max`; at
-        least one.
+        """Return the first entries of [start, end) that fit into `bytes_max`; at least one. Without
+        `bytes_max`, return all.
         """
         entries = self._entries.between(start, end)
         return entries if bytes_max is None else entries[: _fitting(entries, bytes_max)]
@@ -155,9 +162,7 @@ class StoredMetalog:
     def newest(
         self, start: MetalogPosition, end: MetalogPosition, bytes_max: int
     ) -> tuple[Entry, ...]:
-        """Return the entries of [start, end), or the last of them that fit into `bytes_max`; at
-        least one.
-        """
+        """Return the last entries of [start, end) that fit into `bytes_max`; at least one."""
         if end - start == 1:
             return (self._entries[start],)
         entries = self._entries.between(start, end)
@@ -171,13 +176,13 @@ class StoredMetalog:
 
     @property
     def view(self) -> View | None:
-        """The newest view that the entries here install, committed or not; None: none does."""
+        """The newest view that the entries here install, committed or not; None: there is none."""
         return self._views[-1][1] if self._views else self.base.view
 
     @property
     def view_end(self) -> MetalogPosition:
-        """Number of entries up to and including the one that installs `view`. If the base contains
-        that entry, at most the number of entries in the base.
+        """Number of entries up to and including the entry that installs `view`. If the base
+        contains this entry, an upper bound: the number of entries in the base.
         """
         return self._views[-1][0] + 1 if self._views else self.base.position
 
@@ -192,7 +197,7 @@ class StoredMetalog:
         return Extent(self.epoch_before(self.stored), self.stored)
 
     def agreement(self, last: Epoch, length: MetalogPosition) -> MetalogPosition:
-        """Return an upper bound of the common prefix of this copy and another one, in entries.
+        """Return an upper bound of the common prefix of this copy and another copy, in entries.
 
         The other copy has `length` entries, the last one of term `last`. The bound is exact if the
         other copy has only committed entries. It is 0 if the base here replaces the entries that
@@ -205,8 +210,8 @@ class StoredMetalog:
         return min(length, len(self))
 
     def fits(self, start: MetalogPosition, previous: Epoch) -> bool:
-        """Whether the entry before `start` is of term `previous`. All copies for which this holds
-        are equal up to `start`.
+        """Whether the entry before `start` is of term `previous`. All copies with such an entry are
+        equal up to `start`.
         """
         return self.base.position <= start <= len(self) and self.epoch_before(start) == previous
 
@@ -290,7 +295,7 @@ class StoredMetalog:
         self.stored = len(self)
 
     def doubt(self, kind: FrameKind | None = None) -> None:
-        """Note that a frame was lost, which may have held an entry; `kind` None: its kind is
+        """Note the loss of a frame that may have held an entry; `kind` None: its kind is
         unknown.
         """
         self._doubtful = True
@@ -310,7 +315,7 @@ class StoredMetalog:
     def checkpoint(self) -> Callable[[], bytes]:
         """Copy the state; the returned function encodes the copy and may run in any thread.
 
-        Called when all written frames are durable.
+        The caller makes sure that all written frames are durable.
         """
         assert not self._unstored, "a checkpoint is taken between two iterations"
         entries = self._entries.copied()
@@ -380,7 +385,7 @@ class StoredMetalog:
     def cut_off(self, end: MetalogPosition) -> None:
         """Remove the entries from `end` on.
 
-        They stay on disk until the next entry is written. A restart before that restores them.
+        The entries stay on disk until the next entry is written. An earlier restart restores them.
         """
         assert self.base.position <= end <= len(self), "only existing entries can be cut off"
         self._cut_off(end)
@@ -400,8 +405,9 @@ class StoredMetalog:
     # --- the base
 
     def fold(self, end: MetalogPosition) -> bool:
-        """Move the first pack of entries into the base; return whether that was possible. All its
-        entries must be durable and below `end`, and enough entries must follow the pack.
+        """Move the first pack of entries into the base; return whether that was possible. All
+        entries of the pack must be durable and below `end`, and enough entries must follow the
+        pack.
         """
         pack_end = self._entries.first_pack_end
         end = min(end, self.stored, len(self) - self._kept)
@@ -431,7 +437,7 @@ class StoredMetalog:
 
     @property
     def installing(self) -> bool:
-        """Whether an installed base is not durable yet. Until it is, no entry counts as durable."""
+        """Whether an installed base is not durable yet. Meanwhile no entry counts as durable."""
         return self.stored < self.base.position
 
     def commit(self, end: MetalogPosition) -> None:

@@ -1,8 +1,9 @@
-"""Trim requests in the primary: engines send them, entries contain them, and the commit of an entry
-answers them (ARCHITECTURE 13).
+"""Trim requests in the primary: engines send them, entries contain them, and the primary answers
+when an entry is committed (ARCHITECTURE 13).
 
 The primary keeps no floors, so a trim that is requested twice makes a second entry, which changes
 nothing. The primary caches its last answers, so a resent request normally makes no second entry.
+`Primary` owns the one `TrimRequests`.
 """
 
 from __future__ import annotations
