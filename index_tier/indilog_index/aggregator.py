@@ -1,5 +1,8 @@
-"""The aggregator role: merges the answers of all index shards to lookups (thesis 5.4, algorithm
-6).
+"""The aggregator role: for each lookup, merges the answers of all index shards (thesis 5.4,
+algorithm 6).
+
+An aggregator keeps only incomplete lookups, and persists nothing. Index nodes send it answers. Its
+`Merging` sends the results to the engines.
 """
 
 from __future__ import annotations

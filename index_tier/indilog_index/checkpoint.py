@@ -1,5 +1,7 @@
 """The checkpoint of an index node: the facts that its newest snapshot lacks (decision 0028,
 FORMATS).
+
+`IndexNode` calls `checkpoint_of` and `restored`.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     Attributes:
         info: the extent that the rows and the snapshot together cover.
-        base: the position of the snapshot; None: there is none.
+        base: the position of the snapshot; None: there is no snapshot.
         trims, trims_at: the number of known trims, and the metalog position by which all of them
             are applied.
-        trims_epoch: the incarnation of the primary that proposed the last of them.
+        trims_epoch: the incarnation of the primary that proposed the last of these trims.
         tags, seqnums, shards: rows that are not in the snapshot, packed.
     """
 
@@ -104,7 +106,7 @@ def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Ca
 
 
 def restored(payload: bytes, floors: TrimFeed) -> CheckpointRows:
-    """Restore `floors` from a checkpoint; return the rest.
+    """Restore `floors` from a checkpoint; return its rows.
 
     Raises:
         MalformedFrameError: the checkpoint is of a version that this release does not know.

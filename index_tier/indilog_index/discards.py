@@ -3,9 +3,11 @@
 A record is dead below the floor of its log, or below the floors of all its tags. An index node
 knows all floors, but not which tags a record has, because it stores the records of each tag in a
 column. Storage nodes read the records, and discard a batch when all its records are dead. So an
-index node asks storage which records of its index were discarded, and drops them. It asks when two
-conditions hold: trims have happened, and the index has grown by an eighth since the last question.
-Each question is about a bounded number of runs of one shard.
+index node asks storage nodes which records of its index were discarded, and drops these records.
+The node asks when two conditions hold since the last question: trims have happened, and the index
+has grown by an eighth. Each question is about a bounded number of runs of one shard.
+
+`IndexNode` owns the one `DiscardQuestions`.
 """
 
 from __future__ import annotations
@@ -91,9 +93,9 @@ class DiscardQuestions:
         """Handle an answer; return the next question, and after the last answer the discarded runs.
 
         `copy_of`: the incarnation of the primary whose metalog the index follows. In the metalog of
-        another incarnation, a seqnum may name another record. An answer may depend on trims that
-        are unknown here. It is ignored, because lookups would otherwise report its records as
-        absent instead of trimmed.
+        another incarnation, a seqnum may name another record. An answer that depends on trims
+        unknown here is ignored, because lookups would report its records as absent instead of
+        trimmed.
         """
         if not self._todo or self._replica(self._todo[0]) != sender:
             return None, []
@@ -124,7 +126,7 @@ class DiscardQuestions:
         return found[np.argsort(found[:, 0])]
 
     def on_time(self, now: Instant) -> tuple[Runs | None, list[Send]]:
-        """Ask another replica if the asked one does not answer. If no replica does, skip the
+        """Ask another replica if the asked replica does not answer. If no replica answers, skip the
         shard.
         """
         if not self._resend.is_due(now):

@@ -2,8 +2,10 @@
 
 After a restart, an index node fetches the index data that its snapshot and its checkpoint lack.
 After a lost message, it fetches the index data of that message. A storage node has index data of
-its own shards only. So the index node asks a set of storage nodes that together keep every shard,
-all at once. Each of them answers in separate pages.
+its own shards only. So the index node asks several storage nodes at once, which together keep every
+shard. Each of them answers in separate pages.
+
+`IndexNode` runs one `Fetch` at a time, and passes it the answers.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from indilog.wire.messages import IndexBlock, IndexDataWanted
 
 
 def sources_of(placement: Placement, nodes: tuple[NodeId, ...], attempt: int) -> tuple[NodeId, ...]:
-    """Return storage nodes that together keep every shard; `attempt` selects the first one.
+    """Return storage nodes that together keep every shard; `attempt` selects the first node.
 
     With n storage nodes, each is the first in one of n attempts. So every replica of every shard is
     asked in one of the attempts. A node that starts knows only a view, so the place of a shard may
-    be unknown; then all storage nodes are asked.
+    be unknown; the result is then all storage nodes.
     """
     first = attempt % len(nodes)
     missing = set(placement.shards)
@@ -75,8 +77,8 @@ class Fetch:
     def is_answer(self, source: NodeId, blocks: Sequence[IndexBlock]) -> bool:
         """Whether this is the answer of `source`, and not index data that it sent unrequested.
 
-        An answer begins at the requested position; an empty answer means that there is no index
-        data.
+        An answer contains the requested position. An empty answer means that the source has no
+        index data from this position on.
         """
         cursor = self._cursors.get(source)
         if cursor is None or source in self._paused:
@@ -97,7 +99,7 @@ class Fetch:
             source: the storage node that answered.
             blocks: its answer, ascending by position without gaps.
             applied: the first position that was missing before the answer.
-            horizon: the first position for which there is no memory yet; it is requested later.
+            horizon: the first position for which there is no memory yet. It is requested later.
         """
         assert self.is_answer(source, blocks), "only an answer moves a cursor"
         if not blocks or blocks[-1].position < applied:

@@ -1,25 +1,28 @@
 """The index node role: the index of one index shard, and lookups in it (thesis 5.3.1, 5.4, 5.6.1).
 
 The schedule gives each metalog position to one index shard (`indilog.kernel.index_schedule`). The
-node applies its positions strictly in order, each when the parts of all productive shards have
-arrived. It answers a lookup under two conditions: it has applied all its positions below the
-lookup's `position`, and it knows all trims that the lookup names (`TrimFeed`). It searches only
-below the lookup's `limit`. So all index shards answer about the same prefix of the log
-(ARCHITECTURE 9.2).
+node applies its positions strictly in order. A position is applied when the parts of all its
+productive shards have arrived. The node answers a lookup under two conditions: it has applied all
+its positions below the lookup's `position`, and it knows all trims that the lookup names
+(`TrimFeed`). The node searches only below the lookup's `limit`. So all index shards answer about
+the same prefix of the log (ARCHITECTURE 9.2).
 
 As the master of a lookup (thesis 5.2, "master-slave-mode") the node merges the answers of all index
 shards, like an aggregator.
 
-A published metalog entry may be replaced by another one (`indilog.kernel.lineage`, decision 0031).
-So for each of its positions, the node keeps the epoch of the entry: the incarnation of the primary
-that proposed it. A lookup names an incarnation. The node answers only after storage has confirmed
-that the metalog of that incarnation, or of a later one, has all applied entries. If an entry was
-replaced, the node rebuilds its index from a snapshot below that entry's position.
+A published metalog entry may be replaced by another entry (`indilog.kernel.lineage`, decision
+0031). So for each of its positions, the node keeps the epoch of the entry: the incarnation of the
+primary that proposed the entry. A lookup names an incarnation. The node answers only after storage
+has confirmed that the metalog of that incarnation, or of a later incarnation, has all applied
+entries. If an entry was replaced, the node rebuilds its index from a snapshot below that entry's
+position.
 
 The node writes snapshots to its disk. Checkpoints contain the index data that the newest snapshot
-lacks. After a restart the node loads both and fetches the rest from storage. Memory is bounded:
-rarely used rows are in the snapshot only, and a lookup that needs them waits until they are read
-(`IndexStore`).
+lacks. After a restart the node loads snapshot and checkpoint, and fetches the rest from storage.
+Memory is bounded: rarely used rows are in the snapshot only, and a lookup that needs such rows
+waits until they are read (`IndexStore`).
+
+A shell of `indilog.runtime` passes events to `IndexNode.handle` and executes the returned effects.
 """
 
 from __future__ import annotations
@@ -102,7 +105,7 @@ _REPLACED: Final = "index data of metalog entries that were replaced; the index 
 _RESCHEDULED: Final = "index data that another index shard gets; the index is rebuilt"
 _OUTDATED: Final = "index data of entries that may have been replaced"
 _SWEEP_PAUSE_S: Final = 0.005
-"""Seconds between two steps of a sweep, in which other work runs."""
+"""Seconds between two steps of a sweep. Other work runs in these pauses."""
 
 
 def index_shard_of(node: NodeId, view: View) -> int:
@@ -173,8 +176,8 @@ class IndexNode:
 
     @property
     def position(self) -> MetalogPosition:
-        """All positions of this index shard below this one are applied. If the index shard is
-        retired, this is at most the end of its positions.
+        """All positions of this index shard below this position are applied. If the index shard is
+        retired, the result is at most the end of its positions.
         """
         return min(self._feed.position, self._positions.end)
 
@@ -205,7 +208,7 @@ class IndexNode:
 
     @property
     def derived(self) -> bool:
-        """Whether the state can be derived again, from storage nodes and snapshots: always."""
+        """True: the state can be derived again from storage nodes and snapshots."""
         return True
 
     @property
@@ -284,7 +287,7 @@ class IndexNode:
         return min((instant for instant in instants if instant is not None), default=None)
 
     def check_invariants(self) -> None:
-        """Assert that positions are this shard's, and that no answerable lookup waits."""
+        """Assert that positions belong to this shard, and that no answerable lookup waits."""
         assert self._feed.position in self._positions or self._feed.position == NO_POSITION
         first = self._waiting.first_position
         assert first is None or first > self._feed.position, "an answerable lookup was answered"
@@ -344,10 +347,10 @@ class IndexNode:
     def _on_placement(self, event: Received, message: PlacementIs, now: Instant) -> list[Effect]:
         """Install the newest view, which may give positions to this index shard or take them away.
 
-        Only positions after the entry that installed the view change. Some of them may have been
-        fetched before the view was known. Then the index is rebuilt, because another index shard
-        has them, too. The index is also rebuilt if a snapshot claims positions that belonged to
-        another index shard.
+        The view changes only positions after the entry that installed it. The index may already
+        have such positions, because they were fetched before the view was known. The index is then
+        rebuilt, because another index shard has these positions, too. The index is also rebuilt if
+        a snapshot claims positions that belonged to another index shard.
         """
         if event.sender not in {*message.view.storage_nodes, *self._storage_nodes}:
             return [Ignore(event, "the placement, sent by a node that is no storage node")]
@@ -391,7 +394,7 @@ class IndexNode:
         """Compare applied entries with a newer copy of the metalog.
 
         Returns the first position where they differ; None: no difference is known. An older copy is
-        not compared, because its entries may be the replaced ones.
+        not compared, because it may have entries that were replaced.
         """
         applied = self._lineage.position
         for block in data.blocks:
@@ -404,11 +407,11 @@ class IndexNode:
 
     def _replaced_after(self, lookup: IndexLookup | TagFirstsWanted) -> MetalogPosition | None:
         """Return the first applied position that contradicts the entry that a lookup names; None:
-        none does.
+        no position contradicts it.
 
         Epochs ascend along a copy of the metalog. So if an applied entry at or after the lookup's
-        entry has an older epoch, it is of another copy. `_copy_of` shows whether the lookup's copy
-        is the newer one.
+        entry has an older epoch, this applied entry is of another copy. `_copy_of` shows which of
+        the two copies is newer.
         """
         position = self._positions.first_from(max(0, lookup.position - 1))
         if position >= self._lineage.position:
@@ -452,8 +455,8 @@ class IndexNode:
         return []
 
     def _on_floors(self, event: Received, message: TagFloors, now: Instant) -> list[Effect]:
-        """Drop records below new floors. For a trimmed log, a sweep removes them from other
-        tags.
+        """Drop records below new floors. If a log was trimmed, a sweep removes its records from
+        other tags.
         """
         if event.sender not in self._storage_nodes:
             return [Ignore(event, "floors from a node that is no storage node")]
@@ -721,7 +724,7 @@ class IndexNode:
     def _rebuild(self, below: MetalogPosition, reason: str, now: Instant) -> list[Effect]:
         """Rebuild the index from a snapshot of a position below `below`, and from storage.
 
-        Lookups in flight wait, and are then searched from their beginnings.
+        Lookups in flight wait. Their searches then start again.
         """
         self._store = self._empty_store()
         self._feed = self._feed_from(0)
@@ -763,10 +766,10 @@ class IndexNode:
         return effects
 
     def _begin_fetch(self, end: MetalogPosition) -> list[Effect]:
-        """Ask storage nodes for missing index data; each attempt asks others (`sources_of`).
+        """Ask storage nodes for missing index data; each attempt asks other nodes (`sources_of`).
 
-        The request to one of them also covers the last applied position. The answer shows whether
-        the entry there was replaced.
+        The request to one node also covers the last applied position. The answer of this node shows
+        whether the entry at that position was replaced.
         """
         sources, last = (
             sources_of(self._placement, self._placement.view.storage_nodes, self._attempts),

@@ -1,13 +1,14 @@
 """The index of one index node, in memory and on the disk (unbounded in thesis 5.2).
 
 Index data arrives in log order, so the index is a sequence of *generations*, each a `TagIndex` of
-consecutive seqnums. When the newest generation is large enough, it is closed. Then a snapshot is
-written: the previous snapshot, merged with all generations since. A generation that a snapshot
-covers stays in memory for speed, and is dropped when memory is short. Its rows are then read from
-the file, one row group at a time; recently used row groups are cached. A lookup searches memory and
-disk.
+consecutive seqnums. When the newest generation is large enough, it is closed. Then a new snapshot
+is written, which merges the previous snapshot with all later closed generations. A generation that
+a snapshot covers stays in memory for speed, and is dropped when memory is short. Its rows are then
+read from the file, one row group at a time; recently used row groups are cached. A lookup searches
+memory and disk.
 
-This module does no I/O: a search returns the row group that it needs, and the shell reads it.
+This module does no I/O: a search returns the row group that it needs, and the shell reads this row
+group. `IndexNode` owns the one `IndexStore`; `Snapshots` decides when it writes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _CACHE_SHARE: Final = 4
 tags.
 """
 _FILTER_SHARE: Final = 16
-"""At most this fraction (1/16) of the memory is for that filter."""
+"""At most this fraction (1/16) of the memory is for the filter of the snapshot's tags."""
 _RESIDENT_SHARE: Final = 2
 """Generations that a snapshot covers are dropped while all generations take more than this fraction
 (1/2) of the memory.
@@ -80,7 +81,7 @@ class Search:
         return tuple(self.seqnums), tuple(self.shards)
 
     def take(self, found: Found | Matches) -> None:
-        """Add matches, all of which are worse than the earlier ones."""
+        """Add matches; each of them is worse than all earlier matches."""
         seqnums, shards = found
         if not seqnums:
             return
@@ -125,18 +126,18 @@ class _Generation:
 
     @property
     def rows(self) -> int:
-        """Number of rows that it makes in a snapshot."""
+        """Number of rows that the generation makes in a snapshot."""
         return self.index.entries + self.records
 
     @property
     def memory_bytes(self) -> int:
-        """About how many bytes of memory it takes."""
+        """About how many bytes of memory the generation takes."""
         added = self.added.memory_bytes if self.added is not None else 0
         return self.index.memory_bytes + added
 
     @property
     def restored(self) -> bool:
-        """Whether a checkpoint restored it; this incarnation has written no snapshot of it."""
+        """Whether a checkpoint restored this generation."""
         return isinstance(self.index, RecentIndex)
 
     def add(self, part: ShardTags) -> None:
@@ -153,7 +154,9 @@ class _Generation:
             self.index.sort_waiting()
 
     def trim(self, floor: Floor) -> None:
-        """Drop records below a floor; `sweep` removes those of a log from other tags."""
+        """Drop records below a floor. If a log was trimmed, `sweep` removes its records from other
+        tags.
+        """
         self.index.trim(floor)
         self._forget_added()
 
@@ -164,7 +167,7 @@ class _Generation:
 
     def _forget_added(self) -> None:
         """Rebuild `added` from the index, once the index has dropped more than half of its entries.
-        So the work is proportional to the number of dropped entries, not to that of trims.
+        So the work is proportional to the number of dropped entries, not to the number of trims.
         """
         if self.added is None or not isinstance(self.index, TagIndex) or self.index.sweeping:
             return
@@ -180,9 +183,9 @@ class Unwritten(NamedTuple):
     """The input of the next snapshot, which covers all positions below `position`.
 
     Attributes:
-        tail: all seqnums are below this one.
+        tail: all seqnums are below this seqnum.
         rows: returns the rows that the previous snapshot lacks; may run in a thread.
-        discarded: records with rows in the previous snapshot that the next one must leave out.
+        discarded: records of the previous snapshot that the next snapshot must leave out.
     """
 
     position: MetalogPosition
@@ -196,7 +199,7 @@ class IndexStore:
 
     Args:
         memory_bytes_max: bytes of generations and row groups together. A single position may exceed
-            this limit. The copies that are made while a snapshot is written may exceed it, too.
+            this limit. The copies that are made while a snapshot is written do not count.
         entries_min: smallest number of new entries that makes a snapshot due.
         lost_max: largest number of ranges of lost records that are kept.
 
@@ -222,12 +225,12 @@ class IndexStore:
         self._writing: list[_Generation] = []
         self._deferred_floors: list[Floor] = []
         self._deferred_discards: list[Runs] = []
-        """Discarded runs (and in `_deferred_floors` floors) that arrived while the generations in
-        `_writing` must not change.
+        """Discarded runs that arrived while the generations in `_writing` must not change;
+        `_deferred_floors` has the floors that arrived then.
         """
         self._discarded_in_base = self._discarded_in_write = np.empty(0, np.uint64)
-        """Discarded records that have rows in the snapshot; and of these, the ones that the
-        snapshot being written leaves out.
+        """Discarded records that have rows in the snapshot. `_discarded_in_write` has those of them
+        that the snapshot being written leaves out.
         """
         self.full = False
 
@@ -255,7 +258,7 @@ class IndexStore:
 
     @property
     def memory_bytes(self) -> int:
-        """About how many bytes everything takes."""
+        """About how many bytes the whole store takes in memory."""
         directory = self._directory.memory_bytes if self._directory is not None else 0
         tags = len(self._base.tags.bits) if self._base is not None else 0
         cached = self._cache.bytes + self._discarded_in_base.nbytes
@@ -263,14 +266,15 @@ class IndexStore:
 
     @property
     def memory_from(self) -> SeqNum:
-        """The first seqnum in memory; all greater ones are in memory, too."""
+        """The first seqnum in memory; all greater seqnums are in memory, too."""
         return self._closed[0].start if self._closed else self._newest.start
 
     def status(self) -> dict[str, int]:
         """Return the status for operators.
 
-        `tags` and `entries` are those in memory; a tag counts in each generation that has it.
-        `snapshot_rows` are rows in the snapshot, `spilled_rows` those of them not in memory.
+        `tags` and `entries` are counted in memory; a tag counts in each generation that has it.
+        `snapshot_rows` counts rows in the snapshot, `spilled_rows` the snapshot rows that are not
+        in memory.
         """
         indexes = [generation.index for generation in (*self._closed, self._newest)]
         rows = self._base.rows if self._base is not None else 0
@@ -290,7 +294,7 @@ class IndexStore:
     # --- adding
 
     def add(self, part: ShardTags) -> None:
-        """Add records that follow all added before; the part's columns must fit each other."""
+        """Add records that follow all earlier records; the part's columns must fit each other."""
         for lost in part.lost:
             self.lost.add(lost)
         self._newest.add(part)
@@ -310,7 +314,7 @@ class IndexStore:
         return any(g.index.sweeping for g in self._changeable)
 
     def trim(self, floor: Floor) -> None:
-        """Drop records below a floor in memory; lookups skip the snapshot's rows below it.
+        """Drop records below a floor in memory; lookups skip the snapshot's rows below the floor.
 
         Generations that are being written must not change, so they are trimmed afterwards.
         """
@@ -455,8 +459,8 @@ class IndexStore:
 
     @property
     def closed_position(self) -> MetalogPosition:
-        """The greatest position of the snapshot and of generations that are closed for the next
-        one; 0: there is none.
+        """The end of the positions in the snapshot and in the generations that are closed for the
+        next snapshot; 0: there are none.
         """
         base = self.base.info.position if self.base is not None else 0
         return max((base, *(generation.position for generation in self._closed)))
@@ -464,8 +468,8 @@ class IndexStore:
     def close_generation(self, position: MetalogPosition) -> Unwritten:
         """Return the input of the next snapshot: everything that was added below `position`.
 
-        After a failed write it returns the same generations again. `written` must be called before
-        the next call of this method.
+        After a failed write, this method returns the same generations again. `written` must be
+        called before the next call of this method.
         """
         assert not self._writing, "one snapshot at a time"
         if not self._failed:
@@ -516,7 +520,7 @@ class IndexStore:
         return lambda: sorted_rows([copy() for copy in copies])
 
     def add_checkpoint(self, rows: Rows, info: SnapshotInfo) -> None:
-        """Add those rows of a checkpoint that the snapshot, if there is one, lacks."""
+        """Add the rows of a checkpoint that the snapshot lacks; without a snapshot, all rows."""
         start = self._newest.start
         assert self.end == start <= info.tail, "nothing was added"
         rows = rows.chosen(rows.seqnums >= np.uint64(start))

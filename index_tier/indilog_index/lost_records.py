@@ -1,5 +1,8 @@
 """Lookups that cross lost records (decision 0024). Only the matches before the lost records are
 valid.
+
+`IndexNode` calls `crossed`. `Merging` calls `nearest` and `before` for the answers of all index
+shards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Merges the answers of all index shards to one lookup (thesis 5.4, algorithm 6).
 
-An aggregator merges, and so does an index node that is the master of a lookup (thesis 5.2,
+`Aggregator` uses `Merging`. `IndexNode` uses it, too, as the master of a lookup (thesis 5.2,
 "master-slave-mode"). `Merging` keeps no index data. It keeps only lookups that some index shard has
 not answered yet.
 """
@@ -87,10 +87,11 @@ class _Lookup:
 class Merging:
     """The lookups that one node merges.
 
-    Guarantees: a result is sent only when every index shard has answered, or one had an exact
-    match. At most `lookups_pending_max` lookups are pending, and the oldest is dropped first. A
-    lookup is dropped after `read_timeout_s`, and its engine starts it again. A repeated answer
-    counts once. An answer that arrives after the result begins a new pending lookup, which expires.
+    Guarantees: a result is sent only when every index shard has answered, or one index shard has
+    reported an exact match. At most `lookups_pending_max` lookups are pending, and the oldest is
+    dropped first. A lookup is dropped after `read_timeout_s`, and its engine starts it again. A
+    repeated answer counts once. An answer that arrives after the result begins a new pending
+    lookup, which expires.
     """
 
     def __init__(self, placement: Placement, config: NodeConfig) -> None:
@@ -98,7 +99,7 @@ class Merging:
         self._lookups_max = config.reads.lookups_pending_max
         self._timeout_s = config.reads.read_timeout_s
         self._pending: OrderedDict[tuple[NodeId, int], _Lookup] = OrderedDict()
-        """Lookups by origin and request, in the order of their first answers. So the first one
+        """Lookups by origin and request, in the order of their first answers. So the first lookup
         expires first.
         """
 
@@ -115,7 +116,7 @@ class Merging:
         assert all(0 < len(p.answered) < p.index_shards for p in self._pending.values())
 
     def add(self, sender: NodeId, answer: IndexAnswer, now: Instant) -> list[Effect]:
-        """Add the answer of `sender`; send the result if it was the last missing answer."""
+        """Add the answer of `sender`; send the result if no answer is missing any more."""
         if (reason := self._refusal(sender, answer)) is not None:
             return [Ignore(answer, reason)]
         key = answer.origin, answer.request

@@ -2,7 +2,8 @@
 
 `AddedParts` keeps the columns of index data as they arrived, in addition to the index made of them.
 So a checkpoint copies them in one piece. `RecentIndex` searches the sorted rows of a checkpoint
-directly, so that a start need not add them record by record.
+directly, so that a start need not add them record by record. The generations of `IndexStore` use
+both.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from indilog_index.tag_index import Matches
 class AddedParts:
     """Index data in the order of its seqnums.
 
-    It takes 8 bytes for each tag, 1 byte for each record, and 18 bytes for each run of consecutive
-    records of one shard.
+    The columns take 8 bytes for each tag, 1 byte for each record, and 18 bytes for each run of
+    consecutive records of one shard.
     """
 
     __slots__ = ("_counts", "_firsts", "_lengths", "_shards", "_tags")
@@ -39,7 +40,7 @@ class AddedParts:
 
     @property
     def memory_bytes(self) -> int:
-        """About how many bytes it takes."""
+        """About how many bytes the parts take."""
         return len(self._counts) + 8 * len(self._tags) + 18 * len(self._firsts)
 
     @property
@@ -114,8 +115,8 @@ class RecentIndex:
     Rows below a floor stay, as in a snapshot, and lookups skip them.
 
     Attributes:
-        end: the seqnum after the last record that it may have.
-        entries: number of rows, without those of the empty tag.
+        end: the seqnum after the last record that the index may have.
+        entries: number of rows, without the rows of the empty tag.
         tags: number of different tags.
     """
 
@@ -132,7 +133,7 @@ class RecentIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """How many bytes it takes."""
+        """How many bytes the rows take."""
         return ROW_BYTES * len(self._rows.tags)
 
     def rows(self) -> Rows:

@@ -1,7 +1,9 @@
 """The snapshots of an index node: decides when it writes one, and from which one it starts.
 
-In thesis 5.6.2 a failed index node fetches all its index data from storage. Here it starts from its
-snapshot, and fetches only newer data.
+In thesis 5.6.2 a failed index node fetches all its index data from storage. Here the node starts
+from its snapshot, and fetches only newer data.
+
+`IndexNode` owns the one `Snapshots`. Its effects ask the shell to open and to write the files.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class Snapshots:
         self.failed = 0
 
     def open(self, below: MetalogPosition = NO_POSITION + 1) -> AskSnapshots:
-        """Request the newest snapshot below a position. The result of a write in progress is then
-        ignored.
+        """Request the newest snapshot below a position. The result of a write that is in progress
+        now will be ignored.
         """
         self.opening = True
         self._writing = self._retry_at = None
@@ -59,7 +61,7 @@ class Snapshots:
 
     @property
     def writing(self) -> MetalogPosition:
-        """The position of the snapshot that is being written; 0: none is."""
+        """The position of the snapshot that is being written; 0: no write is in progress."""
         return self._writing.position if self._writing is not None else 0
 
     @property
@@ -94,7 +96,7 @@ class Snapshots:
     ) -> list[AskSnapshots]:
         """Request a snapshot of everything below `position`, if one is due.
 
-        A snapshot is also due when half of the records in the last one may have been trimmed since.
+        A snapshot is also due when half of the records in the last snapshot may have been trimmed.
         """
         if self._writing is not None or (self._retry_at is not None and now < self._retry_at):
             return []

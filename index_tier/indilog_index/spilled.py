@@ -1,5 +1,7 @@
 """The part of an index that is only on disk: finds the row groups of a tag in a snapshot, and
 caches row groups.
+
+`IndexStore` uses this module. The shell reads the row groups.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class GroupDirectory:
     """Finds the row groups that may have rows of a tag at or next to a bound.
 
     The row groups of a tag are adjacent. All but the first begin with the tag, and all but the last
-    end with it. So the groups between them have rows of that tag only, and their seqnums ascend.
+    end with the tag. So all groups between the first and the last have rows of this tag only, and
+    their seqnums ascend.
     """
 
     __slots__ = ("_groups",)
@@ -34,7 +37,7 @@ class GroupDirectory:
 
     @property
     def memory_bytes(self) -> int:
-        """How many bytes it takes."""
+        """How many bytes the directory takes."""
         return _GROUP_BYTES * len(self._groups.first_tags)
 
     def of(self, tag: TagHash) -> range:
@@ -110,7 +113,7 @@ class RowCache:
         return rows
 
     def put(self, group: int, rows: Rows) -> None:
-        """Cache a row group; the least recently used ones are evicted."""
+        """Cache a row group; the least recently used groups are evicted."""
         if group in self._groups:
             return
         self._groups[group] = rows

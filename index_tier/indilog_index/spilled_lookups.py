@@ -1,6 +1,7 @@
 """Lookups that wait until a row group of the snapshot is read.
 
-The shell answers every read, so these lookups need no deadline here; the engine has one.
+The shell answers every read, so these lookups need no deadline here; the engine has a deadline for
+each lookup. `IndexNode` owns the one `SpilledLookups`.
 """
 
 from __future__ import annotations

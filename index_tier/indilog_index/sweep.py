@@ -3,7 +3,7 @@
 Records are forgotten because their log was trimmed, or because storage has discarded them. The
 index does not know which tags such a record has, because it stores the records of each tag in a
 column. So a sweep visits all tags. Its work is proportional to the number of tags, and is spread
-over many iterations of the event loop.
+over many iterations of the event loop. `TagIndex` runs one `Sweep` at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEW: Final = 16
 class Sweep:
     """Removes the seqnums in `dead`, ascending, from the columns that existed at its start.
 
-    Records that are added during the sweep have greater seqnums than all in `dead`.
+    Records that are added during the sweep have greater seqnums than all seqnums in `dead`.
 
     Attributes:
         dead: the seqnums.

@@ -1,14 +1,16 @@
 """The tag index of one index node: tag → seqnums, in flat arrays (thesis 5.2).
 
 The thesis keeps a shard id with each seqnum. Here the shard is kept once for each run of
-consecutive seqnums, in *spans*, and found from a seqnum by bisection. The spans are needed anyway,
-as the index of the empty tag. So a tag takes one array with 8 bytes per record, instead of two
-arrays with 10 bytes.
+consecutive seqnums, in *spans*. A bisection finds the shard of a seqnum. The spans are needed
+anyway, as the index of the empty tag. So a tag takes one array with 8 bytes per record, instead of
+two arrays with 10 bytes.
 
 Seqnums arrive in ascending order and are appended, so every array stays sorted.
 
 Added parts *wait* until the next lookup, or until there are many. All waiting parts are then sorted
 by tag, so that each tag takes one step for all its records in these parts.
+
+Each generation of `IndexStore` is a `TagIndex`.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ class TagIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """About how many bytes it takes; waiting parts count as if all their tags were new."""
+        """About how many bytes the index takes. Waiting parts count as if all their tags
+        were new.
+        """
         tags = len(self._columns) + self._waiting_entries
         pending = sum(map(len, self._dead)) + (len(self._sweep.dead) if self._sweep else 0)
         return (
@@ -106,8 +110,8 @@ class TagIndex:
             self.sort_waiting()
 
     def sort_waiting(self) -> None:
-        """Add waiting parts to the columns, which every read requires. Another thread may read only
-        if no part waits.
+        """Add waiting parts to the columns, because reads search the columns only. Another thread
+        may read only if no part waits.
         """
         if not self._waiting:
             return
@@ -152,7 +156,7 @@ class TagIndex:
         return seqnums[::-1], shards[::-1]
 
     def rows(self) -> Rows:
-        """Return everything as rows of a snapshot, those of the empty tag first.
+        """Return everything as rows of a snapshot, beginning with the rows of the empty tag.
 
         Rows of forgotten records are left out, even if no sweep has removed them yet. Otherwise all
         later snapshots would keep them. Another thread may call this if no part waits and the index
@@ -200,8 +204,8 @@ class TagIndex:
         return self._sweep is not None or bool(self._dead)
 
     def trim(self, floor: Floor) -> None:
-        """Forget a tag's records below a floor. For a log, `sweep` removes its records from other
-        tags.
+        """Forget a tag's records below a floor. If the floor is of a log, `sweep` removes the log's
+        records from other tags.
         """
         self.sort_waiting()
         column = self._columns.get(floor.tag)
@@ -277,7 +281,7 @@ class TagIndex:
             return
         leading = tags[::width]
         if leading.count(leading[0]) == part.count:
-            # The first tag of a record is that of its log: usually the same in the whole part.
+            # The first tag of a record is the tag of its log, usually the same in the whole part.
             self._add_run(leading[0], range(first, end))
             if width == 1:
                 return

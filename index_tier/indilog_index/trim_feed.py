@@ -1,13 +1,16 @@
 """The trims that an index node knows, and the fetch of missing trims (ARCHITECTURE 13).
 
 Every index node needs every trim: a floor applies to all positions of the log, so to all index
-shards. Two storage nodes send each trim unrequested. Trims are numbered. So the next trim shows a
-gap, and so does a lookup that names more trims than are known. The node then fetches all floors,
-page by page. Floors only grow, so a page may have newer floors than the trims that it names.
+shards. Two storage nodes send each trim unrequested. Trims are numbered, so a missing trim is
+noticed from the next trim, or from a lookup that names more trims than are known. The node then
+fetches all floors, page by page. Floors only grow, so a page may have newer floors than the trims
+that it names.
 
 The metalog entry of a trim may be replaced (decision 0031). One incarnation of the primary proposes
 one metalog. So the number of trims, and the incarnation that proposed the last of them, identify a
 sequence of trims (`TrimExtent`). Floors of a replaced trim stay.
+
+`IndexNode` owns the one `TrimFeed`, and drops the records below its new floors.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ class TrimFeed:
         self._placement = placement
         self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
         self._announced = 0
-        """The largest number of trims that a storage node has announced, of the known copy or a
-        newer one.
+        """The largest number of trims that a storage node has announced, in the known copy of the
+        metalog or a newer copy.
         """
         self._attempts = 0
         self._cursor: FloorCursor | None = None
@@ -69,7 +72,7 @@ class TrimFeed:
     def on_floors(
         self, sender: NodeId, message: TagFloors, now: Instant
     ) -> tuple[list[Floor], list[Send]]:
-        """Apply floors; return the new ones, and the next requests."""
+        """Apply floors; return the new floors, and the next requests."""
         risen = self.trimmed.apply(message.floors)
         self.position = max(self.position, message.position)
         if message.copy_of >= self.known.copy_of:
@@ -79,7 +82,9 @@ class TrimFeed:
         return risen, self._on_trims(message, message.start, now)
 
     def _on_trims(self, message: TagFloors, start: int, now: Instant) -> list[Send]:
-        """Count the next trim, confirm the known trims, or detect that some were replaced."""
+        """Count the next trim, confirm the known trims, or detect that known trims were
+        replaced.
+        """
         extent, known = message.extent, self.known
         if extent[1:] == known[1:]:
             self.known = max(known, extent)
@@ -96,8 +101,8 @@ class TrimFeed:
         return []
 
     def _contradicted(self, message: TagFloors, start: int) -> bool:
-        """Whether a newer copy has other trims than are known here: another trim in the place of a
-        known one, or fewer trims.
+        """Whether a newer copy of the metalog contradicts the known trims: it has another trim in
+        the place of a known trim, or fewer trims.
         """
         if start == self.trims:
             return True
@@ -128,7 +133,7 @@ class TrimFeed:
     def on_time(self, now: Instant, *, waited_for: bool = False) -> list[Send]:
         """Ask for missing trims, after a pause without progress.
 
-        `waited_for`: a lookup needs more trims, or needs a confirmation of the known ones.
+        `waited_for`: whether a lookup needs more trims, or a confirmation of the known trims.
         """
         if self._cursor is None and self._announced <= self.trims and not waited_for:
             self._resend.stop()

@@ -1,7 +1,8 @@
 """Lookups about metalog positions that the index node has not applied yet (thesis 5.6.1).
 
 The thesis puts such a lookup into "a special queue that is processed with the next metalog update".
-Here the queue is ordered by position and bounded, and every lookup in it expires.
+Here the queue is ordered by position and bounded, and every lookup in it expires. `IndexNode` owns
+the one `WaitingLookups`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class WaitingLookups:
         self._lookups_max = lookups_max
         self._timeout_s = timeout_s
         self._lookups: OrderedDict[tuple[NodeId, int], WaitingLookup] = OrderedDict()
-        """Lookups by origin and request, in the order of arrival. So the first one expires
+        """Lookups by origin and request, in the order of arrival. So the first lookup expires
         first.
         """
         self._by_position: SortedList[tuple[MetalogPosition, NodeId, int]] = SortedList()
@@ -124,7 +125,7 @@ class WaitingLookups:
 
     @property
     def end(self) -> MetalogPosition:
-        """The largest position that any lookup asks for. All positions below it exist, because a
-        compute node has applied them.
+        """The largest position that any lookup asks for. All positions below this position exist,
+        because a compute node has applied them.
         """
         return self._by_position[-1][0] if self._by_position else 0

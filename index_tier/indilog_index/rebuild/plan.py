@@ -1,6 +1,7 @@
 """The extent and the rows of a snapshot, computed from the schedule and the order of the log.
 
-An index node derives the same result from the index data that it receives.
+An index node derives the same result from the index data that it receives. Callers are
+`indilog_pipeline.index_rows` and the engines of `indilog_pipeline.rebuild`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranges of rows of about equal size, so that each of several processes sorts a part.
 
 The empty tag, or the tag of one log, may have half of all rows. So a range is bounded by tag and
-seqnum, not by tag alone.
+seqnum, not by tag alone. `SparkEngine` of `indilog_pipeline.rebuild` uses the ranges.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from indilog.kernel.index_snapshot import Rows
 class RangeBounds(NamedTuple):
     """Where the second, third, ... range begins: ascending by (tag, seqnum).
 
-    The first range begins before all rows, the last one ends after all.
+    The first range begins before all rows. The last range ends after all rows.
     """
 
     tags: NDArray[np.uint64]
@@ -46,7 +46,7 @@ def bounds_of(sample: Rows, ranges: int) -> RangeBounds:
 
 
 def split(rows: Rows, bounds: RangeBounds) -> list[tuple[int, Rows]]:
-    """Return the rows of each range that has any, with its number; the rows are sorted."""
+    """Split sorted rows; return, for each range that has rows, its number and its rows."""
     firsts = np.searchsorted(rows.tags, bounds.tags, side="left").tolist()
     lasts = np.searchsorted(rows.tags, bounds.tags, side="right").tolist()
     cuts = [

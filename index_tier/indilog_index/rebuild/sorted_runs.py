@@ -1,8 +1,9 @@
 """Sorts rows with bounded memory: sorted runs in files, merged block by block.
 
 Rows are added in log order. So the rows of a tag have smaller seqnums in an earlier run than in a
-later run, and a merge compares tags only. A tag with more rows than a block is copied run by run.
-The empty tag has a quarter or a half of all rows.
+later run, and a merge compares tags only. A tag with more rows than a block is copied run by run:
+the empty tag has a quarter or a half of all rows. The engines of `indilog_pipeline.rebuild` use
+`SortedRuns`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class SortedRuns:
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
-        """Add sorted rows. The seqnums of each tag are greater than all earlier ones of the tag."""
+        """Add sorted rows. The seqnums of each tag must be greater than its earlier seqnums."""
         self._pieces.append(rows)
         self._rows_pending += len(rows.tags)
         self.rows += len(rows.tags)
@@ -113,5 +114,7 @@ def _paths(directory: Path, name: str) -> list[Path]:
 
 
 def _end(run: Rows, start: int, tag: int, side: Literal["left", "right"]) -> int:
-    """Return where the rows of tags below `tag` end; with `right`, those of tags up to `tag`."""
+    """Return where the rows of tags below `tag` end. With side `right`, return where the rows of
+    tags up to and including `tag` end.
+    """
     return start + int(np.searchsorted(run.tags[start:], np.uint64(tag), side=side))
