@@ -1,4 +1,6 @@
-"""Reads batches from objects on cold storage, a row group at a time (decision 0039)."""
+"""Reads batches from objects on cold storage, one row group at a time, for `Payloads` (decision
+0039).
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 """Exports a log to Parquet files (`indilog export`): each record exactly once, even if exports are
 killed.
 
-A chunk of the log becomes files, one for each date and bucket of tags. They are committed in three
-steps. First, the files are written and synced in `_staged`. Second, a new manifest, renamed into
-place, names these files and the beginning of the next chunk. Third, the files are renamed to where
-readers look. An export begins with the third step for the last chunk, and deletes staged files that
-the manifest does not name. So readers never see a file that is not committed, and an export
-continues after a killed one.
+A chunk of the log becomes files, one for each date and bucket of tags. These files are committed in
+three steps. First, the files are written and synced in `_staged`. Second, a new manifest is renamed
+into place; it names these files and the beginning of the next chunk. Third, the files are renamed
+to where readers look. An export begins with the third step for the last chunk, and deletes staged
+files that the manifest does not name. So readers never see a file that is not committed, and an
+export continues after a killed export.
+
+The command `indilog export` calls `export`, which reads through the `LogReads` of `spark`.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class ExportManifest(msgspec.Struct, frozen=True):
         log: name of the log.
         buckets: number of buckets of tags.
         next: seqnum at which the next chunk begins.
-        files: files of the last chunk, which may not be renamed into place yet.
+        files: files of the last chunk; some may not be renamed into place yet.
     """
 
     version: int
@@ -65,8 +67,8 @@ class Exported(NamedTuple):
 
     Attributes:
         records: number of exported records.
-        start, end: the exported range: all records of the log with seqnums in [start, end).
-        skipped: number of skipped seqnums: of trimmed, lost and corrupt records.
+        start, end: the records of the log with seqnums in [start, end) were exported.
+        skipped: number of skipped seqnums of trimmed, lost and corrupt records.
     """
 
     records: int
@@ -86,7 +88,7 @@ def export(
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[SeqNum, SeqNum, SeqNum], None] = lambda _start, _at, _end: None,
 ) -> Exported:
-    """Export the records of a log that a directory lacks, up to the present end of the log.
+    """Export those records of a log that a directory lacks, up to the present end of the log.
 
     Args:
         log: name of the log.
@@ -158,7 +160,7 @@ def _export(
 def _found(
     reads: LogReads, bounds: Bounds, start: SeqNum, end: SeqNum, chunk_bytes: int
 ) -> Iterator[Found]:
-    """Yield records and gaps; no batch takes more than a chunk, unless one record does."""
+    """Yield records and gaps; a batch larger than a chunk has only one record."""
     for part in reads.parts(bounds, start, end):
         for found in reads.batches(part, bounds, list(COLUMNS)):
             if isinstance(found, Gap):
@@ -220,7 +222,7 @@ class _ExportFiles:
         folders = set()
         for name in self.manifest.files:
             if not self._place(name).exists():
-                continue  # renamed before; readers may have moved it since
+                continue  # an earlier export renamed it; readers may have moved it since
             path = self._directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             self._place(name).replace(path)

@@ -1,5 +1,5 @@
-"""A first query with Spark over a data directory, at the end of `./start`:
-`python -m indilog_pipeline.first_query --data DIRECTORY`.
+"""A first query with Spark over a data directory. The command `./start` runs it at its end: `python
+-m indilog_pipeline.first_query --data DIRECTORY`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The rows of index shards, from the records of an image (decision 0035)."""
+"""The rows of index shards, from the records of an image (decision 0035).
+
+The engines and the comparison of `rebuild` call this module. It reads records by `Payloads`, and
+makes rows as an index node would (`indilog_index.rebuild.plan`).
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from indilog_pipeline.log_image import LogImage, joined_ranges
 from indilog_pipeline.payloads import Chunk, Payloads
 
 LOST_MAX = 1024
-"""Ranges of lost records in a snapshot, as `lost_ranges_max` by default."""
+"""Largest number of ranges of lost records in a snapshot: the default of `lost_ranges_max`."""
 
 
 class RowSink(Protocol):
-    """Takes sorted rows; the rows of a tag come with ascending seqnums."""
+    """Takes sorted rows; the seqnums of a tag ascend over all calls."""
 
     def add(self, rows: Rows) -> None:
         """Take further rows."""
@@ -59,7 +63,7 @@ class RowsOfImage:
     def collect(
         self, start: SeqNum, end: SeqNum, note: Callable[[SeqNum], None] = lambda _done: None
     ) -> None:
-        """Read the records of `[start, end)` once; `note` is called with the progress.
+        """Read the records of `[start, end)` once; call `note` with the seqnum reached.
 
         Raises:
             DataDirectoryError, DataLossError, NotReadyError: as `LogImage.read`.
@@ -95,7 +99,7 @@ class RowsOfImage:
             runs.add(_with_lost(rows, lost.get(owner)))
 
     def _lost_in(self, chunk: Chunk) -> dict[int, Rows]:
-        """Return the rows of lost records of a chunk: they have the empty tag only."""
+        """Return the rows of lost records of a chunk; lost records have the empty tag only."""
         batches, damaged = chunk.batches, chunk.columns.damaged
         starts = batches.seqnums[damaged]
         unreadable = np.stack((starts, starts + batches.records[damaged]), axis=1)
@@ -168,7 +172,7 @@ def follows(image: LogImage, eras: Eras, info: SnapshotInfo) -> bool:
 
 
 def _with_lost(rows: Rows, lost: Rows | None) -> Rows:
-    """Return sorted rows with those of lost records, which come first: they have the empty tag."""
+    """Return sorted rows, with the rows of lost records first, because these have the empty tag."""
     if lost is None or not len(lost.tags):
         return rows
     joined = Rows(

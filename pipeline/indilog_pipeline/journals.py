@@ -1,8 +1,8 @@
 """The state of all nodes of a data directory, restored from their journals (decision 0035).
 
-The roles themselves are restored and replayed, as by a start of the platform. Storage nodes journal
-metalog entries in groups and unsynced, so a journal may lack the last ones. Each storage node is
-then given the committed entries that its journal lacks.
+The roles themselves are restored and replayed, as at a start of the platform. Storage nodes journal
+metalog entries in groups and unsynced, so a journal may lack the last entries. Each storage node
+then gets the committed entries that its journal lacks. `LogImage.read` calls `read_journals`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class StoredNode(NamedTuple):
 class StoredNodes(NamedTuple):
     """All storage nodes of a data directory, and the extent of the committed metalog.
 
-    Below the committed length, the nodes in `nodes` have applied only entries of that metalog; some
-    nodes may lack the last entries. `ordering` has all of them.
+    Below the committed length, the nodes in `nodes` have applied only entries of the committed
+    metalog. Some nodes may lack the last committed entries; `ordering` has all of them.
     """
 
     view: View
@@ -76,10 +76,10 @@ def read_journals(directory: Path) -> StoredNodes:
     """
     layout = layout_in(directory)
     view = layout.view
-    # Sequencers are read first: the records that their copies of the metalog order are then already
+    # Sequencers are read first. The records that their copies of the metalog order are then already
     # on the disks of storage nodes. In shared processes, a sequencer and a storage node have one
-    # journal. Then a committed entry is in two journals, and of the two replicas of its records,
-    # one is read after the first of these journals, or together with it.
+    # journal. A committed entry is then in two journals, and its records have two replicas. One of
+    # these replicas is read after the first of the two journals, or together with it.
     journals = layout.journals((*view.sequencers, *view.storage_nodes))
     missing = [name for name in journals if not (directory / name).is_dir()]
     if layout.arrangement == "machines" and missing:
@@ -150,9 +150,9 @@ def _role_of(node: NodeId, view: View, config: Config) -> Role:
 def _complete_all(nodes: Sequence[StorageNode], sequencers: Sequence[Sequencer]) -> Extent:
     """Give all nodes the committed entries that they lack; return the extent of the metalog.
 
-    Storage nodes apply published entries only, so the entries that any of them has applied are
-    committed. The sequencers may show that more are. Storage nodes may also be ahead of the
-    sequencers, because they were read later.
+    Storage nodes apply published entries only, so every entry that a storage node has applied is
+    committed. The sequencers may show that further entries are committed. Storage nodes may also be
+    ahead of the sequencers, because storage nodes were read later.
 
     Raises:
         DataDirectoryError: no node has the whole order.
@@ -181,7 +181,7 @@ def _committed_length(
 ) -> MetalogPosition:
     """Return how many entries of the greatest copy are committed, at least.
 
-    Entries that a majority has are committed if the last one is of the newest term: each later
+    Entries that a majority has are committed if the last of them is of the newest term: each later
     primary then adopts them (Raft 5.4.2).
     """
     known = max(source.committed.position, source.base.position)
@@ -192,7 +192,7 @@ def _committed_length(
 
 
 def _equal_length(one: StoredMetalog, other: StoredMetalog) -> MetalogPosition:
-    """Return how many durable entries two copies have in common, from the first one on."""
+    """Return how many durable entries two copies have in common, from the first entry on."""
     end, floor = min(one.stored, other.stored), max(one.base.position, other.base.position)
     while end > floor and not other.fits(end, one.epoch_before(end)):
         end = one.agreement(*other.common(end, one.epoch_before(end)))
@@ -200,7 +200,7 @@ def _equal_length(one: StoredMetalog, other: StoredMetalog) -> MetalogPosition:
 
 
 def _complete(node: StorageNode, source: StoredMetalog, committed: Extent) -> None:
-    """Give a node the committed entries that it lacks, also in place of uncommitted entries."""
+    """Give a node the committed entries that it lacks. They replace uncommitted entries."""
     metalog, ordering = source, node.ordering
     if ordering.extent >= committed:
         return

@@ -1,9 +1,12 @@
 """The image of a data directory: its records below one metalog position, and where their batches
 are (decision 0035).
 
-An image can be read without the platform or beside a running one: reading takes no lock and writes
-nothing. An image has only records that are ordered and durable. Its columns are numpy arrays, one
-row for each batch, so an image of millions of records is small.
+An image can be read without the platform or beside a running platform: reading takes no lock and
+writes nothing. An image has only records that are ordered and durable. Its columns are numpy
+arrays, one row for each batch, so an image of millions of records is small.
+
+`record_batches`, `index_rows`, `rebuild` and `backup` read images. `journals` restores the nodes
+that an image is made of, and `payloads` reads its batches.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from indilog_storage.batch_reads import FIRST_COLD_SEGMENT
 from indilog_storage.ordering import OrderedColumns
 
 NO_FILE: Final = -1
-"""Instead of a file: the replica does not have the batch."""
+"""The value in `BatchPlaces.files` for a replica that does not have the batch."""
 
 
 class ColdFile(NamedTuple):
@@ -49,12 +52,12 @@ class BatchPlaces(NamedTuple):
     Attributes:
         seqnums, records: the first seqnum of each batch, and the number of its records.
         shards, localids: the shard of each batch, and its first localid.
-        positions, ordered_us: the metalog entry that ordered it, and that entry's time (µs since
-            1970).
-        files, offsets, lengths: where its replicas are, with a row for each batch and a column for
-            each replica. `files` has an index of `LogImage.files` (`NO_FILE`: the replica lacks the
-            batch). `offsets` has the offset in that file (in a `ColdFile` the first localid),
-            `lengths` the most bytes it takes.
+        positions, ordered_us: the metalog position of the entry that ordered each batch, and the
+            time of this entry in microseconds since 1970.
+        files, offsets, lengths: where the replicas of each batch are, with a row for each batch and
+            a column for each replica. `files` has indexes of `LogImage.files` (`NO_FILE`: the
+            replica lacks the batch). `offsets` has the offset in the file; in a `ColdFile`, the
+            first localid. `lengths` has upper bounds of the batch's bytes.
     """
 
     seqnums: NDArray[np.int64]
@@ -83,16 +86,16 @@ class LogImage(NamedTuple):
 
     Attributes:
         directory: the data directory.
-        view: its newest view: shards, replicas, and the schedule of index shards.
-        position: number of metalog entries that it covers.
-        tail: upper bound of its seqnums, exclusive.
+        view: the newest view: shards, replicas, and the schedule of index shards.
+        position: number of metalog entries that the image covers.
+        tail: upper bound of the image's seqnums, exclusive.
         lineage: the incarnations that proposed the entries (`indilog.kernel.lineage`).
-        floors: floors of all trims below `position`, and perhaps of later ones.
+        floors: floors of all trims below `position`, and perhaps of later trims.
         ordered: what each entry ordered.
         writers: a row of position, shard and epoch for each new writer that an entry names.
         batches: all batches that at least one replica holds.
-        files: the files that hold them.
-        gone: seqnums `[start, end)` of discarded batches: all their records are trimmed.
+        files: the files that hold these batches.
+        gone: seqnums `[start, end)` of discarded batches, whose records are all trimmed.
         lost: seqnums `[start, end)` of records that no replica of the directory holds.
     """
 
@@ -113,7 +116,7 @@ class LogImage(NamedTuple):
     def read(cls, directory: Path) -> LogImage:
         """Read the image of a data directory.
 
-        Beside a running platform, it has at least all records acknowledged before the call.
+        Beside a running platform, the image has at least all records acknowledged before the call.
 
         Raises:
             DataDirectoryError: there is no data directory, or another release wrote it.
@@ -140,7 +143,7 @@ class LogImage(NamedTuple):
         return int(self.ordered.tails[entry - 1]) if entry else 0
 
     def tail_before(self, position: MetalogPosition) -> SeqNum:
-        """Return the log's tail before the entry at `position`, at most the image's."""
+        """Return the log's tail before the entry at `position`, but at most the image's tail."""
         return int(self.ordered.tails[position - 1]) if position else 0
 
     def rows_of(self, start: SeqNum, end: SeqNum) -> range:
@@ -268,10 +271,10 @@ def _spans_of(ordered: OrderedColumns, shard: int) -> _Spans:
 
 
 def _replica(node: StoredNode, shard: ShardId, cut: int, files: _JournalFiles) -> _Replica | None:
-    """Return the ordered batches of a node's replica; None: it keeps none of the shard.
+    """Return the ordered batches of a node's replica; None: the node keeps no batch of the shard.
 
-    Records that the node does not know to be ordered are left out: they may differ from the
-    image's.
+    Records that the node does not know to be ordered are left out, because they may differ from the
+    records of the image.
     """
     if (kept := node.role.shards.get(shard)) is None:
         return None
@@ -297,7 +300,7 @@ def _replica(node: StoredNode, shard: ShardId, cut: int, files: _JournalFiles) -
 
 
 def _file_of(node: StoredNode, segment: int) -> Path | ColdFile | None:
-    """Return the file of a segment, or the object that its number names; None: it is missing."""
+    """Return the file of a segment, or the object that its number names; None: there is neither."""
     if segment >= FIRST_COLD_SEGMENT:
         made = node.role.cold_objects.get(segment - FIRST_COLD_SEGMENT)
         if made is None or node.cold is None:
@@ -339,8 +342,8 @@ def _batches_of(
 def _not_in_batches(
     replicas: Sequence[_Replica], cut: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return two sets of localids below `cut` that no replica has, as ranges: those that a replica
-    has discarded, and those that no replica knows.
+    """Return two sets of localids below `cut` that no replica has, as ranges: the localids that a
+    replica has discarded, and the localids that are unknown to all replicas.
     """
     held = [np.stack((r.firsts, r.ends), axis=1).astype(np.int64) for r in replicas]
     gone = [r.gone.astype(np.int64) for r in replicas]

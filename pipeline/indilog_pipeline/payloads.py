@@ -1,5 +1,8 @@
 """Reads the batches of an image from their files, also while a platform replaces these files
 (decision 0035).
+
+`record_batches`, `index_rows` and `backup` use `Payloads`. `cold_payloads` reads batches on cold
+storage for it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ ROWS: Final = 65_536
 BYTES: Final = 16 * 1024 * 1024
 """A chunk has at most this many records and bytes, but at least one batch."""
 _GAP_BYTES: Final = 64 * 1024
-"""Largest number of unneeded bytes between two batches that one read still covers together."""
+"""Largest gap between two batches, in unneeded bytes, that one read still covers."""
 _OPEN_FILES_MAX: Final = 64
 
 
@@ -30,7 +33,7 @@ class Chunk(NamedTuple):
 
     Attributes:
         image: the image of the batches.
-        batches: the first and the last may have seqnums outside the range, too.
+        batches: places of the batches. The first and the last batch may exceed the range.
         columns: the content of the batches.
         broken: batches with damaged data, by their index in `columns.batches`; only if data was
             requested.
@@ -129,7 +132,7 @@ class Payloads:
         *,
         with_data: bool,
     ) -> bool:
-        """Replace bad batches by those of another replica; return whether any was intact there."""
+        """Replace bad batches by copies of another replica; return whether any copy was intact."""
         some = BatchPlaces._make(column[bad] for column in batches)
         found = self._fetch(some, np.full(len(bad), replica))
         columns = BatchColumns(found, _expected(some))
@@ -141,7 +144,7 @@ class Payloads:
         return bool(intact)
 
     def _fetch(self, batches: BatchPlaces, replicas: NDArray[np.intp]) -> list[memoryview | None]:
-        """Read each batch from one of its replicas; None: it is missing or unreadable there."""
+        """Read each batch from one of its replicas; None: the copy is missing or unreadable."""
         every = np.arange(len(replicas))
         files = batches.files[every, replicas]
         offsets = batches.offsets[every, replicas]
@@ -164,7 +167,7 @@ class Payloads:
         ends: NDArray[np.int64],
         found: list[memoryview | None],
     ) -> None:
-        """Read neighbouring batches of a file at once; one by one if that is not possible."""
+        """Read neighbouring batches of a file at once. If this fails, read them one by one."""
         if isinstance(source := self.image.files[file], ColdFile):
             for row in rows.tolist():
                 found[row] = self._cold.batch(source, int(offsets[row]))

@@ -2,7 +2,9 @@
 
 `read_records` decodes the batches of a range of seqnums, many at once, in order. Trimmed records
 are left out, as in reads of the platform. Lost and damaged records raise `DataLossError`, or are
-counted.
+counted if the caller skips them.
+
+The Spark data source and the analyses call this module; it reads an image by `Payloads`.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from indilog_pipeline.payloads import Chunk, Payloads
 SCHEMA: Final = pa.schema(RECORD_FIELDS)
 """The columns of a record.
 
-`tags` are the hashes of the record's tags without that of its log, as signed integers: the 64 bits
-of `indilog.base.ids.tag_hash`. `tag_names` are the tags as text, in the same order. `position` is
-the metalog position of the entry that ordered the record.
+`tags` are the hashes of the record's tags, without the tag of its log. Each hash is the 64 bits of
+`indilog.base.ids.tag_hash` as a signed integer. `tag_names` are the tags as text, in the same
+order. `position` is the metalog position of the entry that ordered the record.
 """
 COLUMNS: Final = tuple(SCHEMA.names)
 PART_BYTES: Final = 32 * 1024 * 1024
@@ -51,11 +53,11 @@ class ReadCounts:
 
 
 class Filter(NamedTuple):
-    """Which records are wanted: all, those of a log, or those with a tag of that log.
+    """Which records are wanted: all records, the records of a log, or those with a tag of the log.
 
     Attributes:
         log: the name of a log; None: all logs.
-        tag: a tag of that log; None: all its records.
+        tag: a tag of this log; None: all records of the log.
     """
 
     log: str | None = None
@@ -91,7 +93,7 @@ class SeqnumRange(NamedTuple):
 def parts_of(
     image: LogImage, start: SeqNum = 0, end: SeqNum | None = None, part_bytes: int = PART_BYTES
 ) -> list[SeqnumRange]:
-    """Return the ranges of about `part_bytes` that `[start, end)` consists of, ascending.
+    """Split `[start, end)` into ranges of about `part_bytes` each; return them, ascending.
 
     Every seqnum below the tail is in exactly one part, also if no record is there.
     """
@@ -125,12 +127,13 @@ def read_records(
     """Yield the records of `[start, end)` in order of seqnums, as record batches of `columns`.
 
     A batch has about 65,536 rows or 16 MiB; batches of one log or tag may be smaller. If a platform
-    replaces files meanwhile, their records are read through a new image, up to the same end.
+    replaces files meanwhile, the records of these files are read through a new image, up to the
+    same end.
 
     Args:
         image: image of the data directory.
         start: the first seqnum.
-        end: the seqnum after the last; None, or beyond the tail: the tail of the image.
+        end: the seqnum after the last; at most, and by default (None), the tail of the image.
         columns: the columns of `SCHEMA` that the batches have, in this order. Without `data`, the
             data of records is neither copied nor verified.
         wanted: selects the records.
@@ -138,8 +141,8 @@ def read_records(
         counts: gets the counts of this call added.
 
     Raises:
-        DataLossError: records that might be wanted are lost, or the data of wanted records is.
-            Continue at `next_seqnum`.
+        DataLossError: records that might be wanted are lost, or the data of wanted records is
+            damaged. Continue at `next_seqnum`.
         DataDirectoryError, NotReadyError: as `LogImage.read`.
     """
     end = image.tail if end is None else min(end, image.tail)
@@ -240,7 +243,7 @@ class _Records:
         return np.repeat(column.astype(np.int64), self._columns.records)
 
     def chosen(self, tag: int | None, start: SeqNum, stop: SeqNum) -> NDArray[np.bool_]:
-        """Return which records of `[start, stop)` are alive and have a tag; None: any."""
+        """Return which records of `[start, stop)` are alive and have `tag`; None: any tag."""
         columns, floors = self._columns, self._image.floors
         chosen: NDArray[np.bool_] = (self.seqnums >= start) & (self.seqnums < stop)
         if tag is not None:
@@ -256,7 +259,7 @@ class _Records:
         return chosen
 
     def arrow(self, schema: pa.Schema, chosen: NDArray[np.bool_]) -> pa.RecordBatch:
-        """Return the chosen records; batches with none of them are not copied."""
+        """Return the chosen records; batches without chosen records are not copied."""
         firsts = np.cumsum(self._columns.records) - self._columns.records
         batches = np.flatnonzero(np.logical_or.reduceat(chosen, firsts))
         if len(batches) < len(firsts):

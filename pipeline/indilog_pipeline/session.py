@@ -1,7 +1,8 @@
 """A Spark session that can read and write logs (`start`), or why it cannot start (`why_not`).
 
-PySpark is an extra (`indilog[spark]`), and it needs Java 17 or newer. This module imports neither
-before `start`, so every command can ask `why_not()`.
+PySpark is an extra (`indilog[spark]`), and it needs Java 17 or newer. This module imports PySpark
+only in `start`, so every command can call `why_not()`. The commands `analyse`, `rebuild-index` and
+`./start` use it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ MEMORY: Final = "1g"
 _JAVA_S_MAX: Final = 30.0
 _ALWAYS: Final = {
     "spark.sql.python.filterPushdown.enabled": "true",
-    # A query that was killed while it wrote its first offset leaves a temporary file. Since Spark
-    # 4.1 its checkpoint would be refused forever, because the folder of offsets is not empty.
+    # A query that was killed while it wrote its first offset leaves a temporary file. By default,
+    # Spark 4.1 refuses such a checkpoint forever, because the folder of offsets is not empty.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     "spark.log.level": "ERROR",
 }
@@ -82,7 +83,7 @@ def start(
 
     Args:
         name: name of the application, as Spark shows it.
-        master: where it runs, e.g. `local[2]`: two threads of this machine.
+        master: where Spark runs, e.g. `local[2]`: two threads of this machine.
         memory: heap of the JVM, e.g. `512m` or `4g`.
         short: start faster and compute slower, for a session that lives for seconds.
         settings: further settings of Spark; they override those of this function.

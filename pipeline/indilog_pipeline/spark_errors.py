@@ -1,5 +1,5 @@
 """Finds the one sentence that explains an error of Spark, in a text with the stack traces of Java
-and Python.
+and Python. Programs that run Spark jobs show this sentence to the user.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ def sentence_in(text: str) -> str | None:
     no such exception.
 
     An `IndilogError` takes precedence over other exceptions, because Spark's own process may fail
-    after it.
+    afterwards.
     """
     found = _OWN.findall(text) or _PYTHON.findall(text)
     return found[-1] if found else None
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return the message of the Python exception in an error of Spark, else that of the Java
-    exception, else the error's first line.
+    """Return the message of the Python exception in an error of Spark. Without a Python exception,
+    return the message of the Java exception; without both, the first line of the error.
     """
     text = str(error).strip()
     return sentence_in(text) or next(iter(_JAVA.findall(text)), text.partition("\n")[0])

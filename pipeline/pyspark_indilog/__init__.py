@@ -1,7 +1,8 @@
 """Makes `spark.read.format("indilog")` work without registration.
 
 PySpark imports every installed module whose name starts with `pyspark_` and registers its
-`DefaultSource`. So this package has only that name; the data source is in `indilog_pipeline.spark`.
+`DefaultSource`. So this package only has the required name; `indilog_pipeline.spark` implements the
+data source.
 """
 
 from indilog_pipeline.spark.source import IndilogSource as DefaultSource

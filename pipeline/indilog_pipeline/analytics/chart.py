@@ -1,4 +1,4 @@
-"""A bar chart as SVG, without dependencies."""
+"""A bar chart as SVG, without dependencies; `jobs` draws the results of analyses with it."""
 
 from __future__ import annotations
 

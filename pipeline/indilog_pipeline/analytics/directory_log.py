@@ -1,9 +1,10 @@
 """A read-only `Log` over a data directory, from which libraries replay their state.
 
-All its records that are ordered, durable and not trimmed are held in memory. It answers as the
-platform would at the image's position, also with `TrimmedError`. It has no aux data, because that
-is only a cache. Its methods never suspend, so a coroutine that awaits only them runs to its end
-without an event loop.
+All records of the log that are ordered, durable and not trimmed are held in memory. A
+`DirectoryLog` answers as the platform would at the image's position, also with `TrimmedError`. It
+has no aux data, because aux data is only a cache. Its methods never suspend, so a coroutine that
+awaits only these methods runs to its end without an event loop. `objects` replays BokiStore from
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _HASHES: Final = 1 << 64
 
 
 class ReadOnlyLogError(IndilogError):
-    """A write to a log of a data directory was refused; only its platform changes the log."""
+    """A write to a log of a data directory was refused; only the platform changes the log."""
 
 
 class DirectoryLog(Log):
@@ -75,8 +76,8 @@ class DirectoryLog(Log):
                 self._streams[tag].append(seqnum)
 
     def _tag(self, name: str, tag: TagHash) -> UserTag:
-        """Return the tag whose text is `name`. It is the integer `name`, unless the text has the
-        hash `tag`.
+        """Return the tag whose text is `name`: the text itself if its hash is `tag`, otherwise the
+        integer that it spells.
         """
         return name if tag_hash(self.name, name) == tag else int(name)
 
@@ -101,7 +102,7 @@ class DirectoryLog(Log):
         wait: float | None = None,
         fresh: bool = False,
     ) -> Record | None:
-        """See `Log.read_next`. It never waits, because the image does not change."""
+        """See `Log.read_next`. This method never waits, because the image does not change."""
         del wait, fresh
         return next(self._from(tag, bound), None)
 
@@ -134,7 +135,7 @@ class DirectoryLog(Log):
         wait: float | None = None,
         fresh: bool = False,
     ) -> list[Record]:
-        """See `Log.read_range`. It never waits, because the image does not change."""
+        """See `Log.read_range`. This method never waits, because the image does not change."""
         del wait, fresh
         return list(islice(self._from(tag, bound), check_limit(limit)))
 
@@ -143,7 +144,7 @@ class DirectoryLog(Log):
         return self._image.tail
 
     async def now(self) -> float:
-        """Return when the last record of the image was ordered; 0: there is none."""
+        """Return when the last record of the image was ordered; 0: there is no record."""
         times = self._image.ordered.times
         return float(times[-1]) / 1e6 if len(times) else 0.0
 
@@ -152,7 +153,7 @@ class DirectoryLog(Log):
         return self._image.seqnum_at(check_time(time))
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Do nothing, because aux data is a cache, which may drop it at once."""
+        """Do nothing: aux data is a cache, and a cache may drop an entry at once."""
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
         """Raise `ReadOnlyLogError`."""

@@ -30,7 +30,7 @@ class Source(NamedTuple):
         path: data directory to read; empty: read through `url`.
         url: platform to read through; empty: read `path`.
         log: name of the log; None: all logs of the directory.
-        at: only for the job `objects`: seqnum of the last record that counts; None: the end.
+        at: seqnum of the last record that counts, only for the job `objects`; None: the end.
         skips_gaps: skip trimmed, lost and corrupt records instead of failing.
     """
 
@@ -60,7 +60,7 @@ class Job(NamedTuple):
 
     Attributes:
         title: title of the table and the picture.
-        result: function that returns the rows, the most important ones first.
+        result: function that returns the rows, beginning with the most important rows.
         chart: the picture of the rows.
     """
 

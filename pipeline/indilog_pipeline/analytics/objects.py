@@ -1,6 +1,8 @@
 """All BokiStore objects as of one place of the log, as a DataFrame: a consistent snapshot.
 
-BokiStore itself replays the objects, with its own rules for transactions, checkpoints and trims.
+BokiStore itself replays the objects, with its own rules for transactions, checkpoints and trims. It
+replays a `DirectoryLog`, or a log of a running platform. The job `objects` of `jobs` and users'
+programs call `objects`.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ _FIELDS: Final[list[pa.Field[Any]]] = [
 SCHEMA: Final = pa.schema(_FIELDS)
 """The columns of an object.
 
-`version` is the seqnum of the object's last committed write. `tags` are those of its last `put`,
-and `value` is its JSON without these tags.
+`version` is the seqnum of the object's last committed write. `tags` are the tags of its last `put`.
+`value` is the object's JSON without these tags.
 """
 
 
@@ -57,8 +59,8 @@ def objects(
 ) -> DataFrame:
     """Return the objects that exist as of the record at `at`, one row each (`SCHEMA`).
 
-    The driver replays the logs one by one, and holds a log's records in memory if it reads a data
-    directory.
+    The driver replays the logs one by one. If the driver reads a data directory, it holds the
+    records of one log in memory.
 
     Args:
         session: Spark session of the DataFrame.
@@ -68,7 +70,7 @@ def objects(
         at: seqnum of the last record that counts; None: the end of the log now.
 
     Raises:
-        ConfigError: both or none of `path` and `url` are given, or `url` without `log`.
+        ConfigError: both or none of `path` and `url` are given, or `url` is given without `log`.
         ValueError: `at` is beyond the end of the log.
         TrimmedError: BokiStore's garbage collection, or a trim, has removed history that `at`
             needs.
@@ -128,8 +130,8 @@ async def _rows(log: Log, at: SeqNum | None) -> list[dict[str, object]]:
 
 
 async def _names(log: Log) -> list[str]:
-    """Return the sorted names of all objects of a log. They include objects written after the place
-    of the snapshot, because the earlier history of these may be trimmed.
+    """Return the sorted names of all objects of a log. The names include objects whose remaining
+    history begins after the place of the snapshot, because their earlier history may be trimmed.
     """
     names: set[str] = set()
     start = 0

@@ -1,5 +1,5 @@
-"""Runs of BokiFlow as a DataFrame: one row for each run, which BokiFlow's own code derives
-from the run's records.
+"""Runs of BokiFlow as a DataFrame: one row for each run, which BokiFlow's own code derives from the
+run's records. The job `workflows` of `jobs` calls `runs`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Backups: a copy of a platform at one seqnum, and new platforms from it (decision 0045)."""
+"""Backups: `create` copies a platform at one seqnum, and `restore` makes new platforms from the
+copy (decision 0045). The command `indilog backup` calls both.
+"""

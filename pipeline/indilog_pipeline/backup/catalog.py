@@ -1,5 +1,7 @@
-"""The catalog of logs in a backup: which logs of other kinds there are, and its records for a
-platform that keeps these logs elsewhere (decision 0094).
+"""The catalog of logs in a backup: it names the logs of other kinds than `shared` (decision 0094).
+
+`create` reads from the catalog which logs to copy. A restored platform keeps these logs at other
+places, so `restore` rewrites the catalog's records.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ class OtherSegment(NamedTuple):
     Attributes:
         log: name of its log.
         segment: the segment.
-        layout: its newest layout; None: it is in an object store.
-        is_begun: whether the log has reached it. Before, it has no records of the log.
+        layout: the newest layout of the segment; None: the segment is in an object store.
+        is_begun: whether the log has reached the segment; until then the segment has no records.
     """
 
     log: str
@@ -43,7 +45,7 @@ class StoredCatalog:
         self._taken = 0
 
     def take(self, batch: StoredBatch) -> None:
-        """Apply the catalog's records in the next batch. Their number stands for their seqnum,
+        """Apply the catalog's records in the next batch. A running number replaces their seqnums,
         because only their order matters here.
         """
         if (stored := _catalog_batch(batch)) is None:
@@ -69,7 +71,7 @@ class StoredCatalog:
 
 
 def moved_batch(batch: StoredBatch, moved: MovedCatalog) -> StoredBatch:
-    """Return a batch, in which the catalog's records are rewritten."""
+    """Return the batch with rewritten records of the catalog."""
     if (stored := _catalog_batch(batch)) is None:
         return batch
     changed = {index: moved.rewritten(stored.record(index).data) for index in _rows(stored)}
@@ -77,7 +79,9 @@ def moved_batch(batch: StoredBatch, moved: MovedCatalog) -> StoredBatch:
 
 
 def _catalog_batch(batch: StoredBatch) -> RecordBatch | None:
-    """Return a batch that may have records of the catalog; None: it has none."""
+    """Return the decoded batch if it may have records of the catalog; None: it has no such
+    record.
+    """
     tags = batch_header(batch.payload).tags
     if batch.payload.find(_TAG, HEADER_BYTES, HEADER_BYTES + len(_TAG) * tags) < 0:
         return None

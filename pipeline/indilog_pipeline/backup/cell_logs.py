@@ -1,5 +1,5 @@
-"""Logs of other kinds than `shared` in a backup: copied from the disks of storage nodes and from
-object stores, and written into those of a new platform (decision 0094).
+"""Logs of other kinds than `shared` in a backup (decision 0094). `create` copies them from the
+disks of storage nodes and from object stores; `restore` writes them into a new platform.
 
 Each copy is a prefix of its log, with all records that were acknowledged before the backup's
 position. The copies are made one after the other, after the records of shared logs.
@@ -54,7 +54,7 @@ from indilog_pipeline.backup.files import (
 )
 
 _COPIES_MAX: Final = 16
-"""Attempts to copy a log whose oldest cells are trimmed meanwhile."""
+"""Attempts to copy a log while its oldest cells are being trimmed."""
 
 
 # --- making a backup
@@ -226,7 +226,7 @@ def new_segments(manifest: Manifest, config: Config, view: View) -> dict[str, Ne
     found = {}
     for log, kind, folder in ((each.log, each.kind, each.folder) for each in manifest.segments):
         if kind == OBJECT_STORE:
-            # A folder of its own, because the old platform may go on using the old one.
+            # A folder of its own, because the old platform may still use the old folder.
             place = config.node.object_logs.object_place
             found[folder] = NewSegment(kind=kind, place=place, folder=new_folder(log))
         else:
@@ -247,7 +247,7 @@ def write_segments(
     Args:
         source: directory of the backup.
         manifest: manifest of the backup, whose files were checked.
-        config: configuration of the new platform; its data directory has the metadata already.
+        config: configuration of the new platform; its data directory already has the metadata.
         view: view of the new platform.
         segments: what `new_segments` returned.
 

@@ -1,15 +1,16 @@
 """Makes a backup of a data directory, also beside a running platform (decision 0045).
 
-An image (decision 0035) fixes the position: its entries are committed, so they never change, and
-its records are durable. Everything after it is left out, however long the backup takes. Batches
-that the platform moves meanwhile are found in a newer image. Batches that it discards meanwhile
-hold trimmed records, so the backup takes its floors from an image that is read last.
+An image (decision 0035) fixes the position of the backup. The entries of the image are committed,
+so they never change, and its records are durable. Everything after the position is left out,
+however long the backup takes. Batches that the platform moves meanwhile are found in a newer image.
+Batches that the platform discards meanwhile hold trimmed records, so the backup takes its floors
+from an image that is read last.
 
-Logs of other kinds than `shared` are those of the image's catalog. They are copied when all batches
-are in the backup (`cell_logs`).
+The image's catalog names the logs of other kinds than `shared`. These logs are copied when all
+batches are in the backup (`cell_logs`).
 
-An interrupted backup continues with its first plan. Parts that exist and are intact are not read
-again.
+An interrupted backup continues with its first plan. Parts that exist and are intact are not made
+again. The command `indilog backup` calls `create`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class CreatedBackup(NamedTuple):
     """A whole backup.
 
     Attributes:
-        tail: all seqnums of its `shared` logs are below.
+        tail: all seqnums of its `shared` logs are below this seqnum.
         kept: number of records of `shared` logs.
         segments: number of segments of logs of other kinds.
     """
@@ -78,7 +79,7 @@ def create(
     part_bytes: int = PART_BYTES,
     progress: Progress = lambda *_: None,
 ) -> CreatedBackup:
-    """Make a backup of the data directory `data` in `destination`, or continue one there.
+    """Make a backup of the data directory `data` in `destination`, or continue a backup there.
 
     Raises:
         ConfigError: `destination` holds something else, or a backup of another platform.
@@ -155,7 +156,7 @@ def _order(image: LogImage, destination: Path, plan: Plan) -> str:
     path = destination / ORDER_FILE
     before = None
     if path.exists():
-        with contextlib.suppress(DataDirectoryError):  # the disk lost the file
+        with contextlib.suppress(DataDirectoryError):  # the file is damaged, so write it again
             before = digest_of(path)
     digest = write_file(path, order_pieces(image, plan.position))
     if before not in (None, digest):

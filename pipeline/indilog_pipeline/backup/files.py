@@ -9,7 +9,8 @@
 | `manifest` | the digests of these files, and the floors; written last: the backup is whole |
 
 Every file ends with a digest of its bytes (XXH3, 128 bits). A file is written under another name,
-synced and renamed, so a file that has its name is whole.
+synced, and then renamed, so a file with its final name is whole. `create` writes the files, and
+`restore` and `verify` read them.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup pla
 
     Attributes:
         id: random id of this backup.
-        tail: upper bound of its seqnums, exclusive.
+        tail: upper bound of the backup's seqnums, exclusive.
         starts: the seqnum at which each part begins, ascending.
-        shards: the shards of its records, and those of the platform's layout.
+        shards: the shards of the backup's records, and the shards of the platform's layout.
         lineage: which incarnations proposed the entries.
     """
 
@@ -82,8 +83,8 @@ class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         log: name of the log.
         kind: kind of the segment.
-        folder: the name that it had on the old platform; no other segment has it.
-        digest: digest of its file, hexadecimal; empty: the segment has no cells.
+        folder: the unique name of the segment on the old platform.
+        digest: digest of the segment's file, hexadecimal; empty: the segment has no cells.
     """
 
     log: str
@@ -99,7 +100,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup
         plan, order: digests of the files with these names, hexadecimal.
         records: digests of the files `records-N`.
         epoch: upper bound of the epochs of the platform's batches and entries, inclusive.
-        floors: for each trim: tag, floor, whether it is the floor of a log, and the tag's log.
+        floors: a row for each floor: tag, floor, whether the floor is of a log, and the tag's log.
         kept: number of records in the parts.
         segments: the segments of logs of other kinds; segment N has the file `log-N`.
     """
@@ -123,8 +124,8 @@ class StoredBatch(NamedTuple):
 
 
 class OrderFile(NamedTuple):
-    """The content of the file `order`. It has the stamp of each entry. Each span is a row of entry,
-    shard and number of records; each new writer is a row of entry, shard and epoch.
+    """The content of the file `order`: the stamp of each entry, a row (entry, shard, number of
+    records) for each span, and a row (entry, shard, epoch) for each new writer.
     """
 
     times: NDArray[np.uint64]
@@ -188,7 +189,7 @@ def cell_pieces(copied: CopiedCell) -> tuple[bytes, bytes]:
 
 
 def order_pieces(image: LogImage, position: MetalogPosition) -> list[bytes]:
-    """Return the content of `order`: five columns, each packed, and its length before it."""
+    """Return the content of `order`: five packed columns, each after its length."""
     ordered = image.ordered
     spans = int(np.searchsorted(ordered.positions, position))
     columns = (
@@ -206,7 +207,7 @@ def order_pieces(image: LogImage, position: MetalogPosition) -> list[bytes]:
 
 
 def floors_of(floors: Trimmed) -> tuple[tuple[int, SeqNum, bool, int], ...]:
-    """Return all floors, those of tags first."""
+    """Return all floors, beginning with the floors of tags."""
     found: list[Floor] = []
     cursor, is_last = NO_FLOORS, False
     while not is_last:
@@ -243,7 +244,7 @@ def plan_in(directory: Path) -> Plan:
     """Return the plan of a backup.
 
     Raises:
-        DataDirectoryError: there is none, or it is damaged.
+        DataDirectoryError: there is no plan, or the plan is damaged.
     """
     return _value(directory / PLAN_FILE, Plan)
 

@@ -5,15 +5,16 @@ Sequencers get a base that replaces all entries. Index nodes get nothing: they f
 the storage nodes when they start. So the new platform may have another number of sequencers,
 storage nodes, replicas or index shards.
 
-Two kinds of entries follow those of the backup. Some order records that do not exist. They cover a
-*hole*: seqnums after the backup that readers of the old platform may have seen, so they are never
-assigned again. The records of the hole count as discarded. The other entries are trims with all
-floors.
+Two kinds of entries follow the entries of the backup. The first kind orders records that do not
+exist. These entries cover a *hole*: seqnums after the backup that readers of the old platform may
+have seen. So the new platform never assigns these seqnums. The records of the hole count as
+discarded. The second kind are trims with all floors.
 
-Logs of other kinds than `shared` are written first (`cell_logs`). In the batches with the catalog's
-records, these records are replaced, because the logs are in other places now.
+Logs of other kinds than `shared` are written first (`cell_logs`). The catalog's records are
+replaced in their batches, because these logs now have other places.
 
-The directory is built under another name, and renamed when all of it is durable.
+The directory is built under another name, and renamed when all of it is durable. The command
+`indilog backup` calls `restore`.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ from indilog_pipeline.backup.files import (
 HOLE: Final = 1 << 20
 """Default size of the hole: seqnums that a restored platform skips after those of the backup."""
 HOLE_MAX: Final = 1 << 24
-"""The largest hole. An index node keeps 18 bytes for each of its seqnums."""
+"""The largest hole, in seqnums. An index node keeps 18 bytes for each seqnum of the hole."""
 _HOLE_OF_ENTRY: Final = 1 << 13
-"""Seqnums of the hole that one entry covers. An index node gets a byte for each of them, for up to
-1,024 entries in one message, and the message has a limit.
+"""Seqnums of the hole that one entry covers. A message to an index node has a byte for each of
+these seqnums, and up to 1,024 entries; its size is limited.
 """
 _ENTRIES_OF_FRAME: Final = 512
 _VIEW: Final = ViewNumber(1)
@@ -79,9 +80,9 @@ class Restored(NamedTuple):
     """A new platform.
 
     Attributes:
-        tail: all seqnums of its `shared` logs are below.
+        tail: all seqnums of the backup's `shared` logs are below this seqnum.
         kept: number of records of `shared` logs.
-        next_seqnum: the first seqnum that it assigns to a record of a `shared` log.
+        next_seqnum: the first seqnum that the platform assigns to a record of a `shared` log.
         segments: number of segments of logs of other kinds.
     """
 
@@ -214,8 +215,8 @@ class _Entries:
     def by_writer(
         self, shard: ShardId, first: LocalId, end: LocalId
     ) -> Iterator[tuple[LocalId, LocalId, Epoch]]:
-        """Yield the parts of [first, end) that one writer wrote, with its epoch; 0: no entry names
-        it.
+        """Yield the parts of [first, end), each with the epoch of the writer that wrote it; 0: no
+        entry names the writer.
         """
         writers = [(0, NO_INCARNATION), *self._writers.get(shard, ())]
         ends = [*(start for start, _ in writers[1:]), end]

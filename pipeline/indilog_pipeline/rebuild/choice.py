@@ -1,4 +1,6 @@
-"""Chooses the faster engine for a rebuild, by figures that `bench.pipeline.rebuild` measured."""
+"""Chooses the faster engine for a rebuild, by figures that `bench.pipeline.rebuild` measured. The
+command `indilog rebuild-index` calls `choose`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ LOCAL_S: Final = 1.0
 SPARK_S: Final = 0.9
 """CPU seconds per million records of Spark, in tasks that all cores share."""
 SPARK_WRITE_S: Final = 0.4
-"""CPU seconds in which Spark writes a million records; each index shard is one task."""
+"""CPU seconds in which Spark writes a million records. Each index shard is written by one task."""
 SPARK_START_S: Final = 9.5
 """Seconds in which a local session starts, runs an empty task, and ends."""
 _MILLION: Final = 1_000_000
@@ -51,12 +53,12 @@ def choose(
     """Choose the engine.
 
     Args:
-        asked: the engine that the caller wants; None: the faster one.
+        asked: the engine that the caller wants; None: the faster engine.
         master: where Spark runs; None: on this machine.
         records: number of records to read.
         index_shards: number of index shards to write.
         cores: number of cores of this machine.
-        missing: sentence that says why Spark cannot start here; empty: it can.
+        missing: returns a sentence that says why Spark cannot start here; empty: it can start.
     """
     if asked is not None:
         return Choice(asked, f"Engine {asked}, as asked.")

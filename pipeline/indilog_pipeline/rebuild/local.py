@@ -19,7 +19,7 @@ from indilog_pipeline.index_rows import RowsOfImage
 from indilog_pipeline.rebuild.plan import Built, RebuildPlan
 
 MEMORY_BYTES: Final = 512 * 1024 * 1024
-"""Bytes of rows in memory while they are sorted, for all index shards together."""
+"""Bytes of rows in memory during a sort, for all index shards together."""
 _FILTER_SHARE: Final = 16
 """A snapshot's filter of tags takes at most an index node's memory divided by this number."""
 

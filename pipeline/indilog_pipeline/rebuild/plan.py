@@ -1,4 +1,7 @@
-"""The plan of a rebuild: which positions each index shard lacks, and which snapshot it extends."""
+"""The plan of a rebuild: which positions each index shard lacks, and which snapshot it extends.
+
+`run` makes the plan, and the engines `local` and `spark_engine` carry it out.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class BaseSnapshot(NamedTuple):
     snapshot: IndexSnapshot
 
     def rows(self, floors: Trimmed) -> Iterator[Rows]:
-        """Yield its rows, sorted, without those of trimmed records."""
+        """Yield the snapshot's rows, sorted, without rows of trimmed records."""
         logs, tags = floors.logs.columns(), floors.tags.columns()
         below = SnapshotFloors(logs.tags, logs.untils, tags.tags, tags.untils)
         return rows_left(opened_snapshot(self.file), below)
@@ -43,7 +46,7 @@ class RebuildPlan(NamedTuple):
     """A rebuild of the index shards of `starts`, up to the end of the image.
 
     Attributes:
-        workspace: an empty folder in the data directory; it is removed afterwards.
+        workspace: an empty folder in the data directory, which is removed after the rebuild.
         image: image of the data directory.
         eras: which positions go to which index shard, in the rebuilt snapshots.
         starts: for each index shard to rebuild, the metalog position where the new rows begin.

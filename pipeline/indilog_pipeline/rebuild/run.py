@@ -43,9 +43,9 @@ class Rebuilt(NamedTuple):
 
     Attributes:
         index_shard: the index shard.
-        start: the position of the snapshot that was extended; 0: there was none.
+        start: the position of the snapshot that was extended; 0: there was no snapshot.
         position: the position of the new snapshot.
-        rows: rows of the new snapshot; 0: the index shard has no records, so none was written.
+        rows: rows of the new snapshot; 0: the index shard has no records and so no new snapshot.
     """
 
     index_shard: int
@@ -59,15 +59,15 @@ class Sharding(NamedTuple):
 
     Attributes:
         index_shards: the new number of index shards.
-        anew: whether to distribute all metalog positions again. Otherwise only future positions are
-            distributed to the new number, and existing snapshots stay valid.
+        anew: whether to distribute all metalog positions again. If not, only future positions are
+            distributed to the new number of index shards, and existing snapshots stay valid.
     """
 
     index_shards: int
     anew: bool = False
 
     def of(self, image: LogImage) -> View:
-        """Return the view with that number.
+        """Return the view with the new number of index shards.
 
         Raises:
             ConfigError: the number is below 1.
@@ -82,12 +82,12 @@ def rebuild_index(
 
     An index shard continues from its newest intact snapshot of the same metalog and schedule.
     Without an engine, this process rebuilds. With `sharding`, the data directory gets a new view at
-    the end, and the configuration of later starts must name that number of index shards.
+    the end; the configuration of later starts must name the new number of index shards.
 
     Raises:
         ConfigError: `sharding` has fewer than 1 index shard, or ZooKeeper has the layout.
         DataDirectoryError: the index tier is running (with `sharding`: any part of the platform),
-            the disk is full or fails, or as `LogImage.read`.
+            or the disk is full or fails. Also as `LogImage.read`.
         DataLossError, NotReadyError: as `LogImage.read`.
     """
     engine = engine or LocalEngine()
@@ -114,7 +114,7 @@ def rebuild_index(
 
 
 def _want_index_shards_of(view: View, metadata: EmbeddedMetadataStore, directory: Path) -> None:
-    """Keep the next start from changing the index shards back to those that were asked for."""
+    """Keep the next start from changing the index shards back to the number requested before."""
     if (stored := values_in(directory / "metadata").get(MEMBERS_KEY)) is not None:
         asked = decode_members(stored)
         members = msgspec.structs.replace(
@@ -165,9 +165,9 @@ def _install(built: Built, position: MetalogPosition, folders: list[Path]) -> No
 
 @contextmanager
 def _locked(directory: Path, *, whole: bool) -> Iterator[EmbeddedMetadataStore | None]:
-    """Keep the processes of index nodes from running in the block; `whole`: all processes.
+    """Keep the processes of index nodes from running in the block; if `whole`, all processes.
 
-    Gives the metadata of the whole platform.
+    Gives the platform's metadata if `whole`, otherwise None.
 
     Raises:
         DataDirectoryError: such a process is running.

@@ -7,8 +7,8 @@ Three jobs run the code of the engine `local`, in parallel tasks:
 2. Spark moves each block to the task of its range, which merges the blocks and writes the rows.
 3. A task for each index shard writes the ranges, one after the other, as a snapshot.
 
-Nothing is sorted in the JVM, and no row is a Python object. All files are in the workspace, so
-executors must see the data directory at the same path and be able to write there.
+Nothing is sorted in the JVM, and no row is a Python object. All files are in the workspace of the
+plan. So executors must see the data directory at the same path, and must be able to write there.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Range(NamedTuple):
 
 
 class SparkFailedError(IndilogError):
-    """A task of Spark failed; the message is its own error."""
+    """A task of Spark failed; the message is the error of this task."""
 
 
 @contextmanager
@@ -250,8 +250,8 @@ class SparkEngine:
 class _Sample:
     """Takes the rows of sampled batches.
 
-    Each sampled batch represents all records up to the next one, so its seqnums are spread over
-    their range.
+    Each sampled batch represents all records up to the next sampled batch. So the seqnums of its
+    rows are spread over the range of these records.
 
     Attributes:
         count: number of rows.
@@ -264,7 +264,7 @@ class _Sample:
         self.count = 0
 
     def stands_for(self, first: SeqNum, records_each: float) -> None:
-        """Set the seqnum at which the next rows begin, and how many records each one represents."""
+        """Set the seqnum at which the next rows begin, and how many records each row represents."""
         self._first, self._records_each = first, records_each
 
     def add(self, rows: Rows) -> None:
@@ -316,7 +316,7 @@ def _merge(job: _Job, number: int, blocks: Iterable[tuple[int, _Block]]) -> Iter
         runs = SortedRuns(Path(folder), memory_bytes_max=TASK_MEMORY_BYTES)
         for block in found:
             runs.add(block.rows)
-        # Spark may repeat a task, or run it twice: the folder appears with all its rows, once.
+        # Spark may repeat a task or run it twice. The folder still appears once, with all its rows.
         attempt = Path(tempfile.mkdtemp(prefix=f"attempt-{number}-", dir=job.workspace))
         write_run(attempt, "all", runs.merged())
         if runs.rows:

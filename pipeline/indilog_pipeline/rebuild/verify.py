@@ -1,4 +1,6 @@
-"""Compares the index snapshots of a data directory with its records."""
+"""Compares the index snapshots of a data directory with its records. The command `indilog
+rebuild-index` calls `verify_index`.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class Difference(NamedTuple):
 
     Attributes:
         file: the snapshot.
-        has: the snapshot's row `(tag, seqnum, shard)`; None: the snapshot ends before.
-        wanted: the row that follows from the records; None: no further row follows.
+        has: the row `(tag, seqnum, shard)` of the snapshot; None: the snapshot has no further row.
+        wanted: the row that the records require; None: they require no further row.
     """
 
     file: Path
@@ -60,8 +62,8 @@ class Verified(NamedTuple):
 
     Attributes:
         compared: the snapshots that were compared.
-        difference: the first difference; it ends the comparison. None: there is none.
-        unusable: folders of index nodes that have snapshots, but no intact one of this log.
+        difference: the first difference, which ends the comparison; None: all rows are equal.
+        unusable: folders of index nodes with snapshots, but without an intact snapshot of this log.
         seqnums: number of ordered seqnums; 0: no snapshot is needed.
     """
 
@@ -80,7 +82,7 @@ def verify_index(
     """Compare the newest snapshot of each index node with the records.
 
     The platform may run meanwhile. Rows of trimmed records count as equal. `note` is called with
-    how many seqnums were read for a snapshot, and how many there are.
+    two numbers: the seqnums read so far for a snapshot, and all seqnums to read.
 
     Raises:
         DataDirectoryError, DataLossError, NotReadyError: as `LogImage.read`.
@@ -133,7 +135,7 @@ def _difference(base: BaseSnapshot, runs: SortedRuns, floors: Trimmed) -> Differ
 
 
 def _alive(rows: Rows, alive: NDArray[np.uint64], floors: Trimmed) -> Rows:
-    """Return the rows without those of trimmed records, and those below the floor of their tag."""
+    """Return the rows, without rows of trimmed records and without rows below their tag's floor."""
     if not len(alive):
         return rows.part(0, 0)
     places = np.minimum(np.searchsorted(alive, rows.seqnums), len(alive) - 1)

@@ -11,7 +11,7 @@ from indilog.base.errors import ConfigError
 
 
 class Column(NamedTuple):
-    """One column: its type in Spark, as DDL, and in Arrow."""
+    """One column: its Spark type as DDL, and its Arrow type."""
 
     spark: str
     arrow: pa.DataType

@@ -1,4 +1,7 @@
-"""A connection to a platform for code that is not asynchronous: Spark's tasks and its planner."""
+"""A connection to a platform for code that is not asynchronous: the tasks and the planner of Spark.
+
+`platform_reads`, `writing` and `analytics.objects` use `connected`.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ _PAUSE_S: Final = 0.2
 class BlockingConnection:
     """A session with a platform, whose calls block.
 
-    Its event loop runs in a thread of its own, so that the connection stays up while Spark consumes
-    records.
+    The event loop of the session runs in a separate thread, so that the connection stays up while
+    Spark consumes records.
     """
 
     def __init__(self, access: Access, position: MetalogPosition) -> None:
@@ -38,10 +41,10 @@ class BlockingConnection:
         self._client.session.saw(position)
 
     def open(self, *, waits: bool) -> None:
-        """Connect. It raises the errors of `indilog.connect`.
+        """Connect; raise the errors of `indilog.connect`.
 
         Args:
-            waits: try again for a minute while no platform answers.
+            waits: whether to try again for a minute while no platform answers.
         """
         if waits:
             self.ask(self._client.open)
@@ -63,8 +66,9 @@ class BlockingConnection:
         """Return the result of a call, repeated for a minute after errors that changed nothing.
 
         Args:
-            call: starts the call.
-            may_repeat: also repeat it after an unknown outcome, because doing it twice is harmless.
+            call: function that starts the call.
+            may_repeat: whether to repeat the call also after an unknown outcome, because a second
+                call is harmless.
         """
         until = time.monotonic() + _PATIENCE_S
         while True:
@@ -100,8 +104,8 @@ def connected(
     Args:
         access: address and credentials of the platform.
         position: a metalog position that the caller has seen.
-        waits: try again for a minute while no platform answers: it may be restarting. Without it,
-            a wrong URL is an error at once.
+        waits: whether to try again for a minute while no platform answers, because the platform may
+            be restarting. If not, a wrong URL is an error at once.
 
     Raises:
         NotReadyError, UnauthorizedError, ConfigError, ValueError: as `indilog.connect`.
@@ -116,10 +120,10 @@ def connected(
 
 
 def with_token(access: Access) -> Access:
-    """Return `access` with the platform's token, as tasks on other machines need it.
+    """Return `access` with the platform's token, which tasks on other machines need.
 
-    The token is searched on this machine: the option, INDILOG_TOKEN, or the token file of a
-    platform of this user (`indilog.link.access`).
+    The token comes from this machine: from the option, from INDILOG_TOKEN, or from the token file
+    of a platform of this user (`indilog.link.access`).
 
     Raises:
         ConfigError, ValueError: as `indilog.connect`.

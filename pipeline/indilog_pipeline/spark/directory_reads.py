@@ -1,7 +1,7 @@
-"""Reads of a data directory, without the platform or beside a running one.
+"""Reads of a data directory, without the platform or beside a running platform.
 
-The plan reads one image of the directory. Each task gets the part of the image that it reads, so
-it opens data files only.
+The planner reads one image of the directory. Each task gets its part of the image, so a task opens
+data files only. `tasks.reads_of` creates `DirectoryReads`, which read by `record_batches`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DirectoryReads:
     """Reads of the logs in a data directory (`LogReads`).
 
     Args:
-        path: the data directory; tasks see it at the same place.
-        tag: only records with this tag; None: any.
+        path: the data directory; tasks must see it at the same path.
+        tag: only records with this tag; None: any tag.
         partition_bytes: target size of a part.
         batch_rows: rows of an Arrow batch, at most.
     """
@@ -127,7 +127,7 @@ class DirectoryReads:
         yield from self._joined(waiting)
 
     def _joined(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Join batches up to the row limit: with a tag, each batch has few rows."""
+        """Join batches up to the row limit, because a batch of one tag has few rows."""
         if batches:
             table = pa.Table.from_batches(batches).combine_chunks()
             yield from table.to_batches(max_chunksize=self._batch_rows)

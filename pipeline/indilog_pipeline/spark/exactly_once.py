@@ -6,13 +6,15 @@ A writer has a name and numbers its batches. Each batch goes through four steps:
    marker names.
 2. *Mark*: one marker record names the chunks of the batch, in order. The first marker of a batch
    counts.
-3. *Publish*: each chunk is appended to the target log, as one atomic batch of ordinary records. Its
-   last record has two more tags that name writer, batch and chunk. So one read finds the last
-   published chunk. The append has a condition: that chunk is still the last one. So of several
-   programs that publish the same chunk, one succeeds, and the others continue after it.
+3. *Publish*: each chunk is appended to the target log, as one atomic batch of ordinary records. The
+   last record of a chunk has two more tags that name writer, batch and chunk. So one read finds the
+   last published chunk. The append of a chunk requires that this last published chunk is still the
+   last. So if several programs publish the same chunk, one of them succeeds, and the others
+   continue after this chunk.
 4. *Finish*: a record says that the batch is done, and the staging log is trimmed up to the marker.
 
-A batch whose number is not above that of the last finished one is not written again.
+A batch is written only if its number is above the number of the last finished batch. `writing`
+calls `stage` in tasks and `BatchCommit` in the driver.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from indilog.base.log import After, Entry, Log, Record, check_log_name
 VERSION: Final = 1
 CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 1024 * 1024
-"""Largest number of data bytes in a chunk, unless its only record has more."""
+"""Largest number of data bytes in a chunk. A larger record is a chunk by itself."""
 PROGRESS_TAGS: Final = 2
-"""Tags that the last record of a chunk has besides its own."""
+"""Number of tags that publishing adds to the last record of a chunk."""
 _PIECE_BYTES: Final = 512 * 1024
-"""Bytes of the pieces in which a chunk is staged, because a packed chunk may exceed the largest
-record.
+"""A chunk is staged in pieces of this many bytes, because a packed chunk may exceed the size limit
+of a record.
 """
 _CHUNKS_MAX: Final = 40_000
 _WRITER_BYTES_MAX: Final = 64
@@ -117,9 +119,9 @@ class _Published(NamedTuple):
     Attributes:
         last: upper bound of the seqnum of the last record with the writer's tag; None: there is no
             such record.
-        batch: batch of that record; -1: the record is older than the marker of the batch to
+        batch: batch of this record; -1: the record is older than the marker of the batch to
             publish.
-        chunks: number of published chunks of that batch.
+        chunks: number of published chunks of this batch.
     """
 
     last: SeqNum | None
@@ -128,7 +130,7 @@ class _Published(NamedTuple):
 
 
 class BatchCommit:
-    """Commits one batch of a writer, as far as it is not committed yet.
+    """Commits one batch of a writer, or the rest of a batch that is committed in part.
 
     Several programs may commit the same batch at the same time.
 
@@ -148,11 +150,11 @@ class BatchCommit:
     async def run(self, chunks: Sequence[StagedChunk]) -> bool:
         """Publish the chunks; return False if this batch had already been finished.
 
-        The chunks of the batch's first marker are published, which may differ from `chunks`.
+        The published chunks are those of the batch's first marker. They may differ from `chunks`.
 
         Raises:
-            AppendOutcomeUnknownError: the batch may be published in part; run it again, and it
-                continues.
+            AppendOutcomeUnknownError: the batch may be published in part. A repeated call
+                continues the batch.
             TrimmedError: the target was trimmed beyond what this batch had published.
             ConfigError: another program has begun a later batch of this writer.
         """
@@ -160,8 +162,8 @@ class BatchCommit:
             return False
         try:
             seqnum, marker = await self._mark(chunks)
-            # If the first marker of the batch is trimmed, this marker is a later one, and the batch
-            # is finished.
+            # If the first marker of the batch was trimmed, the batch is finished, and this marker
+            # is a later marker.
             if await self._is_done():
                 return False
             if not await self._publish_all(seqnum, marker):
@@ -195,8 +197,8 @@ class BatchCommit:
         return False
 
     async def _is_done(self) -> bool:
-        # A program that was paused may append the record of an earlier batch after those of later
-        # batches, so the greatest batch counts. Trims leave few of these records.
+        # A program that was paused may append the record of an earlier batch after the records of
+        # later batches, so the greatest batch counts. Trims leave few of these records.
         finished, bound = -1, 0
         while page := await _page(self._staging, _DONE, bound):
             finished = max(finished, *(_unpack_done(record.data).batch for record in page))
@@ -204,7 +206,7 @@ class BatchCommit:
         return self._batch <= finished
 
     async def _mark(self, chunks: Sequence[StagedChunk]) -> tuple[SeqNum, _Marker]:
-        """Return the first marker of this batch, appended if there is none."""
+        """Return the first marker of this batch; append it if there is none."""
         tag = f"marker:{self._batch}"
         found = await _page(self._staging, tag)
         if not found:
@@ -235,8 +237,8 @@ class BatchCommit:
         return _Published(last.seqnum, batch, number + 1)
 
     async def _publish(self, number: int, chunk: StagedChunk, last_known: SeqNum | None) -> SeqNum:
-        """Publish a chunk, unless another one was published after `last_known`; return the seqnum
-        of its last record.
+        """Publish a chunk, and return the seqnum of its last record. The append fails if another
+        chunk was published after `last_known`.
         """
         packed = bytearray()
         bound, end = chunk.first, chunk.first + chunk.pieces
@@ -264,7 +266,8 @@ def _place_in(record: Record, written: str) -> tuple[int, int]:
 
 
 async def _page(log: Log, tag: str, bound: SeqNum = 0) -> list[Record]:
-    """Return the first records of a sub-stream from `bound` on, or from its floor if that is later.
+    """Return the first records of a sub-stream from `bound` on, or from its floor if the floor is
+    higher.
 
     Another program may trim the log at any time, also between two of these reads.
     """

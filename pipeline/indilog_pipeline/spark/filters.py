@@ -1,6 +1,7 @@
 """Filters of a query as bounds of a read: on `seqnum`, `ordered_at` and `log`.
 
-Spark evaluates every filter again, so a bound may be wider than its filter, never narrower.
+Spark evaluates every filter again, so a bound may be wider than its filter, but never narrower.
+`source` calls `narrowed` if filter pushdown is on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class _Comparison(Protocol):
 
 
 def narrowed(bounds: Bounds, filters: Iterable[object]) -> Bounds:
-    """Return `bounds` narrowed by all filters on their columns."""
+    """Return `bounds`, narrowed by all filters on `seqnum`, `ordered_at` and `log`."""
     for found in filters:
         if _compares(found) and len(found.attribute) == 1:
             kind, column = type(found).__name__, found.attribute[0]
@@ -79,7 +80,7 @@ def _of_logs(bounds: Bounds, kind: str, value: object) -> Bounds:
 
 
 def _number(column: str, value: object) -> int | None:
-    """Return a column's value in the unit of bounds; None: no bound follows from it."""
+    """Return a column's value in the unit of bounds; None: no bound follows from this value."""
     if column == "seqnum" and type(value) is int:
         return value
     if column == "ordered_at" and isinstance(value, datetime.datetime):

@@ -1,6 +1,7 @@
 """The options of `spark.read.format("indilog")`, checked (docs/SPARK.md, "Options").
 
-Spark hands options over as text. Each error message is one sentence that names the option.
+Spark passes options as text. Each error message is one sentence that names the option. `source`
+calls `read_options`; all reads get the checked `ReadOptions`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Bounds(msgspec.Struct, frozen=True):
     Attributes:
         start, end: seqnums in [start, end).
         ordered_start_us, ordered_end_us: records ordered in [start, end), microseconds since 1970.
-        logs: names of the logs; None: all.
+        logs: names of the logs; None: all logs.
     """
 
     start: SeqNum = 0
@@ -71,15 +72,16 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         access: the platform to read through; None: read `path`.
         path: data directory to read; empty: read through `access`.
-        tag: only records with this tag; None: any.
+        tag: only records with this tag; None: any tag.
         bounds: seqnums, times and logs to read.
-        skips_gaps: skip trimmed, lost and corrupt records instead of failing.
-        shows_gaps: return these gaps as rows, instead of the records.
-        partition_bytes: target size of a partition.
-        batch_rows: rows of an Arrow batch, at most.
-        batch_records_max: records of a micro-batch of a stream; None: unbounded.
-        batch_bytes_max: bytes of data of a micro-batch, at least one record; None: unbounded.
-        from_tail: a new stream starts at the end of the log.
+        skips_gaps: whether to skip trimmed, lost and corrupt records instead of failing.
+        shows_gaps: whether to return these gaps as rows, instead of the records.
+        partition_bytes: target size of a partition, in bytes.
+        batch_rows: largest number of rows in an Arrow batch.
+        batch_records_max: largest number of records in a micro-batch of a stream; None: no limit.
+        batch_bytes_max: largest number of data bytes in a micro-batch, which has at least one
+            record; None: no limit.
+        from_tail: whether a new stream starts at the end of the log.
     """
 
     access: Access | None = None
@@ -99,7 +101,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Return checked options of a read.
 
     Raises:
-        ConfigError: an option is unknown, is out of range, or contradicts another one.
+        ConfigError: an option is unknown, is out of range, or contradicts another option.
     """
     for name in given:
         if name.lower() not in KNOWN:
@@ -145,7 +147,7 @@ def _bounds(given: Mapping[str, str]) -> Bounds:
 def _value(
     given: Mapping[str, str], name: str, converted: Callable[[str], _ValueT]
 ) -> _ValueT | None:
-    """Return an option, None if it is not given."""
+    """Return the converted value of an option; None: the option is not given."""
     if name not in given:
         return None
     try:
@@ -155,7 +157,7 @@ def _value(
 
 
 def integer_option(given: Mapping[str, str], name: str, smallest: int, largest: int) -> int | None:
-    """Return an option that is an integer; None: it is not given.
+    """Return an option that is an integer; None: the option is not given.
 
     Raises:
         ConfigError: the option is no integer, or out of range.

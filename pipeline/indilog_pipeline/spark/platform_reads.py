@@ -1,9 +1,11 @@
 """Reads through a running platform: pages of one log, in parallel by ranges of seqnums.
 
 Tasks read in a session that has seen the end of the log, so each answer has at least the records
-that the plan knew. Reads of the platform do not return shard, localid and position. If these
-columns are wanted, the task requests the places of its records (`RemoteLog.places`). The answer has
-one row for each span of records.
+that existed when the planner read this end. Reads of the platform do not return shard, localid and
+position. If these columns are wanted, the task requests the places of its records
+(`RemoteLog.places`). The answer has one row for each span of records.
+
+`tasks.reads_of` creates `PlatformReads`, which read over a `BlockingConnection`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class _LogPart(NamedTuple):
 
     Attributes:
         log: name of the log.
-        position: the metalog position of the plan's session, which had seen the end of the log.
+        position: the metalog position of the planner's session after it read the end of the log.
     """
 
     log: str
@@ -49,9 +51,9 @@ class PlatformReads:
 
     Args:
         access: address of the platform, with its token.
-        tag: only records with this tag; None: any.
-        partition_bytes: target size of a part.
-        batch_rows: rows of an Arrow batch, at most.
+        tag: only records with this tag; None: any tag.
+        partition_bytes: target size of a part, in bytes.
+        batch_rows: largest number of rows in an Arrow batch.
     """
 
     def __init__(
@@ -66,11 +68,12 @@ class PlatformReads:
     def range_of(self, bounds: Bounds) -> tuple[SeqNum, SeqNum]:
         """Return the seqnums [start, end) that bounds name, up to the end of the log now.
 
-        The first call does not wait for a platform that does not answer: its URL may be wrong.
+        The first call does not wait for a platform that does not answer, because the URL may be
+        wrong.
         """
         with connected(self._access, waits=self._answered) as platform:
             self._answered = True
-            # Seqnums and times are of all logs together, so any log answers.
+            # Seqnums and times are common to all logs, so any log gives the same answer.
             log = platform.log(_logs(bounds)[0] if _logs(bounds) else "any")
             start, end = bounds.start, min(bounds.end, platform.ask(log.tail))
             if bounds.ordered_start_us is not None:
@@ -90,7 +93,7 @@ class PlatformReads:
         with connected(self._access) as platform:
             for name in _logs(bounds):
                 log = platform.log(name)
-                # This answer carries the position that the tasks' reads must reflect.
+                # With this answer, the session has seen the position that tasks must read at.
                 check_end(end, platform.ask(log.tail))
                 step = self._seqnums_per_part(platform, log, start, end)
                 source = _LogPart(name, platform.position)
@@ -122,7 +125,8 @@ class PlatformReads:
     ) -> SeqNum:
         """Return where a batch from `start` ends (`LogReads.end_of_batch`).
 
-        Without limits it is `end`. With a limit, the records of the batch are also read here.
+        Without limits, the result is `end`. With a limit, this method also reads the records of the
+        batch.
         """
         if records_max is None and bytes_max is None:
             return end
@@ -160,7 +164,7 @@ class PlatformReads:
 
 
 class _Places:
-    """The shard, localid and position of the records of a part, which are asked for in order."""
+    """The shard, localid and position of the records of a part; callers must ask in log order."""
 
     def __init__(self, platform: BlockingConnection, log: Log, end: SeqNum) -> None:
         assert isinstance(log, RemoteLog), "the log is read over a connection"
@@ -194,7 +198,7 @@ def _logs(bounds: Bounds) -> list[str]:
     """Return the names of the logs to read.
 
     Raises:
-        ConfigError: no log is named, and a platform reads one log at a time.
+        ConfigError: no log is named, although a platform reads one log at a time.
     """
     if bounds.logs is None:
         raise ConfigError("A read through a platform is of one log: give option log.")
@@ -249,7 +253,7 @@ def _end_within(
     records_max: int | None,
     bytes_max: int | None,
 ) -> SeqNum:
-    """Return the seqnum before the first record that is too many, else `end`."""
+    """Return the seqnum of the first record beyond a limit; `end`: no record is beyond a limit."""
     records = data_bytes = 0
     for page in pages:
         if isinstance(page, Gap):

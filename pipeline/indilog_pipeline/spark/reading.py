@@ -20,8 +20,8 @@ class Gap(NamedTuple):
 
     Attributes:
         kind: `trimmed`, or `lost`: no intact copy is left.
-        start, end: their seqnums are in [start, end). Trimmed records may have been of any log; so
-            may lost records whose tags are lost.
+        start, end: their seqnums are in [start, end). Trimmed records may have been of any log, and
+            lost records, too, if their tags are lost.
         error: the error that a read of the log itself would raise.
     """
 
@@ -66,7 +66,7 @@ class LogReads(Protocol):
         bytes_max: int | None,
     ) -> SeqNum:
         """Return where a batch from `start` ends: the greatest seqnum up to `end` within both
-        limits. The batch has at least one record, if there is one.
+        limits. If there is any record, the batch has at least one.
         """
 
     def batches(self, part: ReadPart, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
@@ -77,7 +77,7 @@ def check_end(end: SeqNum, tail: SeqNum) -> None:
     """Refuse a batch of a stream that ends beyond the log.
 
     Raises:
-        ConfigError: the batch ends beyond the log; the stream was begun on another log.
+        ConfigError: the batch ends beyond the log, so the stream was begun on another log.
     """
     if end > tail:
         raise ConfigError(

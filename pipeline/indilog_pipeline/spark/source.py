@@ -1,7 +1,8 @@
 """The data source `indilog` as Spark talks to it (PySpark's Python Data Source API).
 
-Spark makes these objects in Python processes beside the JVM: one that plans, and one per task. The
-objects are pickled in between, so they hold options and plans only, and connect where they read.
+Spark makes these objects in Python processes beside the JVM: one process plans, and each task has
+one. The objects are pickled on the way to a task. So they hold only options and plans, and connect
+only when they read. Reads are in `tasks` and `streaming`, writes in `writing`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class IndilogSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """All columns; a read with `.schema(...)` decodes and moves only the columns named
-        there.
+        """All columns. A read with `.schema(...)` decodes and moves only the columns of this
+        schema.
         """
         return ddl(GAPS if read_options(self.options).shows_gaps else COLUMNS)
 
@@ -75,9 +76,9 @@ class _OptionalPushdown:
     """`pushFilters` as a method that Spark calls if filter pushdown is on.
 
     Pushdown is off by default (`spark.sql.python.filterPushdown.enabled`). Spark then refuses a
-    reader that overrides the method, so that no filter is ignored silently. This reader is also
-    correct without pushdown, because it returns every filter to Spark, which evaluates it anyway.
-    So this class makes Spark take the method for the inherited one.
+    reader that overrides the method, so that no filter is ignored silently. `LogReader` is also
+    correct without pushdown, because Spark evaluates every filter that `LogReader` returns. So this
+    class makes Spark take the method for the inherited method.
     """
 
     def __get__(self, reader: LogReader | None, _owner: type) -> object:
@@ -113,10 +114,10 @@ class LogReader(DataSourceReader):
         self._bounds = narrowed(self._bounds, filters)
 
     def partitions(self) -> list[InputPartition]:
-        """Plan the read up to the end of the log as it is now."""
+        """Plan the read up to the present end of the log."""
         start, end = self._reads.range_of(self._bounds)
         parts = self._reads.parts(self._bounds, start, end)
-        # Spark would replace an empty list by a partition of its own.
+        # Spark would replace an empty list by its own partition.
         return [RecordPartition(part) for part in parts or [ReadPart(end, end)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,8 @@
 """A log as a stream: micro-batches of seqnums, whose offset is one seqnum.
 
 The offset `{"seqnum": n}` says that all records below n were read. A batch is a half-open range of
-seqnums below the end of the log. What it contains never changes, so a batch that is repeated after
-a crash has the same records. `source` gives the reader to Spark.
+seqnums below the end of the log. The records of such a range never change, so a batch that is
+repeated after a crash has the same records. `source` gives the reader to Spark.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {_SEQNUM: end if self._options.from_tail else start}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return the limit that the options set. If they limit both records and bytes, return the
-        limit of records; `latestOffset` obeys both.
+        """Return the limit that the options set. If options limit both records and bytes, return
+        the limit of records; `latestOffset` obeys both limits.
         """
         options = self._options
         if options.batch_records_max is not None:
@@ -72,7 +72,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Let this run of the query end at the end of the log as it is now."""
+        """Let this run of the query end at the present end of the log."""
         self._target = self._reads.range_of(self._options.bounds)[1]
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802

@@ -1,4 +1,7 @@
-"""The code shared by the tasks of batch and streaming reads: columns, reads, and gaps."""
+"""The code shared by the tasks of batch and streaming reads: columns, reads, and gaps.
+
+`source`, `streaming` and `export` call it. It chooses between `PlatformReads` and `DirectoryReads`.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,10 @@ def reads_of(options: ReadOptions) -> LogReads:
 def read_part(
     reads: LogReads, part: ReadPart, options: ReadOptions, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a part: of records, or of gaps if options ask for them.
+    """Yield batches with the records of a part, or with its gaps if options ask for gaps.
 
-    Skipped gaps are counted on standard error, one line for each part. `option("rows", "gaps")`
-    returns them as rows.
+    A line on standard error counts the skipped gaps of a part. `option("rows", "gaps")` returns
+    gaps as rows.
 
     Raises:
         GapError: records are trimmed or lost, and options do not say to skip them.
@@ -57,7 +60,7 @@ def read_part(
     gc.freeze()
     if part.start >= part.end:
         return
-    # For gaps alone, records are read too, because only reading checks their data.
+    # Even if only gaps are wanted, records are read, because only reading checks their data.
     found = reads.batches(part, options.bounds, ["data"] if options.shows_gaps else columns)
     skipped: list[Gap] = []
     for each in found:

@@ -1,5 +1,5 @@
 """Writes a DataFrame as records of a log: tasks stage chunks, and the driver commits them
-(`exactly_once`).
+(`exactly_once`). `source` gives the writers to Spark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         access: the platform to write through, with its token.
         log: name of the log that gets the records.
-        writer: names the writer among all that write to the log.
+        writer: name of the writer, unique among the writers of the log.
         batch: number of a batch write; None: a stream numbers its batches.
     """
 
@@ -122,7 +122,7 @@ class _Staging:
             return StagedChunks(())
         with connected(options.access) as platform:
             log = platform.log(options.staging)
-            # A chunk that is staged twice is harmless: the marker names one of the two.
+            # A chunk that is staged twice is harmless, because the marker names one copy.
             return StagedChunks(
                 [
                     platform.ask(partial(stage, log, chunk), may_repeat=True)
@@ -156,11 +156,11 @@ class LogWriter(_Staging, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         super().__init__(options)
         with connected(options.access, waits=False):
-            # A wrong URL or token is an error before tasks start. Tasks retry during a restart.
+            # Report a wrong URL or token before tasks start, because tasks retry as in a restart.
             pass
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Write what all tasks staged, unless the batch was written before."""
+        """Commit the chunks that all tasks staged, unless the batch was written before."""
         assert self._options.batch is not None, "a batch write has a number"
         self._commit(messages, self._options.batch)
 
@@ -169,7 +169,9 @@ class LogStreamWriter(_Staging, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a stream."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Write what all tasks of a micro-batch staged, unless it was written before."""
+        """Commit the chunks that all tasks of a micro-batch staged, unless the micro-batch was
+        written before.
+        """
         self._commit(messages, batchId)
 
 
