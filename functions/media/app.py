@@ -7,7 +7,7 @@ the id of the run. So a request leaves one review, however often it is repeated,
 interrupted continues with the parts that it has.
 
 The state consists of BokiStore objects in the log `media`: `user:{name}` and `movie:{id}` (number
-of reviews, and the newest ones), `title:{title}` (the movie's id), `review:{id}`. The runs of
+of reviews, and the newest reviews), `title:{title}` (the movie's id), `review:{id}`. The runs of
 workflows are in the log `media/flow`.
 """
 
@@ -58,7 +58,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Composed:
-    """The outcome of a request: a review, or what is unknown."""
+    """The outcome of a request: the id of the review, or the name of the unknown user or movie."""
 
     review: str = ""
     unknown: str = ""
@@ -123,14 +123,14 @@ async def unique_id(review: str) -> Part:
 
 @app.function
 async def user_id(ctx: Context, user: str) -> Part:
-    """Look the author up."""
+    """Look up the author."""
     known = await _store(ctx).get(f"user:{user}")
     return {"user": user if known else None}
 
 
 @app.function
 async def movie_id(ctx: Context, title: str) -> Part:
-    """Look the id of the movie with that title up."""
+    """Look up the id of the movie with this title."""
     known = await _store(ctx).get(f"title:{title}")
     return {"movie": known["movie"] if known else None}
 
@@ -244,7 +244,7 @@ def _part(
     function: Callable[..., Coroutine[Any, Any, Part]],
     **arguments: Any,  # noqa: ANN401 - those of the function
 ) -> Coroutine[Any, Any, Part]:
-    """Compute a part in a step of its own, which calls the function again after a crash."""
+    """Compute a part in a separate step, which calls the function again after a crash."""
 
     async def part(ctx: Context) -> Part:
         computed: Part = await ctx.call(function, **arguments)
@@ -254,8 +254,8 @@ def _part(
 
 
 async def store_review(txn: Transaction, review: Review) -> None:
-    """Store a review under its id, with its user and with its movie, unless it is already
-    stored: an earlier run of the request, which is no longer kept, has stored it.
+    """Store a review under its id, with its user and with its movie. Change nothing if an earlier
+    run of the request, which is no longer kept, has stored the review.
     """
     kept = await txn.get(f"review:{review.id}")
     if kept:
@@ -279,7 +279,7 @@ async def _reviews(store: Store, listed: Obj) -> Reviews:
 
 
 def _review_id(request: str) -> str:
-    """Return the id of a request's review, which is unique, and the same for each repetition of the
+    """Return the id of a request's review: unique, and the same for each repetition of the
     request.
     """
     return hashlib.blake2b(request.encode(), digest_size=8).hexdigest()

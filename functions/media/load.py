@@ -1,4 +1,6 @@
-"""The load of movie reviews: data, clients and check (WORKLOADS 5)."""
+"""The load of movie reviews: data, clients and check (WORKLOADS 5). The demo and `bench.media` run
+it by `workload.demonstration`.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class Media:
         ]
 
     async def load(self, url: str, progress: Callable[[int], None]) -> str:
-        """Load users and movies; existing ones keep their reviews."""
+        """Load users and movies; existing users and movies keep their reviews."""
         new = sum(await load_batches(url, self.name, self._batches(), progress))
         return f"{len(self.users):,} users, {len(self.movies):,} movies ({new:,} new)"
 
@@ -144,7 +146,7 @@ class Reviewer:
         self._again: LoadRequest | None = None
 
     def request(self) -> LoadRequest:
-        """Compose a review, or repeat the last one if it failed."""
+        """Compose a review; if the last request failed, repeat it instead."""
         if self._again is not None:
             return self._again
         self._requests += 1

@@ -1,9 +1,9 @@
 """The functions and the workflow of the shop: place, show, approve and cancel orders.
 
 `order_to_cash` sells one order: take the stock, wait for an approval if the order is large, charge
-the card, hand over the parcel. If a part fails, or the customer cancels, what was done is undone in
-the reverse order. The id of the order is the id of its run, so an order is sold once, however often
-it is placed.
+the card, hand over the parcel. If a part fails, or the customer cancels, the parts before it are
+undone in reverse order. The id of the order is the id of its run, so an order is sold once, however
+often it is placed.
 
 The state is in four logs: `orders` (BokiStore objects: `order:{id}`, `stock:{item}`, `settings`,
 `report:{day}`), `orders/events`, `orders/mail` (a queue) and `orders/locks`. The runs are in
@@ -79,7 +79,7 @@ class OrderRefused(Exception):  # noqa: N818 - an outcome of an order
 
 @app.function
 async def place(ctx: Context, order: Order) -> str:  # noqa: ARG001 - the run uses its context
-    """Place an order; return its id. Placing it again, with the same id, changes nothing."""
+    """Place an order; return its id. Placing an order again, with the same id, changes nothing."""
     check_order(order)
     return (await order_to_cash.start(order, id=order.id)).id
 
@@ -146,8 +146,8 @@ async def orders_of(ctx: Context, customer: str) -> list[Sale]:
 
 @app.function
 async def load(ctx: Context, goods: dict[str, Goods], settings: Settings | None = None) -> int:
-    """Add items to the stock, and replace the settings if they are given; return how many items are
-    new. Known items keep price and stock.
+    """Add items to the stock, and replace the settings if `settings` is given; return how many
+    items are new. Known items keep price and stock.
     """
     if len(goods) > LOADED_MAX:
         raise ValueError(f"Load at most {LOADED_MAX} items per call, not {len(goods)}.")
@@ -206,8 +206,8 @@ async def report(ctx: Context, day: str = "") -> dict[str, int]:
 @app.schedule("17 3 * * *")
 @app.function(timeout_s=3600)
 async def collect(ctx: Context) -> int:
-    """Delete orders that ended more than `keep_days` ago, and the history of all objects before;
-    return how many orders were deleted. Without that setting, nothing is deleted.
+    """Delete orders that ended more than `keep_days` ago, and older history of all objects; return
+    how many orders were deleted. Without the setting `keep_days`, nothing is deleted.
     """
     store = store_of(ctx)
     keep_days = (await settings_of(store)).keep_days
@@ -261,10 +261,10 @@ async def order_to_cash(wf: Workflow, order: Order) -> str:
 
 
 async def sell(wf: Workflow, order: Order) -> None:
-    """Do what is to be done for an order, one part after the other.
+    """Do the parts of a sale, one after the other.
 
-    Each compensation is registered before the part that it undoes: a request whose answers were all
-    lost may have taken effect.
+    Each compensation is registered before the part that it undoes, because a request whose answers
+    were all lost may have taken effect.
 
     Raises:
         OrderRefused: a person or a service refused.
@@ -305,7 +305,7 @@ async def approve(wf: Workflow, sale: Sale) -> None:
 
 
 async def charge(wf: Workflow, store: Store, sale: Sale, card: str) -> None:
-    """Take the money. `wf.key` is the same in every attempt, so it is taken once."""
+    """Take the money. `wf.key` is the same in every attempt, so the money is taken once."""
 
     async def refund() -> None:
         if await store.transact(functools.partial(sales.begin_undo, order=sale.id)):

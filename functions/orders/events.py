@@ -1,4 +1,7 @@
-"""The log `orders/events`: each status of each order once, for browsers and for the report."""
+"""The log `orders/events`: each status of each order once, for browsers and for the report.
+
+The workflow in `app` publishes events; `shop` relays them to browsers.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ _PAGE: Final = 1000
 
 
 async def publish(ctx: Context, sale: Sale, status: str) -> None:
-    """Append the event that an order has a status, unless it is there.
+    """Append the event that an order has a status, unless the log has the event already.
 
-    The condition of the append makes a repetition harmless: no other record has the event's tag.
-    Where `collect` has trimmed the log, the condition speaks of what is left.
+    The append has a condition, so a repetition is harmless: no other record has the event's tag.
+    After `collect` has trimmed the log, the condition considers only the remaining records.
     """
     event = {
         "order": sale.id,
@@ -46,12 +49,12 @@ async def ended_between(
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the ends of orders that the log ordered in [start, end), in seconds since 1970.
 
-    The times are the log's, so the answer about the past is the same whenever it is asked.
+    The log assigns the times, so a later call with the same past range yields the same events.
 
     Args:
         ctx: the context of the function.
-        start: first second; None: from the first event that is kept.
-        end: second after the last one.
+        start: the beginning of the range; None: the first event that is kept.
+        end: the end of the range, exclusive.
     """
     log = ctx.log(EVENTS_LOG)
     bound = 0 if start is None else await log.find_time(start)

@@ -1,4 +1,6 @@
-"""The load of the shop: stock, customers who order, a clerk who approves, and the check."""
+"""The load of the shop: stock, customers who order, a clerk who approves, and the check. The demo
+runs it by `workload.demonstration`.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,12 @@ class Orders:
 
     Attributes:
         services: the services outside of the platform; their book is compared with the log.
-        placed: customer by id of each order of these clients, acknowledged or not.
-        acknowledged: status by id of each order whose end a client has read.
+        placed: by order id, the customer of each order of these clients, acknowledged or not.
+        acknowledged: by order id, the status of each order whose end a client has read.
         unknown: requests that failed and may have taken effect; clients repeat them.
         events: how often the log has an event (order, status).
-        found: ids of orders that a lookup by customer found, by customer.
-        mails: mails that wait, and those that were given up, after the load.
+        found: by customer, the ids of orders that a lookup by customer found.
+        mails: after the load, mails that wait and mails that were given up.
     """
 
     name = "orders"
@@ -98,7 +100,7 @@ class Orders:
         ]
 
     async def load(self, url: str, report: Callable[[int], None]) -> str:
-        """Load settings and stock; known items keep what is left."""
+        """Load settings and stock; known items keep their remaining pieces."""
         new = sum(await load_batches(url, self.name, self._batches(), report))
         return f"{len(self.goods)} items ({new:,} new)"
 
@@ -120,7 +122,7 @@ class Orders:
         await asyncio.gather(*[self._look_up(url, customers) for _ in range(_CHECKERS)])
 
     async def _wait_for_ends(self, url: str, orders: Iterator[str]) -> None:
-        """Wait for the ends of orders; place those whose first request never arrived."""
+        """Wait for the ends of orders; place orders whose first request never arrived."""
         connection = HttpConnection(url)
         try:
             for order in orders:
@@ -294,8 +296,8 @@ def _faults_of_lookups(found: dict[str, list[str]], sales: dict[str, Any]) -> It
 
 
 class Customer:
-    """One client. It places an order, decides or cancels it, waits for its end, and looks it up;
-    a failed request is repeated.
+    """One client. It places an order, decides or cancels the order, waits for its end, and looks up
+    the order. A failed request is repeated.
     """
 
     def __init__(self, orders: Orders, name: str, seed: int) -> None:
@@ -338,7 +340,7 @@ class Customer:
         return plan
 
     def answered(self, request: LoadRequest, result: bytes) -> None:
-        """Remember the end of an order, and go on with the plan."""
+        """Remember the end of an order, and continue with the plan."""
         answer = json.loads(result)
         if request.function == "outcome" and answer["status"] not in _ENDS:
             return  # ask again
@@ -348,7 +350,7 @@ class Customer:
             self._orders.acknowledged[answer["id"]] = answer["status"]
 
     def failed(self, request: LoadRequest) -> None:
-        """Keep the request in the plan: each of them may be repeated."""
+        """Keep the request in the plan, because every request may be repeated."""
         self._orders.unknown[_order_of(request)] = request
 
 

@@ -1,6 +1,7 @@
 """Mails: a queue on the log, and one sender over all worker processes, which keeps to a rate.
 
-The queue delivers each mail at least once. The mail service sends each key once.
+The queue delivers each mail at least once. The mail service sends one mail for each key. The
+workflow in `app` calls `push_mail`, and each worker runs `send_mails` as a service.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .services import ServiceError, send_mail
 QUEUE_LOG: Final = "orders/mail"
 LOCK_LOG: Final = "orders/locks"
 TRIES: Final = 10
-"""Deliveries of a mail: with the pauses between them, four minutes without a mail service."""
+"""Deliveries of a mail before it is given up. The pauses between them add up to four minutes."""
 _SENDERS: Final = 4
-"""Mails that are sent at once: taking one from the queue takes longer than sending it."""
+"""Mails that are sent concurrently, because popping a mail takes longer than sending it."""
 _WAIT_S: Final = 60.0
 _LEASE_S: Final = 5.0
 _SUBJECTS: Final = {
@@ -37,7 +38,7 @@ CLERK: Final = "clerk"
 
 
 class Pace:
-    """Spreads events evenly: at most `rate` in a second, after the first one."""
+    """Spreads events evenly: at most `rate` in a second, after the first event."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -60,8 +61,8 @@ def queue_of(ctx: Context) -> Queue:
 
 
 async def push_mail(ctx: Context, sale: Sale, status: str) -> None:
-    """Put the mail about a status into the queue, if there is one; a repetition may put it there
-    again.
+    """If there is a mail about this status, put the mail into the queue. A repeated call may put it
+    there twice.
     """
     if status not in _SUBJECTS:
         return
@@ -77,9 +78,9 @@ async def push_mail(ctx: Context, sale: Sale, status: str) -> None:
 async def send_mails(ctx: Context) -> None:
     """Send mails until cancelled. Each worker runs this service, and the holder of the lock sends.
 
-    If the holder's process crashes, another one holds the lock after its lease. A process that was
-    paused may send its mails beside the next holder, so for a moment there may be more mails in a
-    second.
+    If the holder's process crashes, another process acquires the lock when the lease has expired. A
+    process that was paused may send mails beside the next holder, so for a moment the rate may be
+    exceeded.
     """
     while True:
         try:

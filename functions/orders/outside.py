@@ -1,8 +1,8 @@
 """The services outside of the platform, for the demo and the tests: payments, parcels and mails.
 
-They behave like real ones. They fail at random, also after they have done what was asked. They
-answer a repeated idempotency key with the first answer. And they keep a book of their own, with
-which the check compares the log. A seed decides which requests fail.
+They behave like real services. They fail at random, sometimes after they have executed the request.
+They answer a repeated idempotency key with the first answer. They keep their own book, and the
+check compares the log with this book. A seed decides which requests fail.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _CONNECTION_S_MAX: Final = 60.0
 
 
 class Book:
-    """What the services have done, by order.
+    """The executed requests of all services, by order.
 
     Attributes:
-        charged: cents taken; an entry for each charge.
+        charged: cents taken, with an entry for each charge.
         refunded: cents returned.
         shipped: number of parcels at the carrier.
         mails: how often a mail of an order and status was sent.
@@ -52,7 +52,7 @@ class Book:
         return sum(self.charged.get(order, ())) - self.refunded[order]
 
     def answer(self, what: str, key: str, asked: dict[str, Any]) -> dict[str, str]:
-        """Do what is asked, or give the first answer of the key.
+        """Execute a request; for a repeated key, return the first answer of the key.
 
         Raises:
             KeyError: there is no such service, or the request lacks a field.
@@ -66,7 +66,7 @@ class Book:
         return told
 
     def _done(self, what: str, asked: dict[str, Any]) -> str:
-        """Do what is asked; return why not, or an empty text."""
+        """Execute a request; return why the service refuses it, or an empty text."""
         order = asked["order"]
         if (what, order) in self._closed:
             return f"the order's {what} were undone"
@@ -97,7 +97,7 @@ class Services:
 
     Attributes:
         url: base URL.
-        book: what they have done; read it when no request is running.
+        book: the book of the services; read it when no request is running.
     """
 
     def __init__(self, *, seed: int, failing: float) -> None:
@@ -108,7 +108,7 @@ class Services:
         self._lock = threading.Lock()
 
     def handle(self, what: str, key: str, asked: dict[str, Any]) -> dict[str, str] | None:
-        """Handle a request; None: it fails, before or after it was done."""
+        """Handle a request; None: the request fails, before or after it was executed."""
         with self._lock:
             fails = self._choose.random() < self._failing
             if fails:
@@ -125,8 +125,8 @@ def services(*, seed: int = 1, failing: float = 0.2, port: int = 0) -> Iterator[
 
     Args:
         seed: decides which requests fail.
-        failing: share of the requests that fail (0 to 1); half of these after they were done.
-        port: port on the loopback address; 0: any free one.
+        failing: share of the requests that fail (0 to 1); half of them fail after their execution.
+        port: port on the loopback address; 0: any free port.
     """
     running = Services(seed=seed, failing=failing)
 

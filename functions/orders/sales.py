@@ -1,7 +1,8 @@
-"""What the log `orders` holds: orders, the stock and the settings, and the transactions over them.
+"""The objects in the log `orders` (orders, stock and settings), and the transactions over them.
 
-Each transaction may run again after a crash, or late in a paused process. So each of them looks at
-the order's status first: it decides whether there is still anything to do.
+Each transaction may run again after a crash, or late in a paused process. So each transaction first
+reads the order's status, which shows whether there is anything left to do. The functions and the
+workflow in `app` call this module.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Sale:
-    """An order with what became of it, as stored under `order:{id}`; without the card, which no
-    function shows.
+    """An order and its state, as stored under `order:{id}`. The card is left out, so no function
+    can show it.
 
     Attributes:
         total: price of all pieces, in cents.
@@ -87,11 +88,11 @@ class Settings:
 
     Attributes:
         services: base URL of the services for payments, parcels and mails.
-        approval_above: orders with a larger total need an approval; in cents.
-        approval_s: seconds in which it must come (0 to a week).
+        approval_above: orders with a larger total, in cents, need an approval.
+        approval_s: seconds within which the approval must come (0 to a week).
         mails_per_s: largest number of mails sent in a second, over all processes.
-        keep_days: days for which ended orders are kept; None: always, so that the demo's check can
-            replay all of the log.
+        keep_days: days for which ended orders are kept; None: forever, so that the demo's check can
+            replay the whole log.
     """
 
     services: str = ""
@@ -105,7 +106,7 @@ _DEFAULTS: Final = Settings()
 
 
 def sale_of(order: Order) -> Sale:
-    """Return the order as it is stored before anything was done for it."""
+    """Return the first state of an order."""
     return Sale(order.id, order.customer, order.lines, order.city)
 
 
@@ -115,7 +116,7 @@ def store_of(ctx: Context) -> Store:
 
 
 async def settings_of(store: Store) -> Settings:
-    """Return the settings, the defaults before the first `load`."""
+    """Return the settings; before the first `load`, the defaults."""
     return await store.get("settings", Settings) or _DEFAULTS
 
 
@@ -154,8 +155,8 @@ def check_name(what: str, text: str) -> None:
 
 
 async def accept(txn: Transaction, order: Order) -> Sale:
-    """Store the order, and take all its pieces from the stock; if some are missing, take none and
-    reject it.
+    """Store the order, and take all its pieces from the stock. If some pieces are missing, take
+    none and reject the order.
 
     A known order is returned unchanged: an earlier run with this id, which is no longer kept, has
     sold it.
@@ -204,8 +205,8 @@ async def finish(txn: Transaction, order: str) -> bool:
 
 
 async def begin_undo(txn: Transaction, order: str) -> bool:
-    """Set the status to `undoing`; return False if the order has ended, so that a paid order stays
-    paid, or was never accepted.
+    """Set the status to `undoing`; return False if the order was never accepted or has ended. So a
+    paid order stays paid.
     """
     sale = await txn.get(f"order:{order}")
     if not sale or sale["status"] in ENDED:
@@ -233,7 +234,7 @@ async def note_refusal(txn: Transaction, order: str, ends: str, why: str) -> Non
 
 
 async def end_undone(txn: Transaction, order: Order) -> None:
-    """Set the last status of an order that was undone, unless it has one."""
+    """Set the last status of an order that was undone, unless the order has already ended."""
     sale = await txn.get(f"order:{order.id}")
     if not sale:  # cancelled before it was accepted
         cancelled = replace(sale_of(order), status=CANCELLED, why=_ASKED)

@@ -1,7 +1,8 @@
 """Calls of the services outside of the platform: payments, parcels, mails.
 
-Each request carries an idempotency key. A service that gets a key again gives its first answer, so
-a request whose answer was lost is simply sent again.
+Each request carries an idempotency key. A service answers a repeated key with its first answer, so
+a request whose answer was lost is simply sent again. The workflow in `app` and the sender in
+`mails` call this module.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bokistore import Store
 
 from .sales import Sale, settings_of
 
-logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request is too much
+logging.getLogger("httpx").setLevel(logging.WARNING)  # no line for each request
 
 TIMEOUT_S: Final = 5.0
 """Seconds until a request without an answer counts as failed, and is sent again."""
@@ -30,7 +31,7 @@ class ServiceError(Exception):
 
 @dataclass(frozen=True)
 class ServiceAnswer:
-    """A decided answer of a service: its id for what was done, or why it refused."""
+    """A decided answer of a service: the id of the executed request, or why it was refused."""
 
     id: str
     refused: str = ""
@@ -43,8 +44,8 @@ async def charge(store: Store, sale: Sale, card: str, key: str) -> ServiceAnswer
 
 
 async def refund(store: Store, order: str, key: str) -> ServiceAnswer:
-    """Return what was taken for an order, also by a request whose answer was lost; later charges of
-    the order are refused.
+    """Return the money that was taken for an order, even if the answer to the charge was lost.
+    Later charges of the order are refused.
     """
     return await _ask(store, "refunds", key, {"order": order})
 
@@ -68,7 +69,7 @@ async def _ask(store: Store, what: str, key: str, content: dict[str, Any]) -> Se
     """Send one request.
 
     Raises:
-        ServiceError: the service failed or did not answer; it may have done what was asked.
+        ServiceError: the service failed or did not answer; it may have executed the request.
     """
     url = (await settings_of(store)).services
     scheme = url.partition(":")[0]
@@ -87,8 +88,8 @@ async def _ask(store: Store, what: str, key: str, content: dict[str, Any]) -> Se
 
 @cache
 def _tls(scheme: str) -> ssl.SSLContext:
-    """Return the certificates to trust; none without TLS, because loading them takes longer than a
-    request.
+    """Return a TLS context. Without TLS the context has no certificates, because loading them takes
+    longer than a request.
     """
     if scheme == "https":
         return ssl.create_default_context()

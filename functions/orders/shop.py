@@ -2,8 +2,8 @@
 
 `python -m functions.orders.shop` needs a running platform with the app deployed. The page talks to
 this process only. This process holds the platform's token, and relays the events of one order; the
-browser gets neither token nor cookie. Who knows the id of an order sees its status, so ids must not
-be guessable: the page chooses random ones.
+browser gets neither token nor cookie. Anyone who knows the id of an order can see its status. So
+ids must not be guessable: the page chooses random ids.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def shop(url: str) -> FastAPI:
 async def relayed_events(
     platform: httpx.AsyncClient, order: str, last_event_id: int | None
 ) -> AsyncIterator[bytes]:
-    """Relay the server-sent events of one order; a browser that reconnects gets the later ones."""
+    """Relay the server-sent events of one order; a browser that reconnects gets later events."""
     headers = {} if last_event_id is None else {"last-event-id": str(last_event_id)}
     stream = platform.stream(
         "GET",

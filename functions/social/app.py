@@ -1,9 +1,9 @@
 """The functions of the social network: register, login, profile, timeline, post, follow, and two
 bulk functions (load, objects).
 
-The state consists of BokiStore objects in the log `social`. `account:{user}` has name and password,
-`user:{user}` followed people, followers and number of posts. There is a `post:{id}` for each post.
-`timeline:{user}` and `timeline` have the newest posts for one person, and for all.
+The state consists of BokiStore objects in the log `social`. `account:{user}` has name and password.
+`user:{user}` has followed people, followers and number of posts. There is a `post:{id}` for each
+post. `timeline:{user}` has the newest posts for one person, and `timeline` those for all people.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMELINE_POSTS_MAX: Final = 24
 PUBLIC_POSTS_MAX: Final = 96
 POSTS_SHOWN_MAX: Final = 8
 PEOPLE_LOADED_MAX: Final = 20
-"""People loaded by one record: each has three objects, and a record has at most 64 tags."""
+"""People loaded by one record: a person has three objects, and a record has at most 64 tags."""
 OBJECTS_SHOWN_MAX: Final = 1000
 SECRET: Final = frozenset({"password", "salt"})
 """Fields that no function answers."""
@@ -58,9 +58,9 @@ class Profile:
     followers: int
     posts: int
     waiting: int = 0
-    """Number of posts in their timeline."""
+    """Number of posts in the person's timeline."""
     newest: Post | None = None
-    """Their newest posts."""
+    """The person's newest post."""
 
 
 @app.function
@@ -112,7 +112,7 @@ async def profile(ctx: Context, user: str) -> Profile:
 
 @app.function
 async def timeline(ctx: Context, user: str | None = None) -> list[Post]:
-    """Return the newest posts in a person's timeline, or in the public one; newest first."""
+    """Return the newest posts in a person's timeline, or in the public timeline; newest first."""
     async with _store(ctx).transaction() as txn:
         listed = await txn.get(PUBLIC if user is None else f"timeline:{user}")
         newest = listed.get("posts", [])[: -POSTS_SHOWN_MAX - 1 : -1]
@@ -125,7 +125,7 @@ async def post(ctx: Context, user: str, text: str) -> str:
     """Publish a text; return the post's id.
 
     One transaction changes the post and the timelines of a few followers. The public timeline is
-    changed after it.
+    changed after this transaction.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ValueError(f"A post has at most {TEXT_LENGTH_MAX} characters, not {len(text)}.")
@@ -189,8 +189,8 @@ async def load(ctx: Context, people: dict[str, list[str]]) -> int:
 
 @app.function
 async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]:
-    """Return the values of objects in the store without passwords' hashes and salts; None for those
-    that do not exist.
+    """Return the values of objects in the store without passwords' hashes and salts; None for
+    objects that do not exist.
     """
     if len(names) > OBJECTS_SHOWN_MAX:
         raise ValueError(f"Ask for at most {OBJECTS_SHOWN_MAX} objects, not {len(names)}.")

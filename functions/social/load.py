@@ -1,6 +1,7 @@
 """The load of the social network: data, clients and check (WORKLOADS 3).
 
-Clients log in, read profiles and timelines, and post ("retwis"). All choices come from a seed.
+Clients log in, read profiles and timelines, and post ("retwis"). All choices come from a seed. The
+demo and `bench.social` run the load by `workload.demonstration`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Functions that search and recommend hotels, check users, and reserve a room and a seat.
 
-`reserve` starts a workflow, a saga: it takes a room, then a seat; if the flight is full, it gives
-the room back. A hotel and an airline are two companies, which share no transaction. Then it starts
-the order, a child workflow that runs in the background. The log decides each operation once. So a
-reservation takes one room and one seat and leads to one order, even if workers crash meanwhile.
+`reserve` starts a workflow, a saga, because a hotel and an airline are two companies, which share
+no transaction. The workflow takes a room, then a seat. If the flight is full, the workflow gives
+the room back. Otherwise it starts the order, a child workflow that runs in the background. The log
+decides each operation once. So a reservation takes one room and one seat and leads to one order,
+even if workers crash meanwhile.
 
 The state consists of BokiStore objects in the log `travel`. `map` has places, prices and ratings of
-hotels; `rooms:{hotel}` and `seats:{flight}` have `capacity` and `left`. The others are
+hotels; `rooms:{hotel}` and `seats:{flight}` have `capacity` and `left`. The other objects are
 `hotel:{id}`, `user:{name}`, `reservation:{id}`, `order:{id}` and `orders:{user}`. The runs of
 workflows are in the log `travel/flow`.
 """
@@ -202,8 +203,8 @@ async def load(ctx: Context, hotels: list[Hotel], flights: dict[str, int], users
 
 @app.function
 async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]:
-    """Return the values of objects in the store without passwords' hashes and salts; None for those
-    that do not exist.
+    """Return the values of objects in the store without passwords' hashes and salts; None for
+    objects that do not exist.
     """
     if len(names) > OBJECTS_SHOWN_MAX:
         raise ValueError(f"Ask for at most {OBJECTS_SHOWN_MAX} objects, not {len(names)}.")
@@ -236,7 +237,7 @@ async def reserving(wf: Workflow, order: Order) -> Receipt:
         async def body(txn: Transaction) -> None:
             txn.increment(f"rooms:{order.hotel}", "left")
 
-        await store.transact(body, id=wf.key)  # a compensation may run twice; this counts once
+        await store.transact(body, id=wf.key)  # a compensation may run twice; the id counts once
 
     if not await wf.transact(store, room):
         return Receipt(order.id, reserved=False)

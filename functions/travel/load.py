@@ -1,4 +1,6 @@
-"""The load of the travel application: data, clients and check (WORKLOADS 4)."""
+"""The load of the travel application: data, clients and check (WORKLOADS 4). The demo and
+`bench.travel` run it by `workload.demonstration`.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ class Travel:
         ]
 
     async def load(self, url: str, progress: Callable[[int], None]) -> str:
-        """Load hotels, flights and users; existing ones keep their capacity."""
+        """Load hotels, flights and users; existing hotels and flights keep their capacity."""
         new = sum(await load_batches(url, self.name, self._batches(), progress))
         return f"{len(self.hotels)} hotels, {len(self.flights)} flights, users ({new:,} new)"
 
@@ -136,8 +138,8 @@ def _parts(items: Sequence[Any]) -> list[Any]:
 
 
 def _faults_of_capacities(kind: str, replay: TraceReplay, used: Counter[str]) -> Iterable[str]:
-    """Compare the remaining capacities with the reservations, and find those that were below zero
-    at any place of the log.
+    """Compare the remaining capacities with the reservations, and find capacities that were below
+    zero at any place of the log.
     """
     capacities = dict(replay.objects_of_kind(kind))
     for name in capacities.keys() | used.keys():

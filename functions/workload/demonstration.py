@@ -1,7 +1,8 @@
 """Runs an application's demo on a running platform: loads data, runs clients, checks the result,
 prints a table.
 
-Demos and benchmarks share `demonstrate`; each application implements `Application`.
+Demos and benchmarks share `demonstrate`; each application implements `Application`. `load` runs the
+clients, and `replay` replays the log for the check.
 """
 
 from __future__ import annotations

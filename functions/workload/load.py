@@ -2,8 +2,9 @@
 
 Each client sends one request after the other over its own connection, in its own session, like a
 person at a browser. In a closed loop, a client sends the next request when it has the answer. At a
-fixed rate, requests are due at even intervals, and any free client sends the next one. A request's
-latency counts from its due time, so waiting for a slow platform is measured, too.
+fixed rate, requests are due at even intervals, and any free client sends the next request. A
+request's latency counts from its due time, so waiting for a slow platform is measured, too.
+`demonstration` calls `run_load`.
 """
 
 from __future__ import annotations
@@ -168,12 +169,12 @@ async def run_load(
 
     Args:
         url: URL of the gateway.
-        app: name of the app whose functions they call.
+        app: name of the app whose functions the visitors call.
         visitors: one for each client.
-        functions: names of the functions that they may call.
+        functions: names of the functions that the visitors may call.
         seconds: seconds in which requests are begun.
         rate: requests per second of all clients together; None: a closed loop.
-        requests_min: requests that a closed loop begins at least, also after `seconds`.
+        requests_min: least number of requests that a closed loop begins, even after `seconds`.
 
     Raises:
         LoadError: all requests of a client failed.

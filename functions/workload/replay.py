@@ -22,7 +22,7 @@ _PAGE: Final = 1000
 _OBJECTS_AT_ONCE: Final = 200
 _FAULTS_SHOWN_MAX: Final = 10
 _INDEX: Final = "$tag:"
-"""Begins the names of objects that belong to the store: the indexes of tags."""
+"""Prefix of the names of objects that belong to the store: the indexes of tags."""
 _HIDDEN: Final = frozenset({"$tags", "password", "salt"})
 """Fields of objects that no function may answer."""
 
@@ -50,8 +50,8 @@ class TraceReplay:
     statuses: dict[str, list[str]] = field(default_factory=dict)
     _written_at: dict[str, int] = field(default_factory=dict)
     _done: dict[str, int] = field(default_factory=dict)
-    """Where transactions with ids committed. Of those with one id and horizons below that place, no
-    other one commits.
+    """By transaction id, the seqnum of the last committed transaction with this id. A further
+    transaction with this id commits only if its horizon is above this seqnum.
     """
 
     def objects_of_kind(self, kind: str) -> Iterator[tuple[str, Any]]:
@@ -81,7 +81,7 @@ class TraceReplay:
             self._note(name, self.objects[name] or {})
 
     def _note(self, name: str, document: dict[str, Any]) -> None:
-        """Note what the end of the log no longer shows: smallest numbers, and statuses."""
+        """Note facts that the final state does not show: smallest numbers, and earlier statuses."""
         for key, value in document.items():
             if type(value) in {int, float}:
                 self.least[name, key] = min(value, self.least.get((name, key), value))
