@@ -33,7 +33,7 @@ async def main() -> None:
             await client.call(report, minute=minute, celsius=celsius)
         found = [record.data.decode() async for record in streams.read("kitchen", from_txid=15)]
         print("from minute 20:", ", ".join(found))
-        async with streams.writer("kitchen") as writer:  # from now on, functions are refused
+        async with streams.writer("kitchen") as writer:  # from now on, other appends are refused
             await writer.seal()
             print("the stream is sealed after", writer.next_offset, "measurements")
 

@@ -1,4 +1,4 @@
-"""A queue, and a service in every worker that works through it.
+"""A queue, and a service in every worker that processes its messages.
 
 Prints:
     resized: ant.png, bee.png, cat.png
@@ -23,7 +23,7 @@ async def upload(ctx: indilog.Context, name: str) -> None:
 
 @app.service
 async def resize(ctx: indilog.Context) -> None:
-    """Resize one picture after another. If this raises or crashes, its message is delivered
+    """Resize one picture after another. If this service raises or crashes, the message is delivered
     again.
     """
     queue = Queue(ctx.log("pictures"), "resize", shards=1)
