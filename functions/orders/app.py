@@ -1,7 +1,7 @@
 """The functions and the workflow of the shop: place, show, approve and cancel orders.
 
 `order_to_cash` sells one order: take the stock, wait for an approval if the order is large, charge
-the card, hand over the parcel. If a part fails, or the customer cancels, the parts before it are
+the card, hand over the parcel. If a part fails, or the customer cancels, all parts begun so far are
 undone in reverse order. The id of the order is the id of its run, so an order is sold once, however
 often it is placed.
 

@@ -3,7 +3,8 @@ bulk functions (load, objects).
 
 The state consists of BokiStore objects in the log `social`. `account:{user}` has name and password.
 `user:{user}` has followed people, followers and number of posts. There is a `post:{id}` for each
-post. `timeline:{user}` has the newest posts for one person, and `timeline` those for all people.
+post. `timeline:{user}` has the newest posts for one person. `timeline` has the newest posts for all
+people.
 """
 
 from __future__ import annotations

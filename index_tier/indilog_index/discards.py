@@ -94,7 +94,7 @@ class DiscardQuestions:
 
         `copy_of`: the incarnation of the primary whose metalog the index follows. In the metalog of
         another incarnation, a seqnum may name another record. An answer that depends on trims
-        unknown here is ignored, because lookups would report its records as absent instead of
+        unknown here is ignored. Otherwise lookups would report its records as absent instead of
         trimmed.
         """
         if not self._todo or self._replica(self._todo[0]) != sender:

@@ -1,14 +1,14 @@
 """The index of one index node, in memory and on the disk (unbounded in thesis 5.2).
 
-Index data arrives in log order, so the index is a sequence of *generations*, each a `TagIndex` of
-consecutive seqnums. When the newest generation is large enough, it is closed. Then a new snapshot
-is written, which merges the previous snapshot with all later closed generations. A generation that
-a snapshot covers stays in memory for speed, and is dropped when memory is short. Its rows are then
-read from the file, one row group at a time; recently used row groups are cached. A lookup searches
-memory and disk.
+Index data arrives in log order, so the index is a sequence of *generations*, each an index of
+consecutive seqnums (`TagIndex`, or `RecentIndex` if a checkpoint restored the generation). When the
+newest generation is large enough, it is closed. Then a new snapshot is written, which merges the
+previous snapshot with all later closed generations. A generation that a snapshot covers stays in
+memory for speed, and is dropped when memory is short. Its rows are then read from the file, one row
+group at a time; recently used row groups are cached. A lookup searches memory and disk.
 
 This module does no I/O: a search returns the row group that it needs, and the shell reads this row
-group. `IndexNode` owns the one `IndexStore`; `Snapshots` decides when it writes.
+group. `IndexNode` owns the one `IndexStore`; `Snapshots` decides when to write a snapshot.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Seqnums arrive in ascending order and are appended, so every array stays sorted.
 Added parts *wait* until the next lookup, or until there are many. All waiting parts are then sorted
 by tag, so that each tag takes one step for all its records in these parts.
 
-Each generation of `IndexStore` is a `TagIndex`.
+Each generation of `IndexStore` has a `TagIndex`, or a `RecentIndex` if a checkpoint restored it.
 """
 
 from __future__ import annotations

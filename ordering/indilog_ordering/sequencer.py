@@ -5,7 +5,8 @@
 term until a message of a newer term arrives.
 
 A shell of `indilog.runtime` passes events to `Sequencer.handle` and executes the returned effects.
-Other sequencers, engines and storage nodes send the messages. `indilog_pipeline` replays journals.
+Other sequencers, engines and storage nodes send the messages. `indilog_pipeline` replays the
+journal of a sequencer.
 """
 
 from __future__ import annotations

@@ -385,7 +385,8 @@ class StoredMetalog:
     def cut_off(self, end: MetalogPosition) -> None:
         """Remove the entries from `end` on.
 
-        The entries stay on disk until the next entry is written. An earlier restart restores them.
+        The entries stay on disk until the next entry is written. A restart before then restores
+        them.
         """
         assert self.base.position <= end <= len(self), "only existing entries can be cut off"
         self._cut_off(end)

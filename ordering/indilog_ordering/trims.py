@@ -1,5 +1,5 @@
-"""Trim requests in the primary: engines send them, entries contain them, and the primary answers
-when an entry is committed (ARCHITECTURE 13).
+"""Trim requests in the primary: engines send them, entries contain them, and the primary answers a
+request when its entry is committed (ARCHITECTURE 13).
 
 The primary keeps no floors, so a trim that is requested twice makes a second entry, which changes
 nothing. The primary caches its last answers, so a resent request normally makes no second entry.

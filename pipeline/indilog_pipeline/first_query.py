@@ -1,5 +1,6 @@
-"""A first query with Spark over a data directory. The command `./start` runs it at its end: `python
--m indilog_pipeline.first_query --data DIRECTORY`.
+"""A first query with Spark over a data directory, which `./start` runs at its end.
+
+Usage: `python -m indilog_pipeline.first_query --data DIRECTORY`.
 """
 
 from __future__ import annotations

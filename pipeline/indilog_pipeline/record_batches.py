@@ -133,7 +133,7 @@ def read_records(
     Args:
         image: image of the data directory.
         start: the first seqnum.
-        end: the seqnum after the last; at most, and by default (None), the tail of the image.
+        end: the end of the range, exclusive. None, or a seqnum beyond the tail: the image's tail.
         columns: the columns of `SCHEMA` that the batches have, in this order. Without `data`, the
             data of records is neither copied nor verified.
         wanted: selects the records.

@@ -97,9 +97,9 @@ class BatchTask(abc.ABC):
 
     @abc.abstractmethod
     def take(self, location: Location, batch: RecordBatch | None) -> None:
-        """Take the needed part of a requested batch; None: it is damaged.
+        """Take the needed part of a requested batch; None: the batch is damaged or was deleted.
 
-        The data of some of its records may be damaged (`RecordBatch.damaged`).
+        The data of some records of the batch may be damaged (`RecordBatch.damaged`).
         """
 
     @abc.abstractmethod
@@ -142,9 +142,7 @@ class BatchReads:
         self._tasks_max = tasks_max
         self._reading_bytes = 0
         self._reading: dict[Location, list[tuple[BatchTask, Location]]] = {}
-        """By place being read: the waiting tasks, each with the place by which it named the
-        batch.
-        """
+        """By place being read: the waiting tasks, and the place by which each named the batch."""
         self._moved: dict[Location, Location] = {}
         """By old place, the new place of each batch that moved before a queued task
         requested it.

@@ -93,7 +93,7 @@ class ColdObjectsKept:
 
     Attributes:
         objects: the objects, by number.
-        released: former places of the batches that the notes replayed by recovery name.
+        released: former places of the batches that recovery found in objects.
         may_lack_notes: whether a note may have been lost; an object without a note is then kept.
     """
 

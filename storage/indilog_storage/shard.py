@@ -7,9 +7,9 @@ Records of the `ordered` prefix have seqnums from the metalog. The stored prefix
 records that a damaged or wiped disk lost. Records in a hole are unknown here, never absent;
 `indilog_storage.repair` fetches them from another replica.
 
-A writer owns a shard from the metalog entry (`NewWriters`) that names the writer. This entry drops
-the unordered records of earlier writers, so all unordered records are the newest writer's. Only in
-a replay after damage can a batch precede the entry that names its writer.
+A writer owns a shard from the metalog entry on that names the writer (`NewWriters`). This entry
+drops the unordered records of earlier writers, so all unordered records are the newest writer's.
+Only in a replay after damage can a batch precede the entry that names its writer.
 
 Unordered records in a hole do not count as stored: the replica does not report them to the primary,
 and their writer resends them.
@@ -70,8 +70,8 @@ class Shard:
             missing.
         holes: unknown ranges inside the stored prefix; by first localid, the end of each range.
         given_up: first localids of holes that no replica can fill.
-        damaged: batches with damaged data that an only replica keeps; by the first localid of the
-            batch, its first damaged record and its number of damaged records.
+        damaged: damaged batches that an only replica keeps: by the first localid of the batch, its
+            first damaged record and its number of damaged records.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Shard:
     # --- writers
 
     def begin(self, writer: Epoch) -> None:
-        """Give the shard to the writer that the next metalog entry names.
+        """Give the shard to the writer that a metalog entry names; earlier entries are applied.
 
         Stored records of earlier writers that no entry has ordered are dropped. If batches of this
         or a later writer are stored already, the missing records before them become a hole.
@@ -125,7 +125,9 @@ class Shard:
         self.written = self.stored
 
     def _drop(self, first: LocalId, end: LocalId, *, before: bool) -> None:
-        """Drop the records of [first, end); `before`: later records stay, after a hole."""
+        """Drop all records from `first` on; if `before`, only [first, end), which becomes a
+        hole.
+        """
         if not before:
             self._truncate(first)
         elif first < end:
@@ -177,7 +179,7 @@ class Shard:
     # --- moves
 
     def catch_up(self, history: ShardHistory) -> None:
-        """Apply entries that were applied while this node did not keep the shard.
+        """Apply the effects of the entries that this node applied while it did not keep the shard.
 
         A batch that is here stays if its writer owns its localids. All other ordered records are
         missing.
@@ -230,7 +232,7 @@ class Shard:
         self.written = max(self.written, end)
 
     def lose(self, damage: DamagedBatch) -> bool:
-        """Make a hole of the lost part of a damaged batch; False: the loss is already known.
+        """Make a hole of the lost part of a damaged batch; False: nothing has changed.
 
         The only replica of a shard keeps two kinds of damaged batches, because no other replica can
         fill a hole: a batch with damaged data of some records, and a batch that may be readable
@@ -422,7 +424,7 @@ class Shard:
         self.written = max(self.written, end)
 
     def location_of(self, localid: LocalId) -> Location | None:
-        """Return the place of the batch with `localid`; None: it is unknown here."""
+        """Return the place of the batch with `localid`; None: no place is known here."""
         if not 0 <= localid < self.stored:
             return None
         index = bisect_right(self._firsts, localid) - 1
@@ -713,7 +715,7 @@ class Shard:
     # --- order
 
     def _drop_misplaced(self, end: LocalId) -> None:
-        """Drop the records that a writer whose entry was replaced stored below `end`."""
+        """Drop the stored records of a writer whose entry was replaced, if any are below `end`."""
         if self._named_end < min(self.stored, end):
             self.truncate(self._named_end)
 

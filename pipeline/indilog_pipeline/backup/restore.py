@@ -8,7 +8,7 @@ storage nodes, replicas or index shards.
 Two kinds of entries follow the entries of the backup. The first kind orders records that do not
 exist. These entries cover a *hole*: seqnums after the backup that readers of the old platform may
 have seen. So the new platform never assigns these seqnums. The records of the hole count as
-discarded. The second kind are trims with all floors.
+discarded. The second kind consists of trims with all floors.
 
 Logs of other kinds than `shared` are written first (`cell_logs`). The catalog's records are
 replaced in their batches, because these logs now have other places.
@@ -66,8 +66,8 @@ HOLE: Final = 1 << 20
 HOLE_MAX: Final = 1 << 24
 """The largest hole, in seqnums. An index node keeps 18 bytes for each seqnum of the hole."""
 _HOLE_OF_ENTRY: Final = 1 << 13
-"""Seqnums of the hole that one entry covers. A message to an index node has a byte for each of
-these seqnums, and up to 1,024 entries; its size is limited.
+"""Seqnums of the hole that one entry covers. A message to an index node has up to 1,024 entries
+with a byte for each such seqnum, and the size of a message is limited.
 """
 _ENTRIES_OF_FRAME: Final = 512
 _VIEW: Final = ViewNumber(1)

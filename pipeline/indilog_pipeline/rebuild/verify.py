@@ -1,5 +1,6 @@
-"""Compares the index snapshots of a data directory with its records. The command `indilog
-rebuild-index` calls `verify_index`.
+"""Compares the index snapshots of a data directory with its records.
+
+The command `indilog rebuild-index` calls `verify_index`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ A writer has a name and numbers its batches. Each batch goes through four steps:
    counts.
 3. *Publish*: each chunk is appended to the target log, as one atomic batch of ordinary records. The
    last record of a chunk has two more tags that name writer, batch and chunk. So one read finds the
-   last published chunk. The append of a chunk requires that this last published chunk is still the
-   last. So if several programs publish the same chunk, one of them succeeds, and the others
+   last published chunk. The append of the next chunk has a condition: no other chunk was published
+   since. So if several programs publish the same chunk, one of them succeeds, and the others
    continue after this chunk.
 4. *Finish*: a record says that the batch is done, and the staging log is trimmed up to the marker.
 

@@ -93,7 +93,7 @@ class PlatformReads:
         with connected(self._access) as platform:
             for name in _logs(bounds):
                 log = platform.log(name)
-                # With this answer, the session has seen the position that tasks must read at.
+                # This answer moves the session to the position that the tasks' reads must reflect.
                 check_end(end, platform.ask(log.tail))
                 step = self._seqnums_per_part(platform, log, start, end)
                 source = _LogPart(name, platform.position)

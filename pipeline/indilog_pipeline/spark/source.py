@@ -1,8 +1,8 @@
 """The data source `indilog` as Spark talks to it (PySpark's Python Data Source API).
 
 Spark makes these objects in Python processes beside the JVM: one process plans, and each task has
-one. The objects are pickled on the way to a task. So they hold only options and plans, and connect
-only when they read. Reads are in `tasks` and `streaming`, writes in `writing`.
+its own process. The objects are pickled on the way to a task. So they hold only options and plans,
+and connect only when they read. Reads are in `tasks` and `streaming`, writes in `writing`.
 """
 
 from __future__ import annotations

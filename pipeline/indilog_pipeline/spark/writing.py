@@ -156,7 +156,8 @@ class LogWriter(_Staging, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         super().__init__(options)
         with connected(options.access, waits=False):
-            # Report a wrong URL or token before tasks start, because tasks retry as in a restart.
+            # Report a wrong URL or token at once: tasks would retry, because a platform may
+            # restart.
             pass
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
