@@ -605,8 +605,12 @@ ClientQuestion: TypeAlias = (
 the limit before it decodes the items, so the limits bound the time to decode a message.
 """
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesChanged
-Answer: TypeAlias = (
+LogAnswer: TypeAlias = (
     Appended | RecordsFound | TailFound | PlacesAre | ShardFound | TimeIs | RetentionFound | Done
+)  # fmt: skip
+"""The answers to questions about logs. Each has the position that the asker has seen then."""
+Answer: TypeAlias = (
+    LogAnswer
     | Returned | Accepted | HoldersFound | InvocationFound | Loaded | Deployed | Undeployed | Failed
 )  # fmt: skip
 LinkMessage: TypeAlias = Question | Greeting | Answer

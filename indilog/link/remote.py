@@ -38,6 +38,7 @@ from indilog.link.link_messages import (
     Failed,
     Limits,
     LinkLostError,
+    LogAnswer,
     LogAppend,
     LogAppendBatch,
     LogFindTime,
@@ -284,9 +285,7 @@ class RemoteLog(Log):
         return _record(records[0]) if records else None
 
     def _saw(self, answer: Answer) -> None:
-        if isinstance(
-            answer, Appended | RecordsFound | TailFound | TimeIs | RetentionFound | Done | Failed
-        ):
+        if isinstance(answer, LogAnswer | Failed):
             self._session.saw(answer.position)
 
 

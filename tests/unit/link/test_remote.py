@@ -17,8 +17,18 @@ from indilog.base.errors import (
 from indilog.base.log import Entry, Log, LogSource, Session
 from indilog.config import ClusterConfig
 from indilog.link.link import Link
-from indilog.link.link_messages import Cancel, Failed, Greeting, LogQuestion, LogTail, Question
-from indilog.link.remote import RemoteLogs
+from indilog.link.link_messages import (
+    Answer,
+    Cancel,
+    Failed,
+    Greeting,
+    LogQuestion,
+    LogTail,
+    PlacesAre,
+    Question,
+    ShardFound,
+)
+from indilog.link.remote import RemoteLog, RemoteLogs
 from indilog.testing import MemoryLogs
 from indilog_compute.log_service import LinkLogService
 from tests.support.link_pair import LIMITS, LinkAsker, link_pair
@@ -97,6 +107,21 @@ async def test_an_answer_raises_the_session_to_the_position_of_its_operation(
     await logs.log("orders").append_batch([Entry(b"meanwhile", tags=["t"])] * 3)
     await doing
     assert session.position == logs.position
+
+
+async def test_answers_about_places_and_shards_raise_the_session_too() -> None:
+    answers: list[Answer] = [PlacesAre(7, ()), ShardFound(9, None)]
+
+    class Asker:
+        limits = LIMITS
+
+        async def ask(self, question: Question) -> Answer:
+            return answers.pop(0)
+
+    session = Session()
+    log = RemoteLog(Asker(), "orders", session, scope=None)
+    assert (await log.places(0, 1), session.position) == ((), 7)
+    assert (await log.shard(), session.position) == (None, 9)
 
 
 async def test_a_failed_question_raises_the_session_too() -> None:
