@@ -1,8 +1,8 @@
 """Questions of this compute node to storage nodes about write-once cells (decision 0085).
 
 A question goes to one storage node, and is resent until the node answers or `cell_timeout_s` have
-passed. After this time, the outcome of a write is unknown. `indilog_cells` asks these questions
-through `LocalLogs.ask_cells`.
+passed. A write that is not answered in this time has an unknown outcome. `indilog_cells` asks these
+questions through `LocalLogs.ask_cells`; `Engine` drives `CellQuestions`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class _Asked:
         self.waiter = waiter
         self.resend = resend
         self.expires: Instant | None = None
-        """When to fail the question; None: it was not sent yet."""
+        """When to fail the question; None: the question was not sent yet."""
 
     def deadline(self) -> Instant | None:
-        """When to resend or to fail the question; None: it was not sent yet."""
+        """When to resend or to fail the question; None: the question was not sent yet."""
         if self.expires is None:
             return None
         return min(self.resend.due or self.expires, self.expires)
@@ -58,7 +58,9 @@ class CellQuestions:
         self._next_request = request
 
     def ask(self, node: NodeId, question: CellQuestion, waiter: object) -> None:
-        """Send a question when the iteration ends; the waiter gets the `CellAnswer`, or an error.
+        """Send a question when the engine's iteration ends.
+
+        The waiter gets the `CellAnswer`, or an error.
 
         Raises:
             OverloadedError: too many questions wait already.
@@ -105,7 +107,7 @@ class CellQuestions:
         return QuorumUnavailableError(f"{node} did not answer within {self._timeout_s:g} s.")
 
     def deadline(self) -> Instant | None:
-        """When to resend or to fail a question."""
+        """When to resend or to fail a question; None: no question was sent."""
         due = (asked.deadline() for asked in self._asked.values())
         return min((at for at in due if at is not None), default=None)
 

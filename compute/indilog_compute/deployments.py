@@ -1,19 +1,20 @@
 """Deployments as records of the reserved log `$apps`: they survive a restart and reach all nodes.
 
-Each deployment is one record, tagged with the application's name. The newest record of a name is in
-force on every compute node. The sources are in the record, so a node needs only the log. An
-undeployment is such a record too, without sources and functions. It keeps the version of the
-previous record, and frees the name for any owner.
+Each deployment is one record, tagged with the application's name. On every compute node, the newest
+record of a name is in force. The record contains the sources, so a node needs only the log. An
+undeployment is also a record, without sources and functions. It keeps the version of the previous
+record, and frees the name for any owner. `Applications` (`workers.applications`) appends and
+replays the records.
 
-A record summarises the earlier records of its application. So the earlier records are trimmed once
-the record is read (`collect`), and a start reads one record of each deployed application and one of
-each of the `UNDEPLOYED_KEPT` applications that were undeployed last. If two nodes deploy at once,
-the later record does not summarise the earlier one. Then no record of that application is trimmed
-before its next deployment.
+A record summarises the earlier records of its application. So `collect` trims these earlier records
+after the newest one was read. It forgets undeployed applications except the `UNDEPLOYED_KEPT`
+(1,000) newest. If two nodes deploy at once, the later record does not summarise the earlier one.
+Then no record of that application is trimmed before its next deployment.
 
 Open runs of workflows may need the code of earlier deployments. So a record names the earlier
-deployments that are kept (`Deployment.keeps`). Each record also has a tag of its own, by which it
-is trimmed when a later record does not keep it.
+deployments that are kept (`Deployment.keeps`). The record of a deployment has a second tag, made
+of the name and the digest of the sources. An earlier deployment that a later record does not keep
+is trimmed by this second tag.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from indilog.sdk.losses import Losses
 
 APPS_LOG: Final = "$apps"
 UNDEPLOYED_KEPT: Final = 1_000
-"""Undeployed applications whose names and versions are kept; the others are forgotten."""
+"""How many undeployed applications keep their names and versions: those undeployed last."""
 
 
 _CODE: Final = ":"
-"""Separates name and digest in the tag of a record's code; no name contains it."""
+"""Separates name and digest in the tag of a record's code; no name contains a colon."""
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +48,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         follows: the seqnum of the application's newest record that the writer knew; None: none.
             `version` and `since` are computed from that record.
         read_below: the writer had read all records below this seqnum. If `follows` is None, the
-            writer found no record of the application below it. All nodes then ignore records of the
-            application below it, even if they know one.
-        since: `PlacedDeployment.since` of each of `schedules`; None: the time at which this record
-            was ordered.
+            writer found no record of the application below this seqnum. All nodes then ignore
+            records of the application below `read_below`, even records that they have read.
+        since: for each of `schedules`, its time in `PlacedDeployment.since`; None: the time at
+            which this record was ordered.
         keeps: seqnums of the earlier deployments whose code is kept.
     """
 
@@ -69,7 +70,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     keeps: tuple[SeqNum, ...] = ()
 
     def undeployed(self) -> Deployment:
-        """Return the record of its undeployment."""
+        """Return the undeployment of this deployment."""
         return Deployment(
             name=self.name,
             version=self.version,
@@ -81,7 +82,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def info(self) -> AppInfo:
-        """The part that callers get."""
+        """What callers see of this deployment: all fields but sources and places in the log."""
         return AppInfo(
             self.name,
             self.version,
@@ -94,7 +95,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptDeployment(NamedTuple):
-    """An earlier deployment whose code is kept, its seqnum, and the digest of its sources."""
+    """An earlier deployment whose code is kept; `code` is the digest of its sources."""
 
     seqnum: SeqNum
     deployment: Deployment
@@ -105,13 +106,14 @@ class PlacedDeployment(NamedTuple):
     """A deployment and its place in the log.
 
     Attributes:
-        kept: the earlier deployments whose code is kept, newest first. They have the same owner,
-            and different sources.
-        since: for each schedule, the time of a deployment (log's time, seconds since 1970). It is
-            the earliest one from which on all deployments, up to this one, have that schedule.
-            Schedules that differ only in `catch_up` count as the same.
+        kept: the earlier deployments whose code is kept, newest first. All have the owner of this
+            deployment, and no two have the same sources.
+        since: for each schedule, the time from which on every deployment has had that schedule
+            without interruption (log's time, seconds since 1970). Schedules that differ only in
+            `catch_up` count as the same.
         time: when the deployment was made, by the wall clock of its writer, seconds since 1970.
-        is_whole: whether this record, without the earlier ones, gives the same result.
+        is_whole: whether a node that reads this record alone gets the same version and `since` as
+            a node that also reads the earlier records.
     """
 
     seqnum: SeqNum
@@ -135,9 +137,9 @@ class DeploymentLog:
     Attributes:
         newest: by name, the newest deployment or undeployment among the records read so far
             (`catch_up`).
-        lost: by name, the error of an application whose newest deployment is lost by damage;
-            deploying it again repairs it.
-        losses: where deployments of unknown names may be lost.
+        lost: by name, the error of an application whose newest deployment is lost by damage. A new
+            deployment of the application removes the error.
+        losses: the lost seqnums at which deployments of any application may have been.
     """
 
     def __init__(self, logs: LogSource) -> None:
@@ -149,10 +151,10 @@ class DeploymentLog:
             "deployments", "Applications deployed there are missing or old: deploy them again."
         )
         self._superseded: set[str] = set()
-        """Applications with untrimmed records before their newest one."""
+        """Applications that have untrimmed records before their newest record."""
         self._dropped: dict[str, dict[str, SeqNum]] = {}
-        """By application: tags of records that are not kept, and the seqnum below which to trim
-        each tag.
+        """By application and tag: the seqnum below which to trim the tag. The tags are of code that
+        is not kept.
         """
 
     def placed(self, name: str) -> PlacedDeployment:
@@ -160,7 +162,8 @@ class DeploymentLog:
 
         Raises:
             DataLossError: the newest record of the name is lost.
-            NotReadyError: the name was forgotten, because many others were undeployed since.
+            NotReadyError: the application was undeployed, and its name was forgotten after
+                `UNDEPLOYED_KEPT` later undeployments.
         """
         if (placed := self.newest.get(name)) is not None:
             return placed
@@ -171,10 +174,10 @@ class DeploymentLog:
     async def append(self, deployment: Deployment) -> SeqNum:
         """Append a deployment durably, and return its seqnum.
 
-        The record summarises the application's records that were read.
+        The record summarises the application's newest record that was read here.
 
         Raises:
-            DeployError: its sources exceed the limit of a record.
+            DeployError: the sources of the deployment exceed the limit of a record.
         """
         before = self.newest.get(deployment.name)
         said = msgspec.structs.replace(_following(before, deployment), read_below=self._bound)
@@ -188,20 +191,20 @@ class DeploymentLog:
             ) from error
 
     async def wait_for_more(self, wait_s: float) -> None:
-        """Wait up to `wait_s` for a record that `catch_up` has not read."""
+        """Wait up to `wait_s` seconds for a record that `catch_up` has not read."""
         try:
             await self._log.read_next(bound=self._bound, wait=wait_s)
         except DataLossError:
             return  # `catch_up` reports it
 
     async def catch_up(self, *, fresh: bool = False) -> None:
-        """Read new records into `newest`; `fresh`: all records that any node appended before this
-        call.
+        """Read new records into `newest`; a `fresh` call reads all records that any node appended
+        before the call.
 
         All nodes that read the same records reach the same result, even if several compute nodes
-        deploy at once. The first owner of a name keeps it, and versions count up. Records that a
-        node has forgotten (`collect`) make no difference, because each record summarises those
-        before it.
+        deploy at once. The first owner of a name keeps the name until an undeployment, and versions
+        count up. Records that `collect` trimmed make no difference, because each record summarises
+        the records before it.
         """
         while True:
             try:
@@ -255,8 +258,9 @@ class DeploymentLog:
             self.newest[name] = self._keep(before, taken)
 
     def _keep(self, before: PlacedDeployment | None, taken: PlacedDeployment) -> PlacedDeployment:
-        """Return a new deployment with the earlier ones that it keeps; note the others to be
-        trimmed.
+        """Return a new deployment with the earlier deployments that it keeps.
+
+        The other earlier deployments are noted for `_trim_dropped`.
         """
         new, kept = taken.deployment, list[KeptDeployment]()
         codes = {code_digest(new.sources)}
@@ -282,13 +286,13 @@ class DeploymentLog:
             self._dropped.pop(name, None)
 
     async def collect(self) -> None:
-        """Trim the records that were read and that no start needs; callable at any time.
+        """Trim the read records that a node does not need when it starts; callable at any time.
 
-        A newer record of an application may be read while its trim is awaited. Then the application
-        is collected again by the next call.
+        A newer record of an application may be read while its trim is awaited. Then the next call
+        collects the application again.
 
         Raises:
-            QuorumUnavailableError: a trim was not confirmed; the next call trims what is left.
+            QuorumUnavailableError: a trim was not confirmed; the next call repeats the trim.
         """
         for name in sorted(self._superseded):
             if (placed := self.newest.get(name)) is not None and placed.is_whole:
@@ -306,7 +310,9 @@ class DeploymentLog:
 
 
 def _tags(deployment: Deployment) -> list[str]:
-    """Return the tags of a record; that of the code keeps the record when the name is trimmed."""
+    """Return the tags of a record. The tag of the code keeps the record when the tag of the name is
+    trimmed.
+    """
     name = deployment.name
     return (
         [name]
@@ -341,7 +347,7 @@ def _following(before: PlacedDeployment | None, deployment: Deployment) -> Deplo
 
 
 def _placed_alone(record: Record, deployment: Deployment) -> PlacedDeployment:
-    """Place a deployment without a valid earlier record."""
+    """Place a deployment that has no valid earlier record of its application."""
     since = {
         spec: record.ordered_at if at is None else at
         for spec, at in zip_longest(deployment.schedules, deployment.since)
@@ -353,7 +359,11 @@ def _placed_alone(record: Record, deployment: Deployment) -> PlacedDeployment:
 def _placed_after(
     before: PlacedDeployment, record: Record, deployment: Deployment
 ) -> PlacedDeployment | None:
-    """Place a deployment; None: it is not valid after `before`."""
+    """Place a deployment that follows `before`; None: the deployment has no effect.
+
+    A deployment has no effect if another owner has the name. An undeployment has no effect if the
+    application is undeployed already.
+    """
     is_there = not before.deployment.is_undeployed
     if (deployment.is_undeployed and not is_there) or (
         is_there and before.deployment.owner != deployment.owner
@@ -385,5 +395,7 @@ def _seqnum(placed: PlacedDeployment) -> SeqNum:
 
 
 def _times(spec: ScheduleSpec) -> ScheduleSpec:
-    """Return a schedule without its `catch_up`; schedules that differ only in it are the same."""
+    """Return a schedule with the default `catch_up`; schedules that differ only in `catch_up` count
+    as the same.
+    """
     return msgspec.structs.replace(spec, catch_up="last")

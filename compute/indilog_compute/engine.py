@@ -1,18 +1,17 @@
 """The engine: the compute node's role between functions and the log (ARCHITECTURE 8-10, thesis 5).
 
 The engine appends to its shard (`ShardWriter`). It applies type-O data (metalog entries) to the
-suffix of its local index, and gives appends their seqnums by these entries. It applies type-S data
-(index data) to its tag cache. Reads are answered from the local index and the record cache, or by
-the index tier and storage (`Reads`).
+suffix of its local index; these entries give appends their seqnums. It applies type-S data (index
+data) to its tag cache. Reads are answered from the local index and the record cache. A read that
+they cannot answer goes to the index tier and storage (`Reads`).
 
-Callers in this process use direct methods, which put work into the open batch or answer at once.
-The caller then wakes the shell, which calls `handle`. Outcomes are `AnswerAppends` and `Answer`
-effects.
+Callers in this process (`LocalLogs`) use direct methods, which put work into the open batch or
+answer at once. The caller then wakes the shell, which calls `handle`. Outcomes are `AnswerAppends`
+and `Answer` effects.
 
-There are two positions. `position` counts the applied metalog entries, which say which records
-exist, and where they are. `tag_position` counts the entries whose index data is also applied; reads
-by tag reflect only these entries. An engine starts at the primary's committed position, and has no
-local index of older records.
+`position` counts the applied metalog entries, which show which records exist and where. Reads by
+tag reflect only the first `tag_position` entries: those whose index data is also applied. An engine
+starts at the primary's committed position, and has no local index of older records.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ from indilog_compute.trims import Trims
 
 _NEVER: Final = Instant(math.inf)
 _REQUESTS_PER_EPOCH: Final = 1 << 32
-"""Request numbers begin at `epoch` times this, so answers to an earlier incarnation match none."""
+"""Requests are numbered from `epoch` times this factor on, unlike those of other incarnations."""
 
 
 class Engine:
@@ -126,11 +125,11 @@ class Engine:
 
     Attributes:
         cells: asks storage nodes about write-once cells, for callers in this process.
-        owner_appends: appends through the owners of logs, and for other nodes.
-        growth: waits for the growth of logs that other nodes append to.
+        owner_appends: appends through the owners of logs, and appends for other compute nodes.
+        growth: waits for the growth of logs to which other nodes append.
         order_lookups: finds seqnums by time and places of records, for callers in this process.
-        placement: the placement of shards according to the applied entries.
-        watches: readers that wait for a record; answered when index data may have one.
+        placement: which nodes have which shards, according to the applied entries.
+        watches: callers that wait for a record; answered when index data may contain the record.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -160,14 +159,14 @@ class Engine:
         self._own_shards: set[ShardId] = set()
         """The shards that this incarnation has written."""
         self._had_shard = False
-        """Whether a view has taken away the shard that this incarnation wrote."""
+        """Whether a view has taken away a shard that this incarnation wrote."""
 
     def _new_resend(self) -> Resend:
         messages = self._config.node.messages
         return Resend(messages.resend_s, messages.resend_s_max)
 
     def _begin(self) -> None:
-        """Begin with an empty index at the end of the log, and wait to join."""
+        """Begin with empty caches and without a local index; the engine must then join."""
         node = self._config.node
         self._cache = RecordCache(
             node.caches.record_cache_bytes_max, aux_bytes_max=node.caches.aux_cache_bytes_max
@@ -186,7 +185,7 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether the node has joined: reads are answered, and appends if it has a shard."""
+        """Whether the node has joined, and owns its shard if it has one."""
         return self._local is not None and (
             self._writer is None or self._writer.takeover is Takeover.OPEN
         )
@@ -213,16 +212,16 @@ class Engine:
 
     @property
     def tail(self) -> SeqNum:
-        """The first seqnum that is not ordered by the applied entries; the primary may have ordered
-        more.
+        """The first seqnum after the records that the applied entries order. The primary may have
+        ordered more records.
         """
         return self._replay.tail
 
     def append(self, data: bytes, columns: TagColumns, waiter: object) -> bool:
         """Put a record into the open batch; the waiter gets `AnswerAppends` with its seqnum.
 
-        Return whether the shell must call this role. False: an earlier append has already asked for
-        the call.
+        Return whether the caller must wake the shell. False: an earlier append of the open batch
+        has woken the shell already.
 
         Raises:
             OverloadedError, SealedError, DiskFullError: as `ShardWriter.add`.
@@ -236,9 +235,9 @@ class Engine:
         return first
 
     def append_batch(self, records: Sequence[tuple[bytes, TagColumns]], waiter: object) -> None:
-        """Put records into one batch, all or none of them; the waiter gets the first seqnum.
+        """Put all records into one batch, or none; the waiter gets the first seqnum.
 
-        The shell must call this role afterwards.
+        The caller must wake the shell.
 
         Raises: as `append`.
         """
@@ -250,10 +249,10 @@ class Engine:
                 self._reads.questions.appended(unpack_tags(columns.tags))
 
     def append_if(self, append: Conditional, waiter: object) -> None:
-        """Append records if their condition holds, here or at the home of the tag.
+        """Append records if their condition holds; the home of the tag checks the condition.
 
-        The waiter gets `Ordered`, or an error, or `Answered` with an error. The shell must call
-        this role afterwards.
+        The waiter gets `Ordered`, or an error, or `Answered` with an error. The caller must wake
+        the shell.
 
         Raises:
             OverloadedError: too many such appends are under way.
@@ -277,9 +276,10 @@ class Engine:
     ) -> Record | Pending | None:
         """Read the next or previous record with `tag`; the hot path of every read.
 
-        `log` is the tag of the log that is read, whose floor holds for all its tags.
-        Returns the record or None (proven) as of `tag_position`, or `PENDING`: then the waiter gets
-        an `Answered`. A `fresh` read reflects all that was committed when it was called.
+        `log` is the tag of the log that is read; the floor of the log holds for all its tags.
+        Returns the record, or None if there is none as of `tag_position`, or `PENDING`. After
+        `PENDING` the waiter gets an `Answered`. A `fresh` read reflects all entries that were
+        committed when the read began.
 
         Raises:
             OverloadedError: too many reads wait already. TrimmedError: see `Log`.
@@ -323,7 +323,7 @@ class Engine:
         self._reads.start(operation)
 
     def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Keep aux data beside a record, here and at its replicas, while there is room."""
+        """Cache aux data of a record here and at the replicas of its shard, while there is room."""
         self._cache.set_aux(seqnum, aux)
         if self._local is not None and (shard := self._local.shard_of(seqnum)) is not None:
             message = AuxSet(shard, seqnum, aux)
@@ -340,9 +340,9 @@ class Engine:
         self._ready_waiters.add(waiter)
 
     def abandon(self) -> list[Effect]:
-        """Fail every waiting caller: the node stops.
+        """Fail every waiting caller, because the node stops.
 
-        A record that was sent may still be ordered. An unsent record is lost with this node.
+        A record that was sent may still be ordered; an unsent record is not.
         """
         effects = self._writer.abandon() if self._writer is not None else []
         error = NotReadyError("The platform was closed while the call waited.")
@@ -375,7 +375,7 @@ class Engine:
     # --- the role
 
     def recover(self, _kind: FrameKind, _payload: bytes, _location: Location, /) -> None:
-        """Never called: an engine persists nothing."""
+        """Fail: there are no frames to recover, because an engine persists nothing."""
         raise AssertionError("an engine persists nothing")
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
@@ -403,9 +403,7 @@ class Engine:
         return effects
 
     def _advance_conditional(self, effects: list[Effect], now: Instant) -> list[Effect]:
-        """Pass answers to the checks of conditional appends; begin the appends that these
-        permit.
-        """
+        """Pass answers to the checks of conditional appends; begin the appends that may begin."""
         while True:
             ordered = None
             if self._writer is not None and self._local is not None:
@@ -424,7 +422,7 @@ class Engine:
         return bool(self._conditional) or any(self._parts)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
-        """Send questions, resend, and expire callers; iterations that only append skip this."""
+        """Send, resend and expire questions. An iteration that only appends skips this method."""
         effects = self._reads.begin(now) + self._on_time(now)
         effects += self.order_lookups.advance(now) + self.trims.advance(self.position, now)
         effects += self.cells.advance(now) + self.owner_appends.advance(now)
@@ -616,12 +614,12 @@ class Engine:
         return writer.joined(epoch, message.cut.get(writer.shard, 0))
 
     def _join_again(self, now: Instant, reason: str) -> list[Effect]:
-        """Join again, because entries that were applied here were replaced, or the next entries are
-        no longer kept.
+        """Join again, because applied entries were replaced, or because the sequencers no longer
+        keep the next entries.
 
-        The index and the caches depend on these entries, so they begin empty. Reads in flight fail
-        as retryable. The writer keeps its shard, and gets the number of its ordered records at the
-        join.
+        The index and the caches depend on the applied entries, so they begin empty. Reads in flight
+        fail as retryable. The writer keeps its shard; the answer to the join contains the number of
+        its ordered records.
         """
         error = NotReadyError("This node lost track of the log and joins again; try again.")
         effects: list[Effect] = [
@@ -726,10 +724,10 @@ class Engine:
         return effects
 
     def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:
-        """Apply index data in order, never ahead of the metalog: lookups need both.
+        """Apply index data in order, never ahead of the metalog, because lookups need both.
 
-        Index data of an entry that differs from the one applied at its position is ignored: one of
-        the two entries was replaced.
+        Index data that belongs to another entry than the applied one at its position is ignored:
+        one of these two entries was replaced.
         """
         effects: list[Effect] = []
         reader = self._catch_up.reader
@@ -753,7 +751,7 @@ class Engine:
     # --- time
 
     def _awaits_entries(self) -> bool:
-        """Whether entries may exist that are not applied: index data or a reader is ahead."""
+        """Whether unapplied entries may exist, because index data or a caller waits for them."""
         ahead = self._feed.behind and self._feed.end > self.position
         return bool(ahead or self._reads.parked or self.watches)
 
@@ -761,7 +759,7 @@ class Engine:
         return Send(self._leadership.primary, message)
 
     def deadline(self) -> Instant | None:
-        """The earliest deadline of all parts; None: none has one."""
+        """The earliest deadline of all parts; None: no part has a deadline."""
         due = self._upkeep_at
         if self._writer is not None and (own := self._writer.deadline()) is not None:
             due = min(due, own)

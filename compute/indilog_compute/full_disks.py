@@ -1,5 +1,5 @@
-"""Keeps the disk-full notifications that nodes sent to this compute node. Appends are refused while
-the primary or too many replicas have no room (ARCHITECTURE 11, decision 0009).
+"""Keeps the disk-full notifications that nodes sent to this compute node (ARCHITECTURE 11, decision
+0009). `ShardWriter` refuses appends while the primary or too many replicas have no room.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ class FullDisks:
         self.until: dict[NodeId, Instant] = {}
 
     def permit_appends(self, replicas: Sequence[NodeId], copies: int, quorum: int) -> bool:
-        """Whether the disks that appends need have room: those of `quorum` of the first `copies`
-        replicas, and that of the primary. The other replicas do not count.
+        """Whether the disks that appends need have room.
+
+        Appends need the primary, and `quorum` of the first `copies` replicas. Further replicas do
+        not count.
         """
         if not self.until:
             return True

@@ -1,8 +1,9 @@
 """Decides when an engine requests missing index data from storage (PITFALLS 8: a gap is fetched, so
 that it never stalls the engine).
 
-The metalog says which positions have index data. Under load, index data always lags a little behind
-the metalog. So an engine requests missing index data only after a pause in which none arrived.
+The metalog shows which positions have index data. Under load, index data always arrives a little
+later than its metalog entry. So an engine requests missing index data only after a pause in which
+no index data was applied. `Engine` calls `IndexFetch` and sends its requests.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from indilog.wire.messages import IndexDataWanted
 
 
 class IndexFetch:
-    """The fetch of one engine; it asks every storage node about the shards of that node."""
+    """The fetch of one engine; it asks every storage node for the index data of its shards."""
 
     __slots__ = ("_end", "_placement", "_resend", "_tag_position")
 
@@ -23,21 +24,22 @@ class IndexFetch:
         self._placement = placement
         self._resend = resend
         self._end: MetalogPosition = 0
-        """Index data below this position was requested, page by page: each page that arrives
-        requests the next one. Storage sends index data of later positions unrequested.
+        """The end of the positions whose index data was requested. Index data comes in pages: when
+        a page arrives, `on_index_data` requests the next one. Storage sends the index data of later
+        positions without a request.
         """
         self._tag_position: MetalogPosition = 0
         """`tag_position` at the last call of `note`."""
 
     def on_index_data(self, before: MetalogPosition, tag_position: MetalogPosition) -> list[Effect]:
-        """Ask for the next page after one that took the engine from `before` to `tag_position`."""
+        """Request the next page, if a page has raised the engine's `tag_position` from `before`."""
         assert before <= tag_position, "index data is never taken back"
         if before < tag_position < self._end:
             return self._wanted(tag_position, self._end)
         return []
 
     def note(self, now: Instant, position: MetalogPosition, tag_position: MetalogPosition) -> None:
-        """Note the engine's positions. The pause begins when `tag_position` last grew."""
+        """Note the engine's positions. The pause starts anew whenever `tag_position` has grown."""
         assert tag_position <= position, "index data is not ahead of the metalog"
         if tag_position != self._tag_position or tag_position >= position:
             self._tag_position = tag_position

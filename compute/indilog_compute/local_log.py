@@ -1,9 +1,10 @@
 """The log inside a compute node: `Log` over an engine in this process.
 
-Functions, workers and the gateway append and read here, so these are the hot paths of the platform.
-An append costs a future and a few list operations. A read that the local index and the record cache
-answer completes without suspending. So that a busy reader does not starve other tasks, every
-`_READS_PER_ITERATION`-th of these reads yields to the event loop.
+Functions, workers and the gateway append and read through `LocalLogs`, so its methods are the hot
+paths of the platform. An append costs a future and a few list operations. A read that the local
+index and the record cache answer completes without suspending. Every `_READS_PER_ITERATION`-th of
+these reads yields to the event loop, so that a busy reader does not starve other tasks. Logs of
+other kinds come from `LogKinds`.
 """
 
 from __future__ import annotations
@@ -98,26 +99,26 @@ class LocalLogs:
         self.future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
         """Makes a waiter for the engine."""
         self.wake: Callable[[], None] = functools.partial(shell.wake, node)
-        """Schedules the engine's next iteration; raises `NotReadyError` if the platform has
-        stopped.
+        """Schedules the engine's next iteration, for an append; raises `NotReadyError` if the
+        platform has stopped.
         """
         self.hasten: Callable[[], None] = functools.partial(shell.hasten, node)
-        """As `wake`, for callers that wait for anything but an append."""
+        """As `wake`, for all operations but appends."""
         self._reads = 0
         self.retention: RetentionService | None = None
         """Enforces retention policies; only one compute node of a platform has it."""
         self.kinds: LogKinds | None = None
-        """Logs of other kinds; None: there are none."""
+        """Opens logs of other kinds than `shared`; None: there are no such logs."""
         self.routes: Mapping[str, object] = {}
-        """By name, the logs that are of another kind, or that are or were switched
-        (`LogKinds.routes`).
+        """`LogKinds.routes`: by name, the logs of other kinds, and the logs with a switch that is
+        under way or done.
         """
         self.opened: Callable[[LocalLogs, str, Session], LocalLog] = LocalLog
         """Opens a `shared` log that may be switched to another kind."""
 
     @property
     def position(self) -> MetalogPosition:
-        """The metalog position that is applied here; other nodes may be ahead."""
+        """The metalog position that this node has applied; other nodes may be ahead."""
         return self.engine.position
 
     def request_snapshots(self) -> MetalogPosition:
@@ -165,10 +166,12 @@ class LocalLogs:
         append: Callable[[str, str, bytes], Awaitable[bytes]],
         position_of: Callable[[str], int | None],
     ) -> AsyncIterator[None]:
-        """Serve what other compute nodes ask about the logs of this node, while the block runs.
+        """While the block runs, serve the requests of other compute nodes about the logs of this
+        node.
 
         Args:
-            append: appends a content to the log in a folder, in a tenure; see `append_through`.
+            append: gets a folder, a tenure and a content; appends the content to the log in the
+                folder, and returns the outcomes as `append_through` does.
             position_of: see `LogGrowth`.
         """
         serving = asyncio.create_task(self._serve_appends(append))
@@ -201,7 +204,7 @@ class LocalLogs:
                     group.create_task(serve(received))
 
     def log(self, name: str, session: Session | None = None) -> Log:
-        """Return the log `name`, of the kind that it has.
+        """Return the log `name`, of whichever kind it is.
 
         Raises:
             InvalidTagError: no log can have that name.
@@ -220,17 +223,18 @@ class LocalLogs:
         return LocalLog(self, name, session or Session())
 
     def wake_readers(self) -> None:
-        """Let all waiting reads check again for a record, or for a switch of their log."""
+        """Let all waiting reads check again whether there is a record or a switch of their log."""
         resolve_each(self.engine.watches.clear(), None)
 
     async def wait_until_synced(self, session: Session, position: MetalogPosition) -> None:
-        """Wait until what was read at `position` is synced, then raise `session` to that position.
+        """Wait until this process has synced the entries below `position`; then raise `session` to
+        `position`.
 
         Every `_READS_PER_ITERATION`-th call lets the event loop run.
 
         Raises:
-            NotReadyError: the platform has stopped: what was read may never have been synced, and
-                after a restart another entry may have that position.
+            NotReadyError: the platform has stopped. The entries may never have been synced, and
+                after a restart other entries may have their positions.
         """
         self._reads += 1
         if self._reads >= _READS_PER_ITERATION:
@@ -250,7 +254,8 @@ class LocalLog(Log):
         logs: the logs of the engine.
         name: name of the log.
         session: session of its calls.
-        routes: by name, the logs whose calls go elsewhere because a switch of them has begun.
+        routes: names of the logs whose switch to another kind has begun. Appends to these logs go
+            to `_followed`.
     """
 
     __slots__ = (
@@ -276,7 +281,7 @@ class LocalLog(Log):
 
     @property
     def scope(self) -> object:
-        """The `LocalLogs` that this log is from: one for each engine (`Log.scope`)."""
+        """The `LocalLogs` that opened this log; there is one for each engine (`Log.scope`)."""
         return self._logs
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
@@ -441,8 +446,8 @@ class LocalLog(Log):
     async def find_time(self, time: float) -> SeqNum:
         """Return the first seqnum ordered at `time` or later; see `Log.find_time`."""
         waiter = self._logs.future()
-        # The answer for a time after now must lie above every record that this node knows to be
-        # ordered.
+        # If `time` is in the future, the answer must lie above every record that this node knows
+        # to be ordered.
         position = max(self._session.position, self._engine.position)
         self._engine.order_lookups.find_time(check_time(time), position, waiter)
         self._logs.hasten()
@@ -451,8 +456,9 @@ class LocalLog(Log):
         return seqnum
 
     async def places(self, start: SeqNum, end: SeqNum) -> Sequence[PlacedSpan]:
-        """Return the places of records of all logs in [start, end), as spans, from `start` on.
-        There may be more records than these; no span means that `start` is not ordered yet.
+        """Return the places of the records in [start, end) of all logs, as spans from `start` on.
+
+        The spans may end before `end`. No span: `start` is not ordered yet.
 
         Raises:
             ValueError: the seqnums are not 0 <= start < end.
@@ -468,7 +474,7 @@ class LocalLog(Log):
         return spans
 
     async def shard(self) -> ShardId | None:
-        """Return the shard that this compute node writes; None: it has none now."""
+        """Return the shard that this compute node writes; None: the node has no shard now."""
         return self._engine.shard
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
@@ -524,7 +530,9 @@ class LocalLog(Log):
         *,
         fresh: bool = False,
     ) -> Record | None:
-        """Read by the hash of a tag; the record may have another tag with the same hash."""
+        """Read by the hash of a tag. The result may be a record of another tag with the same hash,
+        so the caller compares names.
+        """
         engine, session = self._engine, self._session
         waiter = self._logs.future()
         try:
@@ -567,9 +575,11 @@ class LocalLog(Log):
         *,
         fresh: bool,
     ) -> _FoundT | None:
-        """Read until a record is found or the time is over; a wait without limit has no timer.
+        """Read until a record is found or `wait_s` seconds have passed; an infinite wait has no
+        timer.
 
-        The watch is added before the read: a record that arrives in between resolves the watch.
+        The watch is added before each read, so that a record that arrives after the read resolves
+        the watch.
         """
         hashed = self._hash(tag)
         loop = asyncio.get_running_loop()
@@ -595,7 +605,7 @@ class LocalLog(Log):
 
 
 def sharded(log: Log) -> LocalLog:
-    """Return the log, if its records are in shards.
+    """Return `log`, whose records must be in shards.
 
     Raises:
         WrongStateError: the log is of another kind.
@@ -609,7 +619,7 @@ def _as_tuple(tags: Iterable[UserTag]) -> tuple[UserTag, ...]:
     """Return tags as a tuple.
 
     Raises:
-        InvalidTagError: `tags` is one text, whose letters would become tags.
+        InvalidTagError: `tags` is a single text; its letters would become tags.
     """
     check_tags(tags)
     return tuple(tags)

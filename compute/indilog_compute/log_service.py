@@ -1,10 +1,11 @@
 """The log for workers and clients: answers the log questions of one link.
 
-Every question carries the position of its session, and every answer the position that the answer
-reflects. So one session may use several links. Up to `questions_max` questions are answered at
-once. When the link closes, or the client sends `Cancel`, waiting reads end. A cancelled question is
-answered too, because each answer frees a place under the limit. A read that need not wait is
-answered within the call; all other questions run in tasks of their own.
+Every question carries the position of its session. Every answer carries the position that the
+answer reflects. So one session may use several links. Up to `questions_max` questions are answered
+at once. `serve` answers a read that need not wait; each other question has its own task. The task
+ends when the link closes or the client sends `Cancel`. A cancelled question also gets an answer,
+which shows the client that the question no longer counts against the limit. `workers.serving` calls
+`LinkLogService`, which calls `Log`.
 """
 
 from __future__ import annotations
@@ -55,14 +56,17 @@ from indilog.link.retention_messages import LogRetention, LogSetRetention, Reten
 from indilog_compute.local_log import sharded
 
 _READS: Final = (LogRead, LogReadPrev)
-"""A tuple, because making a union for each question would cost more than the check itself."""
+"""A tuple: `LogRead | LogReadPrev` would make a union for each question, at a greater cost than
+`isinstance` has.
+"""
 
 
 class LinkLogService:
     """Serves the log questions of one link.
 
     Args:
-        questions_max: questions answered at once; a further one fails with `OverloadedError`.
+        questions_max: questions answered at once; a further question fails with
+            `OverloadedError`.
     """
 
     def __init__(self, logs: LogSource, *, questions_max: int) -> None:
@@ -79,7 +83,8 @@ class LinkLogService:
         """Answer `question` on `link`, at once or later.
 
         Raises:
-            OverloadedError: `questions_max` are being answered.
+            OverloadedError: `questions_max` questions are being answered.
+            NotReadyError: a question with the number `call` is being answered.
         """
         if len(self._tasks) >= self._questions_max:
             raise OverloadedError(
@@ -135,7 +140,7 @@ def _run_to_first_wait(
 ) -> Coroutine[object, None, None] | None:
     """Run `answering` in the caller's task up to its first suspension.
 
-    Return the rest, for a task of its own; None: `answering` has ended.
+    Return the rest of the coroutine, which needs its own task; None: `answering` has ended.
     """
     try:
         suspended_on = answering.send(None)
@@ -171,7 +176,7 @@ class _Rest(Coroutine[object, None, None]):
 
 
 _AnswerAt: TypeAlias = Callable[[MetalogPosition], Answer]
-"""Makes the answer, given the position of the session once the operation is done."""
+"""Makes the answer from the position that the session has after the operation."""
 
 
 async def _execute(  # noqa: C901, PLR0911 - one answer per question
@@ -179,8 +184,8 @@ async def _execute(  # noqa: C901, PLR0911 - one answer per question
 ) -> _AnswerAt:
     """Execute a question.
 
-    The session is no argument: an answer must not carry a position that was read before the
-    operation ended.
+    The session is not an argument, so that no answer carries a position from before the end of the
+    operation.
     """
     match question:
         case LogAppend():

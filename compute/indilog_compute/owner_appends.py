@@ -1,11 +1,13 @@
-"""Appends of this compute node through the owner of a log, and those of other nodes to logs that
-this node owns (decision 0096).
+"""Requests between compute nodes to append through the owner of a log (decision 0096). This node
+sends requests to owners, and serves the requests for logs that it owns.
 
 A request is resent until it is answered. While the owner appends the content, it answers copies of
-the request with `PENDING`. A request fails if the owner is silent for `cell_timeout_s`, or has not
-appended the content within half of `append_timeout_s`: then time is left to claim the log.
+the request with `PENDING`. A request fails if the owner is silent for `cell_timeout_s`. It also
+fails if the content is not appended within half of `append_timeout_s`: the other half is left to
+claim the log.
 
-A receiver executes a request at most once, and no request of an earlier incarnation of its sender.
+A receiver executes a request at most once. After a request of a newer incarnation of a sender, it
+ignores the requests of earlier incarnations. `LocalLogs` calls `OwnerAppends`; `Engine` drives it.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from indilog_compute.served_requests import ServedRequests
 
 
 class ReceivedAppend(NamedTuple):
-    """The request of another compute node to append a content."""
+    """A request of another compute node to append a content to a log that this node owns."""
 
     sender: NodeId
     message: OwnerAppend
 
 
 class _OwnerRequest:
-    """A request of this node."""
+    """A request of this node to the owner of a log."""
 
     __slots__ = ("ends", "expires", "message", "node", "resend", "waiter")
 
@@ -45,9 +47,11 @@ class _OwnerRequest:
         self.waiter = waiter
         self.resend = resend
         self.ends: Instant | None = None
-        """When the request fails although the owner answers; None: it was not sent yet."""
+        """When the request fails even if the owner answers `PENDING`; None: the request was not
+        sent yet.
+        """
         self.expires = Instant(0.0)
-        """When the request fails unless the owner answers."""
+        """When the request fails if the owner stays silent."""
 
     def deadline(self) -> Instant:
         """When to resend or to fail the request."""
@@ -55,8 +59,8 @@ class _OwnerRequest:
 
 
 class OwnerAppends:
-    """The requests of one compute node, at most `lookups_pending_max`, and those that it serves, at
-    most `cell_requests_max`.
+    """Sends up to `lookups_pending_max` requests of one compute node, and serves up to
+    `cell_requests_max` requests of other nodes at once.
     """
 
     def __init__(self, config: NodeConfig) -> None:
@@ -85,8 +89,10 @@ class OwnerAppends:
     # --- appends through other nodes
 
     def send(self, node: NodeId, folder: str, owner: str, content: bytes, waiter: object) -> None:
-        """Let a node append a content when the iteration ends. The waiter gets the outcomes as
-        bytes, or an error.
+        """Let `node`, which owns the log in `folder` in the tenure `owner`, append a content.
+
+        The request is sent when the engine's iteration ends. The waiter gets the outcomes as bytes,
+        or an error.
 
         Raises:
             OverloadedError: too many requests wait already.
@@ -137,22 +143,25 @@ class OwnerAppends:
         return Send(asked.node, asked.message)
 
     def deadline(self) -> Instant | None:
-        """When to resend or to fail a request."""
+        """When to resend or to fail a request; None: no request was sent."""
         sent = (asked for asked in self._asked.values() if asked.ends is not None)
         return min((asked.deadline() for asked in sent), default=None)
 
     # --- appends for other nodes
 
     def take(self, waiter: object) -> list[ReceivedAppend]:
-        """Return the requests that arrived; if there are none, the waiter gets the next ones. Each
-        is answered by `answer`.
+        """Return the requests that arrived. If there are none, the waiter gets a list with the next
+        request. The caller answers each request by `answer`.
         """
         received, self._received = self._received, []
         self._taker = None if received else waiter
         return received
 
     def answer(self, received: ReceivedAppend, outcomes: bytes | None) -> None:
-        """Answer a request when the iteration ends; None: the content is not appended later."""
+        """Answer a request when the engine's iteration ends.
+
+        `outcomes` is None if the content was not appended, and is not appended later.
+        """
         self._serving -= 1
         request = received.message.request
         if outcomes is None:
@@ -178,7 +187,7 @@ class OwnerAppends:
         served = self._served[sender]
         pending = OwnerAnswer(request, OwnerOutcome.PENDING)
         if self._serving >= self._served_max and not served.knows(request):
-            return [Send(sender, pending)]  # a copy of the request may be accepted
+            return [Send(sender, pending)]  # not noted: a later copy may be accepted
         if not served.begin(request):
             return [Send(sender, served.answer(request) or pending)]
         self._serving += 1
@@ -189,7 +198,7 @@ class OwnerAppends:
         return []
 
     def abandon(self, error: IndilogError) -> list[Effect]:
-        """Fail every request, and the caller that serves requests."""
+        """Fail every request of this node, and the caller of `take` that waits for requests."""
         waiters = [asked.waiter for asked in self._asked.values()]
         waiters += [] if self._taker is None else [self._taker]
         self._asked.clear()

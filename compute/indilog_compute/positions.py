@@ -1,8 +1,9 @@
 """Checks of session positions: a position that the log has not reached is refused at once.
 
-A read at a session's position waits until this node has applied it. Without this check, a read at
-an invalid position (of another platform, or invented) would fail as retryable after
-`read_timeout_s`, and so would each retry.
+A read waits until this node has applied the position of its session. A client may send a position
+that it made up or got from another platform. Without this check, a read at such a position would
+fail as retryable after `read_timeout_s`, and each retry would fail in the same way. The gateway and
+the worker host call `Positions` before they accept a position.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ class HasPosition(Protocol):
 
     @property
     def position(self) -> MetalogPosition:
-        """The metalog position that is applied here."""
+        """The metalog position that this node has applied."""
 
 
 class Positions:
     """Knows which positions the log has reached.
 
     Args:
-        logs: asked for the tail if a position is ahead of the known ones.
+        logs: the log; its tail is read if a position is ahead of the known ones.
     """
 
     def __init__(self, logs: LogSource) -> None:
@@ -43,7 +44,7 @@ class Positions:
 
     async def fault(self, position: MetalogPosition) -> str | None:
         """Return what is wrong with a position, as the end of a sentence whose subject is the
-        position; None: nothing.
+        position; None: the log has reached the position.
 
         Raises:
             NotReadyError, QuorumUnavailableError: the tail of the log cannot be read now.

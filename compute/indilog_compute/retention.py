@@ -1,11 +1,12 @@
 """Enforces retention policies by trimming (ARCHITECTURE 13, decision 0015).
 
-`RetentionService` runs a *round* every `retention_interval_s`; this module is the work of a round.
-For a limit of age, a round asks the log for its time, and for the first seqnum ordered at a given
-time. For a limit of size, the rounds read each record once and keep *marks*: seqnums, each with the
-number of bytes that were read before it. Memory is bounded, because a log has at most about
-`_MARKS` marks. After a restart, the retained records are read again. A repeated trim is harmless,
-so two nodes may enforce policies at once.
+`RetentionService` runs a *round* every `retention_interval_s`; `RetentionRounds` does the work of
+the rounds. For a limit of age, a round asks the log for its time, and then for the first seqnum
+that is young enough. For a limit of size, the rounds read each record once and keep *marks*:
+seqnums, each with the number of bytes that were read before it. Memory is bounded, because a log
+has at most about `_MARKS` (1,000) marks. After a restart, the retained records are read again.
+A repeated trim is harmless, so two nodes may enforce policies at once. `LogKinds` also uses
+`RetentionRounds`, for logs of other kinds.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from indilog.config import KIB, NodeConfig
 from indilog.sdk.retention_log import RETENTION_LOG
 
 _MARKS: Final = 1000
-"""Marks per log with a limit of size; they divide the limit into equal steps."""
+"""Marks of a log with a limit of size; they divide the limit into equal steps."""
 _PAGE_COST_BYTES_MIN: Final = 64 * KIB
-"""Bytes that a page counts at least, of those that a round may read: a small page costs a request
-too.
+"""A page that is smaller counts as this many bytes of what a round may read, because even a small
+page costs a request.
 """
 _FAILURES_MAX: Final = 10
 """A round ends after this many failed logs."""
 
 
 class SizeMarks:
-    """Finds where the newest `size_bytes` of a log begin, exact to 1/`_MARKS` of `size_bytes`.
+    """Finds the seqnum at which the newest `size_bytes` of a log begin, exact to 1/`_MARKS` of
+    `size_bytes`.
 
     Attributes:
         bound: the first seqnum that was not read.
@@ -52,7 +54,7 @@ class SizeMarks:
 
     @property
     def until(self) -> SeqNum:
-        """The seqnum to trim below; 0: nothing to trim."""
+        """The seqnum below which to trim; 0: there is nothing to trim."""
         return self._marks[0][0] if self._marks and self._marks[0][0] > self._trimmed else 0
 
     @property
@@ -61,7 +63,7 @@ class SizeMarks:
         return len(self._marks)
 
     def take(self, page: Sequence[Record]) -> int:
-        """Count a page of records; return its bytes."""
+        """Count the bytes of a page of records; return their sum."""
         before = self._read_bytes
         for record in page:
             if not self._marks:
@@ -87,7 +89,7 @@ class SizeMarks:
 
 
 class _RetainedLog:
-    """A log with a policy, and what the rounds have learned about it.
+    """A log with a policy, and the state that the rounds keep about the log.
 
     Attributes:
         floor: no readable record of the log is below this seqnum.
@@ -110,7 +112,7 @@ class _RetainedLog:
         if until <= self.floor:
             return 0
         first = await self._first()
-        # The read has looked at all records below `until`, so no later round asks for them.
+        # No record below the new floor is left to look at, so later rounds read from there on.
         self.floor = until if first is None else min(first, until)
         return until if first is not None and first < until else 0
 
@@ -126,8 +128,8 @@ class _RetainedLog:
                 return record.seqnum if record is not None else None
 
     async def read_page(self, tail: SeqNum) -> int | None:
-        """Read the next page for the limit of size; return its bytes. None: no record below `tail`
-        is unread.
+        """Read the next page for the limit of size, and return its size in bytes; None: all records
+        below `tail` were read.
         """
         sizes = self.sizes
         assert sizes is not None, "only logs with a bound in bytes are read"
@@ -199,10 +201,10 @@ class RetentionRounds:
                 self._kept[name] = _RetainedLog(self._logs.log(name, self._session), policy)
 
     async def run(self) -> bool:
-        """Trim the records that the policies do not keep now. Return whether records are left to
-        read.
+        """Trim the records that the policies do not keep now. Return whether the round stopped
+        early, so that unread records are left.
 
-        A log whose calls fail is tried again in the next round, after the other logs.
+        If a call of a log fails, the next round tries that log again, after the other logs.
 
         Raises:
             IndilogError: the time of the log is not available; nothing was trimmed.
@@ -250,8 +252,8 @@ class RetentionRounds:
         return is_more
 
     async def _read_up_to(self, tail: SeqNum, reading: list[str]) -> bool:
-        """Read pages of the logs round robin, until all are read or the round has read enough.
-        Return whether records are left to read.
+        """Read pages of the logs round robin, until all logs are read up to `tail` or the round has
+        read its maximum of bytes. Return whether the maximum ended the round.
         """
         left = self._round_bytes_max
         while reading:
@@ -268,7 +270,7 @@ class RetentionRounds:
         return False
 
     async def _read_page(self, name: str, kept: _RetainedLog, tail: SeqNum) -> int | None:
-        self._kept[name] = self._kept.pop(name)  # last, so that logs not read yet come first
+        self._kept[name] = self._kept.pop(name)  # moved to the end: unread logs come first
         try:
             return await kept.read_page(tail)
         except IndilogError as error:

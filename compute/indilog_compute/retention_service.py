@@ -1,8 +1,9 @@
 """The service of one compute node that enforces retention policies, round after round.
 
-Each compute node has a service, but only that of the first compute node in the newest view enforces
-policies. That service follows the log of the policies. While no log has a policy, it waits for the
-next record without a timer. All other services check once per interval whether their node is first.
+Each compute node has a service, but only the service of the first compute node in the newest view
+enforces policies, by `RetentionRounds`. This service follows the log of the policies. While no log
+has a policy, it waits for the next record without a timer. Every other service checks once per
+`retention_interval_s` whether its node is first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from indilog.sdk.retention_log import PolicyLog
 from indilog_compute.retention import RetentionRounds
 
 _PAUSE_S: Final = 1.0
-"""The pause between two rounds, seconds; after an error it doubles, up to the interval."""
+"""Seconds between two rounds; the pause doubles after each error, up to `retention_interval_s`."""
 
 
 class RetentionService:

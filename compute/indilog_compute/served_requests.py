@@ -1,5 +1,7 @@
-"""The requests of another compute node that this node executes, each at most once: conditional
-appends (`conditional`) and appends to logs that this node owns (`owner_appends`).
+"""Ensures that this node executes each request of another compute node at most once.
+
+The requests are conditional appends (`ConditionalAppends`) and appends to logs that this node owns
+(`OwnerAppends`). The answers of the newest requests are kept, to answer copies of a request.
 """
 
 from __future__ import annotations
@@ -7,30 +9,30 @@ from __future__ import annotations
 from typing import Final, Generic, Protocol, TypeVar
 
 _REQUESTS_KEPT: Final = 4096
-"""Newest requests of one sender whose answers are kept."""
+"""How many requests of one sender are kept with their answers: the newest ones."""
 
 
 class _HasRequest(Protocol):
-    """An answer."""
+    """An answer to a request."""
 
     @property
     def request(self) -> int:
-        """The number of its request."""
+        """The number of the answered request."""
 
 
 _AnswerT = TypeVar("_AnswerT", bound=_HasRequest)
 
 
 class ServedRequests(Generic[_AnswerT]):
-    """The newest requests of one sender, with their answers; each is executed at most once."""
+    """The newest requests of one sender, with their answers."""
 
     def __init__(self) -> None:
         self._answers: dict[int, _AnswerT | None] = {}
         self._forgotten = -1
-        """The greatest request whose answer is not kept any more."""
+        """The greatest number of a request that is no longer kept; -1: all are kept."""
 
     def begin(self, request: int) -> bool:
-        """Note a request; return whether it is new, so that it may be executed."""
+        """Note a request; return whether the caller must execute it, because it is new."""
         if self.knows(request):
             return False
         self._answers[request] = None
@@ -41,7 +43,9 @@ class ServedRequests(Generic[_AnswerT]):
         return True
 
     def knows(self, request: int) -> bool:
-        """Whether a request was noted before; all requests before the kept ones count as noted."""
+        """Whether a request was noted before. A request also counts as noted if its number is not
+        greater than that of a request that is no longer kept.
+        """
         return request in self._answers or request <= self._forgotten
 
     def end(self, answer: _AnswerT) -> None:
@@ -50,5 +54,5 @@ class ServedRequests(Generic[_AnswerT]):
             self._answers[answer.request] = answer
 
     def answer(self, request: int) -> _AnswerT | None:
-        """Return the answer to a request; None: the request is not finished, or not known."""
+        """Return the answer to a request; None: the request is not finished, or is not kept."""
         return self._answers.get(request)

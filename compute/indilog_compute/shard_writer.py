@@ -1,23 +1,25 @@
 """The append side of a compute node: one shard at a time, one writer (ARCHITECTURE 8, thesis 5.3
 and 5.5.1).
 
-A writer first requests its shard from the primary, under a new epoch. It owns the shard from the
-metalog entry on that names this writer (`NewWriters`). It begins at the first localid that is not
-ordered at that entry; records that earlier writers stored from there on are never ordered. A
-replica refuses batches until it has applied the entry, and then notifies the writer.
+A writer first requests its shard from the primary, under a new epoch. A metalog entry that names
+this writer (`NewWriters`) makes it the owner of the shard. The writer begins at the first localid
+that is not ordered at that entry. If earlier writers stored records from this localid on, these
+records are never ordered. A replica refuses the writer's batches until it has applied the entry;
+then it notifies the writer.
 
 The writer collects records in the open batch, which is sent when the iteration of the event loop
-ends. While `frames_in_flight_max` batches are in flight, further records collect, so batches grow
-with the load (self-clocking).
+ends. While `frames_in_flight_max` batches are in flight, the open batch collects further records.
+So batches grow with the load (self-clocking).
 
 When a metalog entry finalizes the shard, the writer continues on a new shard with all records that
 are not ordered (decision 0055).
 
-A batch leaves memory when a metalog entry orders its records. Without such an entry, the writer
-asks the replicas for their stored prefixes, after `resend_s` and then after pauses that double. A
-batch is resent only to a replica that reports that it lacks the batch, so slow replicas get no more
-work. After `append_timeout_s` the callers of a batch get an unknown outcome. The batch stays,
-because localids must be consecutive.
+A batch leaves memory when a metalog entry orders its records. If no entry orders a batch for
+`resend_s`, the writer asks the replicas for their stored prefixes, and asks again after pauses that
+double. A batch is resent only to a replica that reports that it lacks the batch. So slow replicas
+get no more work. After `append_timeout_s` the callers of a batch get an unknown outcome. The batch
+stays, because localids must be consecutive. `Engine` drives the writer; `ConditionalAppends` also
+appends through it.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ class Takeover(enum.Enum):
     ASKING = enum.auto()
     """No metalog entry names this writer yet."""
     OPEN = enum.auto()
+    """A metalog entry names this writer."""
     LOST = enum.auto()
     """A writer with a newer epoch has the shard."""
     STOPPED = enum.auto()
@@ -69,13 +72,13 @@ class Takeover(enum.Enum):
 class _Batch:
     """Records that are sent together.
 
-    An encoded batch was sent. An ordered batch is no longer in the queue.
+    A batch is encoded when it is sent, and leaves the queues when it is ordered.
 
     Attributes:
-        bytes: the size of the encoded batch.
-        expired: whether its callers got an unknown outcome, because it took too long.
-        bytes_max, records_max: the size up to which the batch accepts records without checking the
-            limits again; 0 until the limits are first checked.
+        bytes: the size that the encoded batch has or will have.
+        expired: whether the callers got an unknown outcome after `append_timeout_s`.
+        bytes_max, records_max: up to these sizes, the batch accepts records without another check
+            of the limits; 0: the limits were not checked yet.
     """
 
     __slots__ = (
@@ -107,7 +110,9 @@ class OrderedBatch:
         self.names = batch.builder.names
         self.size_bytes = batch.bytes
         self.time = int(batch.accepted * 1e6) / 1e6
-        """The time that readers of the stored batch see, in whole microseconds."""
+        """`Record.time` of all records: seconds since 1970, cut to whole microseconds as in the
+        stored batch.
+        """
         self.waiters = batch.waiters
 
 
@@ -123,7 +128,7 @@ class ShardWriter:
         *,
         copies: int | None = None,
     ) -> None:
-        """`copies`: how many replicas, the first ones, count for the ack quorum; None: all."""
+        """`copies`: the first so many replicas count for the ack quorum; None: all replicas."""
         node = config.node
         self.shard = shard
         self.epoch = epoch
@@ -140,9 +145,9 @@ class ShardWriter:
         self._timeout_s = node.appends.append_timeout_s
         self._resend_s = node.messages.resend_s, node.messages.resend_s_max
         self._question = Resend(*self._resend_s)
-        """For asking the primary for the shard."""
+        """When to ask the primary for the shard again."""
         self._ordering = Resend(*self._resend_s)
-        """For asking replicas for stored prefixes, while batches in flight are not ordered."""
+        """When to ask the replicas again for their stored prefixes, while batches are in flight."""
         self._open = _Batch()
         self._closed: deque[_Batch] = deque()
         self._in_flight: deque[_Batch] = deque()
@@ -153,13 +158,14 @@ class ShardWriter:
         self._in_flight_bytes = 0
         self._full_disks = FullDisks()
         self.barrier: LocalId = 0
-        """All records whose append timed out lie below it; they may still be ordered."""
+        """Below this localid lie all records whose append timed out; they may still be ordered."""
         self._sent_again: dict[NodeId, tuple[LocalId, Resend]] = {}
-        """By replica: the localid from which batches were resent, and when to resend them again."""
+        """By replica: the localid from which on batches were resent, and when to resend them again.
+        """
 
     @property
     def pending(self) -> int:
-        """Appends that wait to be ordered."""
+        """How many records wait to be ordered."""
         return self._closed_records + len(self._open.waiters)
 
     @property
@@ -168,17 +174,15 @@ class ShardWriter:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether disks that appends need are full: too few replicas have room, or the primary has
-        none.
-        """
+        """Whether appends are refused because the primary or too many replicas have full disks."""
         return not self._full_disks.permit_appends(self.replicas, self._copies, self._quorum)
 
     # --- appends
 
     def add(self, data: bytes, columns: TagColumns, waiter: object | None) -> bool:
-        """Put one record into the open batch; return whether `flush` must be called for it.
+        """Put one record into the open batch; return whether the caller must have `flush` called.
 
-        False for a record that joins others in the open batch: `flush` was already requested.
+        False: an earlier record of the open batch has already caused a call of `flush`.
 
         Raises:
             OverloadedError: too many records, or bytes, wait to be ordered.
@@ -203,10 +207,10 @@ class ShardWriter:
         return first
 
     def add_batch(self, records: Sequence[tuple[bytes, TagColumns]], waiter: object) -> None:
-        """Put records into one batch, so that they are stored and ordered together, or not at all.
+        """Put records into one batch, so that all of them are stored and ordered, or none.
 
-        The records may share the open batch with others, because a batch as a whole is atomic. The
-        caller calls `flush` afterwards.
+        The records may share the open batch with other records, because a batch as a whole is
+        atomic. The caller must have `flush` called afterwards.
 
         Raises: as `add`; then no record is taken.
         """
@@ -218,10 +222,11 @@ class ShardWriter:
         batch.waiters += [waiter, *[None] * (len(records) - 1)]
 
     def _open_for(self, records: int, size_bytes: int) -> _Batch:
-        """Return the open batch for `records` more records; a new batch, if they do not fit.
+        """Return the open batch, with room for `records` more records. If they do not fit, the open
+        batch is closed, and a new one is returned.
 
-        Checks all limits, and sets `bytes_max` and `records_max` of the batch. They stay valid
-        while the batch is open, because the other waiting appends only become fewer.
+        This method checks all limits, and sets `bytes_max` and `records_max` of the batch. Both
+        stay valid while the batch is open, because the number of other waiting appends only falls.
         """
         records_left = self._pending_max - self.pending
         bytes_left = self._pending_bytes_max - self._pending_bytes
@@ -254,12 +259,12 @@ class ShardWriter:
             self._open = _Batch()
 
     def _forget(self, batch: _Batch) -> None:
-        """Subtract a closed batch, which no longer waits to be ordered, from the sums."""
+        """Subtract a batch from the sums, because it no longer waits to be ordered."""
         self._closed_records -= len(batch.waiters)
         self._closed_bytes -= batch.bytes
 
     def flush(self, now: Instant) -> list[Effect]:
-        """Send the open batches, within the limit of frames in flight."""
+        """Send closed batches and the open one, within the limits for batches in flight."""
         if self.takeover is not Takeover.OPEN:
             return []
         effects: list[Effect] = []
@@ -288,8 +293,9 @@ class ShardWriter:
     def pop_ordered(self, span: Span) -> list[OrderedBatch]:
         """Remove and return the batches that `span` of this shard orders.
 
-        Cuts fall between batches, so a span has a batch whole or not at all. All records of the
-        span are from this writer: after an entry that names another writer, no batch is in flight.
+        Cuts fall between batches, so a span contains all records of a batch or none. All records of
+        the span are from this writer: after an entry that names another writer, no batch is in
+        flight.
         """
         done: list[OrderedBatch] = []
         self._ordering.stop()
@@ -306,7 +312,9 @@ class ShardWriter:
     # --- taking the shard over
 
     def want(self, now: Instant) -> ShardWanted | None:
-        """Return the request for the shard; None: it has an answer, or was sent too recently."""
+        """Return the request for the shard; None: no request is due, because the last one was
+        answered or its pause is not over.
+        """
         if self.takeover is not Takeover.ASKING:
             return None
         if self._question.due is not None and now < self._question.due:
@@ -315,7 +323,7 @@ class ShardWriter:
         return ShardWanted(self.shard, self.epoch)
 
     def make_due(self) -> None:
-        """Let the next request be sent at once, because there is a new primary."""
+        """Let `want` return the next request at once, because there is a new primary."""
         self._question.stop()
 
     def named(self, epoch: Epoch, cut: LocalId) -> list[Effect]:
@@ -334,9 +342,9 @@ class ShardWriter:
     def joined(self, epoch: Epoch, cut: LocalId) -> list[Effect]:
         """Note the writer that the metalog names, and how many records of the shard are ordered.
 
-        When the node joins again, it does not learn the outcome of batches that were ordered
-        meanwhile. If the entry that named this writer was replaced, the writer asks for the shard
-        again.
+        A node that joins again does not learn the seqnums of the batches that were ordered
+        meanwhile, so their callers get an unknown outcome. If the entry that named this writer was
+        replaced, the writer asks for the shard again.
         """
         unknown = AppendOutcomeUnknownError(
             "The order of the newest records was corrected meanwhile; the record is in the log."
@@ -354,9 +362,10 @@ class ShardWriter:
     def continue_on(self, shard: ShardId, replicas: Sequence[NodeId]) -> None:
         """Continue on a new shard, because the applied entry has finalized the old one.
 
-        Batches that are not ordered by now are never ordered on the old shard. They are sent again
-        to the new shard, in the same order, once an entry names this node as its writer. Batches
-        whose callers got an unknown outcome are dropped: their records are not in the log.
+        Batches that are not ordered by now are never ordered on the old shard. After an entry has
+        named this node as the writer of the new shard, these batches are sent to the new shard, in
+        the same order. Batches whose callers got an unknown outcome are dropped; the log does not
+        contain their records.
         """
         kept: list[_Batch] = []
         for batch in self._in_flight:
@@ -391,10 +400,10 @@ class ShardWriter:
         return [Send(replica, ShardStoredWanted(self.shard, self.epoch)) for replica in added]
 
     def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
-        """Resend the batches that a replica lacks, unless a newer writer has the shard.
+        """Resend the batches that a replica lacks; give up if a newer writer has the shard.
 
-        Batches from the same localid on are resent after pauses that double, because a replica may
-        refuse a batch permanently.
+        While a replica reports the same stored prefix, batches are resent after pauses that double,
+        because a replica may refuse a batch permanently.
         """
         if message.epoch > self.epoch:
             return self.give_up()
@@ -421,8 +430,8 @@ class ShardWriter:
         ]
 
     def on_disk_full(self, sender: NodeId, *, full: bool, now: Instant) -> list[Effect]:
-        """Note whether a disk is full. Appends are refused while disks that they need are full;
-        batches in flight may still be stored.
+        """Note whether a disk is full. If the writer is then read-only, fail the appends that were
+        not sent; batches in flight may still be stored.
         """
         self._full_disks.note(sender, full=full, now=now)
         if not self.is_read_only:
@@ -465,7 +474,7 @@ class ShardWriter:
         return effects
 
     def refusal(self) -> IndilogError:
-        """Return why no append is accepted now; call it only in that case."""
+        """Return the error with which appends are refused; called only while they are refused."""
         if self.takeover is Takeover.STOPPED:
             return NotReadyError("The platform has stopped; open it again.")
         return self._lost() if self.takeover is Takeover.LOST else self._full_disks.error()
@@ -476,7 +485,7 @@ class ShardWriter:
     # --- time
 
     def deadline(self) -> Instant | None:
-        """When to resend, or to fail an append; None: nothing waits."""
+        """When to resend, to fail an append, or to drop a disk-full notification; None: never."""
         due = self._asked_again_at()
         if (full := self._full_disks.deadline()) is not None:
             due = full if due is None else min(due, full)
@@ -492,14 +501,14 @@ class ShardWriter:
         return self._ordering.due or Instant(self._in_flight[0].sent + self._resend_s[0])
 
     def _expires_at(self) -> Instant | None:
-        """When the first batch that callers wait for times out."""
+        """When the first batch with waiting callers times out; None: no caller waits."""
         for batch in self._in_flight:
             if batch.waiters[0] is not None or any(w is not None for w in batch.waiters):
                 return Instant(batch.accepted + self._timeout_s)
         return None
 
     def on_time(self, now: Instant) -> list[Effect]:
-        """Resend unanswered questions; fail the callers of batches that time out."""
+        """Resend unanswered questions; fail the callers of batches that have timed out."""
         self._full_disks.expire(now)
         effects = self._expire_in_flight(now)
         if (due := self._asked_again_at()) is None or now < due:
@@ -525,7 +534,7 @@ class ShardWriter:
         return effects
 
     def _expire_waiting(self, now: Instant) -> list[Effect]:
-        """Refuse appends whose batches were not sent within the timeout."""
+        """Refuse the appends of batches that were not sent within `append_timeout_s`."""
         effects: list[Effect] = []
         self._close()
         for batch in self._closed:
@@ -561,7 +570,7 @@ class ShardWriter:
 
 
 def _answers(batch: _Batch, error: IndilogError) -> list[Effect]:
-    """Fail the callers of a batch, once; the batch keeps its place in the queue."""
+    """Fail the callers of a batch, each only once; the batch keeps its place in the queue."""
     effects: list[Effect] = [Answer(w, error) for w in batch.waiters if w is not None]
     batch.waiters = [None] * len(batch.waiters)
     return effects

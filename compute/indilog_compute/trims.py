@@ -1,8 +1,9 @@
-"""Trims that callers of a compute node wait for (ARCHITECTURE 13).
+"""The trims that callers on this compute node wait for (ARCHITECTURE 13).
 
-The engine sends `TrimWanted` to the primary, and resends it until the primary answers which metalog
-position has the trim. The caller is answered when this engine has applied the metalog up to that
-position. A repeated `TrimWanted` is harmless, because a floor only grows.
+`Trims` sends `TrimWanted` to the primary, and resends it until the primary answers with the metalog
+position of the trim. `Trims` answers the caller after this engine has applied the metalog up to
+that position. A repeated `TrimWanted` is harmless, because a floor only grows. `LocalLog.trim`
+starts a trim; `Engine` drives `Trims`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _Trim(NamedTuple):
     expires: Instant
     resend: Resend
     position: MetalogPosition | None = None
-    """The metalog position that has the trim; None: the primary has not answered."""
+    """The metalog position of the trim; None: the primary has not answered."""
 
     def deadline(self) -> Instant:
         """When to resend the trim, or to fail it."""
@@ -70,8 +71,8 @@ class Trims:
             trim.resend.make_due(now)
 
     def on_answer(self, message: TrimIs, reader: MetalogReader) -> list[Effect]:
-        """Note the position that the primary has answered; the reader learns that entries up to it
-        exist.
+        """Note the position of a trim, as answered by the primary. `reader` learns that the entries
+        up to this position exist.
         """
         reader.known_end = max(reader.known_end, message.position or 0)
         trim = self._under_way.get(message.request)
@@ -89,9 +90,10 @@ class Trims:
         return []
 
     def advance(self, position: MetalogPosition, now: Instant) -> list[Effect]:
-        """Answer trims that are applied at `position`; send new ones, resend unanswered ones.
+        """Answer the callers of the trims that are applied at `position`. Send new trims, resend
+        unanswered trims, and fail expired trims.
 
-        Each trim has its own pauses, so that answers to other trims do not delay its resend.
+        Each trim is resent after its own pauses, which answers to other trims do not change.
         """
         effects: list[Effect] = []
         for floor, waiter in self._starting:
@@ -122,14 +124,16 @@ class Trims:
         return min((trim.deadline() for trim in self._under_way.values()), default=None)
 
     def check_invariants(self) -> None:
-        """Assert the limit, and that an answered trim is not resent."""
+        """Assert the limit, and that no answered trim is resent."""
         assert len(self) <= self._trims_max, "more trims than allowed"
         for request, trim in self._under_way.items():
             assert request <= self._next_request, "requests are numbered upwards"
             assert trim.position is None or trim.resend.due is None, "an answer ends the resends"
 
     def abandon(self, error: IndilogError) -> list[Effect]:
-        """Fail every trim, those that were not sent with `error`; others may still take effect."""
+        """Fail every trim. A trim that was not sent fails with `error`; a sent one may still take
+        effect, so it fails with `QuorumUnavailableError`.
+        """
         effects: list[Effect] = [Answer(waiter, error) for _, waiter in self._starting]
         unsure = QuorumUnavailableError(
             "The platform was closed before the trim was confirmed; it may still happen. Trimming "
