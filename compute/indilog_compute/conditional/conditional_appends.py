@@ -1,6 +1,9 @@
-"""The conditional appends of one compute node (docs/decisions/0043). The node executes appends of
-all callers for the tags whose home it is. For other tags, it sends the appends of its own callers
-to their homes.
+"""The conditional appends of one compute node (docs/decisions/0043).
+
+If the node is the home of a tag, it executes the appends of all callers in the cluster for this
+tag (`Home`), each request of another node at most once (`ServedRequests`). For any other tag, the
+node sends the appends of its own callers to the home of the tag (`HomeRequests`). `Engine` calls
+`ConditionalAppends`.
 """
 
 from __future__ import annotations
@@ -53,11 +56,11 @@ class ConditionalAppends:
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether the effects of an iteration may contain answers for `advance`."""
+        """Whether an append may need `advance` after this iteration."""
         return self._home.awaits_answers or bool(self._requests)
 
     def started(self, epoch: Epoch, request: int) -> None:
-        """Note this node's incarnation; its requests are numbered above `request`."""
+        """Note this node's incarnation, and number its requests above `request`."""
         self._epoch = epoch
         self._requests.number_from(request)
 
@@ -65,7 +68,7 @@ class ConditionalAppends:
         """Start an append. The waiter gets `Ordered`, an error, or `Answered` with an error.
 
         Raises:
-            OverloadedError: too many are in flight.
+            OverloadedError: too many conditional appends are in flight.
         """
         home = self._home_of(append.tag)
         if home == self._node:
@@ -80,7 +83,7 @@ class ConditionalAppends:
         return self._home_of(tag) == self._node
 
     def follow_view(self, now: Instant) -> list[Effect]:
-        """Restart the appends whose home left the cluster before it executed them."""
+        """Restart the appends with a new home, unless the old home may have executed them."""
         effects: list[Effect] = []
         for append, waiter in self._requests.follow(self._placement.view.conditional_homes, now):
             try:
@@ -138,15 +141,16 @@ class ConditionalAppends:
         writer: ShardWriter | None,
         ordered: int | None,
     ) -> list[Effect]:
-        """Advance the conditional appends with the answers in `effects`. Return the remaining
-        effects, with the new ones.
+        """Advance the conditional appends with the answers in `effects`. Return the other effects
+        and the new ones.
 
         Args:
             effects: effects of the iteration so far.
             now: the time.
             reads: reads of this node.
-            writer: writer of this node's shard; None: it has no shard.
-            ordered: number of ordered records of the shard; None: this node has not joined.
+            writer: writer of this node's shard; None: this node has no shard.
+            ordered: number of ordered records of the shard; None: this node has not joined, or has
+                no shard.
         """
         outcomes = self._home.take(effects, reads, writer)
         refusal: IndilogError | None = None
@@ -167,7 +171,7 @@ class ConditionalAppends:
         return [*self._answered(outcomes), *self._requests.begin(now)]
 
     def _answered(self, outcomes: Sequence[Outcome]) -> list[Effect]:
-        """Return the effects; results for other nodes become messages to these nodes."""
+        """Return the outcomes as effects: a result for another node becomes a message to it."""
         return [self._answer(o) if isinstance(o, Result) else o for o in outcomes]
 
     def _answer(self, result: Result) -> Send:
@@ -182,8 +186,8 @@ class ConditionalAppends:
         return min((time for time in times if time is not None), default=None)
 
     def abandon(self, effects: Sequence[Effect], error: IndilogError, reads: Reads) -> list[Effect]:
-        """Return the answers in `effects` for callers, and drop the others. Fail all other
-        appends.
+        """Return the answers to callers of this node that `effects` contain, and drop all other
+        effects. Fail all appends that these answers do not end.
         """
         outcomes = self._home.take(effects, reads, None) + self._home.abandon(error)
         return [

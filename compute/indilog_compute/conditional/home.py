@@ -1,19 +1,20 @@
 """The home of tags: checks the conditions of appends, and appends (decision 0043).
 
-The home appends to its own shard. Conditional appends with one tag are executed one after another:
-the next condition is checked when the outcome of the append before it is final. A check reads the
-last record with the tag, linearizably.
+The home appends to its own shard. It executes the conditional appends with one tag one after
+another: it checks a condition only after the outcome of the preceding append is final. A check
+reads the last record with the tag, linearizably. `ConditionalAppends` calls `Home`, which reads by
+`Reads` and appends by `ShardWriter`.
 
-A check must see every record that may still be ordered before its own record. There are three
-sources of such records:
+A check must see every record with the tag that may be ordered before the records of its own append.
+Such records come from three sources:
 
 - Appends of this incarnation that timed out. Their localids lie below the barrier of the shard's
   writer, so no condition is checked until the shard is ordered up to this barrier.
 - Records that an earlier incarnation stored. They are ordered before this incarnation gets the
   shard, or never (`NewWriters`).
 - Records of the previous home, which has left. They are ordered before the entry that makes this
-  node the home, or never (`NewView`). So a condition is checked only after that entry is applied
-  here: the read of the last record reflects at least all applied entries.
+  node the home (`NewView`), or never. So a condition is checked only after that entry is applied
+  here. The read of the last record then reflects at least this entry.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Conditional(NamedTuple):
 
 
 class Requested(NamedTuple):
-    """The origin of an append that another compute node sent: the node, and its request."""
+    """The origin of an append that another compute node sent: that node, and the number of its
+    request.
+    """
 
     sender: NodeId
     request: int
@@ -86,24 +89,25 @@ class Result(NamedTuple):
 
 
 class AppendStage(enum.Enum):
-    """The stages of a conditional append, by what it waits for."""
+    """The stages of a conditional append; each stage but the last waits for something."""
 
     QUEUED = enum.auto()
-    """Waits for the earlier appends with its tag, and for the barrier."""
+    """The append waits for the earlier appends with its tag, and for the barrier."""
     CHECKING = enum.auto()
-    """Waits for the read of the last record with its tag."""
+    """The append waits for the read of the last record with its tag."""
     APPENDING = enum.auto()
-    """Waits until its records are ordered."""
+    """The append waits until its records are ordered."""
     ENDED = enum.auto()
     """The append was answered."""
 
 
 class Check:
-    """A conditional append at its home. It is the waiter of its own read and append.
+    """A conditional append at its home. The check is the waiter of its own read and append.
 
     Attributes:
-        origin: a caller's waiter, or a `Requested`.
-        expires: when the append fails, unless its records were appended by then.
+        origin: the waiter of a caller on this node, or a `Requested`.
+        expires: when the append fails, unless its records were given to the shard's writer by then;
+            None: `begin` was not called since `add`.
     """
 
     __slots__ = ("append", "expires", "origin", "stage")
@@ -128,12 +132,14 @@ class Home:
         self._pending_bytes_max = appends.append_pending_bytes_max
         self._queues: dict[TagHash, deque[Check]] = {}
         self._idle: dict[TagHash, None] = {}
-        """Tags whose first waiting append has not begun."""
+        """Tags whose first append in the queue has not begun."""
         self._waiting: dict[Check, None] = {}
-        """Checks that may expire, the first to expire first."""
+        """Checks whose records were not given to the shard's writer, in the order in which they
+        expire.
+        """
         self._pending = self._pending_bytes = 0
         self._reading = 0
-        """Reads in flight, also those of checks that have expired."""
+        """Number of reads in flight, including the reads of checks that have expired."""
         self._now = Instant(0.0)
 
     def __len__(self) -> int:
@@ -141,14 +147,14 @@ class Home:
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether reads or the writer have yet to answer; `take` handles the answers."""
+        """Whether an append or a read is unanswered; `take` handles the answers."""
         return bool(self._pending or self._reading)
 
     def add(self, append: Conditional, origin: object) -> None:
         """Accept an append.
 
         Raises:
-            OverloadedError: too many, or too many bytes, wait already.
+            OverloadedError: too many conditional appends, or too many bytes of them, wait already.
         """
         if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
             raise OverloadedError(
@@ -171,15 +177,15 @@ class Home:
         barrier_reached: bool,
         refusal: IndilogError | None,
     ) -> list[Outcome]:
-        """Begin the checks that can begin; fail those that wait too long.
+        """Begin the checks that can begin, and fail the checks that wait too long.
 
         Args:
             now: the time.
-            reads: read the last records.
-            is_home: tells whether this node is the home of a tag according to its applied entries.
-                The sender of an append may have applied more entries.
+            reads: reads the last records.
+            is_home: returns whether this node is the home of a tag according to its applied
+                entries. The sender of an append may have applied more entries.
             barrier_reached: whether the shard is ordered up to its barrier.
-            refusal: the error for all appends, because this node no longer appends; None: it may
+            refusal: the error of all appends, if this node no longer appends; None: this node may
                 append.
         """
         self._now = now
@@ -208,7 +214,9 @@ class Home:
     def _read(
         self, check: Check, reads: Reads, bound: SeqNum, position: MetalogPosition = 0
     ) -> list[Outcome]:
-        """Read the last record with the tag up to `bound`; the first read of a check is fresh."""
+        """Read the last record with the tag of the condition up to `bound`. The first read of a
+        check is fresh.
+        """
         append = check.append
         operation = Operation(
             Direction.PREV, append.tag, bound, position, check,
@@ -225,8 +233,8 @@ class Home:
     def take(
         self, effects: Sequence[Effect], reads: Reads, writer: ShardWriter | None
     ) -> list[Outcome]:
-        """Handle the answers to checks in `effects`. Return the other effects, and the effects that
-        follow from the answers.
+        """Handle the answers to checks that `effects` contain. Return the other effects, and the
+        outcomes that follow from the answers.
         """
         outcomes: list[Outcome] = []
         for effect in effects:
@@ -256,7 +264,7 @@ class Home:
     def _on_last(
         self, check: Check, last: Answered, reads: Reads, writer: ShardWriter | None
     ) -> list[Outcome]:
-        """Compare the last record with the condition; append if it holds."""
+        """Compare the last record with the condition; append if the condition holds."""
         append, record = check.append, last.value
         known = -1 if append.after.seqnum is None else append.after.seqnum
         if isinstance(record, TrimmedError):
@@ -285,7 +293,7 @@ class Home:
         return []
 
     def _on_appended(self, effect: AnswerAppends) -> list[Outcome]:
-        """Return the acknowledgements for callers of this node, and the results for other nodes."""
+        """Return the acknowledgements of callers on this node, and the results for other nodes."""
         waiters, results = list(effect.waiters), list[Outcome]()
         for place, waiter in enumerate(waiters):
             if type(waiter) is not Check:
@@ -320,14 +328,14 @@ class Home:
         return Answer(check.origin, outcome)
 
     def deadline(self) -> Instant | None:
-        """When the first check expires; None: none waits."""
+        """When the first check expires; None: no check waits."""
         for check in self._waiting:
             return check.expires or self._now
         return None
 
     def abandon(self, error: IndilogError) -> list[Outcome]:
-        """Fail the appends that were not handed to the shard's writer. The writer fails the
-        others.
+        """Fail the appends that were not given to the shard's writer. The writer itself fails the
+        other appends.
         """
         return [self._end(check, error) for check in list(self._waiting)]
 

@@ -1,16 +1,15 @@
-"""Sends conditional appends to the compute node that executes them, the home of their tag
+"""Sends conditional appends of this node's callers to the home of their tag, which executes them
 (docs/decisions/0043).
 
-The sender first asks for the home's incarnation, and addresses the request to it. So a copy of the
-request that arrives after a restart of the home is not executed. The home remembers the newest
-requests of each sender, so a repeated copy is not executed either.
+The sender first asks for the home's incarnation, and addresses the request to this incarnation. If
+a copy of the request arrives after a restart of the home, the home does not execute it. The home
+remembers the newest requests of each sender (`ServedRequests`), so that it executes only one copy.
 
-A home may leave the cluster. Appends that were not sent to it, or that it refused, are then sent to
-the next home of their tags. For all other appends, only the old home can answer; without its answer
-their outcome is unknown.
+A home may leave the cluster. Appends that were not sent to this home, or that it refused, are then
+sent to the next home of their tags. All other appends can be answered only by the old home. If it
+does not answer, their outcome is unknown.
 
-`conditional_appends` uses both sides: `HomeRequests` for appends of this node's callers,
-`ServedRequests` for appends that other nodes send to this one. `home` checks the conditions.
+`ConditionalAppends` calls `HomeRequests`, and restarts the appends that `follow` returns.
 """
 
 from __future__ import annotations
@@ -43,28 +42,30 @@ from indilog_compute.reads.operation import Answered
 
 
 def home_of(homes: Sequence[NodeId], tag: TagHash) -> NodeId:
-    """Return the home of a tag: the compute node of the tag's slot (`View.conditional_homes`). That
-    is the slot with the greatest hash of slot and tag (rendezvous hashing).
+    """Return the home of a tag: the compute node of the tag's slot.
+
+    `homes` are the compute nodes of all slots (`View.conditional_homes`). The tag's slot is the
+    slot with the greatest hash of slot and tag (rendezvous hashing).
     """
     slots = range(len(homes))
     return homes[max(slots, key=lambda slot: xxh3_64_intdigest(b"engine-%d" % slot, tag))]
 
 
 class Moved(NamedTuple):
-    """An append that its home refused, or that was not sent before the home left."""
+    """An append that the old home cannot have executed, so the next home may get it."""
 
     append: Conditional
     waiter: object
 
 
 class _AppendRequest:
-    """One append at another node.
+    """One append that another node executes.
 
     Attributes:
-        asked_until: if the home refuses the append before this time, another home is asked; after
-            this time, the refusal is final.
+        asked_until: the time from which on a refusal of the home is final. After an earlier
+            refusal, the request begins anew.
         incarnation: the home's incarnation that may execute the append; None: the home has not
-            answered yet.
+            answered `HomeWanted` yet.
     """
 
     __slots__ = (
@@ -112,7 +113,7 @@ class HomeRequests:
         """Accept an append.
 
         Raises:
-            OverloadedError: too many, or too many bytes, are in flight.
+            OverloadedError: too many appends, or too many bytes of them, are in flight.
         """
         if len(self) >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
             raise OverloadedError(
@@ -123,7 +124,9 @@ class HomeRequests:
         self._starting.append(_AppendRequest(append, home, waiter, Resend(*self._resend_s)))
 
     def begin(self, now: Instant) -> list[Effect]:
-        """Ask the homes of new appends, resend requests, and fail appends that wait too long."""
+        """Ask the homes of new appends for their incarnations, resend requests, and fail appends
+        that wait too long.
+        """
         effects: list[Effect] = []
         for request in self._starting:
             self._number(request)
@@ -139,7 +142,7 @@ class HomeRequests:
         return effects
 
     def _number(self, request: _AppendRequest) -> None:
-        """Give a request a new number, which no message has had before."""
+        """Give a request a new number, which no other message has."""
         self._last_number += 1
         request.number = self._last_number
         self._requests[request.number] = request
@@ -163,22 +166,22 @@ class HomeRequests:
     def on_home(
         self, sender: NodeId, message: HomeIs, incarnation: Epoch, now: Instant
     ) -> list[Effect]:
-        """Send an append to its home, whose incarnation the answer names."""
+        """Send an append to `incarnation`, the incarnation of its home that has answered."""
         request = self._requests.get(message.request)
         if request is None or request.home != sender or request.incarnation is not None:
             return []
         request.incarnation = incarnation
-        # The home takes up to the timeout to check, and as long to append.
+        # The home may take up to the timeout to check, and again up to the timeout to append.
         request.expires = Instant(now + 2 * self._timeout_s)
         request.resend.stop()
         return [self._send(request, now)]
 
     def follow(self, homes: Sequence[NodeId], now: Instant) -> list[Moved]:
-        """Remove and return the appends whose tag has another home now, and that the old home
-        cannot have executed.
+        """Remove and return the appends whose tag has a new home, and that the old home cannot have
+        executed.
 
-        Appends that were sent to the old home wait a little longer, because its answer may be in
-        flight.
+        Appends that were sent to the old home wait for `resend_s_max` longer at most, because the
+        answer of the old home may be in flight.
 
         Args:
             homes: the compute node of each slot (`View.conditional_homes`).
@@ -199,8 +202,11 @@ class HomeRequests:
         return [Moved(request.append, request.waiter) for request in moved]
 
     def on_answer(self, sender: NodeId, message: ConditionalAnswer, now: Instant) -> list[Effect]:
-        """Answer the caller. If the home has refused the append because it lost its shard, ask for
-        a home again instead; `follow` may choose another home.
+        """Answer the caller.
+
+        If the home refused the append before `asked_until`, because it lost its shard, begin the
+        request anew instead: `HomeWanted` is sent after a pause, unless `follow` removes the append
+        first.
         """
         request = self._requests.get(message.request)
         if request is None:
@@ -223,14 +229,12 @@ class HomeRequests:
         return [Answer(request.waiter, error)]
 
     def deadline(self) -> Instant | None:
-        """When to resend, or to fail an append; None: none is in flight."""
+        """When to resend a request or to fail an append; None: no request is in flight."""
         times = [min(r.resend.due or r.expires, r.expires) for r in self._requests.values()]
         return min(times, default=None)
 
     def abandon(self, error: IndilogError) -> list[Effect]:
-        """Fail all appends: those that were not sent with `error`, the others with an unknown
-        outcome.
-        """
+        """Fail all appends: a sent append with an unknown outcome, an unsent one with `error`."""
         unknown = AppendOutcomeUnknownError(
             "The platform was closed before the append was acknowledged; the records may or may "
             "not be in the log."
