@@ -1,6 +1,6 @@
-"""The Answer Cache: answers of the index tier that can never change (thesis 10).
+"""The Answer Cache: answers of the index tier that no append can change (thesis 10).
 
-Appends never change the records before them, so two kinds of answers are final:
+An append adds a record after all others, so two kinds of answers are final:
 
 - The first record with a tag from bound b on is at s. Then the tag will never have a record in [b,
   s).
@@ -11,8 +11,9 @@ Such an answer is kept as a *zone* around the record at s: no other record of th
 [below, above]. Two zones around the same record are merged. The answers "no record from b on" and
 "the last record of all" are not kept, because the next append may change them.
 
-So a lookup that the Tag Cache cannot answer, mostly for the first record of a tag, goes to the
-index tier only once. Only a trim can change an answer; then all zones of the tag are dropped.
+So if the Tag Cache cannot answer a lookup (mostly of the first record of a tag), the lookup goes to
+the index tier only once. A trim can change an answer; it drops all zones of the tag. `LocalIndex`
+calls `AnswerCache`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from indilog.base.ids import SeqNum, ShardId, TagHash
 from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found
 
 ZONE_BYTES: Final = 560
-"""Bytes of the only zone of a tag in CPython; several zones of one tag take less each."""
+"""Bytes of a zone in CPython, if its tag has no other; several zones of a tag take less each."""
 
 
 class _Zone:
-    """No other record of the tag lies in [below, above]."""
+    """The zone of a record: no other record of the tag lies in [below, above]."""
 
     __slots__ = ("above", "below", "shard")
 
@@ -41,11 +42,12 @@ class _Zone:
 
 
 class AnswerCache:
-    """At most `entries_max` zones in at most `bytes_max` bytes; the least recently used is evicted.
+    """Keeps at most `entries_max` zones in at most `bytes_max` bytes; evicts the least recently
+    used zone.
 
     Attributes:
-        hits: lookups answered.
-        misses: lookups of a bound that lies in no zone.
+        hits: number of answered lookups.
+        misses: number of lookups whose bound lies in no zone.
     """
 
     __slots__ = ("_entries_max", "_seqnums", "_zones", "hits", "misses")
@@ -53,9 +55,9 @@ class AnswerCache:
     def __init__(self, entries_max: int, *, bytes_max: int = 1 << 40) -> None:
         self._entries_max = min(entries_max, bytes_max // ZONE_BYTES)
         self._zones: OrderedDict[tuple[TagHash, SeqNum], _Zone] = OrderedDict()
-        """The zones by tag and record, the least recently used first."""
+        """The zones by tag and seqnum of the record, the least recently used zone first."""
         self._seqnums: dict[TagHash, array[int]] = {}
-        """The records of each tag that have a zone, ascending."""
+        """By tag: the seqnums of its records that have a zone, ascending."""
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
@@ -77,7 +79,8 @@ class AnswerCache:
     ) -> None:
         """Cache that the last record of `tag` up to `bound`, and below `tail`, is at `seqnum`.
 
-        `tail` is the log's tail in the question. From there on, the answer may change.
+        `tail` is the log's tail in the question. Later records may lie at `tail` or above it, so
+        the zone ends below `tail`.
         """
         assert seqnum <= bound, "the last up to a bound is not after it"
         assert seqnum < tail, "only ordered records are found"
@@ -106,12 +109,14 @@ class AnswerCache:
             del self._seqnums[tag]
 
     def forget(self, tag: TagHash) -> None:
-        """Drop all zones of `tag`: some of its records were trimmed."""
+        """Drop all zones of `tag`, because some of its records were trimmed."""
         for seqnum in self._seqnums.pop(tag, ()):
             del self._zones[tag, seqnum]
 
     def find_next(self, tag: TagHash, bound: SeqNum, tail: SeqNum) -> Answer:
-        """Return the first record from `bound` on, if it is known and lies below `tail`."""
+        """Return the first record of `tag` from `bound` on; a miss unless a zone below `tail` shows
+        it.
+        """
         seqnums = self._seqnums.get(tag)
         if seqnums is not None:
             place = bisect_left(seqnums, bound)
@@ -123,7 +128,9 @@ class AnswerCache:
         return MISS
 
     def find_prev(self, tag: TagHash, bound: SeqNum, tail: SeqNum) -> Answer:
-        """Return the last record up to `bound`, if it is known and lies below `tail`."""
+        """Return the last record of `tag` up to `bound`; a miss unless a zone below `tail` shows
+        it, or shows that there is none.
+        """
         seqnums = self._seqnums.get(tag)
         if seqnums is not None:
             place = bisect_right(seqnums, bound)
@@ -133,7 +140,7 @@ class AnswerCache:
                     return self._hit(tag, seqnum, zone)
             if not place and not self._zones[tag, seqnums[0]].below:
                 self.hits += 1
-                return EMPTY  # before the first record of all
+                return EMPTY  # `bound` lies before the first record of the tag
         self.misses += 1
         return MISS
 

@@ -1,7 +1,7 @@
 """The outcomes of a lookup in the local index (thesis 5.1; ARCHITECTURE 3, "found / empty / miss").
 
-Found and empty are proven for the prefix of the log that the index has applied; a miss proves
-nothing.
+`Found`, `Matches` and `Empty` are proven for the prefix of the log that the index has applied.
+`Miss` proves nothing. All parts of the local index return these outcomes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from indilog.base.ids import SeqNum, ShardId
 
 @final
 class Found(msgspec.Struct, frozen=True, gc=False):
-    """The seqnum of the record, and the shard that holds it."""
+    """The record exists: its seqnum, and its shard."""
 
     seqnum: SeqNum
     shard: ShardId
@@ -29,14 +29,14 @@ class Empty(msgspec.Struct, frozen=True, gc=False):
 
 @final
 class Miss(msgspec.Struct, frozen=True, gc=False):
-    """Not known here: ask the index tier ("index miss")."""
+    """This index does not know the answer: the caller asks the index tier ("index miss")."""
 
 
 @final
 class Matches(msgspec.Struct, frozen=True):
     """The first records from a bound on, ascending, with their shards.
 
-    If they are fewer than requested, it is proven that there are no more.
+    If there are fewer than requested, it is proven that there are no further ones.
     """
 
     seqnums: Sequence[SeqNum]

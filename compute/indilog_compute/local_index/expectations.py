@@ -1,22 +1,22 @@
-"""Questions to the index tier about tags, and its answers about tags that have no row yet (thesis
-5.7).
+"""The Tag Cache's state of tags without a row, and of questions to the index tier about any tag
+(thesis 5.7). `TagCache` calls `Expectations`.
 
-A question is about the records of a tag below a *limit*: the tail that is applied here when the
-question is sent. More index data arrives before the answer. The answer still fits if the Tag Cache
-has evicted no record of that tag since the question. So a tag becomes *expected* when a question
-about it is sent, and any eviction of its records ends the expectation. An answer without an
-expectation, or with another limit, is dropped.
+A question asks for the records of a tag below a *limit*: the tail that is applied here when the
+question is sent. More index data may arrive before the answer. The answer is still valid if the Tag
+Cache has evicted no record of that tag since the question. So a tag becomes *expected* when a
+question about it is sent, and any eviction of its records ends the expectation. An answer without
+an expectation, or with another limit, is dropped.
 
-The timestamps of thesis 5.7 have one purpose: they exclude answers about records at or above the
-applied tail. Expectations do more. A tag that was evicted between question and answer must not
-count as complete, and they prevent that.
+The timestamps of thesis 5.7 only exclude answers about records at or above the applied tail.
+Expectations also ensure that a tag does not count as complete if records of it were evicted between
+question and answer.
 
-The first record of a tag without a row stays valid until its next record, which begins a row. Until
-then it answers lookups. A tag without any record is proven to have none.
+If a tag has no row, the index tier may have answered its first record, or that it has no record.
+This answer serves lookups until the next record of the tag begins a row.
 
-A lookup that misses because its tag has no row makes the tag *wanted*: its next record, by any
-writer, begins a row. The next record of an expected tag, or of a tag with a known first record,
-also begins a row. Otherwise a later row would lack that record.
+A lookup that misses because its tag has no row makes the tag *wanted*: the next record of the tag,
+by any writer, begins a row. The next record of an expected tag, or of a tag with a known first
+record, also begins a row. Otherwise a later row would lack that record.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ _SHARE: Final = 32
 
 
 class Expectations:
-    """Expectations, first records and wanted tags: each at most a 32nd of the Tag Cache's tags.
+    """Keeps expectations, first records and wanted tags.
 
-    The oldest are dropped first. A drop costs only hits: a tag is then not known to be complete, or
-    has no row until it is looked up again.
+    Each of the three is limited to a 32nd of the Tag Cache's tags, and to 16,384 tags; the oldest
+    tag is dropped first. A drop costs only hits: the tag is not known to be complete, or has no row
+    until it is looked up again.
 
     Attributes:
-        firsts: the first record of each tag without a row; None: the tag has no record. The least
-            recently used tag comes first.
+        firsts: the answered first records of tags without a row; None: the tag has no record. The
+            least recently used tag comes first.
         limits: for each expected tag, the limit of the question about it.
-        wanted: tags whose lookups missed, the oldest first.
+        wanted: tags without a row whose lookups missed, the oldest first.
     """
 
     __slots__ = ("_entries_max", "firsts", "limits", "wanted")
@@ -57,11 +58,13 @@ class Expectations:
         return len(self.limits) + len(self.firsts) + len(self.wanted)
 
     def __contains__(self, tag: TagHash) -> bool:
-        """Whether a question about `tag` is in flight, or its first record is known."""
+        """Whether `tag` is expected, or its first record is known."""
         return tag in self.limits or tag in self.firsts
 
     def begins_row(self, tag: TagHash) -> bool:
-        """Whether the next record of `tag`, by any writer, begins a row; the tag has no row now."""
+        """Whether the next record of `tag`, by any writer, begins a row. The caller ensures that
+        `tag` has no row.
+        """
         return tag in self.wanted or tag in self.limits or tag in self.firsts
 
     def want(self, tag: TagHash) -> None:
@@ -80,31 +83,31 @@ class Expectations:
                 del self.limits[next(iter(self.limits))]
 
     def fulfil(self, tag: TagHash, limit: SeqNum) -> bool:
-        """End an expectation; return whether there was one with this limit."""
+        """End the expectation of `tag` with this limit; return whether there was one."""
         if self.limits.get(tag) != limit:
             return False
         del self.limits[tag]
         return True
 
     def lose(self, tag: TagHash) -> None:
-        """End any expectation of `tag`, because records of it were evicted."""
+        """End any expectation of `tag`, because some of its records were evicted."""
         self.limits.pop(tag, None)
 
     def lose_all(self, tags: Sequence[TagHash]) -> None:
-        """End any expectation of `tags`, because all their records were evicted."""
+        """End all expectations of `tags`, because their rows were evicted."""
         if self.limits:
             for tag in tags:
                 self.limits.pop(tag, None)
 
     def learn_first(self, tag: TagHash, first: First | None) -> None:
-        """Keep the first record of a tag that has no row; None: it has no record."""
+        """Keep the first record of a tag that has no row; None: the tag has no record."""
         self.firsts.pop(tag, None)
         self.firsts[tag] = first
         if len(self.firsts) > self._entries_max:
             del self.firsts[next(iter(self.firsts))]
 
     def forget(self, tag: TagHash) -> None:
-        """Drop everything about `tag`."""
+        """Drop the expectation of `tag` and its first record."""
         self.limits.pop(tag, None)
         self.firsts.pop(tag, None)
 
@@ -113,7 +116,7 @@ class Expectations:
         return self.firsts.get(tag, ()) is None
 
     def next(self, tag: TagHash, bound: SeqNum) -> Answer:
-        """Return the first record from `bound` on of a tag that has no row."""
+        """Return the first record from `bound` on of `tag`, which has no row."""
         if tag not in self.firsts:
             return MISS
         first = self.firsts[tag]
@@ -123,7 +126,7 @@ class Expectations:
         return EMPTY if first is None else Found(*first)
 
     def prev(self, tag: TagHash, bound: SeqNum) -> Answer:
-        """Return the last record up to `bound` of a tag that has no row."""
+        """Return the last record up to `bound` of `tag`, which has no row."""
         if tag not in self.firsts:
             return MISS
         first = self.firsts[tag]

@@ -1,8 +1,8 @@
 """Checks index data for the local index, and splits its tags into columns.
 
-Writers put the tag of the log first. If all records of a part have the same number of tags,
-`width`, then every `width`-th tag is often the same. Such a constant column is a *run*: one bulk
-operation adds it to the Tag Cache.
+Writers put the tag of the log first among the tags of a record. So if all records of a part have
+the same number of tags, `width`, then every `width`-th tag is often the same. Such a constant
+column is a *run*: `TagCache` adds it in one bulk operation. `LocalIndex` calls `malformed`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from indilog_compute.local_index.tag_rows import SHARD_MASK
 
 
 def malformed(parts: Sequence[ShardTags], tail: SeqNum) -> str | None:
-    """Return why `parts` cannot be the index data that follows `tail`; None if they can be."""
+    """Return why `parts` cannot be the index data from `tail` on; None: they are well-formed."""
     for part in parts:
         if not part.count == len(part.tag_counts) > 0:
             return "a part is empty, or does not have one tag count per record"
@@ -40,8 +40,8 @@ class PartColumns(NamedTuple):
     Attributes:
         runs: tags that every record has exactly once.
         seqnums_of_run: the seqnums of all records.
-        tags: the other tags, in the order of their records.
-        seqnums: for each of these tags, the seqnum of its record.
+        tags: the tags of all records without `runs`, in the order of the records.
+        seqnums: for each element of `tags`, the seqnum of its record.
     """
 
     runs: list[TagHash]

@@ -1,14 +1,16 @@
-"""The local index: its parts behind one interface (thesis 5.1, 5.4).
+"""The local index: one interface for its four parts (thesis 5.1, 5.4).
 
-The empty tag covers the whole log. It is looked up in the Suffix, and below the head of the Suffix
-in the Popularity Cache. Every other tag is looked up in the Tag Cache (algorithm 6), then in the
-Answer Cache. The Suffix follows the metalog itself (type-O); the Tag Cache follows the index data
-(type-S), which arrives later. So each of the two has its own position, which the caller compares
-with the position of its session before a lookup.
+A lookup of the empty tag, which covers the whole log, goes to the Suffix, or to the Popularity
+Cache if the bound lies below the head of the Suffix. A lookup of any other tag goes to the Tag
+Cache (algorithm 6), and after a miss to the Answer Cache.
 
-Only reads need the Tag Cache. So index data waits until the next read, or until `WAITING_MAX` tags
-wait. The waiting data is then sorted by tag (`indilog.roles.tags_sorted`), so that each tag takes
-one step for all of its records.
+The Suffix applies metalog entries (type-O). The Tag Cache applies their index data (type-S), which
+arrives later. So the Suffix and the Tag Cache have different positions. Before a lookup, the caller
+(`Engine`, `Reads`) compares the position of the part with that of its session.
+
+Only reads need the Tag Cache. So index data waits until the next read, or until `WAITING_MAX`
+(2,048) tags or positions wait. The waiting data is then sorted by tag
+(`indilog.roles.tags_sorted`), so that each tag takes one step for all of its records.
 """
 
 from __future__ import annotations
@@ -34,23 +36,23 @@ _TAG_BYTES: Final = 8
 
 
 class LocalIndex:
-    """Answers lookups about the applied prefix of the log; its memory is bounded.
+    """Answers lookups about the applied prefix of the log, with bounded memory.
 
-    `Found`, `Empty` and `Matches` are always right for that prefix; `Miss` means to ask the index
-    tier. The index starts empty, at the beginning or at any `(position, tail)` of a running log. It
-    is lost in a crash, which costs only misses.
+    `Found`, `Empty` and `Matches` are always right for this prefix; after a `Miss` the caller asks
+    the index tier. The index starts empty, at any position of the log. A crash loses the index; the
+    loss costs only misses.
 
     Args:
         config: the limits.
-        position: number of metalog positions that are already applied.
-        tail: the tail of the log at that position.
-        own: the shards that this node writes. Tags of other shards are kept if reads asked for
-            them.
+        position: the metalog position at which the index starts.
+        tail: the tail of the log at `position`.
+        own: the shards that this node writes. A tag of a record in another shard is kept only if it
+            has a row, or a read has asked for the tag.
 
     Attributes:
-        tag_position: number of metalog positions that the Tag Cache has applied.
-        trims: number of times that trimmed records were dropped. The answer to a question from
-            before the last drop must not be kept.
+        tag_position: number of metalog positions whose index data is applied.
+        trims: number of calls of `forget_below`. If this number has grown since a question, the
+            answer must not be kept.
     """
 
     __slots__ = (
@@ -94,11 +96,11 @@ class LocalIndex:
             "answer_cache": config.caches.answer_cache_bytes_max,
         }
         self._lost = LostRanges(ranges_max=config.index_tier.lost_ranges_max)
-        """Records whose tags are lost. An answer of the index tier is not valid if such a record
-        lies in its range.
+        """Records whose tags are lost. A lookup misses if such a record lies between its bound and
+        the answer.
         """
         self._tag_tail = tail
-        """All seqnums of later index data are at or above this one."""
+        """The tail of the log at `tag_position`; later index data has no seqnum below it."""
         self.tag_position = position
         self.trims = 0
 
@@ -111,8 +113,8 @@ class LocalIndex:
         ascending.
 
         Returns:
-            None if it is applied. Otherwise the reason why it is malformed, for an `Ignore`; then
-            nothing has changed, and the position must be requested again.
+            None if the index data was applied. Otherwise the reason why the index data is
+            malformed; then nothing has changed, and it must be requested again.
         """
         assert position == self.tag_position, "index data is applied in order, without gaps"
         if (reason := malformed(parts, self._tag_tail)) is not None:
@@ -131,7 +133,7 @@ class LocalIndex:
 
     @property
     def _tags(self) -> TagCache:
-        """The Tag Cache, with all index data that was applied."""
+        """The Tag Cache, after it has applied the waiting index data."""
         if self._waiting:
             self._apply_waiting()
         return self._tag_cache
@@ -187,7 +189,7 @@ class LocalIndex:
     def find_range(self, tag: TagHash, bound: SeqNum, limit: int) -> RangeAnswer:
         """Look up the first `limit` records with `tag` from `bound` on.
 
-        Only Suffix and Tag Cache answer: the other caches have single records.
+        Only the Suffix and the Tag Cache answer, because the other caches have single records.
         """
         if tag != EMPTY_TAG:
             answer = self._tags.find_range(tag, bound, limit)
@@ -199,15 +201,15 @@ class LocalIndex:
         return self._suffix.find_range(bound, limit)
 
     def shard_of(self, seqnum: SeqNum) -> ShardId | None:
-        """Return the shard of the record at `seqnum`; None: not known here."""
+        """Return the shard of the record at `seqnum`; None: this index does not know it."""
         if seqnum >= self._suffix.head:
             return self._suffix.shard_of(seqnum)
         return self._popularity.shard_of(seqnum)
 
     def learn(self, seqnum: SeqNum, shard: ShardId) -> None:
-        """Keep the shard of a record that the index tier found, by any tag.
+        """Keep the shard of a record that the index tier found, whichever tag was looked up.
 
-        Only records below the Suffix are kept: the shards of the others are known.
+        A shard in the Suffix is known already, so only records below its head are kept.
         """
         if seqnum < self._suffix.head:
             self._popularity.learn(seqnum, shard)
@@ -222,9 +224,10 @@ class LocalIndex:
         found: tuple[SeqNum, ShardId],
         tail: SeqNum,
     ) -> None:
-        """Keep the answer to a lookup about the log below `tail`, if no append can change it.
+        """Keep `found`, the answer to a lookup of `tag` in the log below `tail`.
 
-        The caller ensures that no record of the tag from `bound` on was trimmed since.
+        Answers for the empty tag are not kept. The caller ensures that no records were trimmed
+        since the question (`trims`).
         """
         if tag == EMPTY_TAG:
             return
@@ -236,9 +239,9 @@ class LocalIndex:
     def forget_below(self, tag: TagHash, until: SeqNum) -> None:
         """Drop the records of `tag` below `until`, because they were trimmed.
 
-        From now on, lookups from a bound below the first kept record miss, so that the index tier
-        answers which records were trimmed. For a tag with a floor, the index tier does not answer
-        which record was the first.
+        From now on, lookups with a bound below the first kept record miss, so that the index tier
+        answers which records were trimmed. If a tag has a floor, the index tier does not answer
+        which record was the first of the tag.
         """
         self.trims += 1
         self._tags.forget_below(tag, until)
@@ -251,11 +254,11 @@ class LocalIndex:
 
     @property
     def has_tag_cache(self) -> bool:
-        """Whether there is a Tag Cache that may hold records."""
+        """Whether the Tag Cache may have records: its limits are not 0."""
         return self._tags.enabled
 
     def knows_tag(self, tag: TagHash) -> bool:
-        """Whether this node knows if `tag` is new, so that the index tier need not be asked."""
+        """Whether the index tier need not be asked if `tag` is new; see `TagCache.knows`."""
         return self._tags.knows(tag)
 
     def has_recent(self, tag: TagHash, seqnums: int) -> bool:
@@ -263,9 +266,9 @@ class LocalIndex:
         return self._tags.has_recent(tag, seqnums)
 
     def expect(self, tag: TagHash) -> None:
-        """Note a question to the index tier about `tag` below `tag_tail`, at `tag_position`.
+        """Note a question to the index tier about `tag` below `tag_tail`.
 
-        `learn_first`, `refill` or `give_up` follows with that tail as its limit.
+        The caller later calls `learn_first`, `refill` or `give_up` with this tail as the limit.
         """
         self._tags.expect(tag, self._tag_tail)
 
@@ -286,7 +289,7 @@ class LocalIndex:
         *,
         complete: bool,
     ) -> None:
-        """Take in the newest records of `tag` below `limit`, or all of them; see `TagCache`."""
+        """Add the newest records of `tag` below `limit`, or all of them; see `TagCache.refill`."""
         self._tags.refill(tag, limit, seqnums, shards, complete=complete)
 
     # --- status

@@ -1,7 +1,8 @@
 """The Popularity Cache: the shards of older records that were read recently (thesis 5.1.2).
 
-It has only seqnums below the head of the Suffix, learned from lookups that missed. It has single
-seqnums and no ranges, so it has point hits only (algorithm 2).
+The cache learns a seqnum below the head of the Suffix after a lookup of this seqnum missed. It
+keeps single seqnums without ranges, so only a bound that is a kept seqnum hits (algorithm 2).
+`LocalIndex` calls `PopularityCache`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from indilog.base.ids import SeqNum, ShardId
 from indilog_compute.local_index.answers import MISS, Answer, Found
 
 ENTRY_BYTES: Final = 200
-"""Bytes of an entry in CPython: two ints, two slots of a dict and one of an OrderedDict."""
+"""Bytes of an entry in CPython: two ints, two slots of a dict, and one slot of an OrderedDict."""
 
 
 class PopularityCache:
     """Keeps the shards of at most `entries_max` seqnums, in at most `bytes_max` bytes.
 
-    The least recently used are evicted.
+    The least recently used entry is evicted.
 
     Attributes:
-        hits: lookups answered.
-        misses: lookups of a seqnum that is not cached.
+        hits: number of answered lookups.
+        misses: number of lookups of seqnums that are not cached.
     """
 
     __slots__ = ("_entries_max", "_shards", "hits", "misses")
@@ -49,12 +50,14 @@ class PopularityCache:
             self._shards[seqnum] = shard
 
     def find(self, bound: SeqNum) -> Answer:
-        """Return the record at `bound` if it is cached; the same for both directions."""
+        """Return the record at `bound`, for a lookup in either direction; a miss if it is not
+        cached.
+        """
         shard = self.shard_of(bound)
         return MISS if shard is None else Found(bound, shard)
 
     def shard_of(self, seqnum: SeqNum) -> ShardId | None:
-        """Return the shard of `seqnum`; None: not known here."""
+        """Return the shard of `seqnum`; None: it is not cached."""
         shard = self._shards.get(seqnum)
         if shard is None:
             self.misses += 1

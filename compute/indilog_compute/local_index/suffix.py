@@ -1,9 +1,9 @@
 """The Suffix: which shard holds each of the newest records of the whole log (thesis 5.1.1).
 
-The Suffix is a chain with one member per cut. A member's key is the highest seqnum of the cut. For
-each productive shard of the cut, the member keeps two numbers of 2 bytes: the distance of the
-shard's upper bound to the key, and the shard id. All members lie one after the other in flat
-arrays:
+The Suffix is a chain with one member per cut. A member's key is the highest seqnum of the cut. A
+shard's upper bound in a cut is the highest seqnum of its records in that cut. For each productive
+shard of the cut, the member keeps two numbers of 2 bytes: the distance from the shard's upper bound
+to the key, and the shard id. All members lie one after the other in flat arrays:
 
     keys       [  6,        9,           ... ]    highest seqnum of each member
     ends       [  2,        5,           ... ]    end of the member's part of the two arrays below
@@ -14,10 +14,10 @@ If the upper bounds of a cut differ by more than fits into 2 bytes, the cut beco
 each with consecutive upper bounds. A shard may have any number of records in a cut, because only
 upper bounds are stored.
 
-The Suffix is bounded by the number of members and in bytes. The oldest member is evicted by moving
-`_start`. Once an eighth of the limit is evicted, the arrays are moved down, which costs one short
-memmove every few thousand cuts. When the limit in bytes is exceeded (by cuts with very many
-shards), an eighth is evicted at once.
+The number of members and their bytes are limited. Moving `_start` evicts the oldest member. When
+an eighth of the maximum number of members is evicted, the arrays are moved down; this costs one
+short memmove every few thousand cuts. If the limit in bytes is exceeded (by cuts with very many
+shards), an eighth of the members is evicted at once. `LocalIndex` calls `Suffix`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _ARRAYS_BYTES: Final = 1024
 
 
 class Suffix:
-    """Knows the shard of every seqnum in [head, tail); lookups inside never miss.
+    """Knows the shard of every seqnum in [head, tail); lookups of these seqnums never miss.
 
     Attributes:
-        head: the lowest seqnum that it knows; equal to `tail` when it knows none.
-        tail: the log's tail after the cuts applied so far.
-        hits: lookups answered.
-        misses: lookups below the head.
+        head: the lowest known seqnum; equal to `tail` if no seqnum is known.
+        tail: the log's tail after all applied cuts.
+        hits: number of answered lookups.
+        misses: number of lookups that were not answered.
     """
 
     __slots__ = (
@@ -64,10 +64,10 @@ class Suffix:
         self._distances = array("H")
         self._shards = array("H")
         self._start = 0
-        """Members before this one are evicted, and still in the arrays."""
+        """Index of the first member; evicted members are still in the arrays before it."""
         self._base = 0
-        """Number of elements that were removed from the front. `_ends` count from the first element
-        ever added.
+        """Number of elements that were removed from the front of `_shards`. The values of `_ends`
+        also count the removed elements.
         """
         self.head = self.tail = tail
         self.hits = self.misses = 0
@@ -78,7 +78,7 @@ class Suffix:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays, evicted members included until they are removed."""
+        """Bytes of the arrays, including evicted members that were not removed yet."""
         return sum(map(getsizeof, (self._keys, self._ends, self._distances, self._shards)))
 
     def apply(self, spans: Sequence[Span]) -> None:
@@ -120,13 +120,15 @@ class Suffix:
             self._move_down()
 
     def _too_large(self) -> bool:
-        """Whether the arrays may exceed the limit: they grow by a sixteenth at a time."""
+        """Whether the arrays may exceed the limit in bytes. An array that grows reserves up to a
+        sixteenth more than it needs.
+        """
         contents = _MEMBER_BYTES * len(self._keys) + _BOUND_BYTES * len(self._shards)
         return contents > (self._bytes_max - _ARRAYS_BYTES) // 17 * 16
 
     def _move_down(self) -> None:
-        """Free evicted members. The cost is amortised over `_dead_max` cuts, and no Python loop is
-        needed.
+        """Remove evicted members from the arrays, without a Python loop. The cost is amortised over
+        `_dead_max` cuts.
         """
         base = self._ends[self._start - 1]
         dead = base - self._base
@@ -136,7 +138,9 @@ class Suffix:
         self._start = 0
 
     def find_next(self, bound: SeqNum) -> Answer:
-        """Return the record at `bound`, which is the first record from there on (algorithm 1)."""
+        """Return the first record from `bound` on (algorithm 1): the record at `bound`, because
+        seqnums are dense.
+        """
         if bound < self.head or not self._cuts_max:
             self.misses += 1
             return MISS
@@ -146,7 +150,9 @@ class Suffix:
         return Found(bound, self._shard_at(bound))
 
     def find_prev(self, bound: SeqNum) -> Answer:
-        """Return the record at `bound`, or the last record of the log if `bound` lies beyond it."""
+        """Return the last record up to `bound`: the record at `bound`, or the last record of the
+        log if `bound` lies after it.
+        """
         holds_last = self.tail == 0 or self.head < self.tail
         if bound < self.head or not holds_last or not self._cuts_max:
             self.misses += 1
@@ -158,7 +164,7 @@ class Suffix:
         return Found(bound, self._shard_at(bound))
 
     def find_range(self, bound: SeqNum, limit: int) -> RangeAnswer:
-        """Return the first `limit` records from `bound` on, fewer where the log ends."""
+        """Return the first `limit` records from `bound` on, or fewer if the log ends before."""
         if bound < self.head or not self._cuts_max:
             self.misses += 1
             return MISS
@@ -172,7 +178,7 @@ class Suffix:
         return Matches(range(bound, end), shards)
 
     def shard_of(self, seqnum: SeqNum) -> ShardId | None:
-        """Return the shard of `seqnum`; None: not known here, or not written yet."""
+        """Return the shard of `seqnum`; None: it is not known here, or no record is there yet."""
         if self.head <= seqnum < self.tail:
             self.hits += 1
             return self._shard_at(seqnum)
@@ -189,12 +195,12 @@ class Suffix:
         return ShardId(self._shards[bisect_right(self._distances, distance, first, end) - 1])
 
     def _part(self, member: int) -> tuple[int, int]:
-        """Return where a member's distances and shards are: start, end."""
+        """Return the start and the end of a member's part of the arrays."""
         first = self._ends[member - 1] - self._base if member else 0
         return first, self._ends[member] - self._base
 
     def _runs(self, start: SeqNum, end: SeqNum) -> Iterator[tuple[ShardId, SeqNum]]:
-        """Yield, ascending, the shards of [start, end) and where the run of each ends."""
+        """Yield the runs of seqnums in [start, end), ascending: the shard and the end of each."""
         if start >= end:
             return
         for member in range(bisect_left(self._keys, start, self._start), len(self._keys)):

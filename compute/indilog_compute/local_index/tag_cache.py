@@ -1,33 +1,34 @@
 """The Tag Cache: the places of the newest records of the tags in use (thesis 5.1.3, 5.7).
 
-It maps a tag to a row (`tag_rows`): the tag's highest seqnums and their shards. It applies the
-type-S index data of every metalog position in order. So a row has every record of its tag from the
-row's head on. Records below the head are unknown, unless the row is complete or has the tag's
-minimum.
+The cache maps a tag to a row (`tag_rows`): the tag's highest seqnums and their shards. It applies
+the type-S index data of every metalog position in order. So a row has every record of its tag from
+the row's head on. A row that is complete, or has the tag's minimum, also answers for records below
+the head. `LocalIndex` calls `TagCache`.
 
 **Interest** (decision 0038). Index data comes from all writers, but most tags of other compute
 nodes are never read here. A record that this node wrote begins a row for each of its tags. A record
-of another writer begins a row only for a tag that is *wanted* (`expectations`). Every record
-extends existing rows. So a tag that this node neither wrote nor read costs one failed search, and
-no memory.
+of another writer begins a row only for a tag that was looked up or asked about
+(`Expectations.begins_row`). Every record extends existing rows. So a tag that this node neither
+wrote nor read costs one failed search, and no memory.
 
 **Last access.** Each tag has the metalog position of its last event: insert, update or read hit
 (including a proven absence). When a limit is exceeded, the tags with the lowest last access are
 evicted with all their seqnums.
 
-**Answers of the index tier.** They add completeness, the minimum, and older records of a tag that
-is read often. `expectations` decides which of these answers still fit.
+**Answers of the index tier** add completeness, the minimum, and older records of a tag that is read
+often. `Expectations` decides which answers are still valid.
 
 **No long pauses.** A rebuild of a dictionary of 10^6 tags stops the event loop for 0.06 s, a
-rebuild of an ordered dictionary for 0.3 s (measured). So the map is split by the low bits of the
-tag, which are practically random. Each partition has some ten thousand tags and is a plain
-dictionary in the order of events. Eviction visits one partition after the other. It evicts the tags
-at the front whose last access is at or below a *horizon*. After the last partition the horizon
-moves to the oldest access left plus a 64th of its age. So the order of evictions may deviate from
-the order of last accesses by that much. With one partition (a small cache) the order is exact.
+rebuild of an ordered dictionary for 0.3 s (measured). So the map is split into partitions by the
+low bits of the tag, which are practically random. A partition is a plain dictionary of some ten
+thousand tags, in the order of their last events. Eviction visits one partition after the other. In
+each, it evicts the tags at the front whose last access is at or below a *horizon*. After the last
+partition, the horizon moves to the oldest remaining access plus a 64th of its age. So evictions may
+deviate from the order of last accesses by a 64th of that age. A small cache has one partition;
+there the order is exact.
 
-**Memory** is bounded in seqnums and in bytes, by costs measured in CPython. A tag may exceed its
-limit by an eighth before its oldest seqnums are evicted, so that eviction is amortised. These
+**Memory** is limited in seqnums and in bytes, by costs measured in CPython. A tag may exceed its
+own limit by an eighth before its oldest seqnums are evicted, so that eviction is amortised. These
 excess seqnums count in the total.
 """
 
@@ -63,12 +64,11 @@ from indilog_compute.local_index.tag_rows import (
 
 SEQNUM_BYTES: Final = 12
 TAG_BYTES: Final = 164
-"""Bytes that a tag costs in CPython besides its seqnum: two ints and a slot of a dictionary.
-
-The dictionary is between a third and two thirds full.
+"""Bytes that a tag costs in CPython besides its seqnums: two ints and a slot of a dictionary that
+is between a third and two thirds full.
 """
 ROW_BYTES: Final = 288
-"""Bytes that a tag's arrays cost besides their contents."""
+"""Bytes that the arrays of a tag cost besides their contents."""
 _TAGS_PER_PARTITION: Final = 16_384
 _PARTITIONS_MAX: Final = 1024
 _HORIZON_STEPS: Final = 64
@@ -86,16 +86,16 @@ def _move_to_end(partition: _Partition, tag: TagHash, cached: Row) -> None:
 
 
 class TagCache:
-    """Caches rows of tags: every record of a tag from the head of its row on, and sometimes all
-    records.
+    """Caches rows of tags; a row has every record of its tag from the row's head on.
 
-    Caches at most `bytes_max` bytes and `seqnums_max` seqnums in all, and `seqnums_per_tag_max`
-    seqnums plus an eighth for one tag. With a limit of 0 it is empty and every lookup misses.
+    The rows have at most `bytes_max` bytes and `seqnums_max` seqnums in all. One row has at most
+    `seqnums_per_tag_max` seqnums plus an eighth. If any limit is 0, the cache stays empty and every
+    lookup misses.
 
     Attributes:
         seqnums_cached: number of cached seqnums.
-        hits: lookups answered, including proven absences.
-        misses: lookups of an unknown tag, or below the head of a row that is not complete.
+        hits: number of answered lookups, including proven absences.
+        misses: number of lookups that were not answered.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class TagCache:
         own: Container[int] = ALL_SHARDS,
     ) -> None:
         self._own = own
-        """The shards that are written here: all their tags are of interest."""
+        """The shards that this node writes; any of their records may begin a row."""
         self._bytes_max = bytes_max
         self._seqnums_max = seqnums_max if seqnums_per_tag_max and bytes_max else 0
         self._enough = seqnums_max - min(_EVICTED_AT_ONCE, seqnums_max // 32)
@@ -128,7 +128,7 @@ class TagCache:
         self._position = position
         """Number of applied metalog positions. Read hits count as events at this position."""
         self._horizon = 0
-        """Eviction removes tags whose last access is at or below this position."""
+        """Eviction removes only tags whose last access is at or below this position."""
         self._cursor = 0
         """The partition at which eviction continues."""
         self._expectations = Expectations(tags_max if self._seqnums_max else 0)
@@ -144,19 +144,19 @@ class TagCache:
 
     @property
     def enabled(self) -> bool:
-        """Whether it may cache anything."""
+        """Whether the cache may have rows: no limit is 0."""
         return self._seqnums_max > 0
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all rows, by the measured cost of a tag, of its arrays and of a seqnum."""
+        """Bytes of all rows and expectations, by the measured costs of tags, arrays and seqnums."""
         tags = self._tags + len(self._expectations)
         return tags * TAG_BYTES + self._rows * ROW_BYTES + self.seqnums_cached * SEQNUM_BYTES
 
     # --- index data
 
     def apply(self, parts: Sequence[ShardTags], position: MetalogPosition) -> None:
-        """Add the index data of one metalog position, ascending and well-formed."""
+        """Add the index data of one metalog position; `parts` ascend and are not `malformed`."""
         self._position = position
         if self._seqnums_max:
             for part in parts:
@@ -165,8 +165,8 @@ class TagCache:
         self._position += 1
 
     def apply_sorted(self, rows: RowsByTag, position: MetalogPosition) -> None:
-        """Add the index data of several positions at once, as events of the last position,
-        `position`.
+        """Add the index data of several positions at once. All records count as events at
+        `position`, the last of these positions.
         """
         self._position = position
         if self._seqnums_max:
@@ -209,8 +209,10 @@ class TagCache:
                 self._cut(tag, row)
 
     def _first_of_interest(self, tag: TagHash, shards: memoryview[int], start: int) -> int:
-        """Return the index of the first new record, from `start` on, that begins the tag's row; the
-        number of records if no record does.
+        """Return the index of the record that begins the row of `tag`.
+
+        `shards` are the shards of the tag's new records, whose indexes begin at `start`. If no
+        record begins a row, the result is the index after the last record.
         """
         if self._expectations.begins_row(tag):
             return start
@@ -224,7 +226,7 @@ class TagCache:
         self._add(columns.tags, columns.seqnums, part.shard)
 
     def _extend(self, tag: TagHash, seqnums: range, shard: ShardId) -> None:
-        """Add a run of records with one tag, if it is of interest."""
+        """Add a run of records with one tag, if the tag has a row or the records begin one."""
         partition = self._partitions[tag & self._mask]
         if tag not in partition:
             if shard not in self._own and not self._expectations.begins_row(tag):
@@ -245,8 +247,8 @@ class TagCache:
             self._cut(tag, row)
 
     def _add(self, tags: Iterable[TagHash], seqnums: Iterable[SeqNum], shard: ShardId) -> None:
-        """Add records one by one. `tags` and `seqnums` are equally long. This is the hot loop of
-        the index.
+        """Add records one by one: for each of `tags`, the record at the corresponding seqnum of
+        `seqnums`. This is the hot loop of the index.
         """
         partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
         position, firsts = self._position, self._expectations.firsts
@@ -289,11 +291,13 @@ class TagCache:
         return cached
 
     def _begin(self, partition: _Partition, tag: TagHash) -> None:
-        """Begin a new row with the tag's first record, if the index tier has answered it."""
+        """Move the answered first record of a tag from `Expectations` to its new row."""
         self._know_first(partition, tag, self._expectations.firsts.pop(tag))
 
     def _know_first(self, partition: _Partition, tag: TagHash, first: First | None) -> None:
-        """Set the first record below a row's head; None: there is none, the row is complete."""
+        """Note the first record of a tag, which lies below the head of its row; None: no record
+        lies below the head, so the row is complete.
+        """
         cached = partition[tag]
         if first is not None:
             row = self._with_arrays(partition, tag)
@@ -304,7 +308,7 @@ class TagCache:
             cached.complete, cached.minimum = True, None
 
     def _cut(self, tag: TagHash, row: TagRow) -> None:
-        """Evict the oldest seqnums of one tag: its head moves up."""
+        """Evict the oldest seqnums of one tag, so that `seqnums_per_tag_max` are left."""
         excess = len(row.seqnums) - self._per_tag_max
         row.cut(excess)
         self.seqnums_cached -= excess
@@ -313,10 +317,10 @@ class TagCache:
     # --- eviction
 
     def _make_room(self) -> None:
-        """Evict whole tags, least recently accessed first, when a limit is exceeded.
+        """If a limit is exceeded, evict whole tags, the least recently accessed first.
 
-        It evicts more than necessary at once, because each search for the front of a dictionary
-        skips all slots that were deleted there.
+        Each call evicts more than necessary, because the search for the first entry of a dictionary
+        skips all slots that were deleted before it.
         """
         if self.seqnums_cached <= self._seqnums_max and self.size_bytes <= self._bytes_max:
             return
@@ -329,7 +333,7 @@ class TagCache:
                     self._horizon = self._next_horizon()
 
     def _excessive(self) -> bool:
-        """Whether the cache is larger than eviction should leave it."""
+        """Whether eviction must continue, because the cache is larger than it should become."""
         over = self.seqnums_cached > self._enough or self.size_bytes > self._bytes_enough
         return over and self._tags > 0
 
@@ -361,7 +365,7 @@ class TagCache:
         self._tags -= len(evicted)
 
     def _next_horizon(self) -> MetalogPosition:
-        """Return the oldest last access plus a 64th of its age, to evict enough."""
+        """Return the oldest last access of all tags plus a 64th of its age."""
         oldest = min(
             (accessed_of(next(iter(p.values()))) for p in self._partitions if p), default=0
         )
@@ -370,7 +374,9 @@ class TagCache:
     # --- answers of the index tier
 
     def knows(self, tag: TagHash) -> bool:
-        """Whether this node knows if `tag` is new, so that the index tier need not be asked."""
+        """Whether the index tier need not be asked if `tag` is new: the tag has a row, its first
+        record is known, or a question about it is in flight.
+        """
         return tag in self._partitions[tag & self._mask] or tag in self._expectations
 
     def has_recent(self, tag: TagHash, seqnums: int) -> bool:
@@ -385,20 +391,20 @@ class TagCache:
     def expect(self, tag: TagHash, limit: SeqNum) -> None:
         """Note a question to the index tier about `tag` below `limit`, the tail applied here.
 
-        `learn_first`, `refill` or `give_up` is called with the same limit.
+        The caller later calls `learn_first`, `refill` or `give_up` with the same limit.
         """
         self._expectations.expect(tag, limit)
         self._make_room()
 
     def give_up(self, tag: TagHash, limit: SeqNum) -> None:
-        """Note that the question was dropped."""
+        """Note that the question about `tag` below `limit` was dropped."""
         self._expectations.fulfil(tag, limit)
 
     def learn_first(self, tag: TagHash, limit: SeqNum, first: First | None) -> None:
         """Handle the index tier's answer about the first record of `tag` below `limit`; None: there
-        is none.
+        is no such record.
 
-        Ignored if records of the tag were evicted since the question.
+        The answer is ignored if records of the tag were evicted since the question.
         """
         if not self._expectations.fulfil(tag, limit):
             return
@@ -423,13 +429,13 @@ class TagCache:
     ) -> None:
         """Handle the index tier's answer with the newest records of `tag` below `limit`, ascending.
 
-        Ignored if records of the tag were evicted since the question.
+        The answer is ignored if records of the tag were evicted since the question.
 
         Args:
-            tag: a tag that was expected.
-            limit: the limit of its expectation.
-            seqnums: the newest seqnums below `limit`.
-            shards: the shard of each.
+            tag: the tag of the question.
+            limit: the limit of the question.
+            seqnums: the newest seqnums of `tag` below `limit`.
+            shards: the shard of each seqnum.
             complete: whether these are all records of the tag below `limit`.
         """
         if not self._expectations.fulfil(tag, limit):
@@ -461,8 +467,8 @@ class TagCache:
         shards: Sequence[ShardId],
         limit: SeqNum,
     ) -> None:
-        """Put records below `limit` before those that the row has, unless the row reaches further
-        back.
+        """Replace the records below `limit` of a row by `seqnums`, if these begin below the row's
+        head.
         """
         cached = partition[tag]
         if head_of(cached) <= seqnums[0]:
@@ -475,9 +481,10 @@ class TagCache:
             row.complete, row.minimum = True, None
 
     def forget_below(self, tag: TagHash, until: SeqNum) -> None:
-        """Drop the records of `tag` below `until`, which were trimmed, and its minimum.
+        """Drop the minimum of `tag` and its records below `until`, which were trimmed.
 
-        Bounds below the new head miss, so that the index tier answers which records were trimmed.
+        Lookups with a bound below the new head miss, so that the index tier answers which records
+        were trimmed.
         """
         self._expectations.forget(tag)
         partition = self._partitions[tag & self._mask]
@@ -521,7 +528,9 @@ class TagCache:
         return answer
 
     def find_range(self, tag: TagHash, bound: SeqNum, limit: int) -> RangeAnswer:
-        """Return the first `limit` records with `tag` from `bound` on; fewer: there are no more."""
+        """Return the first `limit` records with `tag` from `bound` on; fewer if there are no
+        further ones.
+        """
         cached = self._partitions[tag & self._mask].get(tag)
         if cached is None:
             answer = self._without_row(tag, self._expectations.next(tag, bound))

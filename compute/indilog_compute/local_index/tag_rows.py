@@ -1,15 +1,17 @@
 """The row of one tag in the Tag Cache (thesis 5.1.3, figure 5.2).
 
 A row has the highest seqnums of the tag, ascending, with their shards, and the metalog position of
-the tag's last event. Its oldest seqnum is the *head*; from there on, no record of the tag is
-missing. Below the head a row may state one of two facts, the fields of the extended Tag Cache:
+the tag's last event. The oldest seqnum of a row is its *head*; from the head on, the row has every
+record of the tag. About the records below the head, a row may have one of two fields of the
+extended Tag Cache:
 
 - *complete*: the tag has no records below the head;
-- *minimum*: the first record that ever had the tag; records between it and the head are unknown.
+- *minimum*: the first record that ever had the tag. Records between the minimum and the head are
+  unknown.
 
-In some workloads most tags have one record and never get a second one. Such a row is one integer,
-`seqnum << 64 | complete << 63 | last access << 16 | shard`. It becomes a `TagRow` when a second
-record or a minimum is added.
+In some workloads most tags have one record and never get a second one. The row of such a tag is one
+integer, `seqnum << 64 | complete << 63 | last access << 16 | shard`. The integer becomes a `TagRow`
+when a second record or a minimum is added. `TagCache` keeps the rows.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ class First(NamedTuple):
 
 
 class TagRow:
-    """A row with arrays: `seqnums`, never empty, and for each of them its shard in `shards`.
+    """A row with arrays: `seqnums`, which is never empty, and `shards`, the shard of each seqnum.
 
     Attributes:
-        minimum: None if it is not known. A complete row has none either: the head is its minimum.
+        minimum: None: the minimum is not known, or the row is complete, so that the head is the
+            minimum.
     """
 
     __slots__ = ("accessed", "complete", "minimum", "seqnums", "shards")
@@ -54,12 +57,12 @@ class TagRow:
 
     @property
     def head(self) -> SeqNum:
-        """The oldest seqnum kept."""
+        """The oldest kept seqnum."""
         return self.seqnums[0]
 
     def cut(self, excess: int) -> None:
-        """Evict the `excess` oldest seqnums, so the head moves up. A complete row keeps its
-        minimum.
+        """Evict the `excess` oldest seqnums, so the head moves up. A complete row keeps its old
+        head as its minimum.
         """
         assert 0 < excess < len(self.seqnums), "a row keeps its newest seqnum"
         if self.complete:
@@ -91,9 +94,9 @@ class TagRow:
     def prev(self, bound: SeqNum) -> Answer:
         """Return the last record up to `bound`.
 
-        At or above the head there is always one: the head itself is kept. A bound below the head is
-        a miss, because the record at the bound may have been evicted (PITFALLS 9). The exceptions
-        are a complete row, and a bound that the minimum answers.
+        A bound at or above the head is always answered, at least with the head. A bound below the
+        head misses, because the record at the bound may have been evicted (PITFALLS 9). It does not
+        miss if the row is complete, or if the bound is not above the minimum.
         """
         if bound < self.head:
             if self.complete or (self.minimum is not None and bound < self.minimum.seqnum):
@@ -105,7 +108,7 @@ class TagRow:
         return Found(self.seqnums[index], ShardId(self.shards[index]))
 
     def range(self, bound: SeqNum, limit: int) -> RangeAnswer:
-        """Return the first `limit` records from `bound` on; fewer: there are no more."""
+        """Return the first `limit` records from `bound` on; fewer if there are no further ones."""
         if bound < self.head and not self.complete:
             if limit == 1 and isinstance(first := self.next(bound), Found):
                 return Matches((first.seqnum,), (first.shard,))
@@ -129,7 +132,7 @@ def single_of(
 
 
 def head_of(row: Row) -> SeqNum:
-    """Return the oldest seqnum kept."""
+    """Return the oldest kept seqnum."""
     return row >> SEQNUM_SHIFT if isinstance(row, int) else row.seqnums[0]
 
 
