@@ -1,3 +1,3 @@
-"""The read side of a compute node: local answers, and questions to index tier, storage and
-primary.
+"""The read side of a compute node: answers reads locally, or asks the index tier, storage and the
+primary. `Engine` uses this package; `Reads` joins its parts.
 """

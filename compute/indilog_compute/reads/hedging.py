@@ -2,8 +2,9 @@
 
 A replica that is slow for a moment (a sync, a long page, a pause) would delay its readers. So a
 read that takes longer than 99 of 100 recent reads is also sent to another replica; the first answer
-wins. Such second requests are *hedges*. Their share of all reads is bounded, because more messages
-make replicas slower if all of them are slow (Dean and Barroso 2013, "The tail at scale").
+wins. These second requests are *hedges*. Their share of all reads is bounded: if all replicas are
+slow, more requests make them slower still (Dean and Barroso 2013, "The tail at scale").
+`StorageQuestions` calls `Hedges`, and counts each attempt of a read.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _TOKENS_MAX: Final = 16.0
 
 
 class Hedges:
-    """The attempts that may be hedged, in the order of sending, and the durations of recent
+    """Keeps the attempts that may be hedged, in the order of sending, and the durations of recent
     attempts.
 
-    Guarantee: at most `share_max` of the attempts so far were hedged.
+    Guarantee: at most the share `share_max` of all noted attempts were hedged.
 
     Attributes:
-        delay_s: seconds after which an attempt is hedged; follows the 99th percentile of the last
-            512 attempts.
+        delay_s: seconds after which an attempt is hedged: at first `delay_s_max`, then the 99th
+            percentile of the last 512 attempts, but at least `delay_s_min`.
         hedged: number of attempts that were hedged.
     """
 
@@ -51,7 +52,7 @@ class Hedges:
         self.hedged = 0
 
     def note_sent(self, request: int, now: Instant) -> None:
-        """Note an attempt that another replica could answer, too."""
+        """Note that an attempt was sent that a second replica could also answer."""
         if self._share_max > 0:
             self._tokens = min(self._tokens + self._share_max, _TOKENS_MAX)
             assert not self._waiting or self._waiting[-1][0] <= now, "attempts are noted in order"
@@ -81,7 +82,7 @@ class Hedges:
         return found
 
     def deadline(self, under_way: Container[int]) -> Instant | None:
-        """When to hedge the oldest unanswered attempt; None: none can be hedged."""
+        """When to hedge the oldest unanswered attempt; None: no attempt can be hedged."""
         self._drop_answered(under_way)
         if not self._waiting or self._tokens < 1:
             return None

@@ -1,7 +1,8 @@
 """Reads that a compute node answers at once (ARCHITECTURE 9.1).
 
-For such a read, the local index proves the answer, the record cache has the record, and the record
-is not trimmed.
+A read is answered at once if the local index proves the answer, the record cache has the record,
+and the record is not trimmed. `Engine.read` calls `LocalReads` first, and passes all other reads to
+`Reads`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class LocalReads:
     def answer(
         self, local: LocalIndex, direction: Direction, tag: TagHash, log: TagHash, bound: SeqNum
     ) -> Record | Pending | None:
-        """Return the record, or None if its absence is proven; `PENDING`: ask other nodes.
+        """Return the record, or None if it is proven that there is none. Return `PENDING` if other
+        nodes must be asked.
 
         Raises:
             TrimmedError: the bound is trimmed, or every record that the read could find is trimmed.
@@ -47,10 +49,10 @@ class LocalReads:
         return PENDING
 
     def cached(self, tag: TagHash, log: TagHash, seqnum: SeqNum) -> Record | None:
-        """Return a record from the cache, if it is known not to be dead; else None.
+        """Return a record from the cache; None: it is not cached, or may be dead.
 
-        A record may have been trimmed in all its tags since it was cached. Lookups by its tags do
-        not find such a record, but reads of the whole log would.
+        All tags of a record may have been trimmed since the record was cached. Lookups by these
+        tags do not find the record. Reads of the whole log would find it, so they check its tags.
         """
         record = self._cache.get(seqnum)
         if record is None or tag not in (EMPTY_TAG, log):

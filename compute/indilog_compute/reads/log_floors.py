@@ -1,15 +1,15 @@
-"""The floors that an engine knows (ARCHITECTURE 13).
+"""The floors of logs and tags that an engine knows (ARCHITECTURE 13).
 
-The floor of a log applies to all its tags; a single tag may have a higher one.
+The floor of a log applies to all its tags; a single tag may have a higher floor.
 
-A read by a tag needs no floor of the tag. The tag cache drops trimmed records, and the index tier
-knows all floors of tags. A read of a whole log is different: a record may have been trimmed in all
-its tags since it was cached, and must be skipped. So the engine also keeps floors of tags.
+A read by a tag does not need the floor of the tag, because the Tag Cache drops trimmed records, and
+the index tier knows all floors of tags. A read of a whole log needs floors of tags: it must skip a
+cached record if all tags of the record were trimmed later. So the engine also keeps floors of tags.
 
-An engine gets every trim from the metalog, except the trims before it joined. It may also have
-dropped floors for lack of room. If the known floor of a log is not *exact*, the true floor may be
-higher, up to the *horizon*. A read that depends on such a floor asks the index tier, whose answer
-makes the floor exact.
+An engine gets every trim from the metalog, except the trims before it joined. It may also drop
+floors for lack of room. If the known floor of a log is not *exact*, the true floor may be higher,
+but not above the *horizon*. A read that depends on an inexact floor asks the index tier, whose
+answer makes the floor exact. `Engine`, `LocalReads` and `Reads` call `LogFloors`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _NOTHING: Final = (0, False)
 
 
 class LogFloors:
-    """The floors of at most `floors_max` logs, and of as many tags.
+    """The floors of at most `floors_max` logs and at most `floors_max` tags.
 
-    The floors that rose longest ago are dropped.
+    If there are more, the floor that rose longest ago is dropped.
 
     Attributes:
-        horizon: a seqnum; all floors at or above it are known.
+        horizon: a seqnum; every floor of a log above this seqnum is known.
     """
 
     __slots__ = (
@@ -47,21 +47,22 @@ class LogFloors:
         self.horizon: SeqNum = 0
         self._tag_floors: dict[TagHash, SeqNum] = {}
         self._tags_below: SeqNum = 0
-        """No tag was trimmed at or above this seqnum since this node joined."""
+        """The highest floor of a tag that was trimmed since this node joined; 0: there is none."""
         self._tags_forgotten: SeqNum = 0
-        """All floors of tags above this seqnum are in `_tag_floors`."""
+        """The highest dropped floor of a tag; 0: none was dropped."""
 
     def __len__(self) -> int:
         return len(self._floors)
 
     def joined(self, tail: SeqNum, trims: int) -> None:
-        """Begin at `tail`: the floors of the `trims` earlier trims are not known."""
+        """Begin at `tail`; `trims` is the number of earlier trims, whose floors are not known."""
         self.horizon = tail if trims else 0
 
     def may_be_dead(self, seqnum: SeqNum, names: bytes) -> bool:
-        """Whether a record with `names`, read since this node joined, may be dead in all its tags.
+        """Whether all tags of a record with `names` may be trimmed at `seqnum`. The record was read
+        after this node joined.
 
-        A record without tags dies only with its log.
+        Only the floor of its log makes a record without tags dead.
         """
         if seqnum >= self._tags_below:
             return False
@@ -69,11 +70,11 @@ class LogFloors:
         return bool(tags) and all(seqnum < self._tag_floor(tag) for tag in tags)
 
     def may_be_trimmed(self, seqnum: SeqNum, tag: TagHash) -> bool:
-        """Whether the floor of `tag` may be above its record at `seqnum`."""
+        """Whether the floor of `tag` may be above `seqnum`, at which there is a record of `tag`."""
         return seqnum < max(self._tag_floor(tag), self.horizon)
 
     def _tag_floor(self, tag: TagHash) -> SeqNum:
-        """Return an upper bound of the tag's floor from trims since this node joined."""
+        """Return an upper bound of the floor that trims since this node joined gave the tag."""
         return max(self._tag_floors.get(tag, 0), self._tags_forgotten)
 
     def _raise_tag(self, floor: Floor) -> None:
@@ -84,7 +85,7 @@ class LogFloors:
             self._tags_forgotten = max(self._tags_forgotten, floors.pop(next(iter(floors))))
 
     def apply(self, trim: Trim) -> None:
-        """Note the floors of a trim from the metalog."""
+        """Note the floors of `trim`, an entry of the metalog."""
         assert not self._ahead or self._ahead[-1][0] < trim.position, "trims are applied in order"
         for floor in trim.floors:
             self._ahead.append((trim.position, floor))
@@ -94,8 +95,8 @@ class LogFloors:
                 self._raise_tag(floor)
 
     def pop_reached(self, position: MetalogPosition) -> list[Floor]:
-        """Remove and return the floors of trims up to `position`, which the Tag Cache has
-        applied.
+        """Remove and return the floors of the trims up to `position`; the Tag Cache has applied the
+        index data of that position.
         """
         reached: list[Floor] = []
         while self._ahead and self._ahead[0][0] <= position:
@@ -107,7 +108,9 @@ class LogFloors:
         self._put(floor.tag, max(known, floor.until), exact=exact)
 
     def learn(self, log: TagHash, until: SeqNum) -> None:
-        """Note a floor from the index tier. Together with the trims applied since, it is exact."""
+        """Note `until`, the floor of `log` that the index tier answered. The known floor of the log
+        is then exact.
+        """
         if log and self.horizon:
             known, _ = self._floors.pop(log, (0, False))
             self._put(log, max(known, until), exact=True)
@@ -120,8 +123,8 @@ class LogFloors:
             self.horizon = max(self.horizon, forgotten)
 
     def floor_of(self, log: TagHash, seqnum: SeqNum) -> SeqNum | None:
-        """Return a floor of a log that is exact enough to decide whether `seqnum` is trimmed; None:
-        no known floor is.
+        """Return the known floor of a log if it shows whether `seqnum` is trimmed; None: the known
+        floor does not show this.
         """
         known, exact = self._floors.get(log, _NOTHING)
         if exact or not log or seqnum < known or seqnum >= self.horizon:
@@ -136,14 +139,16 @@ class LogFloors:
         bound: SeqNum,
         found: SeqNum | None,
     ) -> bool:
-        """Whether the log's floor lets the local index answer with `found` (None: no record).
+        """Whether the floor of the log permits the local answer `found` (None: no record).
 
-        False: the index tier must be asked, for one of three reasons. The floor is not known
-        exactly enough here. Or the bound is trimmed, and the floor of the tag may be higher. Or
-        index data that precedes a trim is not applied yet, and may have a record above the floor.
+        False: the index tier must be asked, for one of three reasons:
+
+        - This node does not know the floor exactly enough.
+        - The bound is trimmed, and the floor of the tag may be higher than the floor of the log.
+        - Index data from before a trim is not applied yet, and may have a record above the floor.
 
         Raises:
-            TrimmedError: the floor is above the bound, or above the record found before it.
+            TrimmedError: the floor is above the bound, or above the record that `read_prev` found.
         """
         floor = self.floor_of(log, bound)
         if floor is not None and bound >= floor and direction is Direction.PREV and found != bound:
@@ -158,7 +163,7 @@ class LogFloors:
         return True
 
     def check_invariants(self) -> None:
-        """Assert the limits, and that no known floor lies above its bound."""
+        """Assert the limits, and that no floor of a tag lies above `_tags_below`."""
         assert len(self._floors) <= self._floors_max, "more floors of logs than allowed"
         assert len(self._tag_floors) <= self._floors_max, "more floors of tags than allowed"
         assert self._tags_forgotten <= self._tags_below, "a dropped floor was known before"

@@ -1,10 +1,10 @@
-"""Chooses the nodes of the index tier to which a lookup is sent: one replica of every index shard,
-and the node that merges their answers. Thesis 5.2: "on a per-request basis and in round-robin
-fashion".
+"""Chooses the nodes of the index tier for a lookup: one replica of every index shard, and the node
+that merges their answers. Thesis 5.2: "on a per-request basis and in round-robin fashion".
 
-A lookup that times out shows that one of its nodes failed, but not which one. So all of its nodes
-count as silent for a pause (`indilog_compute.reads.silent_nodes`). After the pause each node is
-tried again, at most one such node per lookup, so that the outcome identifies the failed node.
+The timeout of a lookup shows that one of its nodes failed, but not which one. So all nodes of the
+lookup count as silent for a pause (`indilog_compute.reads.silent_nodes`). After the pause, each
+lookup tries at most one silent node again, so that the outcome shows whether this node failed.
+`TierLookups` and `TagQuestions` ask `LookupRoutes` for routes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LookupRoute(NamedTuple):
     Attributes:
         view: the newest known view when the route was chosen.
         replicas: one replica of every index shard, in the order of the view's index shards.
-        aggregator: the node that merges their answers.
+        aggregator: the node that merges the answers of the replicas.
         chosen: when the route was chosen.
     """
 
@@ -36,12 +36,12 @@ class LookupRoute(NamedTuple):
 
 
 class LookupRoutes:
-    """Chooses routes round robin, without silent nodes.
+    """Chooses routes round robin; silent nodes come last.
 
     Args:
-        placement: its view names the index nodes and aggregators to choose from.
-        aggregation: which nodes merge (`ClusterConfig.aggregation`).
-        pause_s: see `SilentNodes`.
+        placement: the placement whose view names the index nodes and aggregators.
+        aggregation: which nodes merge answers (`ClusterConfig.aggregation`).
+        pause_s: seconds for which a node is not asked after a timeout; see `SilentNodes`.
     """
 
     def __init__(self, placement: Placement, aggregation: Aggregation, *, pause_s: float) -> None:
@@ -56,8 +56,8 @@ class LookupRoutes:
         return len(self._silent)
 
     def choose(self, request: int, now: Instant) -> LookupRoute:
-        """Return the route of the lookup with number `request`; consecutive numbers go round
-        robin.
+        """Return the route of the lookup with the number `request`. Lookups with consecutive
+        numbers go to the nodes round robin.
         """
         trial = False
         chosen: list[NodeId] = []
@@ -74,7 +74,7 @@ class LookupRoutes:
         return LookupRoute(self._placement.view.number, tuple(chosen), aggregator, now)
 
     def note_view(self) -> None:
-        """Forget silent nodes that the newest view does not have."""
+        """Forget the silent nodes that are not in the newest view."""
         self._silent.keep(self._nodes)
 
     def answered(self, route: LookupRoute) -> None:
@@ -84,8 +84,8 @@ class LookupRoutes:
                 self._silent.answered(node)
 
     def timed_out(self, route: LookupRoute, now: Instant) -> None:
-        """Note that a lookup timed out. If it tried silent nodes again, only these stay silent for
-        longer; otherwise all of its nodes become silent.
+        """Note that a lookup timed out. If nodes of its route are silent already, only these stay
+        silent for longer; otherwise all nodes of the route become silent.
         """
         nodes = sorted({*route.replicas, route.aggregator} & {*self._nodes})
         known = [node for node in nodes if node in self._silent]
@@ -106,7 +106,7 @@ class LookupRoutes:
         self._silent.check_invariants(self._nodes)
 
     def _master(self, chosen: Sequence[NodeId], request: int) -> NodeId:
-        """Return one of the chosen nodes; a silent node only if all are silent."""
+        """Return one of the chosen nodes as the master; a silent node only if all are silent."""
         rotation = request // 2 if self._aggregation == "both" else request
         trusted = [node for node in chosen if node not in self._silent] or chosen
         return trusted[rotation % len(trusted)]

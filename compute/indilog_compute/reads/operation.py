@@ -1,4 +1,8 @@
-"""The state of one read of one caller while it is in flight (ARCHITECTURE 9)."""
+"""The state of one caller's read while the read is in flight (ARCHITECTURE 9).
+
+`Reads` changes the state; the parts of `indilog_compute.reads` fill single fields. `Operation` also
+decides whether an answer fits its question.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ class Pending:
 
 
 PENDING: Final = Pending()
-"""The result of a read that is not answered at once: its waiter gets the answer later."""
+"""The result of a read that is not answered at once; the waiter gets the answer later."""
 
 
 class Answered(NamedTuple):
@@ -36,7 +40,7 @@ class Answered(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The primary's answer: the tail of the log, and its time in microseconds since 1970."""
+    """The primary's answer: the tail of the log, and the log's time in microseconds since 1970."""
 
     seqnum: SeqNum
     time_us: int
@@ -46,19 +50,21 @@ class Stage(enum.Enum):
     """The condition for which an operation waits."""
 
     POSITION = enum.auto()
-    """The metalog and the index data, up to the session's position."""
+    """The metalog and its index data are applied up to the session's position."""
     LOOKUP = enum.auto()
-    """The answer of the index tier, which storage may send on its behalf."""
+    """The index tier has answered, or storage on its behalf."""
     PROBE = enum.auto()
-    """The record at the bound, which may be of another log."""
+    """Storage has sent the record at the bound, which may be a record of another log."""
     RECORDS = enum.auto()
-    """Records at known seqnums."""
+    """Storage has sent the records at known seqnums."""
     TAIL = enum.auto()
-    """The tail of the log, from the primary."""
+    """The primary has answered the tail of the log."""
 
 
 class Asked(NamedTuple):
-    """The records that were requested of one replica of a shard, or of two after a hedge."""
+    """The records of one shard that were requested, and the replicas that were asked for them: one
+    replica, or two after a hedge.
+    """
 
     replicas: tuple[NodeId, ...]
     seqnums: tuple[SeqNum, ...]
@@ -68,24 +74,27 @@ class Operation:
     """One read by one caller, with all its attempts.
 
     Attributes:
-        fresh: whether the read must see all records committed at its start: it asks the primary
-            first.
-        page: whether a list of up to `count` records is wanted; else one record (`count` 1).
-        log_names: for a read of every record of a log (`tag=None`), the prefix of their names.
-        limit: of a lookup in flight, the seqnum below which it searches.
-        route: of a lookup in flight, the nodes that it asks.
-        trims: of a lookup in flight, `LocalIndex.trims` when it was sent.
-        seqnums, shards: the records to fetch, in the order of the answer, once they are known.
-        asked: for each shard that has not answered, the records requested in this attempt, and from
-            which replicas.
+        fresh: whether the read must see all records that were committed when it began. Such a read
+            asks the primary first.
+        page: whether the result is a list of up to `count` records; else it is one record, and
+            `count` is 1.
+        log_names: if the read is about every record of a log (`tag=None`), the name of the log,
+            with which the names of its records begin.
+        limit: the seqnum below which the lookup in flight searches.
+        route: the nodes that the lookup in flight asks.
+        trims: `LocalIndex.trims` when the lookup in flight was sent.
+        seqnums, shards: the records to fetch, in the order of the result; empty until they are
+            known.
+        asked: for each shard that has not answered this attempt, the requested records and the
+            asked replicas.
         asked_at: when this attempt was sent to storage.
         log: the tag of the log that is read; 0: the read is not about one log.
-        floor_awaited: a floor that a lookup reported, and the position of its trim, which this read
-            waits for; None: no lookup reported one.
-        trimmed: those of `seqnums` that turned out to be trimmed.
-        rotation: selects the replica that is asked next; None: none was asked yet.
+        floor_awaited: a floor that a lookup reported, and the position of its trim; the read waits
+            until this position is applied. None: no lookup reported a floor.
+        trimmed: the elements of `seqnums` that storage reported as trimmed.
+        rotation: selects the replica that is asked next; None: no replica was asked yet.
         denied: pairs of a replica and a seqnum that the replica reported as unknown.
-        names: the names of records whose data is damaged at a replica that sent their names.
+        names: by seqnum, the names of a record whose data is damaged at the replica that answered.
         away: seqnums of records on cold storage that a replica could not read in time.
     """
 
@@ -142,37 +151,39 @@ class Operation:
         self.names: dict[SeqNum, bytes] = {}
 
     def answer(self, value: object) -> Answer:
-        """Answer the caller, as of the reflected position."""
+        """Answer the caller with `value`, as of the position `reflects`."""
         return Answer(self.waiter, Answered(value, self.reflects))
 
     @property
     def whole(self) -> bool:
-        """Whether the operation reads all records of a log or of the logspace, not those of a
-        tag.
+        """Whether the operation reads all records of a log or of the logspace, and not only the
+        records with a tag of the caller.
         """
         return self.tag in (EMPTY_TAG, self.log)
 
     @property
     def at_seqnum(self) -> bool:
-        """Whether the operation reads exactly the record at its bound, in a log, without a tag."""
+        """Whether the operation reads only the record at its bound (`Log.read`)."""
         return self.tag == EMPTY_TAG and self.log != 0
 
     def bound_is_trimmed(self, seqnum: SeqNum) -> bool:
         """Whether the record at the bound must be trimmed, because the lookup found `seqnum`
         instead.
 
-        Seqnums are dense: if there are later records, there was a record at the bound.
+        Seqnums are dense. So if there are later records, there was a record at the bound.
         """
         return self.at_seqnum and seqnum != self.bound
 
     def skip_dead(self, seqnum: SeqNum) -> bool:
-        """Continue after a record whose tags are all trimmed; False: no record follows."""
+        """Set the bound so that the read continues after `seqnum`, whose record is dead. Return
+        whether a record can follow.
+        """
         self.bound = seqnum + (1 if self.direction is Direction.NEXT else -1)
         self.restart()
         return self.bound >= 0
 
     def restart(self) -> None:
-        """Forget the records found, and the replicas that did not have them."""
+        """Forget the records that were found, and the replicas that lacked some of them."""
         self.records.clear()
         self.trimmed.clear()
         self.denied.clear()
@@ -180,7 +191,7 @@ class Operation:
         self.asked = {}
 
     def leave_out_trimmed(self) -> None:
-        """Forget the seqnums that turned out to be trimmed."""
+        """Forget the seqnums that storage reported as trimmed."""
         kept = [
             (seqnum, shard)
             for seqnum, shard in zip(self.seqnums, self.shards, strict=True)
@@ -194,16 +205,16 @@ class Operation:
         if self.bound < floor or (self.direction is Direction.PREV and floor > 0):
             return TrimmedError(floor)
         if self.at_seqnum and self.bound < self.limit:
-            # Seqnums are dense: there was a record.
+            # Seqnums are dense, so there was a record at the bound.
             return TrimmedError(self.bound + 1)
         return [] if self.page else None
 
     def trimmed_error(self, error: TrimmedError, position: MetalogPosition) -> TrimmedError | None:
-        """Return the error for the caller, because a lookup reported a floor.
+        """Return the error for the caller after a lookup reported a floor (`error`).
 
-        Returns None if the floor's trim, which is in the first `position` metalog entries, is
-        not applied here; the read then waits for it first. It waits only once for a floor, because
-        `position` may be that of a later trim.
+        The trim of this floor is in the first `position` metalog entries. If these are not applied
+        here, the result is None: the read waits for `position` first. It waits only once for the
+        same floor, because `position` may be that of a later trim.
         """
         floor = error.first_seqnum
         if self.reflects >= position:
@@ -237,7 +248,7 @@ class Operation:
         return None
 
     def may_still_answer(self, shard: ShardId) -> bool:
-        """Whether a replica of `shard` was asked and may still answer with records."""
+        """Whether an asked replica of `shard` may still answer with all requested records."""
         asked = self.asked.get(shard)
         return asked is not None and any(
             all((replica, seqnum) not in self.denied for seqnum in asked.seqnums)
@@ -246,11 +257,11 @@ class Operation:
 
     @property
     def has_first(self) -> bool:
-        """Whether the first record that was found is here."""
+        """Whether the first record of the result was fetched."""
         return bool(self.seqnums) and self.seqnums[0] in self.records
 
     def gathered(self, bytes_max: int) -> Record | list[Record]:
-        """Return the record read, or the page: up to the first gap, and bounded in bytes."""
+        """Return the record, or the page of records up to the first gap and up to `bytes_max`."""
         page: list[Record] = []
         size_bytes = 0
         for seqnum in self.seqnums:
@@ -270,9 +281,9 @@ class Operation:
 
     @staticmethod
     def match_in(message: RecordsRead) -> SeqNum:
-        """Return the only match, which storage sent on behalf of the index tier.
+        """Return the seqnum of the only match, which storage answered on behalf of the index tier.
 
-        `contradicted_by` must have found nothing.
+        Before, `contradicted_by` must have returned None for `message`.
         """
         return (
             message.records[0].seqnum
@@ -281,9 +292,9 @@ class Operation:
         )
 
     def lost_by(self, message: LookupResult) -> DataLossError | None:
-        """Return the error if a lookup crossed lost records before it found anything; else None.
+        """Return the error if a lookup without a match reported lost records; else None.
 
-        Lost records after the bound do not matter to a read of the record at its bound.
+        A read of the record at its bound ignores lost records after the bound.
         """
         lost = message.lost
         if lost is None or (self.at_seqnum and lost.start > self.bound):

@@ -1,10 +1,10 @@
-"""Finds old records through the metalog: the places of records, and the first seqnum ordered at a
-time or later (`Log.find_time`, decision 0012).
+"""Asks storage nodes for the places of records, and for the first seqnum that was ordered at a
+given time or later (`Log.find_time`, decision 0012).
 
 Storage nodes have all metalog entries. Each entry has the time of the primary's clock, which never
 goes back along the metalog. So a seqnum that a storage node finds is final. Places of records never
-change either. A storage node may also answer that it finds nothing. This answer counts only if the
-node has applied the position of the caller's session.
+change. The answer of a storage node that it finds nothing counts only if the node has applied the
+position of the caller's session. `LocalLog` asks by `OrderLookups`; `Engine` drives it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class _Lookup:
         self.waiter = waiter
         self.attempt = 0
         self.behind: set[NodeId] = set()
-        """Nodes that answered in this round, but have not applied the position."""
+        """Nodes that answered since the last pause without having applied `position`."""
         self.expires: Instant | None = None
-        """None: the question was not sent yet."""
+        """When to fail the question; None: the question was not sent yet."""
         self.resend = resend
 
     def deadline(self) -> Instant | None:
-        """When to ask again, or to fail the question; None: it was not sent yet."""
+        """When to ask again, or to fail the question; None: the question was not sent yet."""
         if self.expires is None:
             return None
         return min(self.resend.due or self.expires, self.expires)
@@ -68,7 +68,9 @@ class OrderLookups:
         self._next_request = request
 
     def find_time(self, time_us: int, position: MetalogPosition, waiter: object) -> None:
-        """Send a question when the iteration ends; the waiter gets `Answered(seqnum)`.
+        """Ask for the first seqnum ordered at `time_us` or later (microseconds since 1970).
+
+        The question is sent when the engine's iteration ends. The waiter gets `Answered(seqnum)`.
 
         Raises:
             OverloadedError: too many questions wait already.
@@ -78,10 +80,10 @@ class OrderLookups:
     def find_places(
         self, start: SeqNum, end: SeqNum, position: MetalogPosition, waiter: object
     ) -> None:
-        """Ask where the records from `start` to below `end` are.
+        """Ask for the places of the records in [start, end).
 
-        The waiter gets `Answered(spans)`: the spans of the first of them, at least one
-        (`PlacedSpan`); none if no entry below `position` ordered `start`.
+        The waiter gets `Answered(spans)`: at least one `PlacedSpan`, from `start` on. There is no
+        span if no entry below `position` ordered `start`.
 
         Raises:
             OverloadedError: too many questions wait already.
@@ -102,7 +104,9 @@ class OrderLookups:
     def on_found(
         self, sender: NodeId, message: TimeFound | PlacesFound, now: Instant
     ) -> list[Effect]:
-        """Handle a storage node's answer; ask the next node if this one has not applied enough."""
+        """Handle a storage node's answer. If the node found nothing and has not applied the
+        position, ask the next node.
+        """
         lookup = self._lookups.get(message.request)
         if lookup is None:
             return []
@@ -155,7 +159,7 @@ class OrderLookups:
         )
 
     def deadline(self) -> Instant | None:
-        """When to ask again, or to fail a question."""
+        """When to ask again, or to fail a question; None: no question was sent."""
         due = (lookup.deadline() for lookup in self._lookups.values())
         return min((at for at in due if at is not None), default=None)
 

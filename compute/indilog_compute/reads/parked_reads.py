@@ -1,4 +1,7 @@
-"""Reads that wait until this node has applied the position of their session (ARCHITECTURE 9)."""
+"""Reads that wait until this node has applied the position of their session (ARCHITECTURE 9).
+
+`Reads` adds them, and takes those whose position is applied or that have expired.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ _HEAP_REST_MAX: Final = 1_000
 
 
 class ParkedReads:
-    """The reads that wait for a position, oldest first; `Reads` bounds how many there are."""
+    """Keeps the reads that wait for a position, oldest first; `Reads` limits their number."""
 
     __slots__ = ("_by_position", "_numbers", "_parked", "_timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
         self._parked: dict[Operation, None] = {}
         self._by_position: list[tuple[MetalogPosition, int, Operation]] = []
-        """A heap; it may hold reads that have expired."""
+        """A heap; it may contain reads that have expired."""
         self._numbers = itertools.count()
         self._timeout_s = timeout_s
 
@@ -38,8 +41,8 @@ class ParkedReads:
     def take_reached(self, position: MetalogPosition) -> list[Operation]:
         """Remove and return the reads whose position is reached, smallest position first.
 
-        The cost depends on the number of returned reads, not on those that wait for later
-        positions.
+        The cost depends on the number of returned reads, and not on the number of reads that wait
+        for later positions.
         """
         reached: list[Operation] = []
         while self._by_position and self._by_position[0][0] <= position:
@@ -67,12 +70,12 @@ class ParkedReads:
         return self._remove(list(self._parked))
 
     def deadline(self) -> Instant | None:
-        """When the oldest read expires; None: there is none."""
+        """When the oldest read expires; None: no read waits."""
         oldest = next(iter(self._parked), None)
         return Instant(oldest.created + self._timeout_s) if oldest is not None else None
 
     def check_invariants(self) -> None:
-        """Assert that each waiting read is found by its position."""
+        """Assert that the heap contains each waiting read."""
         assert self._parked.keys() <= {operation for _, _, operation in self._by_position}
         assert all(operation.stage is Stage.POSITION for operation in self._parked)
 

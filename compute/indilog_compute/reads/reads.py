@@ -1,23 +1,24 @@
-"""The read side of a compute node: reads that could not be answered at once (ARCHITECTURE 9, thesis
-5.4).
+"""The reads of a compute node that could not be answered at once (ARCHITECTURE 9, thesis 5.4).
 
-`local_reads` answers a read at once if the local index proves the answer and the record cache has
-the record. All other reads go one of these ways:
+`LocalReads` answers a read at once if the local index proves the answer and the record cache has
+the record. `Engine` passes all other reads to `Reads`, which proceeds in one of four ways:
 
-- Hit: the local index found the seqnum. Ask a replica of its shard (read type 1).
-- Miss: ask one replica of every index shard, all about the log below one `limit`. Storage answers
-  directly for a single match (read types 2 and 3). The aggregator answers if there is no match, or
-  for a page.
-- The session's position is not applied here yet: wait for it, then decide.
-- A fresh read: ask the primary which position is committed, raise the session to it, then decide.
+- Hit: the local index finds the seqnum. `Reads` asks a replica of its shard (read type 1).
+- Miss: `Reads` asks one replica of every index shard about the log below one `limit`. A single
+  match is sent by storage (read types 2 and 3). A page, or the answer that there is no match, is
+  sent by the aggregator.
+- The session's position is not applied here: the read waits for it, and then proceeds.
+- The read is fresh: `Reads` asks the primary which position is committed. The read then waits for
+  this position.
 
 Every attempt has its own request number, so a late answer to an earlier attempt is ignored. An
 attempt that takes longer than `lookup_timeout_s` is repeated with other replicas. A read that takes
 longer than `read_timeout_s` fails with a retryable error.
 
 The answer "unknown" of one replica never means "absent": the next replica is asked. If all replicas
-answer "unknown", the record is lost. "Trimmed" is an outcome of its own, which the floor of the log
-or tag decides. A read of a whole log skips a record that is dead in all its tags (ARCHITECTURE 13).
+answer "unknown", the record is lost. A read whose records lie below the floor of the log or tag
+fails with `TrimmedError`. A read of a whole log skips a record whose tags are all trimmed
+(ARCHITECTURE 13).
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ from indilog_compute.reads.tier_lookups import TierLookups
 class Reads:
     """All reads of one compute node that are in flight.
 
-    Direct calls (`start`) only enqueue; `begin` decides them within the iteration. `local` and
-    `replay` belong to the engine, which applies metalog and index data to them.
+    `start` only enqueues a read; `begin` processes it in the same iteration. The local index and
+    the replay belong to the engine, which applies metalog entries and index data to them.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Reads:
         )
         self._tier = TierLookups(cache, routes)
         self.questions = TagQuestions(config.node, routes, self._number)
-        """Questions to the index tier that make later reads hit the local index."""
+        """Questions to the index tier whose answers let the local index answer later reads."""
 
     def number_from(self, request: int) -> None:
         """Number attempts above `request`, so that answers to an earlier incarnation match none."""
@@ -124,12 +125,12 @@ class Reads:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether any read is in flight. The check is cheap, for a node that only appends."""
+        """Whether any read is in flight; cheaper than `pending`, for a node that only appends."""
         return bool(self._starting or self._requests or self._parked or self._tails)
 
     @property
     def hedged(self) -> int:
-        """Attempts for which a further replica was asked, since the start."""
+        """Number of attempts for which a second replica was asked."""
         return self._storage.hedges.hedged
 
     def begin_iteration(self, now: Instant) -> None:
@@ -137,12 +138,12 @@ class Reads:
         self._now = now
 
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
-        """Use the engine's index and replay. Reads waited for them until now."""
+        """Use the engine's index and replay from now on; reads waited for this call."""
         self._local, self._replay = local, replay
         self.questions.joined(local, replay)
 
     def start(self, operation: Operation) -> None:
-        """Accept an operation; it is decided when the iteration ends.
+        """Accept an operation; `begin` processes it when the engine's iteration ends.
 
         Raises:
             OverloadedError: too many reads wait already.
@@ -152,7 +153,7 @@ class Reads:
         self._starting.append(operation)
 
     def begin(self, now: Instant) -> list[Effect]:
-        """Decide the operations that were started since the last iteration."""
+        """Process the operations that were started since the last call; send due questions."""
         effects: list[Effect] = []
         while self._starting:
             operation = self._starting[0]
@@ -162,11 +163,13 @@ class Reads:
         return effects + self.questions.begin(now) + self._ask_for_tail(now)
 
     def status(self) -> dict[str, dict[str, int]]:
-        """Return the status for operators: questions to the index tier, and its answers."""
+        """Return the status for operators: the numbers of questions to the index tier, and of its
+        answers by outcome.
+        """
         return {"index_tier": dict(self._tier.counters), "tag_questions": self.questions.status()}
 
     def advanced(self, now: Instant) -> list[Effect]:
-        """Decide the operations whose position is applied now."""
+        """Process the parked operations whose position is applied now."""
         if not self._parked or self._local is None:
             return []
         ready = self._parked.take_reached(self._local.tag_position)
@@ -239,8 +242,8 @@ class Reads:
                 assert_never(unreachable)
 
     def _try_bound(self, operation: Operation, local: LocalIndex) -> list[Effect]:
-        """Answer without the index tier if the record at the bound matches. That record comes from
-        the cache or from storage.
+        """Try the record at the bound, from the cache or from storage, before the index tier is
+        asked. No effects: this record cannot be tried.
         """
         record = self._tier.at_bound(operation, self._replay.tail)
         if record is None or self._may_be_trimmed(operation, record):
@@ -284,7 +287,7 @@ class Reads:
     def _collect(
         self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
     ) -> list[Effect]:
-        """Gather the records at `seqnums` from the cache, and the rest from storage."""
+        """Take the records at `seqnums` from the cache, and request the others from storage."""
         if operation.bound_is_trimmed(seqnums[0]):
             return [operation.answer(TrimmedError(seqnums[0]))]
         assert len(seqnums) == len(shards) <= operation.count, "each record has a shard"
@@ -306,8 +309,10 @@ class Reads:
     def _ask_storage(
         self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]]
     ) -> list[Effect]:
-        """Ask one replica of each shard; fail if no replica has the first missing record, unless
-        a page can end before it.
+        """Ask one replica of each shard for the missing records.
+
+        If no replica has the first missing record, the read fails, or its page ends before that
+        record.
         """
         # Each question of a read goes to another replica. Consecutive reads also use different
         # replicas.
@@ -346,7 +351,7 @@ class Reads:
     def on_message(
         self, sender: NodeId, message: RecordsRead | LookupResult | TagFirsts, now: Instant
     ) -> list[Effect]:
-        """Take in an answer of storage or of the index tier."""
+        """Handle an answer of storage or of the index tier."""
         match message:
             case RecordsRead():
                 return self._on_records(sender, message, now)
@@ -358,7 +363,7 @@ class Reads:
                 assert_never(unreachable)
 
     def _on_records(self, sender: NodeId, message: RecordsRead, now: Instant) -> list[Effect]:
-        """Take in records from storage; a late answer to an earlier attempt is ignored."""
+        """Handle records from storage; ignore a late answer to an earlier attempt."""
         self._storage.silent.answered(sender)
         operation = self._requests.get(message.request)
         if operation is None:
@@ -366,7 +371,7 @@ class Reads:
         if (reason := self._storage.refusal(sender, operation, message)) is not None:
             return [Ignore(message, reason)]
         if message.trimmed and operation.reflects < message.position:
-            # Only a node that has applied that position knows the trim and its floor.
+            # This node knows the trim and its floor only after it has applied `message.position`.
             del self._requests[message.request]
             operation.position = max(operation.position, message.position)
             operation.restart()
@@ -401,7 +406,7 @@ class Reads:
                 assert_never(unreachable)
 
     def note_moved(self) -> None:
-        """Let all replicas be asked again, because shards have other replicas now."""
+        """Allow questions to all replicas again, because shards have other replicas now."""
         for operation in self._requests.values():
             operation.denied.clear()
         self._tier.routes.note_view()
@@ -437,7 +442,9 @@ class Reads:
         return self._collect_learned(operation, seqnums, (message.shard,) * len(seqnums))
 
     def _skip(self, operation: Operation, seqnum: SeqNum, now: Instant) -> list[Effect]:
-        """Continue after a record that is trimmed in all its tags, if a whole log is read."""
+        """A read of a whole log continues after the trimmed record at `seqnum`; any other read is
+        answered with `TrimmedError`.
+        """
         if not operation.whole or operation.tag == EMPTY_TAG:
             return [operation.answer(TrimmedError(seqnum + 1))]
         if operation.skip_dead(seqnum):
@@ -464,7 +471,7 @@ class Reads:
         return self._collect(operation, operation.seqnums, operation.shards)
 
     def _on_result(self, message: LookupResult, now: Instant) -> list[Effect]:
-        """Take in the aggregator's result: no match, or where the records are."""
+        """Handle the aggregator's result: no match, or the places of the matches."""
         if (effects := self.questions.on_result(message)) is not None:
             return effects
         operation = self._requests.get(message.request)
@@ -497,7 +504,7 @@ class Reads:
         return [operation.answer(value)]
 
     def on_tail(self, message: TailIs, now: Instant) -> list[Effect]:
-        """Take in the primary's tail; fresh reads continue at its position."""
+        """Handle the primary's tail; fresh reads continue at the position in the answer."""
         effects: list[Effect] = []
         for operation in self._tails.take_answered(message.request):
             if operation.fresh:

@@ -1,12 +1,14 @@
-"""The record cache of a compute node: records that it appended or read last (thesis 5.4.2).
+"""The record cache of a compute node: the records that it appended or read last (thesis 5.4.2).
 
-Two parts share one budget of bytes. *Own appends* are kept in spans, one for each batch. A span is
-evicted whole, oldest first, so that caching an append takes almost no time. *Records read* from
-storage are kept one by one, and evicted least recently used first. Each part may use the bytes that
-the other part leaves. When the budget is exceeded, the part that uses more than half of it evicts.
+Two parts share one budget of bytes. *Own appends* are kept in spans, one span for each batch. The
+oldest span is evicted first, and as a whole, so that caching an append takes almost no time.
+*Records read* from storage are kept one by one; the least recently used record is evicted first.
+Each part may use the bytes that the other part leaves. When the budget is exceeded, own appends are
+evicted if they use more than half of it; otherwise records read are evicted.
 
-Aux data is kept apart from both, under a budget of its own. So a record is always returned with the
-aux data that was set last.
+Aux data has its own budget, so aux data and records are evicted separately. A record is always
+returned with the aux data that was set last here. `Engine` adds own appends, and `Reads` adds
+records read; both look up records.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ from indilog.base.log import Record
 from indilog.wire.messages import StoredRecord
 
 SPAN_RECORD_BYTES: Final = 64
-"""Bytes that an own append costs besides its contents: a bytes header and two list slots."""
+"""Bytes that an own append costs besides its contents: a header of `bytes` and two list slots."""
 READ_RECORD_BYTES: Final = 320
-"""Bytes that a record read costs besides its contents: the object, its fields, a mapping slot."""
+"""Bytes that a record from storage costs besides its contents: the object, its fields, and a slot
+of a mapping.
+"""
 AUX_BYTES: Final = 192
 """Bytes that aux data costs besides its contents."""
 _DEAD_MAX: Final = 256
 
 
 class _Span(NamedTuple):
-    """Consecutive records that one cut ordered, as they were appended."""
+    """Consecutive own appends: one batch that a metalog entry ordered."""
 
     datas: Sequence[bytes]
     names: Sequence[bytes]
@@ -43,14 +47,14 @@ _EVICTED: Final = _Span((), (), 0.0, 0.0, 0)
 
 
 class RecordCache:
-    """Caches at most `bytes_max` bytes of records and `aux_bytes_max` of aux data; 0: nothing.
+    """Caches at most `bytes_max` bytes of records, and at most `aux_bytes_max` bytes of aux data.
 
     Records are immutable, so a cached record is never outdated. A record that is not cached may
     exist.
 
     Attributes:
-        hits: records found.
-        misses: records not found.
+        hits: number of lookups by `get` that found a record.
+        misses: number of lookups by `get` that found none.
     """
 
     __slots__ = (
@@ -62,7 +66,7 @@ class RecordCache:
         self._bytes_max = bytes_max
         self._aux_bytes_max = aux_bytes_max
         self._firsts: list[SeqNum] = []
-        """First seqnum of each span, ascending; those before `_start` are evicted."""
+        """The first seqnum of each span, ascending; spans before the index `_start` are evicted."""
         self._spans: list[_Span] = []
         self._start = 0
         self._span_bytes = 0
@@ -75,7 +79,7 @@ class RecordCache:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of both parts, overhead included."""
+        """Bytes of both parts, including overhead."""
         return self._span_bytes + self._read_bytes
 
     def add_span(
@@ -87,17 +91,18 @@ class RecordCache:
         ordered_at: float,
         size_bytes: int,
     ) -> None:
-        """Keep own appends that were ordered from `first_seqnum` on; calls ascend by seqnum.
+        """Keep own appends that were ordered from `first_seqnum` on. Each call has a greater
+        `first_seqnum` than the call before.
 
-        The sequences are kept, not copied: the caller must not change them afterwards.
+        The sequences are kept without a copy, so the caller must not change them afterwards.
 
         Args:
             first_seqnum: seqnum of the first record.
             datas: the data of each record.
             names: the names of each record (`indilog.base.ids.tag_columns`).
-            time: when the writer accepted them, seconds since 1970 (`Record.time`).
-            ordered_at: the stamp of the entry that ordered them, seconds since 1970.
-            size_bytes: the total size of `datas` and `names`, bytes.
+            time: when the writer accepted the records, seconds since 1970 (`Record.time`).
+            ordered_at: the stamp of the entry that ordered the records, seconds since 1970.
+            size_bytes: the size of the batch in bytes, without `SPAN_RECORD_BYTES`.
         """
         assert not self._firsts or first_seqnum >= self._end(), "own appends ascend"
         size_bytes += SPAN_RECORD_BYTES * len(datas)
@@ -111,7 +116,7 @@ class RecordCache:
             self._evict()
 
     def add(self, record: Record) -> None:
-        """Keep a record from storage, with its aux data unless newer aux data was set here."""
+        """Keep a record from storage. Its aux data is kept unless aux data was set here already."""
         seqnum = record.seqnum
         if record.aux is not None:
             if seqnum not in self._aux:
@@ -141,7 +146,7 @@ class RecordCache:
         return record
 
     def get(self, seqnum: SeqNum) -> Record | None:
-        """Return the record at `seqnum` with its aux data, or None if it is not cached."""
+        """Return the record at `seqnum` with its aux data; None: the record is not cached."""
         index = bisect_right(self._firsts, seqnum, self._start) - 1
         if index >= self._start:
             span = self._spans[index]
@@ -163,14 +168,14 @@ class RecordCache:
         return _with_aux(record, aux)
 
     def holds(self, seqnum: SeqNum) -> bool:
-        """Whether `get` would find `seqnum`; neither a hit nor a miss."""
+        """Whether `get` would find `seqnum`; this call counts as neither hit nor miss."""
         index = bisect_right(self._firsts, seqnum, self._start) - 1
         if index >= self._start and seqnum - self._firsts[index] < len(self._spans[index].datas):
             return True
         return seqnum in self._read
 
     def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Keep `aux` beside the record at `seqnum`, replacing earlier aux data."""
+        """Keep `aux` as the aux data of the record at `seqnum`; replace earlier aux data."""
         replaced = self._aux.pop(seqnum, None)
         if replaced is not None:
             self._aux_bytes -= AUX_BYTES + len(replaced)
@@ -183,7 +188,7 @@ class RecordCache:
             self._aux_bytes -= AUX_BYTES + len(evicted)
 
     def status(self) -> dict[str, int]:
-        """Return records, bytes, hits and misses, for operators and metrics."""
+        """Return numbers of records, bytes, hits and misses, for operators and metrics."""
         return {
             "entries": self._span_records + len(self._read), "bytes": self.size_bytes,
             "aux_entries": len(self._aux), "aux_bytes": self._aux_bytes,
@@ -191,7 +196,7 @@ class RecordCache:
         }  # fmt: skip
 
     def _end(self) -> SeqNum:
-        """Return the seqnum after the newest own append."""
+        """Return the seqnum after that of the newest own append."""
         return self._firsts[-1] + len(self._spans[-1].datas)
 
     def aux_of(self, seqnum: SeqNum) -> bytes | None:
@@ -204,7 +209,9 @@ class RecordCache:
         return aux
 
     def _evict(self) -> None:
-        """Evict from the part that uses more than half of the budget, until the limit holds."""
+        """Evict until the limit holds: own appends while they use more than half of the budget,
+        otherwise records read.
+        """
         while self._span_bytes + self._read_bytes > self._bytes_max:
             if self._span_bytes * 2 > self._bytes_max:
                 self._span_bytes -= self._spans[self._start].size_bytes

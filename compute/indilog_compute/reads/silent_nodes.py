@@ -1,12 +1,13 @@
-"""Tracks nodes that did not answer in time: index nodes, aggregators and storage nodes.
+"""Tracks *silent* nodes, which did not answer in time: index nodes, aggregators and storage nodes.
 
-Silent nodes are asked after the others, because they may stay silent for long. Copying the shards
-of a lost storage node may take hours (decision 0048), and a lost index node may be restarted late.
-After a pause one question tries such a node again; the pause doubles while the node does not
-answer. If only silent nodes could answer, one of them is asked. So avoiding nodes may unbalance the
-load, but never prevents an answer.
+Silent nodes are asked after all other nodes, because they may stay silent for long. Copying the
+shards of a lost storage node may take hours (decision 0048), and a lost index node may be restarted
+late. After a pause, one question tries a silent node again; the pause doubles while the node does
+not answer. If all candidates are silent, one of them is asked. So avoiding silent nodes may
+unbalance the load, but never prevents an answer.
 
-`lookup_routes` chooses index nodes and aggregators with it, `storage_questions` storage nodes.
+`LookupRoutes` chooses index nodes and aggregators by `SilentNodes`; `StorageQuestions` chooses
+storage nodes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class _Silence:
 
     Attributes:
         since: when a question to the node last timed out.
-        tried_again: when the node is tried again.
-        pause_s: seconds from the last timeout or trial to the next trial.
+        tried_again: the time from which on the node may be tried again.
+        pause_s: seconds from the last timeout or trial to `tried_again`.
     """
 
     __slots__ = ("pause_s", "since", "tried_again")
@@ -69,7 +70,7 @@ class SilentNodes:
             silence = self._silent.get(node)
             if silence is None:
                 self._silent[node] = _Silence(self._pause_s, now)
-            elif asked_at >= silence.since:  # a timeout of an older question is no new fact
+            elif asked_at >= silence.since:  # else the question was asked before the last timeout
                 longest = self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
                 silence.pause_s = min(2 * silence.pause_s, longest)
                 silence.since, silence.tried_again = now, Instant(now + silence.pause_s)
@@ -79,8 +80,8 @@ class SilentNodes:
     ) -> tuple[NodeId, bool]:
         """Return one of `nodes`, and whether the question tries a silent node again.
 
-        `nodes`: the candidates; not empty. `rotation`: selects the first candidate. `trial`: the
-        question already tries another silent node again.
+        `nodes` are the candidates, at least one. `rotation` selects the first candidate. `trial`
+        says whether the question already tries another silent node again.
         """
         first = rotation % len(nodes)
         if not self._silent:
@@ -96,11 +97,11 @@ class SilentNodes:
         return min(rotated, key=lambda node: self._silent[node].tried_again), trial
 
     def keep(self, nodes: Collection[NodeId]) -> None:
-        """Forget all nodes except these."""
+        """Forget all silent nodes that are not in `nodes`."""
         self._silent = {node: s for node, s in self._silent.items() if node in nodes}
 
     def check_invariants(self, nodes: Collection[NodeId]) -> None:
-        """Assert that only these nodes are silent, for bounded pauses."""
+        """Assert that only `nodes` are silent, and that pauses are bounded."""
         assert self._silent.keys() <= set(nodes), "only nodes that are asked are silent"
         for silence in self._silent.values():
             assert self._pause_s <= silence.pause_s <= self._pause_s * 2**_PAUSE_DOUBLINGS_MAX

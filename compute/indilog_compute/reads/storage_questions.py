@@ -1,8 +1,9 @@
 """Chooses the replicas that a compute node asks for records (ARCHITECTURE 9).
 
-The node asks one replica of each shard, and a second one if the first is slow
-(`indilog_compute.reads.hedging`). Replicas that do not answer are asked after the others
-(`indilog_compute.reads.silent_nodes`). `reads` asks when it knows the seqnums of a read.
+The node asks one replica of each shard. If this replica is slow, it also asks a second one
+(`indilog_compute.reads.hedging`). Replicas that do not answer are asked after all others
+(`indilog_compute.reads.silent_nodes`). `Reads` calls `StorageQuestions` after it knows the seqnums
+of a read.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class StorageQuestions:
     """Asks storage for the records of operations.
 
     Attributes:
-        hedges: when further replicas are asked.
-        silent: replicas that did not answer in time.
+        hedges: decides which attempts are also sent to a second replica.
+        silent: the replicas that did not answer in time.
     """
 
     def __init__(self, node: NodeId, placement: Placement, config: NodeConfig) -> None:
@@ -49,13 +50,13 @@ class StorageQuestions:
     ) -> DataLossError | NotReadyError | None:
         """Choose for each shard a replica that may have the shard's first missing record.
 
-        The replica is asked for all missing records that it may have. It may lack some records and
-        have others. Its last answer may have left out records that it has, because an answer is
-        limited in bytes.
+        `ask` requests all missing records that the replica may have. A replica may lack some
+        records and have others. Its last answer may have left out records that it has, because an
+        answer is limited in bytes.
 
-        If no replica has the first missing record of the operation, an error is returned. If no
-        replica has the first missing record of another shard, that shard is not asked, because the
-        page can end before that record.
+        If no replica has the first missing record of the operation, an error is returned. If a
+        shard has only later records of the operation, and no replica has the first missing one of
+        them, this shard is not asked: the page can end before that record.
 
         Args:
             operation: a read of records at known seqnums.
@@ -106,7 +107,7 @@ class StorageQuestions:
     def hedge(
         self, requests: Mapping[int, Operation], replay: MetalogReplay, now: Instant
     ) -> list[Effect]:
-        """Ask further replicas for records that take longer than usual; the first answer wins."""
+        """Ask a second replica for the records of attempts that take longer than usual."""
         effects: list[Effect] = []
         for request in self.hedges.due(now, requests):
             operation = requests[request]
@@ -119,12 +120,12 @@ class StorageQuestions:
         return effects
 
     def timed_out(self, operation: Operation, now: Instant) -> None:
-        """Note which replicas did not answer in time."""
+        """Note that the asked replicas of an operation did not answer in time."""
         for replicas, _ in operation.asked.values():
             self.silent.timed_out(replicas, operation.asked_at, now)
 
     def refusal(self, sender: NodeId, operation: Operation, message: RecordsRead) -> str | None:
-        """Return why an answer is ignored, or None."""
+        """Return why an answer is ignored; None: it is not ignored."""
         if sender not in self._placement.replicas(message.shard):
             return "records from a node that does not keep their shard"
         return operation.contradicted_by(message)
@@ -132,7 +133,7 @@ class StorageQuestions:
     def _left(
         self, operation: Operation, shard: ShardId, seqnums: Sequence[SeqNum]
     ) -> list[NodeId]:
-        """Return the replicas that have not reported any of these records as unknown."""
+        """Return the replicas of `shard` that have reported none of `seqnums` as unknown."""
         replicas, denied = self._placement.replicas(shard), operation.denied
         if not denied:
             return list(replicas)
@@ -141,10 +142,11 @@ class StorageQuestions:
     def _lost(
         self, operation: Operation, shard: ShardId, missing: Sequence[SeqNum]
     ) -> DataLossError:
-        """Return the error for lost records: the first one and those directly after it.
+        """Return the error for the first missing record, and for the lost records directly after
+        it.
 
-        The range ends before the first record that a replica may have. A caller that continues
-        there gets a further error for later lost records.
+        The range of the error ends before the next record that a replica may have. A caller that
+        continues there gets another error for later lost records.
         """
         first = missing[0]
         wanted = frozenset(missing)
@@ -166,7 +168,9 @@ class StorageQuestions:
 
 
 def _tags_of(lost: Sequence[SeqNum], operation: Operation) -> list[UserTag]:
-    """Return the tags of lost records, if all are known to be of the log that is read."""
+    """Return the tags of lost records. The result is empty if a record's names are unknown, or if a
+    record belongs to another log than the one that is read.
+    """
     known: dict[UserTag, None] = {}
     for seqnum in lost:
         if (names := operation.names.get(seqnum)) is None:

@@ -1,17 +1,18 @@
 """Questions of an engine to the index tier that fill its Tag Cache (thesis 5.7 and 10).
 
 *Is this tag new?* With `local_index = "extended"`, an append with a tag that the Tag Cache does not
-know causes a question about the tag's first record. All tags of an iteration are in one question,
-sent to all index shards, because any of them may have records of the tag. No tag belongs to a
-single index shard, so tags need not move when index shards are added or removed (decision 0011).
+know causes a question about the tag's first record. One question contains all tags of an iteration
+(up to 4,096). It is sent to all index shards, because any index shard may have records of a tag. No
+tag belongs to a single index shard, so tags need not move when index shards are added or removed
+(decision 0011).
 
-*What are the newest records of this tag?* A tag whose lookups missed `refill_after_misses` times is
-popular and not cached. Its newest records are fetched into its row of the Tag Cache. At most
-`refills_per_s_max` fetches begin per second, and `refills_pending_max` are in flight.
+*What are the newest records of this tag?* After `refill_after_misses` missed lookups, a tag is
+popular and not cached. Its newest records are then fetched into its row of the Tag Cache. At most
+`refills_per_s_max` fetches begin per second, and at most `refills_pending_max` are in flight.
 
 Both questions are about the log as of `tag_position`, which the Tag Cache has applied. No caller
-waits for the answers. A question that is not answered in time is dropped; further lookups then
-miss.
+waits for the answers. A question that is not answered within `lookup_timeout_s` is dropped; then
+lookups of its tags miss as before. `Reads` calls `TagQuestions`; the answers go to `LocalIndex`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _TAGS_AT_ONCE: Final = 4096
 
 
 class _Question:
-    """A question that some index node has not answered yet."""
+    """A question that at least one index node has not answered."""
 
     __slots__ = ("asked", "firsts", "limit", "missing", "route", "tags", "unknown")
 
@@ -53,7 +54,7 @@ class _Question:
         self.route = route
         self.asked = asked
         self.missing = set(route.replicas)
-        """Index nodes that have not answered about the tags' first records."""
+        """Index nodes that have not answered a question about first records."""
         self.firsts: dict[TagHash, First] = {}
         self.unknown: set[TagHash] = set()
 
@@ -64,7 +65,7 @@ class TagQuestions:
     Args:
         config: the limits.
         routes: chooses the nodes to ask.
-        new_request: numbers requests; shared with the engine's reads.
+        new_request: returns the number of the next request; `Reads` uses the same numbers.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class TagQuestions:
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
         self._unknown: dict[TagHash, None] = {}
-        """Unknown tags of records that were appended in this iteration."""
+        """Tags that the Tag Cache does not know, of records appended in this iteration."""
         self._firsts: OrderedDict[int, _Question] = OrderedDict()
         """Questions about first records, by request, oldest first."""
         self._firsts_tags = 0
@@ -88,18 +89,20 @@ class TagQuestions:
         self._figures = {"new_tags_asked": 0, "refills": 0, "given_up": 0}
 
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
-        """Use the engine's index and replay."""
+        """Use the engine's index and replay from now on."""
         self._local, self._replay = local, replay
 
     def status(self) -> dict[str, int]:
-        """Return the status for operators: tags and refills asked, dropped, in flight."""
+        """Return the status for operators: numbers of tags asked about, refills, dropped questions,
+        and questions in flight.
+        """
         return self._figures | {"pending": self._firsts_tags + len(self._refills)}
 
     # --- what the engine notices
 
     def appended(self, tags: Iterable[TagHash]) -> None:
-        """Note the tags of an appended record. Questions are sent about tags that the Tag Cache
-        does not know.
+        """Note the tags of an appended record; `begin` asks about the tags that the Tag Cache does
+        not know.
         """
         local = self._local
         if local is None or not local.has_tag_cache:
@@ -155,7 +158,7 @@ class TagQuestions:
         return effects
 
     def on_firsts(self, sender: NodeId, message: TagFirsts) -> list[Effect]:
-        """Handle the answer of one index shard; after the last one, update the local index."""
+        """Handle the answer of one index shard; after the last answer, update the local index."""
         question = self._firsts.get(message.request)
         if question is None or sender not in question.missing:
             return []
@@ -209,7 +212,7 @@ class TagQuestions:
         return effects
 
     def _ask_refill(self, tag: TagHash, now: Instant) -> list[Effect]:
-        """Ask for the newest records of a tag, unless they are cached already."""
+        """Ask for the newest records of a tag, unless these records are cached already."""
         local, count = self._local, self._config.refills.refill_seqnums_max
         if local is None or not local.has_tag_cache or local.has_recent(tag, count):
             return []
@@ -236,7 +239,7 @@ class TagQuestions:
         return [Send(node, lookup) for node in route.replicas]
 
     def on_result(self, message: LookupResult) -> list[Effect] | None:
-        """Handle the newest records of a tag; None: the message answers no refill."""
+        """Handle the newest records of a tag; None: the message is not an answer to a refill."""
         question = self._refills.get(message.request)
         if question is None:
             return None
@@ -247,7 +250,7 @@ class TagQuestions:
         assert self._local is not None, "questions are sent once the index is there"
         incomplete = message.floor or message.lost is not None
         if incomplete and not message.seqnums:
-            # All records were trimmed or lost. That does not prove that there never was a record.
+            # Records may have been trimmed or lost, so it is not proven that there never was one.
             self._local.give_up(question.tags[0], question.limit)
             return []
         self._local.refill(
@@ -272,7 +275,7 @@ class TagQuestions:
     # --- time
 
     def deadline(self) -> Instant | None:
-        """When the oldest question is dropped; None: none is in flight."""
+        """When the oldest question is dropped; None: no question is in flight."""
         oldest = [
             next(iter(asked.values())).asked for asked in (self._firsts, self._refills) if asked
         ]

@@ -1,9 +1,10 @@
 """Questions to the primary about the tail of the log (ARCHITECTURE 9.4).
 
-They serve `tail()`, and `fresh` reads, which must see every record acknowledged before they began.
-An answer serves an operation only if the question was sent after the operation began. One question
-is in flight at a time, and operations that begin meanwhile share the next one. So a loaded node
-asks no more often than the primary answers, and an idle node asks at once.
+Two operations need the tail: `tail()`, and a `fresh` read, which must see every record that was
+acknowledged before the read began. An answer serves an operation only if the question was sent
+after the operation began. One question is in flight at a time; operations that begin meanwhile
+share the next question. So a loaded node asks no more often than the primary answers, and an idle
+node asks at once. `Reads` calls `TailQuestions` and sends its questions.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ class TailQuestions:
         return len(self._waiting) + len(self._asked)
 
     def add(self, operation: Operation) -> None:
-        """Let an operation wait for the answer to a question that is still to be sent."""
+        """Let an operation wait for the answer to the next question."""
         self._waiting.append(operation)
 
     def is_due(self, now: Instant) -> bool:
-        """Whether to send the question now, for the first time or again."""
+        """Whether to send a new question now, or to resend the one in flight."""
         if self._asked:
             return self._resend.is_due(now)
         return bool(self._waiting)
 
     def asked(self, request: int, now: Instant) -> int:
-        """Note that the question is sent; return its number.
+        """Note that a question is sent; return its number.
 
-        The number is `request`, or the number of the question in flight, which is resent unchanged.
-        An answer to a resent question serves only the operations for which the question was first
-        sent, because the answer may be older than operations that began later.
+        A new question has the number `request`. A question in flight is resent with its own number.
+        An answer to a resent question serves only the operations that began before the question was
+        first sent, because the answer may be older than later operations.
         """
         assert self._asked or self._waiting, "an operation waits for the answer"
         if not self._asked:
@@ -54,11 +55,13 @@ class TailQuestions:
         return self._request
 
     def make_due(self, now: Instant) -> None:
-        """Make the question due again, because another node is the primary."""
+        """Make the question in flight due again, because another node is the primary."""
         self._resend.make_due(now)
 
     def take_answered(self, request: int) -> list[Operation]:
-        """Remove and return the operations that an answer serves. A late answer serves none."""
+        """Remove and return the operations that the answer to `request` serves. The answer to an
+        earlier question serves no operation.
+        """
         if request != self._request:
             return []
         served, self._asked = self._asked, []
@@ -82,8 +85,10 @@ class TailQuestions:
         return waiting
 
     def deadline(self, timeout_s: float) -> Instant | None:
-        """When to ask, or to ask again, or when an operation has waited for `timeout_s`."""
-        if not self._asked:  # the waiting operations may just have failed
+        """When to send or resend a question, or when an operation has waited for `timeout_s`; None:
+        no operation waits.
+        """
+        if not self._asked:  # the operations of the question in flight may have just expired
             return self._waiting[0].created if self._waiting else None
         expires = Instant(self._asked[0].created + timeout_s)
         return min(self._resend.due or expires, expires)

@@ -1,15 +1,15 @@
-"""Lookups that a compute node sends to the index tier for its readers. Their answers are used for
-later reads (thesis 5.4, 5.4.2 and 10).
+"""Lookups that a compute node sends to the index tier for its readers (thesis 5.4, 5.4.2 and 10).
+`Reads` calls `TierLookups`, which keeps answers in the local index for later reads.
 
-*The record cache after a miss.* A lookup that misses the local index may be about a record in the
-record cache. If that is the record at the bound, its names show whether it has the tag, and no
-index is needed. Otherwise only the index tier can find the record. It either lets storage send the
-record, which takes 4 message delays. Or it first sends the record's seqnum to this node, which
-takes 3 message delays if the record is cached here, and 5 if it is not. So this node asks for the
+*The record cache after a miss.* A lookup may miss the local index although the record cache has the
+record. If the cached record is at the bound, its names show whether it has the tag; then the index
+tier is not asked. Otherwise only the index tier can find the record. It can let storage send the
+record, which takes 4 message delays. It can also send the record's seqnum to this node first. This
+takes 3 message delays if the record is cached here, and 5 otherwise. So this node asks for the
 seqnum first while more than half of the recent matches were cached.
 
-*Answers that stay true* are kept by the local index: the shard of the record, and, if no append can
-change it, that the record is the next or previous one.
+*Answers that stay true* are kept by the local index: the shard of the record, and the fact that the
+record is the next or previous one, if no append can change this fact.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class TierLookups:
 
     Attributes:
         routes: chooses the nodes to ask.
-        counters: reads that asked the index tier, by outcome: the record at the bound, another
-            record, no record, a page. Two further counters: lookups that asked for the record's
-            seqnum first, and records that came from the record cache although the local index
-            missed.
+        counters: numbers of answers of the index tier by outcome: the record at the bound
+            (`exact`), another record (`closest`), no record (`none`), a page (`pages`). Also the
+            number of lookups that asked for the seqnum first (`named_first`), and of records that
+            came from the record cache after the local index missed (`from_cache`).
     """
 
     __slots__ = ("_cache", "_here", "counters", "routes")
@@ -47,13 +47,14 @@ class TierLookups:
         self._cache = cache
         self.routes = routes
         self._here = 0.0
-        """Share of recent matches, except those at the bound, whose record was cached."""
+        """The share of recent matches whose record was cached; matches at the bound do not count.
+        """
         self.counters = {
             "exact": 0, "closest": 0, "none": 0, "pages": 0, "named_first": 0, "from_cache": 0,
         }  # fmt: skip
 
     def at_bound(self, operation: Operation, tail: SeqNum) -> Record | None:
-        """Return the record at the bound if it is in the record cache and answers the read."""
+        """Return the record at the bound, if it is cached and answers the read; else None."""
         if operation.page or operation.bound >= tail or not self._cache.holds(operation.bound):
             return None
         record = self._cache.get(operation.bound)
@@ -69,7 +70,7 @@ class TierLookups:
     def ask(
         self, operation: Operation, request: int, replay: MetalogReplay, local: LocalIndex | None
     ) -> list[Effect]:
-        """Ask one replica of every index shard about the log below the metalog's position."""
+        """Ask one replica of every index shard about the records that the applied entries order."""
         operation.stage = Stage.LOOKUP
         operation.reflects = replay.position
         operation.limit = replay.tail
@@ -107,9 +108,9 @@ class TierLookups:
     def note_match(
         self, operation: Operation, seqnum: SeqNum, shard: ShardId, local: LocalIndex | None
     ) -> None:
-        """Note that the index tier found the best match, or the first of a page, at `seqnum`.
+        """Note that the index tier found the match, or the first match of a page, at `seqnum`.
 
-        Must be called before the record is put into the cache.
+        The caller calls this before it puts the record into the cache.
         """
         if operation.page:
             self.counters["pages"] += 1

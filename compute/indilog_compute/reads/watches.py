@@ -1,6 +1,8 @@
-"""Readers that wait for a record with a tag (ARCHITECTURE 9.5); index data wakes them.
+"""Readers that wait for a record with a tag (ARCHITECTURE 9.5), and callers that wait until the
+node has joined.
 
-A watch fires once, when such a record may exist. Then its reader reads again.
+A watch fires once, when index data shows that a record with its tag may exist. Then the reader
+reads again. `LocalLog` adds watches; `Engine` answers the waiters.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from indilog.roles.index_feed import ReadyBlock
 
 _TAG_BYTES: Final = 8
 _TAGS_PER_SEARCH: Final = 16
-"""Number of tags whose bytes can be searched for one tag in the time that it takes to decode and
-look up a single tag.
+"""In the time in which one tag is decoded and looked up, the bytes of this many tags can be
+searched for one given tag.
 """
 
 
@@ -36,7 +38,7 @@ class Watches:
         """Let `waiter` wait for a record with `tag` at `bound` or beyond.
 
         Raises:
-            OverloadedError: too many wait already.
+            OverloadedError: too many readers wait already.
         """
         if self._count >= self._watches_max:
             raise OverloadedError(f"{self._count:,} reads wait for a record; try again later.")
@@ -45,7 +47,7 @@ class Watches:
         self._count += 1
 
     def remove(self, tag: TagHash, waiter: object) -> None:
-        """Remove a watch; harmless if it has fired."""
+        """Remove a watch; the call has no effect if the watch has fired."""
         watches = self._by_tag.get(tag, {})
         if waiter in watches:
             del watches[waiter]
@@ -55,7 +57,7 @@ class Watches:
                 del self._by_tag[tag]
 
     def fired_by(self, block: ReadyBlock) -> list[object]:
-        """Remove and return the waiters whose records may be in index data."""
+        """Remove and return the waiters whose records may be in the index data of `block`."""
         fired: list[object] = []
         for part in block.parts:
             # A lost record may have had any tag.
@@ -88,7 +90,7 @@ class Watches:
 
 
 def _is_in(tag: TagHash, tags: bytes) -> bool:
-    """Whether `tag` is one of `tags`, u64 each; a match across two of them does not count."""
+    """Whether `tag` is one of `tags`, u64 each. Equal bytes that span two tags do not count."""
     packed = tag.to_bytes(_TAG_BYTES, sys.byteorder)
     place = tags.find(packed)
     while place > 0 and place % _TAG_BYTES:
@@ -110,7 +112,7 @@ class ReadyWaiters:
         """Add a waiter.
 
         Raises:
-            OverloadedError: too many wait already.
+            OverloadedError: too many callers wait already.
         """
         if len(self._waiters) >= self._waiters_max:
             raise OverloadedError(f"{len(self._waiters):,} callers wait for this node.")
