@@ -1,7 +1,8 @@
 """Limits the number of open recorded invocations, for the platform and for each application
 (docs/decisions/0033).
 
-`service` asks for admission before it appends the record of an invocation.
+`InvocationService` calls `Admission.admit` before it appends the record of an invocation.
+`Schedules` uses only `OpenLimits`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from indilog_compute.shares import limit_of_one
 
 
 class OpenLimits(NamedTuple):
-    """Limits on open invocations, which wait or run.
+    """Limits on open invocations: those that wait or run.
 
-    An application gets only a fraction of the places that the others leave, even while it is the
-    only application. An invocation may wait for a year, and other applications may be deployed
-    meanwhile.
+    Even while an application is the only one, it gets only the fraction `share` of the places. An
+    invocation may wait for a year, and other applications may be deployed in this time.
 
     Attributes:
-        total: open invocations of all applications.
-        share: the share of one application, between 0 and 1.
+        total: largest number of open invocations of all applications.
+        share: the part of the places left by other applications that one application may use,
+            between 0 and 1.
     """
 
     total: int
@@ -41,36 +42,36 @@ class OpenLimits(NamedTuple):
         )
 
     def of_one(self, open_: Mapping[str, int], application: str) -> int:
-        """Return how many open invocations an application may have. `open_` has the number of open
+        """Return how many open invocations an application may have; `open_` is the number of open
         invocations of each application.
         """
         others = sum(open_.values()) - open_.get(application, 0)
         return limit_of_one(self.share, self.total, others, is_shared=True)
 
     def is_full(self, open_: Mapping[str, int], application: str) -> bool:
-        """Tell whether an application has reached its limit."""
+        """Whether an application has reached its limit, or all applications the limit `total`."""
         of_one = self.of_one(open_, application)
         return sum(open_.values()) >= self.total or open_.get(application, 0) >= of_one
 
 
 class Admission:
-    """Refuses invocations beyond the limits.
+    """Refuses invocations that would exceed the limits.
 
-    An admitted invocation is counted here until the invocation table has applied its record. From
-    then on the table counts it.
+    An admitted invocation counts here until the invocation table has applied its record. From then
+    on the table counts it.
     """
 
     def __init__(self, limits: OpenLimits) -> None:
         self._limits = limits
         self._admitted: Counter[str] = Counter()
         self._appended: list[tuple[SeqNum, str]] = []
-        """A heap of the seqnums of records that are appended and not yet applied to the invocation
-        table.
+        """A heap: seqnum and application of each record that was appended, but is not applied to
+        the invocation table.
         """
 
     def admit(self, application: str, open_: Counter[str]) -> None:
-        """Count a further invocation of an application, in addition to those in the table
-        (`open_`).
+        """Count a further invocation of an application. `open_` is the number of open invocations
+        of each application in the table.
 
         Raises:
             OverloadedError: a limit is reached; the invocation is not counted.
@@ -96,14 +97,14 @@ class Admission:
         heapq.heappush(self._appended, (seqnum, application))
 
     def withdraw(self, application: str) -> None:
-        """Uncount an admitted invocation whose append failed or has an unknown outcome."""
+        """Subtract an admitted invocation whose append failed or has an unknown outcome."""
         self._admitted[application] -= 1
         assert self._admitted[application] >= 0, "only admitted invocations are withdrawn"
         if not self._admitted[application]:
             del self._admitted[application]
 
     def read(self, end: SeqNum) -> None:
-        """Uncount the invocations with records below `end`: the table counts them now."""
+        """Subtract the invocations with records below `end`, because the table counts them now."""
         while self._appended and self._appended[0][0] < end:
             self.withdraw(heapq.heappop(self._appended)[1])
         assert len(self._appended) <= self._admitted.total(), "each recorded invocation is counted"

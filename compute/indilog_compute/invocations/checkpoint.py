@@ -1,6 +1,7 @@
-"""Encodes a checkpoint of `$invocations`: the invocation table, as records of the same log. A node
-that starts from a checkpoint gets the same state as a node that has read all records. So records
-that the checkpoint covers can be trimmed.
+"""Encodes a checkpoint of `$invocations`: the state of the invocation table, as records of this
+log. A node that starts from a checkpoint gets the same state as a node that has read all records.
+So the records that a checkpoint covers can be trimmed. `CheckpointLog` appends and reads the
+checkpoints; `InvocationTable` makes and restores them.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ PART_BYTES: Final = 256 * KIB
 
 
 class RecordedInvocation(msgspec.Struct, array_like=True, eq=False):
-    """One invocation.
+    """One invocation, as all compute nodes know it.
 
     Attributes:
-        seqnum: seqnum of its `InvocationAccepted` record, which has the arguments.
-        due: time before which no executor claims it; seconds since 1970 by the log's time.
-        node: the compute node whose executors may claim it first.
-        size: bytes of its arguments and result.
-        executor: the executor that runs it; None if it waits or has ended.
-        tries: how often executors have begun to run it.
-        ended: seqnum of its outcome; None until it has ended.
-        ended_at: the log's time of its outcome, seconds since 1970; valid after it has ended.
-        holder: the run for which its outcome is held; empty if it is not held.
-        released_at: the log's time at which it was released, seconds since 1970; 0 if it was not.
+        seqnum: seqnum of the invocation's `InvocationAccepted` record, which has the arguments.
+        due: time before which no executor claims the invocation; seconds since 1970 by the log's
+            time.
+        node: the compute node whose executors may claim the invocation first.
+        stream: the tag of the invocation's records.
+        digest: digest of the arguments; empty if the invocation has no key.
+        size: bytes of the arguments and the result.
+        executor: the executor that runs the invocation; None: the invocation waits or has ended.
+        tries: how often executors have begun to run the invocation.
+        ended: seqnum of the outcome; None: the invocation has not ended.
+        ended_at: the log's time of the outcome, seconds since 1970; valid if `ended` is set.
+        holder: the run for which the outcome is held; empty: the outcome is not held.
+        released_at: the log's time at which the outcome was released, seconds since 1970; 0: it was
+            not released.
     """
 
     id: str
@@ -52,8 +57,11 @@ class RecordedInvocation(msgspec.Struct, array_like=True, eq=False):
 
 
 class LastDue(NamedTuple):
-    """The last accepted due time of a schedule (wall clock), and the time of its record (the log's
-    time); both seconds since 1970.
+    """The last accepted due time of a schedule; both times are in seconds since 1970.
+
+    Attributes:
+        at: the due time, by the wall clock.
+        ordered_at: the log's time of the record that accepted the due time.
     """
 
     at: float
@@ -61,12 +69,12 @@ class LastDue(NamedTuple):
 
 
 class TableCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a `InvocationTable`.
+    """The state of an `InvocationTable`.
 
     Attributes:
-        count: number of applied records, which are the records below seqnum `end`.
-        kept: ended invocations whose outcome is kept, oldest outcome first.
-        executors: the seqnum of the last record of each executor that runs an invocation.
+        count: number of applied records: all records of the log below seqnum `end`.
+        kept: ended invocations whose outcome is kept, the oldest outcome first.
+        executors: for each executor that runs an invocation, the seqnum of its last record.
     """
 
     end: SeqNum
@@ -95,7 +103,7 @@ def checkpoint_parts(
     follows: SeqNum = 0,
     part_bytes: int = PART_BYTES,
 ) -> list[Checkpointed]:
-    """Return the records that hold a checkpoint; `follows` is as in `Checkpointed`."""
+    """Return the records with the parts of a checkpoint; `follows` is as in `Checkpointed`."""
     data = msgspec.msgpack.encode(checkpoint)
     pieces = [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
     return [
@@ -107,14 +115,14 @@ def checkpoint_parts(
 def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> NewestCheckpoint | None:
     """Return the newest valid checkpoint.
 
-    `records` are all parts of checkpoints in the log, ascending by seqnum. A checkpoint is valid if
-    it is complete, and one of these holds:
+    `records` are the readable parts of all checkpoints in the log, ascending by seqnum. A
+    checkpoint is valid if it is complete and meets one of these conditions:
 
     - It follows the newest valid checkpoint before it.
-    - It is the oldest in the log, because a valid checkpoint trims everything before its first
-      part.
-    - It follows a checkpoint that is newer than all earlier ones in `records`. That checkpoint was
-      lost.
+    - It is the oldest checkpoint in the log. After a valid checkpoint, all parts before its first
+      one are trimmed.
+    - It follows a checkpoint that is newer than all earlier ones in `records`: a checkpoint that
+      was lost.
     """
     newest: SeqNum | None = None
     found: NewestCheckpoint | None = None

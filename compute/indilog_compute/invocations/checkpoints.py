@@ -1,4 +1,7 @@
-"""Writes and reads checkpoints in the log, and trims the records that they replace."""
+"""Writes and reads checkpoints in the log `$invocations`, and trims the records that they replace.
+
+`InvocationService` calls `CheckpointLog`; `checkpoint` encodes the records.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ class CheckpointLog:
     """Writes and reads the checkpoints of one log.
 
     Args:
+        waiters: wait until this node has read the appended parts.
         current: returns the table that the node uses now.
         record_bytes_max: largest number of data bytes in a record.
     """
@@ -48,12 +52,11 @@ class CheckpointLog:
         self._part_bytes = max(1, min(PART_BYTES, record_bytes_max - _PART_OVERHEAD_BYTES))
 
     async def write(self) -> None:
-        """Record the state of the table. Then trim the records that a node does not need if it
-        starts from this checkpoint.
+        """Record the state of the table as a checkpoint. Then trim the records that a node does not
+        need if it starts from this checkpoint.
 
-        A checkpoint is invalid if it is incomplete, or if this node detects meanwhile that it
-        missed records. After an invalid checkpoint nothing is trimmed; the next valid checkpoint
-        trims.
+        Nothing is trimmed if another checkpoint was completed first, or if this node has since
+        restored another table, because it had missed records. The next valid checkpoint then trims.
         """
         table = self._current()
         checkpoint = table.checkpoint()
@@ -79,7 +82,7 @@ class CheckpointLog:
         return places
 
     async def newest(self) -> NewestCheckpoint | None:
-        """Return the newest complete checkpoint; None if there is none."""
+        """Return the newest valid checkpoint; None if there is none."""
         return newest_checkpoint(await self._parts())
 
     async def _parts(self) -> list[tuple[SeqNum, Checkpointed]]:

@@ -1,15 +1,19 @@
 """Decides the next actions of one compute node: which invocations it begins and claims, which
-executors it declares dead, and when it writes a checkpoint. `Now` in, actions out.
+executors it declares dead, and when it writes a checkpoint.
 
-**Claims.** The node that accepted or freed an invocation may claim it first; other nodes may claim
-it one lease later.
+`InvocationExecutor.actions` gets the time and returns actions; it reads the invocation table, and
+performs no input or output. `InvocationService` performs the actions.
+
+**Claims.** The node that accepted or freed an invocation may claim the invocation when it is due.
+Other nodes may claim it one lease later.
 
 **Dead executors.** An executor with running invocations appends three heartbeats per lease. If an
-executor has appended no record for a lease, another node appends a record that declares it dead.
-All nodes then treat the executor as dead, and its invocations are due again. An executor may also
-be silent because the log takes no appends. So a node first appends a heartbeat of its own. If that
-succeeds, the node waits for a third of a lease before it declares the other executor dead. A
-restarted node declares its own earlier executors dead at once.
+executor has appended no record for a lease, another node appends a record that declares this
+executor dead. All nodes then treat the executor as dead, and its invocations are due again after a
+pause. An executor may also be silent because the log takes no appends. So the other node first
+appends a heartbeat of its own. After this heartbeat was recorded, it waits for a third of a lease
+before it declares the silent executor dead. A restarted node declares the executors of its earlier
+incarnations dead at once.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ CLAIMS_MAX: Final = 100
 RELEASES_MAX: Final = 500
 """Largest number of invocations that one record releases."""
 _RELEASED_AFTER_S: Final = 1.0
-"""Seconds for which releases are gathered into one record."""
+"""Seconds for which ids to release are gathered before one record releases them."""
 _STREAMS_MAX: Final = 16
 """Largest number of streams (tags) of the invocations in one claim."""
 _CHECKPOINT_RECORDS_MIN: Final = 1000
@@ -50,9 +54,9 @@ class Now(NamedTuple):
     """The time by each of three clocks, in seconds.
 
     Attributes:
-        monotonic: this process's monotonic clock, for the leases of other executors.
-        log: the log's time (`Record.ordered_at`) since 1970, for due invocations.
-        wall: the machine's wall clock since 1970, only for the calendar of schedules.
+        monotonic: this process's monotonic clock, for the leases of executors.
+        log: the log's time (`Record.ordered_at`), seconds since 1970, for due invocations.
+        wall: the machine's wall clock, seconds since 1970, only for the calendar of schedules.
     """
 
     monotonic: float
@@ -61,7 +65,7 @@ class Now(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Append the event, with these tags."""
+    """Append the event with these tags."""
 
     event: Event
     tags: tuple[str, ...]
@@ -87,10 +91,13 @@ Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
 
 
 class _LastRecord(NamedTuple):
-    """The last record of an executor, and when this process read it (monotonic clock).
+    """The last record of an executor; times are by this process's monotonic clock, in seconds.
 
-    `proven_at` is when this node appended a record while the executor was silent. That record
-    proves that the log takes appends.
+    Attributes:
+        last: seqnum of the record.
+        at: when this process first knew of the record.
+        proven_at: when this node had appended a record while the executor was silent, which proves
+            that the log takes appends; None: there is no such record.
     """
 
     last: SeqNum
@@ -102,13 +109,13 @@ class InvocationExecutor:
     """Decides what one compute node does next.
 
     Args:
-        name: `node#incarnation`, unique forever.
+        name: `node#incarnation`; no other executor ever has this name.
         config: settings with the limits. The executor runs at most `invocations_running_max`
             invocations of an application at a time.
 
     Attributes:
-        begun: ids of the invocations that run here; the shell updates them when it performs `Begin`
-            and `Abandon`.
+        begun: ids of the invocations that run here. `InvocationService` updates the ids when it
+            performs `Begin` and `Abandon`.
     """
 
     def __init__(
@@ -137,15 +144,17 @@ class InvocationExecutor:
         self._table = table
 
     def rename(self, name: str) -> list[Abandon]:
-        """Continue under another name, because a record of the log declares this executor dead."""
+        """Continue under another name, because a record declares this executor dead; return the
+        actions that stop its invocations.
+        """
         stopped = [Abandon(id_) for id_ in sorted(self.begun)]
         self.name = name
         self.begun.clear()
         return stopped
 
     def release(self, ids: Iterable[str], now: float) -> bool:
-        """Release held invocations of the table soon. Return whether `actions` or `rest_s` must be
-        called.
+        """Note held invocations, which a later call of `actions` releases. Return whether `actions`
+        or `rest_s` must be called now.
 
         Args:
             ids: ids of held invocations.
@@ -158,8 +167,8 @@ class InvocationExecutor:
         return bool(was_empty and self._releasing) or len(self._releasing) >= RELEASES_MAX
 
     def actions(self, now: Now) -> list[Action]:
-        """Return the actions to perform now. Call this again after the records of these actions
-        were read.
+        """Return the actions to perform now. The caller calls `actions` again after it has read the
+        records of these actions.
         """
         return [
             *self._begin_and_abandon(),
@@ -172,8 +181,8 @@ class InvocationExecutor:
         ]
 
     def rest_s(self, now: Now) -> float | None:
-        """Return the seconds after which `actions` must be called again, even if no record is
-        read.
+        """Return the seconds after which `actions` must be called again if no record is read
+        before; None: no call is needed.
         """
         looks = [
             self._next_look(record) for name, record in self._lasts.items() if name != self.name
@@ -194,8 +203,9 @@ class InvocationExecutor:
         return max(0.0, min(rests)) if rests else None
 
     def note_recorded(self, now: float) -> None:
-        """Note that this node appended records, and read them at `now` (monotonic clock). They
-        prove that the log takes appends, so a silent executor could have appended a heartbeat.
+        """Note that this node appended records, and read them at `now` (monotonic clock). The
+        records prove that the log takes appends, so a silent executor could have appended a
+        heartbeat.
         """
         for name, record in self._lasts.items():
             if record.proven_at is None and now >= self._next_look(record):
@@ -204,7 +214,9 @@ class InvocationExecutor:
     # --- internal
 
     def _next_look(self, record: _LastRecord) -> float:
-        """Return when to probe the log with a heartbeat, or to declare the executor dead."""
+        """Return when to prove by a heartbeat of this node that the log takes appends, or, after
+        this proof, when to declare the executor of `record` dead.
+        """
         beat_s = self._lease_s / _BEATS_PER_LEASE
         if record.proven_at is None:
             return record.at + self._lease_s - beat_s
@@ -233,7 +245,7 @@ class InvocationExecutor:
                 yield Append(ExecutorHeartbeat(self.name), (EXECUTORS_TAG,))
 
     def _is_full(self, application: str) -> bool:
-        """Tell whether an application has as many invocations here as this executor may run."""
+        """Whether this executor runs as many invocations of an application as it may."""
         return self._table.running_by_application(self.name)[application] >= self._running_max
 
     def _claim(self, now: float) -> Iterable[Action]:
@@ -264,8 +276,8 @@ class InvocationExecutor:
             yield Append(ExecutorHeartbeat(self.name), (EXECUTORS_TAG,))
 
     def _release_held(self, now: float) -> Iterable[Action]:
-        """Release gathered invocations. An invocation that is still held after its release should
-        have been read is released again, because that record was lost.
+        """Release the gathered invocations. If the record of a release is lost, the invocation is
+        still held, and the next call releases it again.
         """
         self._releasing = {
             id_: None
@@ -284,10 +296,10 @@ class InvocationExecutor:
                 yield Append(accepted, (accepted.stream,))
 
     def _write_checkpoint(self) -> Iterable[Action]:
-        """Return a `WriteCheckpoint` when there are enough new records.
+        """Yield a `WriteCheckpoint` if there are enough new records.
 
-        Node 0 needs the fewest new records, so other nodes write a checkpoint only if node 0 does
-        not.
+        The number of new records that a node needs grows with its rank. So another node writes a
+        checkpoint only if node 0 does not.
         """
         new = self._table.count - self._table.checkpointed
         enough = max(_CHECKPOINT_RECORDS_MIN, 2 * self._table.size)

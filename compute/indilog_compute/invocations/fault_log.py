@@ -1,4 +1,7 @@
-"""Limits how often a persistent fault is logged: after pauses that double (ARCHITECTURE 11)."""
+"""Limits how often a persistent fault is logged: after pauses that double (ARCHITECTURE 11).
+
+`InvocationService` and `Applications` (`workers.applications`) use it in their loops.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ PAUSE_S_MAX: Final = 60.0
 
 
 class FaultLog:
-    """Logs a persistent fault: at once, after `pause_s` seconds, then after pauses that double up
-    to `PAUSE_S_MAX`.
+    """Logs a persistent fault at once, again after `pause_s` seconds, and then after pauses that
+    double up to `PAUSE_S_MAX` (60 s).
     """
 
     __slots__ = ("_due", "_first_s", "_pause_s")
@@ -24,7 +27,9 @@ class FaultLog:
         self._due = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Tell whether to log the fault at `now`. If the answer is True, the caller must log it."""
+        """Return whether a log line is due at `now` (seconds); if so, the caller must log the
+        fault.
+        """
         if now < self._due:
             return False
         self._due = now + self._pause_s

@@ -1,9 +1,10 @@
 """Invocations whose outcomes are held until their holder releases them (docs/decisions/0061).
 
-A holder is a run of a workflow. It calls a function with an idempotency key, and records the
-outcome in its own history. Until the outcome is recorded, a repetition of the call must get it,
-even after a long time. So held outcomes have no retention, and nothing displaces them. Limits
-refuse new calls instead.
+A holder is a run of a workflow. The run calls a function with an idempotency key, and records the
+outcome in its own history. Until the run has recorded the outcome, a repeated call must get it,
+even after a long time. So held outcomes have no retention, and no other outcome displaces them.
+Instead, limits refuse new calls. `InvocationTable` counts held invocations in `HeldInvocations`;
+`InvocationService` checks the limits.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ HOLDERS_PAGE: Final = 1000
 
 
 class HeldLimits(NamedTuple):
-    """Limits on invocations that are held, open or ended.
+    """Limits on held invocations, whether they are open or ended.
 
     Attributes:
-        total: held invocations of all applications.
-        size: bytes of their arguments and results.
-        share: the share of one application in both, between 0 and 1.
+        total: largest number of held invocations of all applications.
+        size: largest number of bytes of the arguments and results of these invocations.
+        share: the part of `total` and of `size` that one application may use, between 0 and 1.
     """
 
     total: int
@@ -53,9 +54,9 @@ class HeldFor(NamedTuple):
     """The invocations that are held for one holder.
 
     Attributes:
-        holder: its name.
+        holder: the name of the holder.
         calls: number of held invocations.
-        size: bytes of their arguments and results.
+        size: bytes of the arguments and results of these invocations.
     """
 
     holder: str
@@ -64,17 +65,17 @@ class HeldFor(NamedTuple):
 
     @property
     def run(self) -> tuple[str, str]:
-        """The name of the log of the run's flow, and the id of the run."""
+        """The name of the log of the holder's workflow, and the id of its run."""
         log, _, run = self.holder.partition(HOLDER_SEPARATOR)
         return log, run
 
 
 class HeldInvocations:
-    """The invocations that are held, by holder.
+    """Keeps and counts the held invocations, by holder.
 
     Attributes:
         total: number of held invocations.
-        size: bytes of their arguments and results.
+        size: bytes of the arguments and results of all held invocations.
     """
 
     def __init__(self) -> None:
@@ -113,8 +114,8 @@ class HeldInvocations:
             del self._count_of[application], self._size_of[application]
 
     def of(self, holder: str, keys: Iterable[str]) -> Iterator[RecordedInvocation]:
-        """Yield the invocations of a holder that have one of these keys. Without keys, yield all of
-        its invocations.
+        """Yield the invocations of a holder that have one of `keys`; if `keys` is empty, all
+        invocations of the holder.
         """
         wanted = frozenset(keys)
         for held in self._by_holder.get(holder, {}).values():
@@ -131,7 +132,7 @@ class HeldInvocations:
         return list(islice(found, HOLDERS_PAGE))
 
     def summary(self, prefix: str, after: str) -> list[HeldFor]:
-        """Return the holders as `holders` does, each with the number and the size of its held
+        """Return the same holders as `holders`, each with the number and the size of its held
         invocations.
         """
         return [
@@ -143,8 +144,8 @@ class HeldInvocations:
     def check_room(self, application: str, limits: HeldLimits) -> None:
         """Check that a further call of an application may be held.
 
-        Calls that are being recorded do not count, and a call may return a result after the limit
-        on bytes is reached. So the open invocations may exceed both limits.
+        Calls whose records are not read yet do not count, so the limit on calls may be exceeded. An
+        accepted call may return a result of any size, so the limit on bytes may be exceeded.
 
         Raises:
             OverloadedError: a limit is reached.
@@ -169,7 +170,7 @@ class HeldInvocations:
             )
 
     def check_invariants(self) -> None:
-        """Assert that the counts are those of the invocations."""
+        """Assert that the counts agree with the kept invocations."""
         held = [one for of_one in self._by_holder.values() for one in of_one.values()]
         assert self.total == len(held)
         assert self.size == sum(one.size for one in held)

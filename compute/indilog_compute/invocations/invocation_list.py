@@ -1,4 +1,7 @@
-"""Lists the recorded invocations of a table, newest first."""
+"""Lists the recorded invocations of an `InvocationTable`, newest first.
+
+`InvocationService` calls `newest`; the gateway shows the list.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,18 @@ from indilog_compute.invocations.states import InvocationState, state_of
 LISTED_MAX: Final = 1_000
 """Largest number of invocations in one page."""
 _AT_ONCE: Final = 5_000
-"""Number of invocations that are examined before other work of the event loop continues."""
+"""Number of invocations that are examined before other tasks of the event loop run."""
 
 
 class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One invocation in a list.
+    """One invocation in a list. Times are in seconds since 1970, by the log's time.
 
-    `due`: time before which the invocation does not begin; `ended`: when it ended, if it has. Both
-    are seconds since 1970 by the log's time. `tries`: how often executors have begun to run it.
-    `executor`: the executor that runs it now. `seqnum`: the place of its record, for the next page.
+    Attributes:
+        seqnum: the seqnum of the invocation's record; the next page is listed before it.
+        due: time before which the invocation does not begin.
+        tries: how often executors have begun to run the invocation.
+        executor: the executor that runs the invocation now; None: no executor runs it.
+        ended: when the invocation ended; None: it has not ended.
     """
 
     id: str
@@ -39,7 +45,9 @@ class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvocationFilter(NamedTuple):
-    """The invocations to list; None: all. `before`: only invocations with a smaller seqnum."""
+    """Selects the invocations to list. A field that is None selects all invocations; `before`
+    selects the invocations with a smaller seqnum.
+    """
 
     app: str | None = None
     function: str | None = None
@@ -47,7 +55,7 @@ class InvocationFilter(NamedTuple):
     before: SeqNum | None = None
 
     def has(self, invocation: RecordedInvocation) -> bool:
-        """Whether an invocation is listed."""
+        """Whether this filter selects an invocation."""
         return (
             (self.before is None or invocation.seqnum < self.before)
             and self.function in {None, invocation.function}
@@ -62,13 +70,13 @@ async def newest(
     limit: int,
     give_way: Callable[[], Awaitable[None]],
 ) -> list[InvocationInfo]:
-    """Return the newest wanted invocations, at most `limit`, newest first.
+    """Return the newest selected invocations, newest first.
 
     Args:
         table: all invocations.
-        wanted: which of them are listed.
-        limit: largest number returned.
-        give_way: awaited after some invocations, so that other work of the event loop continues.
+        wanted: selects invocations.
+        limit: largest number of returned invocations.
+        give_way: awaited after each `_AT_ONCE` invocations, so that other tasks run.
     """
     everything = table.all()
     found: list[RecordedInvocation] = []

@@ -1,4 +1,7 @@
-"""The status of a recorded invocation for its callers: its state and its outcome."""
+"""The status of a recorded invocation for callers: the state and the outcome of the invocation.
+
+`InvocationService` reads it; the gateway and the worker host return it to callers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ INVOCATION_WAIT_S_MAX: Final = 300.0
 
 
 class InvocationStatus(NamedTuple):
-    """The public status of an invocation; `outcome` is None until it has ended."""
+    """The public status of an invocation; `outcome` is None until the invocation has ended."""
 
     id: str
     function: str
@@ -26,8 +29,8 @@ class InvocationStatus(NamedTuple):
 
 
 async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus | None:
-    """Return the status of an invocation from the log; None if other nodes have dropped the
-    invocation and trimmed its records.
+    """Return the status of an invocation, with its outcome from the log; None if other nodes have
+    dropped the invocation and trimmed its records.
     """
     state = state_of(found)
     assert state is not None, "an invocation in the table has a state"

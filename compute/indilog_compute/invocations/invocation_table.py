@@ -1,9 +1,10 @@
-"""The table of all invocations (open or ended, executor, outcome), derived from the records of
-`$invocations` alone. Every compute node derives the same table.
+"""The table of all recorded invocations, derived only from the records of `$invocations`. Every
+compute node derives the same table.
 
-The order of the log decides conflicts: the first record takes effect. That holds for records with
-the same key, for claims of an invocation, and for outcomes. Time is the log's time
-(`Record.ordered_at`), never the clock of a writer or reader.
+The order of the log decides conflicts: of several records with the same key, of several claims of
+an invocation, and of several outcomes, the first record takes effect. Time is the log's time
+(`Record.ordered_at`), never the clock of a writer or reader. `InvocationService` applies the
+records; `InvocationExecutor` and `Schedules` read the table.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ from indilog_compute.invocations.states import (
 
 _DEAD_EXECUTORS_KEPT: Final = 1000
 _RECENT: Final = 100_000
-"""Number of applied seqnums that are kept, to compare them with a checkpoint."""
+"""How many seqnums of applied records are kept, for the comparison with a checkpoint."""
 
 
 class TableLimits(NamedTuple):
-    """Limits on ended invocations that are kept; the same on every compute node."""
+    """Limits on kept ended invocations, and the pauses before lost invocations are due again; the
+    same on every compute node.
+    """
 
     results_kept_s: float
     results_kept_max: int
@@ -92,7 +95,7 @@ class Running:
 
 
 class _Kept:
-    """Ended invocations, oldest outcome first."""
+    """Kept ended invocations that are not held; the one that has been kept longest comes first."""
 
     def __init__(self) -> None:
         self.invocations: OrderedDict[str, RecordedInvocation] = OrderedDict()
@@ -100,7 +103,7 @@ class _Kept:
 
     @property
     def oldest(self) -> RecordedInvocation:
-        """The invocation that ended first."""
+        """The invocation that has been kept longest."""
         return next(iter(self.invocations.values()))
 
     def add(self, invocation: RecordedInvocation) -> None:
@@ -117,14 +120,15 @@ class InvocationTable:
     """Applies the records in the order of the log.
 
     Attributes:
-        end: records below this seqnum are applied.
-        count: number of applied records since the log began.
-        checkpointed: number of records that the newest checkpoint covers.
-        checkpoint_place: the seqnum after the last part of that checkpoint; 0 if there is none.
-        clock: time of the last record, seconds since 1970.
+        end: the seqnum below which all records are applied.
+        count: number of records that were applied since the log began.
+        checkpointed: number of records that the newest valid checkpoint covers.
+        checkpoint_place: the seqnum after the last part of the newest valid checkpoint; 0: there is
+            no checkpoint.
+        clock: log's time of the last record, seconds since 1970.
         open: invocations that have not ended, by id.
         open_by_application: number of open invocations of each application.
-        held: the invocations that are held, open or ended.
+        held: the held invocations, open or ended.
         executors: executors with running invocations, by name.
         last_due: the last accepted due time of each schedule.
     """
@@ -144,15 +148,15 @@ class InvocationTable:
         self._ended: dict[str, RecordedInvocation] = {}
         self._keys: dict[tuple[str, str], RecordedInvocation] = {}
         self._kept = {False: _Kept(), True: _Kept()}
-        """Kept invocations: True, those with an idempotency key; False, those without. An
-        invocation without a key never evicts one with a key.
+        """The kept invocations with an idempotency key (True), and those without a key (False). So
+        an invocation without a key never evicts an invocation with a key.
         """
         self._kept_of: dict[tuple[bool, str], _Kept] = {}
-        """Kept invocations by key (as `_kept`) and application. An application that exceeds its
+        """The kept invocations of `_kept`, also by application. An application that exceeds its
         share evicts its own invocations.
         """
         self._free: dict[str, SortedList[_Place]] = {}
-        """Open invocations without an executor, by application, earliest due first."""
+        """By application: open invocations without an executor, earliest due time first."""
         self._declared_dead: OrderedDict[str, None] = OrderedDict()
         self._needed: dict[str, SortedList[SeqNum]] = {}
         self._grown: set[str] = set()
@@ -192,7 +196,7 @@ class InvocationTable:
     def _apply_of_executors(
         self, seqnum: SeqNum, event: CallsReleased | ExecutorHeartbeat | DeclaredDead
     ) -> None:
-        """Apply a record that belongs to the stream of no invocation."""
+        """Apply a record with the tag `EXECUTORS_TAG`, instead of the stream of an invocation."""
         self._grown.add(EXECUTORS_TAG)
         match event:
             case CallsReleased(ids):
@@ -209,7 +213,7 @@ class InvocationTable:
         if event.schedule:
             last = self.last_due.get(event.schedule)
             if event.after != (last.at if last is not None else 0.0):
-                return  # another node has recorded this due time before
+                return  # an earlier record has accepted this due time
             self.last_due[event.schedule] = LastDue(event.at, self.clock)
         is_free = bool(event.delay_s) or event.executor in self._declared_dead
         change = InvocationChange.DELAYED if is_free else InvocationChange.ACCEPTED
@@ -278,7 +282,7 @@ class InvocationTable:
             self.held.remove(released)
             released.holder, released.released_at = "", self.clock
             if released.ended is not None:
-                self._ended.pop(released.id)  # its retention begins now
+                self._ended.pop(released.id)  # `_keep` adds it again: its retention begins now
                 self._keep(released)
 
     def _free_again(self, seqnum: SeqNum, event: Freed) -> None:
@@ -320,7 +324,7 @@ class InvocationTable:
         self.executors.setdefault(executor, Running(seqnum)).add(invocation)
 
     def _stop(self, invocation: RecordedInvocation) -> None:
-        """Remove an invocation from its executor and from the queue."""
+        """Remove an invocation from its executor, or from the queue if no executor runs it."""
         if invocation.executor is None:
             self._dequeue(invocation)
             return
@@ -333,8 +337,10 @@ class InvocationTable:
     def _release(
         self, invocation: RecordedInvocation, node: str, change: InvocationChange, *, is_lost: bool
     ) -> None:
-        """Remove an invocation from its executor. The invocation is due again after a pause that
-        doubles with each try. The executors of `node` may claim it first.
+        """Remove an invocation from its executor. The executors of `node` may claim it first.
+
+        If the invocation had begun (`is_lost`), it is due again after a pause that doubles with
+        each try. Otherwise it is due at once, and the try does not count.
         """
         target = next_state(invocation, change)
         assert target is InvocationState.SCHEDULED, "an invocation with an executor is running"
@@ -351,7 +357,7 @@ class InvocationTable:
         self._enqueue(invocation)
 
     def _enqueue(self, invocation: RecordedInvocation) -> None:
-        """Queue an invocation without an executor, to be claimed when it is due."""
+        """Put an invocation without an executor into the queue from which due ones are claimed."""
         assert invocation.executor is None, "only an invocation without executor waits for one"
         queue = self._free.setdefault(application_of(invocation.function), SortedList())
         queue.add(_place(invocation))
@@ -369,8 +375,8 @@ class InvocationTable:
             running.last = seqnum
 
     def _keep(self, invocation: RecordedInvocation) -> None:
-        """Keep an ended invocation. If its application exceeds its share, the application's oldest
-        invocation that is not held is dropped.
+        """Keep an ended invocation. If it is not held and its application then exceeds its share,
+        drop the oldest kept invocations of the application that are not held.
         """
         assert invocation.ended is not None, "only ended invocations are kept here"
         assert invocation.executor is None, "no executor runs an ended invocation"
@@ -422,7 +428,7 @@ class InvocationTable:
         return len(self._ended)
 
     def get(self, id: str) -> RecordedInvocation | None:  # noqa: A002 - the field's name
-        """Return an invocation; None if it never existed or is no longer kept."""
+        """Return an invocation; None: it never existed, or is no longer kept."""
         return self.open.get(id) or self._ended.get(id)
 
     def all(self) -> list[RecordedInvocation]:
@@ -430,15 +436,15 @@ class InvocationTable:
         return [*self.open.values(), *self._ended.values()]
 
     def with_key(self, function: str, key: str) -> RecordedInvocation | None:
-        """Return the invocation of a function with this key."""
+        """Return the invocation of a function with this key; None: there is none, open or kept."""
         return self._keys.get((function, key))
 
     def is_declared_dead(self, executor: str) -> bool:
-        """Tell whether a record declares `executor` dead."""
+        """Whether a record has declared `executor` dead."""
         return executor in self._declared_dead
 
     def running_by_application(self, executor: str) -> Counter[str]:
-        """Return the number of running invocations of an executor, by application. The caller must
+        """Return, by application, the number of invocations that an executor runs. The caller must
         not change the result.
         """
         running = self.executors.get(executor)
@@ -447,13 +453,13 @@ class InvocationTable:
     def claimable(
         self, now: float, node: str, later_s: float, is_full: Callable[[str], bool]
     ) -> Iterator[RecordedInvocation]:
-        """Yield the invocations that `node` may claim at `now` (the log's time), earliest due
+        """Yield the invocations that `node` may claim at `now` (the log's time), earliest due time
         first.
 
-        The node may claim an invocation that names it (`RecordedInvocation.node`) when the
-        invocation is due, and any other invocation `later_s` seconds after that. `is_full` is
-        called before each invocation; once it is true, no further invocation of that application is
-        yielded.
+        When an invocation is due, the node that it names (`RecordedInvocation.node`) may claim it.
+        Every other node may claim it `later_s` seconds later. Before each invocation, `is_full` is
+        called with its application; if the result is true, no further invocation of this
+        application is yielded.
         """
         queues = [self._due(application, now, is_full) for application in self._free]
         for _, _, id_ in heapq.merge(*queues):
@@ -474,8 +480,8 @@ class InvocationTable:
     def next_free(
         self, node: str, later_s: float, is_full: Callable[[str], bool] = lambda _: False
     ) -> float | None:
-        """Return the earliest time of the log at which `node` may claim a further invocation. None:
-        no such invocation waits. Applications at their limit do not count.
+        """Return the earliest time (the log's time) at which `node` may claim an invocation; None:
+        no invocation waits. Invocations of applications for which `is_full` is true do not count.
         """
         times = [
             self._next_of(queue, node, later_s)
@@ -508,7 +514,7 @@ class InvocationTable:
         return [(stream, min(self._needed_from(stream), end)) for stream in streams]
 
     def not_trimmed(self, streams: Iterable[str]) -> None:
-        """Make the next `trimmable` return these streams again, because trimming them failed."""
+        """Let the next call of `trimmable` return these streams again; their trims failed."""
         self._grown.update(streams)
 
     def _needed_from(self, stream: str) -> SeqNum:
@@ -516,10 +522,11 @@ class InvocationTable:
         return needed[0] if needed else self.end
 
     def agrees(self, checkpoint: Checkpointed) -> bool:
-        """Tell whether a checkpoint covers exactly the records that this table has applied.
+        """Whether this table has applied exactly the records that a checkpoint covers, as far as
+        they lie below the end of the checkpoint.
 
-        The answer is also True for an invalid checkpoint, and for a checkpoint so old that this
-        table can no longer compare it.
+        The answer is also True if the checkpoint is invalid, or so old that this table can no
+        longer compare it.
         """
         if checkpoint.follows > self.checkpoint_place:
             return False  # this node missed a record
@@ -579,7 +586,9 @@ class InvocationTable:
             self.held.add(invocation)
 
     def check_invariants(self) -> None:
-        """Assert that each open invocation is either queued or run by exactly one executor."""
+        """Assert that each open invocation is either queued or run by exactly one executor, and
+        that all counts are right.
+        """
         free = {id_ for queue in self._free.values() for _, _, id_ in queue}
         running = [id_ for r in self.executors.values() for id_ in r.ids]
         for executor in self.executors.values():

@@ -1,5 +1,6 @@
-"""Idempotency keys: a function has at most one invocation per key, and the arguments of this
-invocation never change (docs/decisions/0018).
+"""Checks idempotency keys. A function has at most one invocation per key, and the arguments of this
+invocation never change (docs/decisions/0018). `InvocationService` and the worker host call the
+functions of this module.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _KEPT: Final = (
 
 
 def check_key(function: str, key: str) -> None:
-    """Check a key; an empty key means that the call has none.
+    """Check an idempotency key; an empty `key` means that the call has no key.
 
     Raises:
         InvalidArgumentsError: the key is too long, or not printable.
@@ -47,11 +48,11 @@ def check_holder(function: str, key: str, holder: str) -> None:
 
 
 def known_with(table: InvocationTable, function: str, arguments: bytes, key: str) -> str | None:
-    """Return the id of the open or ended invocation of `function` with this key; None if there is
+    """Return the id of the invocation of `function` with this key, open or ended; None if there is
     no such invocation, or if `key` is empty.
 
     Raises:
-        InvalidArgumentsError: that invocation has other arguments.
+        InvalidArgumentsError: the invocation with this key has other arguments.
     """
     known = table.with_key(function, key) if key else None
     if known is None:
@@ -64,9 +65,9 @@ def known_with(table: InvocationTable, function: str, arguments: bytes, key: str
 def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
     """Return an outcome for a caller that used an idempotency key.
 
-    A function may fail with a transient error, such as a conflict, whose text advises to repeat the
-    call. But a repetition with the same key would return the same outcome. So the returned error
-    advises to use another key.
+    The text of a transient error, such as a conflict, advises to repeat the call. But a repeated
+    call with the same key would get the same outcome. So this function adds the advice to use
+    another key.
     """
     if isinstance(outcome, Returned) or not outcome.attributes.get("temporary"):
         return outcome

@@ -1,5 +1,7 @@
-"""Wakes callers that wait until this node has read a record, or until an invocation has an
-outcome.
+"""Wakes callers that wait until this node has read a record, or until an invocation has an outcome.
+
+`InvocationService` and `CheckpointLog` wait by `OutcomeWaiters`. The service notifies it when it
+has read records.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ class OutcomeWaiters:
     """Wakes waiting callers, and limits their number.
 
     Args:
-        callers_max: largest number of callers that wait for outcomes; as many may wait for records.
-        share_max: share of the free places that one application may use (0 to 1).
-        is_shared: tells whether several applications are deployed; if not, the share is not
-            limited.
+        callers_max: largest number of callers that wait for outcomes, and also the largest number
+            of callers that wait for records.
+        share_max: the part of the free places for outcomes that one application may use (0 to 1).
+        is_shared: returns whether several applications are deployed. If not, `share_max` does not
+            apply.
     """
 
     def __init__(
@@ -44,8 +47,8 @@ class OutcomeWaiters:
         self._numbers = itertools.count()
 
     async def wait_for_record(self, seqnum: SeqNum, end: SeqNum) -> None:
-        """Wait until this node has read the record at `seqnum`. The records below `end` are already
-        read.
+        """Wait until this node has read the record at `seqnum`. The node has read the records below
+        `end` already.
         """
         if seqnum < end:
             return
@@ -54,11 +57,11 @@ class OutcomeWaiters:
         await waiting
 
     async def wait_for_record_bounded(self, seqnum: SeqNum, end: SeqNum) -> None:
-        """Do the same as `wait_for_record`, with a limit on the number of waiting callers.
+        """Wait as `wait_for_record` does, with a limit on the number of waiting callers.
 
         Raises:
-            OverloadedError: `callers_max` callers wait already, or have waited since the last
-                record was read.
+            OverloadedError: `callers_max` callers wait for records already. A cancelled caller
+                counts until its record is read.
         """
         if seqnum >= end:
             self._check_room_for_record()
@@ -66,7 +69,8 @@ class OutcomeWaiters:
 
     @contextmanager
     def reserve_record_wait(self) -> Iterator[None]:
-        """Reserve room for a caller that appends a record and waits for it (`wait_for_record`).
+        """Reserve room for a caller that appends a record and then waits for it by
+        `wait_for_record`.
 
         Raises:
             OverloadedError: as `wait_for_record_bounded`; nothing was appended.
@@ -113,10 +117,10 @@ class OutcomeWaiters:
                 del self._waiting[application]
 
     async def wait_for_outcome(self, id: str) -> InvocationEnded | None:  # noqa: A002 - the field's name
-        """Wait until the outcome of an open invocation is read, and return it.
+        """Wait until the outcome of an open invocation is read, and return the outcome.
 
-        None: any outcome may have been read (`notify_all`), so the caller must look into the
-        invocation table. The caller must have reserved room (`reserve_outcome_wait`).
+        The result is None after `notify_all`; then the caller must look into the invocation table.
+        Before the call, the caller must reserve room (`reserve_outcome_wait`).
         """
         waiting: asyncio.Future[InvocationEnded | None] = asyncio.get_running_loop().create_future()
         self._outcomes.setdefault(id, []).append(waiting)
@@ -137,7 +141,7 @@ class OutcomeWaiters:
                 waiting.set_result(None)
 
     def notify_outcome(self, event: InvocationEnded) -> None:
-        """Wake the callers that wait for this outcome."""
+        """Wake the callers that wait for the outcome `event`."""
         self._notify(event.id, event)
 
     def notify_all(self) -> None:

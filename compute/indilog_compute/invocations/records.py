@@ -1,9 +1,10 @@
 """The records of `$invocations` (docs/FORMATS.md).
 
-Each invocation belongs to a *stream*, which is a tag; a record has the tags of its invocations.
-Each stream is trimmed up to its oldest invocation that is still needed, and invocations with about
-the same lifetime share a stream. So an invocation that is due in a year does not prevent the trim
-of other invocations. `indilog.sdk.record_format` defines the frame of a record.
+Each invocation belongs to a *stream*, which is a tag. A record has the tags of all its invocations.
+Each stream is trimmed up to its oldest invocation that is still needed. Invocations with about the
+same lifetime share a stream. So an invocation that is due in a year does not prevent the trim of
+other invocations. `InvocationTable` applies the records. `indilog.sdk.record_format` defines the
+frame of a record.
 """
 
 from __future__ import annotations
@@ -23,25 +24,27 @@ from indilog.sdk.record_format import RecordFormat
 INVOCATIONS_LOG: Final = "$invocations"
 VERSION: Final = 3
 _VERSIONS_READ: Final = (2,)
-"""Earlier versions that are read. Their records lack the last fields, which have defaults."""
+"""Earlier versions that are read. Records of these versions lack the last fields of their types,
+which then have default values.
+"""
 EXECUTORS_TAG: Final = "executors"
 CHECKPOINTS_TAG: Final = "checkpoints"
 _STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
 _HELD_STREAMS: Final = 64
-"""Number of streams of held invocations. With many streams, an invocation that is held for long
-prevents the trim of few others.
+"""Number of streams of held invocations. An invocation that is held for long prevents the trim of
+its stream only, so with many streams it affects few other invocations.
 """
 STREAMS: Final = tuple(f"delay:{n}" for n in range(len(_STREAM_DELAYS_S) + 1))
 KEY_CHARACTERS_MAX: Final = 255
 HOLDER_CHARACTERS_MAX: Final = 512
 _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised for text that is not JSON, or is nested too deeply."""
+"""The errors of decoding text that is not JSON, or is nested too deeply."""
 
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """The failure of a call, as its caller gets it (`indilog.link.link_messages.Failed`)."""
+    """The failure of a call, with the fields of `indilog.link.link_messages.Failed`."""
 
     kind: str
     message: str
@@ -53,15 +56,22 @@ class InvocationAccepted(
 ):
     """Accepts an invocation.
 
-    If `delay_s` is 0, `executor` runs the invocation at once. Otherwise it is due `delay_s` seconds
-    after this record's time, and the executor that claims it runs it. `stream` is its tag. With a
-    `key`, only the first record of the function with that key takes effect.
-
-    `schedule` and `at` are a schedule and its due time (wall clock, seconds since 1970). The record
-    takes effect only if `after` is the schedule's last accepted due time (0: none was accepted). So
-    each due time takes effect once, even if the wall clock is set back. `depth` is the number of
-    calls above the invocation in the chain of calls. The outcome is held for `holder`, until a
-    `CallsReleased` record releases it. If `holder` is empty, the outcome is not held.
+    Attributes:
+        executor: the executor that runs the invocation at once if `delay_s` is 0.
+        position: the metalog position of the caller's session.
+        stream: the tag of the invocation's records.
+        delay_s: seconds from this record's time until the invocation is due. If it is not 0, an
+            executor must claim the invocation.
+        depth: number of calls above the invocation in the chain of calls.
+        key: the idempotency key; of several records of a function with one key, the first takes
+            effect. Empty: the call has no key.
+        schedule: the schedule whose due time this is; empty: a call, without a schedule.
+        at: the due time of the schedule (wall clock, seconds since 1970).
+        after: the previous due time of the schedule. The record takes effect only if this is the
+            schedule's last accepted due time (0: none was accepted). So each due time takes effect
+            once, even if the wall clock is set back.
+        holder: the run for which the outcome is held, until a `CallsReleased` record releases it.
+            Empty: the outcome is not held.
     """
 
     id: str
@@ -80,16 +90,16 @@ class InvocationAccepted(
 
 
 class InvocationsClaimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
-    """`executor` claims those of these invocations that have no executor, and runs them."""
+    """`executor` claims the invocations `ids`, and runs those that are due and have no executor."""
 
     executor: str
     ids: tuple[str, ...]
 
 
 class Freed(msgspec.Struct, frozen=True, array_like=True, tag="freed"):
-    """`executor` no longer runs this invocation, which has no outcome.
+    """`executor` no longer runs the invocation `id`, which has no outcome.
 
-    `is_lost`: the invocation had begun. It may have had effects, so it counts as a try.
+    If `is_lost`, the invocation had begun and may have had effects, so the try counts.
     """
 
     executor: str
@@ -98,8 +108,8 @@ class Freed(msgspec.Struct, frozen=True, array_like=True, tag="freed"):
 
 
 class InvocationEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """The outcome of an invocation: JSON text, or a failure. Only an invocation's first outcome
-    takes effect.
+    """The outcome of an invocation: `result`, which is JSON text, or `failure`. Only the first
+    outcome of an invocation takes effect.
     """
 
     executor: str
@@ -110,8 +120,8 @@ class InvocationEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended")
 
 
 class CallsReleased(msgspec.Struct, frozen=True, array_like=True, tag="released"):
-    """These invocations are no longer held: their holder has recorded the outcomes, or has ended.
-    From this record on their outcomes are kept like those of other invocations.
+    """The invocations `ids` are no longer held, because the holder has recorded their outcomes or
+    has ended. From this record on, these outcomes are kept like other outcomes.
     """
 
     ids: tuple[str, ...]
@@ -124,8 +134,8 @@ class ExecutorHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive
 
 
 class DeclaredDead(msgspec.Struct, frozen=True, array_like=True, tag="given up"):
-    """`by` declares `executor` dead. Takes effect only if `executor` has no record after seqnum
-    `seen`.
+    """The executor `by` declares `executor` dead. The record takes effect only if `executor` has no
+    record after seqnum `seen`.
     """
 
     executor: str
@@ -138,9 +148,9 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
     seqnum `end`.
 
     All parts of a checkpoint have the same `id`. `follows` is the seqnum after the last part of the
-    previous checkpoint that the author had read; 0: none. The checkpoint is valid only if no other
-    checkpoint was completed between these two. Another checkpoint may cover records that the author
-    had not read, and these may be trimmed.
+    newest checkpoint that the author had read; 0: it had read none. The checkpoint is valid only if
+    no other checkpoint was completed after that one. Such a checkpoint may cover records that the
+    author had not read and that are trimmed now.
     """
 
     id: str
@@ -199,7 +209,7 @@ def application_of(function: str) -> str:
 
 
 def stream_of(delay_s: float, key: str = "") -> str:
-    """Return the stream (a tag) of an invocation that is due after `delay_s`."""
+    """Return the stream (a tag) of an invocation that is due in `delay_s` seconds."""
     stream = STREAMS[bisect_left(_STREAM_DELAYS_S, delay_s)]
     return f"key:{stream}" if key else stream  # invocations with a key are kept longer
 
@@ -215,8 +225,8 @@ def schedule_tag(schedule: str) -> str:
 
 
 def digest_of(arguments: bytes) -> bytes:
-    """Return a digest that is equal for equal JSON values, even if their spacing or the order of
-    keys differs.
+    """Return a digest of JSON text. Equal JSON values have the same digest, even if the spacing or
+    the order of keys differs.
     """
     with contextlib.suppress(*_NO_JSON):  # invalid JSON is refused elsewhere
         arguments = msgspec.json.encode(msgspec.json.decode(arguments or b"{}"), order="sorted")

@@ -1,4 +1,8 @@
-"""Runs invocations on this compute node: calls the function, and records the outcome."""
+"""Runs invocations on this compute node: calls the function, and records the outcome.
+
+`InvocationService` begins and abandons the runs. Calls that could not begin are retried, and an
+outcome is appended until the append is acknowledged. A second copy of an outcome has no effect.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +40,9 @@ from indilog_compute.invocations.records import (
 
 _PAUSE_S_MIN: Final = 0.05
 _PAUSE_S_MAX: Final = 5.0
-"""Longest pause in seconds before a call or an append is retried; pauses double up to it."""
+"""Longest pause in seconds before a call or an append is retried; pauses double up to this one."""
 _FREE_S: Final = 1.0
-"""Seconds in which a stopping node records the invocations that it frees."""
+"""Seconds that a stopping node takes at most to record the invocations that it frees."""
 
 
 class StartedCall(Protocol):
@@ -65,18 +69,21 @@ class StartCall(Protocol[_CallT_co]):
         depth: int,
         invocation: str,
     ) -> _CallT_co:
-        """Start `app.function`. It raises the errors of `FunctionHost.call`."""
+        """Start the function `name` (`app.function`); raises the errors of `FunctionHost.call`."""
 
 
 class InvocationRuns(Generic[CallT]):
     """Runs invocations on this compute node.
 
     Args:
+        log: the log `$invocations`.
+        start: starts a call of a function on this node.
+        stop: stops such a call.
         executor: returns the current name of this node's executor.
 
     Attributes:
-        rerun: number of invocations begun here that any executor had begun before.
-        calling: number of calls that wait or run for invocations.
+        rerun: number of invocations begun here that this or another executor had begun before.
+        calling: number of calls of invocations that wait or run.
     """
 
     def __init__(
@@ -106,8 +113,8 @@ class InvocationRuns(Generic[CallT]):
             task.cancel()
 
     async def stop(self, open_: Iterable[RecordedInvocation]) -> None:
-        """Stop all invocations. Record for those that are open that this executor no longer runs
-        them.
+        """Stop all invocations. For each invocation of `open_`, record that this executor no longer
+        runs it.
         """
         tasks = list(self._running.values())
         for task in tasks:
@@ -194,7 +201,7 @@ class InvocationRuns(Generic[CallT]):
         )
         self.calling += 1
         try:
-            return await asyncio.shield(call.outcome)  # a cancellation must not reach the call
+            return await asyncio.shield(call.outcome)  # `stop` ends the call, not a cancellation
         except asyncio.CancelledError:
             self._stop(call)
             raise
@@ -202,9 +209,7 @@ class InvocationRuns(Generic[CallT]):
             self.calling -= 1
 
     async def _record(self, event: Event, invocation: RecordedInvocation) -> None:
-        """Append an event; retry until the append is acknowledged. A second copy of the record has
-        no effect.
-        """
+        """Append an event; retry until the append is acknowledged."""
         pause_s = _PAUSE_S_MIN
         while True:
             try:

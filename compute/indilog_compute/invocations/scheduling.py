@@ -1,15 +1,16 @@
-"""Decides which due times of schedules become invocations. `now` in, records out.
+"""Decides which due times of schedules become invocations. `InvocationExecutor` calls `Schedules`
+with the time, and appends the returned records.
 
 Due times follow the calendar. So in this module, and only here, `now` is the wall clock.
 
 Every compute node with workers watches all schedules. Node 0 appends a record for a due time at
-once. Node 1 does so one lease later, and so on, unless the log has a record of that due time by
-then. The log decides which record takes effect. Each record names the previous due time, and takes
-effect only if that was the last accepted one.
+once. Node n appends a record n leases later, if the log has no record of that due time by then. The
+log decides which record takes effect. Each record names the previous due time, and takes effect
+only if this was the last accepted due time.
 
-If the wall clock is set back by less than `SET_BACK_S`, no due time runs a second time (as in
-Debian's cron). If it is set back further, the schedule continues with the next due time of the new
-clock.
+If the wall clock is set back by less than `SET_BACK_S` (3 hours), no due time runs a second time
+(as in Debian's cron). If the clock is set back further, the schedule continues with the next due
+time of the new clock.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from indilog_compute.invocations.invocation_table import InvocationTable
 from indilog_compute.invocations.records import InvocationAccepted, application_of, schedule_tag
 
 _NOT_UNDERSTOOD: Final = (ValueError, CronSimError)
-"""Raised for an unknown time zone, or a schedule recorded by another version."""
+"""The errors for an unknown time zone, or for a schedule that another version recorded."""
 
 
 SET_BACK_S: Final = 3 * 3600.0
-"""Seconds that an accepted due time may be ahead of the wall clock. If it is further ahead, a wrong
-clock accepted it.
+"""Seconds that an accepted due time may be ahead of the wall clock. A due time that is further
+ahead was accepted by a wrong clock.
 """
 
 
 class DeployedSchedule(NamedTuple):
     """A schedule of a deployed application.
 
-    `since`: when the application was first deployed with this schedule, after its last deployment
-    without it (log's time, seconds since 1970).
+    `since` is the time from which on every deployment of the application has had this schedule
+    (log's time, seconds since 1970).
     """
 
     function: str
@@ -51,8 +52,8 @@ class DeployedSchedule(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The schedule's name in the log. A changed expression or time zone gives a new name, and
-        so a new schedule.
+        """The schedule's name in the log. If the expression or the time zone changes, the name
+        changes, so it is a new schedule.
         """
         return f"{self.function} {self.spec.expression} {self.spec.timezone}"
 
@@ -61,8 +62,8 @@ class _Watched:
     """A schedule, and its next due time.
 
     Attributes:
-        application: the application of its function.
-        skipped_to: due times up to this time do not run.
+        application: the application of the schedule's function.
+        skipped_to: due times up to this time do not run (wall clock, seconds since 1970).
     """
 
     def __init__(self, scheduled: DeployedSchedule, since: float) -> None:
@@ -72,8 +73,8 @@ class _Watched:
         self._since = since
         """`DeployedSchedule.since`, converted to the wall clock."""
         self._set_back_to: float | None = None
-        """The wall clock's time when this node first saw an accepted due time more than
-        `SET_BACK_S` ahead; None: no due time is so far ahead.
+        """The wall clock's time at which this node first noticed an accepted due time more than
+        `SET_BACK_S` ahead; None: no accepted due time is so far ahead.
         """
         self._next_after: tuple[float, float | None] = -1.0, None
 
@@ -85,8 +86,9 @@ class _Watched:
     def after(self, table: InvocationTable, now: float) -> float:
         """Return the time after which the next due time is searched.
 
-        A new deployment also runs due times that the previous deployment had not run yet. Due times
-        do not run if they passed while no deployment had the schedule.
+        If the previous deployment also had the schedule, a new deployment runs the due times that
+        the previous one had not run. Due times that passed while no deployment had the schedule do
+        not run.
         """
         latest = now + SET_BACK_S
         times = [self.last_at(table), self.skipped_to]
@@ -101,8 +103,8 @@ class _Watched:
         return max(self._set_back_to, *(time for time in times if time <= latest))
 
     def next(self, table: InvocationTable, now: float) -> float | None:
-        """Return the next due time, which may have passed; None if this machine cannot interpret
-        the schedule.
+        """Return the next due time, which may lie in the past; None: there is none, or this machine
+        cannot interpret the schedule.
         """
         after = self.after(table, now)
         if after != self._next_after[0]:
@@ -120,8 +122,12 @@ class _Watched:
 
 
 class Schedules:
-    """Watches schedules for one compute node. `rank` returns the node's index among all compute
-    nodes, from 0. It changes when nodes join and leave.
+    """Watches schedules for one compute node.
+
+    Args:
+        rank: returns the index of this node among all compute nodes, from 0. The index changes when
+            nodes join and leave.
+        config: settings with the limits.
     """
 
     def __init__(self, rank: Callable[[], int], config: NodeConfig) -> None:
@@ -133,8 +139,8 @@ class Schedules:
         self._watched: dict[str, _Watched] = {}
 
     def take(self, schedules: Iterable[DeployedSchedule], *, ahead_s: float = 0.0) -> None:
-        """Watch exactly these schedules; `ahead_s` is how far the wall clock is ahead of the log's
-        time.
+        """Watch exactly these schedules from now on. The wall clock is `ahead_s` seconds ahead of
+        the log's time.
         """
         before = self._watched
         self._watched = {}
@@ -146,10 +152,10 @@ class Schedules:
             )
 
     def next_due(self, table: InvocationTable, now: float) -> float | None:
-        """Return when to call `due` next; None: no schedule will be due.
+        """Return when to call `due` next (wall clock); None: no schedule will be due.
 
-        Schedules of an application at its limit do not count, because this is called again when an
-        invocation ends.
+        Schedules of an application at its limit do not count, because the caller calls `next_due`
+        again when an invocation ends.
         """
         times = [
             watched.next(table, now)

@@ -1,5 +1,8 @@
-"""Runs recorded invocations on one compute node: follows `$invocations`, performs the actions of
-the node's `InvocationExecutor`, and answers callers that start or query invocations.
+"""Runs recorded invocations on one compute node.
+
+`InvocationService` follows the log `$invocations` and applies its records to the `InvocationTable`.
+It performs the actions of the node's `InvocationExecutor`. It also answers callers that start,
+cancel or query invocations; these callers are `FunctionHost` (`workers.host`) and the gateway.
 """
 
 from __future__ import annotations
@@ -75,13 +78,13 @@ class InvocationService:
     """Runs invocations on one compute node, and returns the outcome of any invocation.
 
     Args:
-        node: name of the compute node, whose earlier incarnations count as dead at the start. None:
-            no executor counts as dead at the start.
-        rank: returns the index of the compute node, from 0.
+        node: name of the compute node. The executors of its earlier incarnations count as dead when
+            the service starts. None: no executor counts as dead then.
+        rank: returns the index of this node among all compute nodes, from 0.
         record_bytes_max: largest number of data bytes in a record, for checkpoints.
         start: starts a call of a function on this node.
-        stop: stops such a call.
-        is_shared: tells whether several applications are deployed.
+        stop: stops a call that `start` returned.
+        is_shared: returns whether several applications are deployed.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class InvocationService:
         self._read_faults, self._round_faults = FaultLog(_AGAIN_S), FaultLog(_AGAIN_S)
 
     async def start(self) -> None:
-        """Start to read the log and to run invocations.
+        """Restore the newest checkpoint; then begin to read the log and to run invocations.
 
         Raises:
             NotReadyError: the log cannot be read.
@@ -142,7 +145,7 @@ class InvocationService:
         self._tasks = [loop.create_task(self._follow()), loop.create_task(self._run_rounds())]
 
     async def stop(self) -> None:
-        """Stop, and free running invocations, so that they run again."""
+        """Stop, and free running invocations, so that executors run them again."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -164,14 +167,15 @@ class InvocationService:
         key: str = "",
         holder: str = "",
     ) -> str:
-        """Record that `function` is to run in `delay_s` seconds; return the invocation's id.
+        """Record an invocation of `function` that is due in `delay_s` seconds; return its id.
 
-        With a `key`, only the first recorded invocation of the function with that key runs, and its
-        id is returned. With a `holder`, the outcome is held until `release`, without a limit in
-        time.
+        Of all invocations of the function with the same `key`, only the first recorded one runs,
+        and its id is returned. If there is a `holder`, the outcome is held until `release`, without
+        a limit in time.
 
         Raises:
-            InvalidArgumentsError: the key was used with other arguments, or is invalid.
+            InvalidArgumentsError: the key was used with other arguments, or the key or the holder
+                is invalid.
             OverloadedError, NotReadyError: nothing was done; try again later.
             CallOutcomeUnknownError: the function may or may not run.
         """
@@ -210,7 +214,7 @@ class InvocationService:
 
     def known(self, function: str, arguments: bytes, key: str) -> str | None:
         """Return the id of the invocation of `function` with this key, as of the records read here;
-        None if there is none, or no key.
+        None if there is no such invocation, or if `key` is empty.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments.
@@ -218,8 +222,8 @@ class InvocationService:
         return known_with(self._table, function, arguments, key)
 
     async def known_by_now(self, function: str, arguments: bytes, key: str) -> str | None:
-        """Return the same as `known`, after reading all records that any node appended before this
-        call.
+        """Read all records that any node appended before this call; then return the result of
+        `known`.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments.
@@ -253,14 +257,14 @@ class InvocationService:
             raise NotReadyError(f"Invocations are not run here: {self._broken}")
 
     async def cancel(self, id: str) -> InvocationStatus | None:  # noqa: A002 - the field's name
-        """Durably cancel an invocation; return its status afterwards, None if the id is unknown.
+        """Durably cancel an invocation. Return its status afterwards; None: the id is unknown.
 
-        A waiting invocation never begins. A running one is cancelled, and may have had effects. An
-        ended one does not change.
+        A waiting invocation never begins. A running invocation is stopped, and may have had
+        effects. An ended invocation does not change.
 
         Raises:
             OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
-            AppendOutcomeUnknownError: the invocation may be cancelled; repeating this is harmless.
+            AppendOutcomeUnknownError: the invocation may be cancelled; a repeated call is harmless.
         """
         found = self._table.get(id)
         if found is None:
@@ -275,23 +279,26 @@ class InvocationService:
         return await read_status(self._log, found) if found is not None else None
 
     def release(self, holder: str, keys: Iterable[str]) -> None:
-        """Release the outcomes that are held for `holder` under these keys; all of them, if there
-        is no key. From then on they are kept like other outcomes.
+        """Release the outcomes that are held for `holder` under `keys`; if `keys` is empty, release
+        all outcomes of the holder. Released outcomes are kept like other outcomes.
 
-        A record says so within about a second. If this node crashes before, or does not know a call
-        yet, the outcome stays held, and the holder must release it again.
+        This node appends the record of the release within about a second. If it crashes before, or
+        has not read the record of a call yet, the outcome stays held. Then the holder must release
+        it again.
         """
         ids = [held.id for held in self._table.held.of(holder, keys)]
         if self._executor.release(ids, time.monotonic()):
             self._has_work.set()
 
     async def holders(self, prefix: str, after: str = "") -> tuple[list[str], MetalogPosition]:
-        """Return holders of outcomes, and a position at which the records that they had appended
-        before their calls can be read.
+        """Return a page of at most 1,000 holders of outcomes, ascending, and a metalog position.
+
+        A session at this position can read all records that the holders appended before their
+        calls.
 
         Args:
-            prefix: only holders whose names begin with it.
-            after: only holders above it. The answer is a page of at most 1,000, ascending.
+            prefix: only holders whose names begin with `prefix` are returned.
+            after: only holders whose names are greater than `after` are returned.
 
         Raises:
             NotReadyError, QuorumUnavailableError: the log cannot be read now.
@@ -301,8 +308,8 @@ class InvocationService:
         return self._table.held.holders(prefix, after), self._session.position
 
     async def held(self, prefix: str, after: str = "") -> list[HeldFor]:
-        """Return what is held for holders whose names begin with `prefix` and are above `after`,
-        ascending; at most 1,000.
+        """Return at most 1,000 holders, ascending, with the number and the size of their held
+        invocations. Their names begin with `prefix` and are greater than `after`.
 
         Raises:
             NotReadyError, QuorumUnavailableError: the log cannot be read now.
@@ -313,7 +320,10 @@ class InvocationService:
 
     async def release_held(self, prefix: str) -> int:
         """Release all outcomes that are held for holders whose names begin with `prefix`; return
-        their number. A record says so within about a second, unless this node crashes before.
+        the number of released outcomes.
+
+        This node appends the records of the release within about a second, unless it crashes
+        before.
 
         Raises:
             NotReadyError, QuorumUnavailableError: the log cannot be read now.
@@ -332,15 +342,18 @@ class InvocationService:
 
     @property
     def not_started(self) -> int:
-        """Number of invocations that this node owns and whose function was not called yet."""
+        """Number of invocations that this node's executor runs without having called the function
+        yet.
+        """
         own = self._table.executors.get(self._executor.name)
         return max(0, (len(own.ids) if own is not None else 0) - self._runs.calling)
 
     # --- status and outcomes
 
     async def newest(self, wanted: InvocationFilter, limit: int) -> list[InvocationInfo]:
-        """Return the newest wanted invocations that are open or kept, at most `limit`, newest
-        first; also those that other nodes recorded before this call.
+        """Return at most `limit` invocations, newest first: the newest ones that are open or kept
+        and that `wanted` selects. They include invocations that other nodes recorded before this
+        call.
 
         Raises:
             NotReadyError, QuorumUnavailableError: the log cannot be read now.
@@ -349,8 +362,8 @@ class InvocationService:
         return await newest(self._table, wanted, limit, partial(asyncio.sleep, 0))
 
     async def status_of(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002 - the field's name
-        """Return the status of an invocation, after waiting up to `wait_s` seconds for its outcome;
-        None if it never existed or is no longer kept.
+        """Wait up to `wait_s` seconds for the outcome of an invocation; then return its status.
+        None: the invocation never existed, or is no longer kept.
 
         Raises:
             DataLossError: the invocation is unknown, and records of invocations are lost.
@@ -372,11 +385,11 @@ class InvocationService:
         return await read_status(self._log, found)
 
     async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - the field's name
-        """Wait for the outcome of an invocation without a time limit, and return it. The caller
-        must have reserved room (`reserve_outcome_wait`).
+        """Wait for the outcome of an invocation without a time limit, and return the outcome.
+        Before the call, the caller must reserve room (`reserve_outcome_wait`).
 
         Raises:
-            CallOutcomeUnknownError: its outcome is no longer kept.
+            CallOutcomeUnknownError: the outcome of the invocation is no longer kept.
             NotReadyError, QuorumUnavailableError: the log cannot be read; the invocation continues.
         """
         if self._table.get(id) is None:
@@ -410,7 +423,7 @@ class InvocationService:
             await self._waiters.wait_for_record_bounded(last, self._table.end)
 
     async def _find_last(self, *, fresh: bool) -> SeqNum | None:
-        """Return the seqnum of the last record that can be read."""
+        """Return the seqnum of the last readable record; None: there is no readable record."""
         bound = MAX_SEQNUM
         while True:
             try:
@@ -425,7 +438,7 @@ class InvocationService:
                 return last.seqnum if last is not None else None
 
     def schedule(self, schedules: Iterable[DeployedSchedule]) -> None:
-        """Run exactly these schedules."""
+        """Run exactly these schedules from now on."""
         self._deployed_schedules = tuple(schedules)
         self._take_schedules()
         self._has_work.set()
@@ -439,7 +452,8 @@ class InvocationService:
         return self._schedules.status(self._table, time.time())
 
     async def ask_time(self) -> None:
-        """Ask the log for its time, and begin what is due by it: after a test let time pass.
+        """Ask the log for its time, and begin the invocations that are due by this time. Tests call
+        this method after they let time pass.
 
         Raises:
             NotReadyError, QuorumUnavailableError: the log does not answer.
@@ -478,8 +492,8 @@ class InvocationService:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _read_on(self) -> bool:
-        """Apply records until some are lost, and skip the lost ones. False: other nodes have
-        trimmed records that this node has not read.
+        """Apply records until a read reports lost records; then skip the lost records. False: this
+        node has missed records that are trimmed, so it must restore a checkpoint.
         """
         try:
             async for page in pages(self._log, None, max(self._table.end, self._lost_to)):
@@ -496,8 +510,8 @@ class InvocationService:
         return True
 
     async def _restore(self) -> None:
-        """Restore the newest checkpoint, if there is one. No action is performed until the records
-        after the checkpoint are read.
+        """Restore the newest checkpoint, if there is one. The service performs no action until it
+        has read the records that were in the log at this time.
         """
         found = await self._checkpoints.newest()
         await self._clock.begin(self._log)
@@ -512,8 +526,8 @@ class InvocationService:
         self._skipped = self._disagreed
 
     def _apply_page(self, page: Sequence[Record]) -> bool:
-        """Apply records; False: a checkpoint among them shows that this node missed earlier
-        records.
+        """Apply the records of a page; False: a checkpoint in the page shows that this node missed
+        earlier records.
         """
         for record in page:
             event = decode(record.data)
@@ -531,7 +545,7 @@ class InvocationService:
         return True
 
     def _agrees(self, event: Checkpointed) -> bool:
-        """Tell whether a checkpoint agrees with the table, or cannot be read completely."""
+        """Whether a checkpoint agrees with the table, or disagrees and cannot be restored."""
         if self._table.agrees(event):
             return True
         if event.id != self._skipped:  # otherwise `_restore` has skipped it already
@@ -541,7 +555,7 @@ class InvocationService:
         return True
 
     async def _run_rounds(self) -> None:
-        """Perform the executor's actions in a loop."""
+        """Perform the actions of the executor, and wait for more, until this task is cancelled."""
         while True:
             self._has_work.clear()
             try:
@@ -643,7 +657,8 @@ def _limits(config: NodeConfig) -> TableLimits:
 def _cancelled(invocation: RecordedInvocation) -> Failure:
     """Return the failure of a cancelled invocation.
 
-    The invocation may begin before the cancellation is recorded.
+    The invocation may have begun before the cancellation is recorded, so the text covers both
+    cases.
     """
     sentence = (
         f"{invocation.function} was cancelled; if it had begun, it was asked to stop, and may have "

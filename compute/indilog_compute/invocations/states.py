@@ -1,7 +1,8 @@
-"""The states of a recorded invocation and their transitions, as a table.
+"""The states of a recorded invocation, and the table of transitions between states.
 
-`InvocationTable` applies these transitions. A record whose change has no entry for the invocation's
-state has no effect. The state diagram in docs/ARCHITECTURE.md is generated from the table
+`InvocationTable` applies the transitions in `TRANSITIONS`. If `TRANSITIONS` has no entry for an
+invocation's state and the change in a record, the record has no effect on this invocation. The
+state diagram in docs/ARCHITECTURE.md is generated from `TRANSITIONS`
 (`tests.support.state_diagrams`).
 """
 
@@ -18,10 +19,10 @@ class InvocationState(enum.StrEnum):
     """The public state of an invocation.
 
     Attributes:
-        SCHEDULED: not due yet, or due and not claimed by an executor.
-        RUNNING: one executor runs it.
-        DONE: it ended with a result.
-        FAILED: it ended with a failure or was cancelled.
+        SCHEDULED: the invocation is not due, or is due and not claimed by an executor.
+        RUNNING: one executor runs the invocation.
+        DONE: the invocation ended with a result.
+        FAILED: the invocation ended with a failure, or was cancelled.
     """
 
     SCHEDULED = "scheduled"
@@ -34,13 +35,14 @@ class InvocationChange(enum.StrEnum):
     """An event about an invocation, as the invocation table reads it from the log.
 
     Attributes:
-        ACCEPTED: recorded by a live executor, due at once; that executor runs it.
-        DELAYED: recorded with a delay, or by an executor that had been declared dead.
-        CLAIMED: claimed by an executor, after it was due.
-        FREED: its executor no longer runs it, and it has no outcome.
-        EXECUTOR_DECLARED_DEAD: its executor was declared dead.
-        RETURNED: ended with a result.
-        FAILED: ended with a failure.
+        ACCEPTED: a live executor recorded the invocation, without a delay, and runs it.
+        DELAYED: the invocation was recorded with a delay, or by an executor that had been declared
+            dead.
+        CLAIMED: an executor claimed the due invocation.
+        FREED: the executor no longer runs the invocation, which has no outcome.
+        EXECUTOR_DECLARED_DEAD: the executor of the invocation was declared dead.
+        RETURNED: the invocation ended with a result.
+        FAILED: the invocation ended with a failure.
     """
 
     ACCEPTED = "accepted"
@@ -56,7 +58,7 @@ TRANSITIONS: Final[Mapping[tuple[InvocationState | None, InvocationChange], Invo
     (None, InvocationChange.ACCEPTED): InvocationState.RUNNING,
     (None, InvocationChange.DELAYED): InvocationState.SCHEDULED,
     (InvocationState.SCHEDULED, InvocationChange.CLAIMED): InvocationState.RUNNING,
-    # An executor that was declared dead may still record an outcome, if it is the first one.
+    # An executor that was declared dead may still record the first outcome.
     (InvocationState.SCHEDULED, InvocationChange.RETURNED): InvocationState.DONE,
     (InvocationState.SCHEDULED, InvocationChange.FAILED): InvocationState.FAILED,
     (InvocationState.RUNNING, InvocationChange.FREED): InvocationState.SCHEDULED,
@@ -64,11 +66,13 @@ TRANSITIONS: Final[Mapping[tuple[InvocationState | None, InvocationChange], Invo
     (InvocationState.RUNNING, InvocationChange.RETURNED): InvocationState.DONE,
     (InvocationState.RUNNING, InvocationChange.FAILED): InvocationState.FAILED,
 }
-"""The next state. State None: no record has accepted the invocation, or it is no longer kept."""
+"""The next state, by state and change. The state None means that no record has accepted the
+invocation, or that the invocation is no longer kept.
+"""
 
 
 def state_of(invocation: RecordedInvocation | None) -> InvocationState | None:
-    """Return the state of an invocation; None for an unknown one."""
+    """Return the state of an invocation; None if `invocation` is None."""
     if invocation is None:
         return None
     if invocation.ended is not None:
