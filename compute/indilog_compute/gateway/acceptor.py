@@ -1,7 +1,8 @@
 """Accepts connections in small groups, so that the limit on connections is never exceeded.
 
-asyncio's own server accepts all waiting connections before it counts one of them. With 2,048
-waiting connections it would exhaust the process's file descriptors in one iteration.
+asyncio's own server accepts all waiting connections before it counts the first one. So 2,048
+waiting connections could use up all file descriptors of the process in one iteration. `server`
+makes an `Acceptor` for each listening socket, instead of an `asyncio.Server`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import structlog
 
 _PER_ITERATION_MAX: Final = 32
 _PAUSE_S: Final = 0.1
-"""Seconds without accepting after the system ran out of file descriptors or memory."""
+"""Seconds for which no connection is accepted after the system ran out of file descriptors or
+memory.
+"""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -27,8 +30,8 @@ class Acceptor:
     Args:
         listening: a non-blocking socket.
         protocol: creates the protocol object of a connection.
-        has_room: tells whether one more connection may be open, given the number of handshakes in
-            progress. If not, a new connection is closed at once.
+        has_room: gets the number of accepted connections that are not open yet, and returns whether
+            a further connection may be open. If not, a new connection is closed at once.
         tls: TLS context for the connections; None: no TLS.
         handshake_timeout_s: seconds that a TLS handshake may take.
     """
@@ -54,7 +57,7 @@ class Acceptor:
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
-        """The listening socket; the interface of an `asyncio.Server`."""
+        """The listening socket, as the attribute `sockets` of an `asyncio.Server`."""
         return (self._listening,)
 
     def close(self) -> None:
@@ -67,7 +70,7 @@ class Acceptor:
             opening.cancel()
 
     async def wait_closed(self) -> None:
-        """Return at once: the server waits for connections itself."""
+        """Return at once, because uvicorn's server itself waits until connections are closed."""
 
     def _accept(self) -> None:
         for _ in range(_PER_ITERATION_MAX):

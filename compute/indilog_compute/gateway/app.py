@@ -1,4 +1,8 @@
-"""Assembles the gateway: its routes, error handlers and OpenAPI description (API.md, "HTTP")."""
+"""Assembles the gateway: its routes, error handlers and OpenAPI description (API.md, "HTTP").
+
+`indilog.runtime.cluster.assembly` calls `create_gateway`, and runs the result behind `guard_port`
+and `guard_unix_socket`.
+"""
 
 from __future__ import annotations
 
@@ -67,11 +71,11 @@ _CLIENT_LEFT: Final = 499
 
 
 class GatewayApp(FastAPI):
-    """The platform's HTTP interface. For speed, function calls bypass FastAPI.
+    """The platform's HTTP interface. For speed, calls of functions and operations bypass FastAPI.
 
     Attributes:
         resources: limits and counters, shared with the servers that run this application.
-        forwarder: runs calls on other compute nodes; None: there are none.
+        forwarder: runs calls on other compute nodes; None: calls run on this node only.
     """
 
     def __init__(
@@ -91,10 +95,12 @@ class GatewayApp(FastAPI):
         self._described_at = -1
         self._base: dict[str, Any] | None = None
         self._streams: set[asyncio.Task[Any]] = set()
-        """Tasks that are sending an answer. Those that last long send streams of records."""
+        """Tasks that have begun to send an answer. A task that sends a stream lasts long."""
 
     def end_streams(self) -> None:
-        """End all streams and unused connections, because the platform stops."""
+        """End all streams, and close idle connections to other compute nodes, because the platform
+        stops.
+        """
         if self.forwarder is not None:
             self.forwarder.close()
         for task in self._streams:
@@ -126,8 +132,9 @@ class GatewayApp(FastAPI):
             share.free()
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer by a FastAPI route. A request that is cancelled before its answer begins gets a
-        503. If the answer is a stream that has begun, its body is ended.
+        """Answer by a FastAPI route. If the request is cancelled before its answer begins, the
+        answer is a 503. If the request is cancelled later, the answer is a stream, whose body is
+        ended.
         """
         begun = False
         task = asyncio.current_task()
@@ -183,15 +190,15 @@ def create_gateway(
     Args:
         host: runs the functions; already started.
         logs: the logs, for the routes below `/logs`.
-        status: returns the content of `/status`; its `ready` and `read_only` decide the answer of
-            `/readyz`.
+        status: returns the content of `/status`. The fields `ready` and `read_only` decide the
+            answer of `/readyz`.
         config: limits.
-        registry: Prometheus registry to which the gateway adds its metrics; None: a new one.
-        request_snapshots: asks index nodes for snapshots; None: there is no such route.
+        registry: Prometheus registry to which the gateway adds its metrics; None: a new registry.
+        request_snapshots: asks index nodes for snapshots; None: there is no route for this.
         members: changes the nodes of the cluster; None: the platform is one process.
-        peers: the other compute nodes, which run calls that find no room here; None: there are
-            none.
-        kinds: creates and lists logs; None: there are no such routes.
+        peers: the other compute nodes, which run calls for which this node has no room; None: there
+            are no other compute nodes.
+        kinds: creates and lists logs; None: there are no routes for this.
     """
     body_bytes_max = config.cluster.batch_bytes_max
     registry = registry or CollectorRegistry(auto_describe=False)
@@ -247,8 +254,8 @@ def guard_port(gateway: GatewayApp, host: FunctionHost, node: NodeConfig, token:
 
     Args:
         gateway: the result of `create_gateway`.
-        host: tells which functions are public.
-        node: the host names of the gateway, and the limits of browser sessions.
+        host: knows which functions are public.
+        node: settings with the host names of the gateway and the limits of browser sessions.
         token: authenticates callers; ignored if `auth` is off.
     """
     credentials = Credentials(
@@ -268,7 +275,9 @@ def guard_port(gateway: GatewayApp, host: FunctionHost, node: NodeConfig, token:
 
 
 def guard_unix_socket(gateway: GatewayApp, host: FunctionHost, node: NodeConfig) -> Guard:
-    """Return the gateway for the Unix socket: no token is needed, all other checks apply."""
+    """Return the gateway for the Unix socket. A request needs no token; `Guard` applies all other
+    checks.
+    """
     return Guard(
         gateway,
         names=_names(node),

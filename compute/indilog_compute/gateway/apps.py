@@ -1,4 +1,7 @@
-"""The routes of applications and asynchronous invocations: deploy, list, get an outcome."""
+"""The routes of applications and asynchronous invocations: deploy, list, get an outcome.
+
+All handlers call `FunctionHost`; `app.create_gateway` adds the routes.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +100,9 @@ def _add_held(router: APIRouter, host: FunctionHost) -> None:
     # Before `/invocations/{invocation}`; no id of an invocation is `held`.
     @router.get("/invocations/held", tags=["functions"])
     async def held(log: str | None = None) -> Response:
-        """List the workflow runs for which outcomes of calls are held, with the number and bytes of
-        their calls: those of all flows, or of one flow, by the name of its log. The first 1,000 are
-        listed; `has_more` says whether there may be others.
+        """List the first 1,000 workflow runs for which outcomes of calls are held. With `log`, the
+        name of a flow's log, list the runs of this flow only. Each run has the number of its held
+        calls and their bytes. `has_more` says whether there may be further runs.
         """
         found = await host.held("" if log is None else holder_of(log, ""))
         has_more = len(found) == HOLDERS_PAGE
@@ -107,9 +110,9 @@ def _add_held(router: APIRouter, host: FunctionHost) -> None:
 
     @router.delete("/invocations/held", tags=["functions"])
     async def release(log: str, run: str = "") -> Response:
-        """Release the outcomes that are held for the runs of a flow, or for one of its runs, by the
-        name of the log of the flow. From then on they are kept for `results_kept_s`. A run that
-        continues later calls the function again.
+        """Release the outcomes that are held for all runs of a flow, or for its run `run`. `log` is
+        the name of the flow's log. Released outcomes are kept for `results_kept_s` at most. If a
+        run continues later, it calls the function again.
         """
         if not run:
             return _json({"released": await host.release_held(holder_of(log, ""))})
@@ -134,7 +137,7 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
     ) -> Response:
         """List the recorded invocations that are open or kept, newest first: of one application, of
         one function (`app.function`), or all. `next` of an answer is `page` of the next request;
-        null: there are no further ones.
+        null: there are no further invocations.
         """
         found = await host.newest_invocations(
             InvocationFilter(app, function, state, page), limit + 1
@@ -164,8 +167,8 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
     async def cancel(invocation: str) -> Response:
         """Cancel an asynchronous invocation, durably.
 
-        A waiting invocation never begins; a running one is asked to stop. The answer is the same as
-        for GET. An invocation that has already ended is not changed, and the answer is 409.
+        A waiting invocation never begins; a running invocation is asked to stop. The answer is the
+        same as for GET. An invocation that has already ended does not change; the answer is 409.
         """
         before = await host.invocation(invocation)
         if before is not None and before.outcome is not None:

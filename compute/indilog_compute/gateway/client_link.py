@@ -1,6 +1,6 @@
 """`/client`: the WebSocket that `indilog.connect` opens. Its binary messages carry the byte stream
 of a link (docs/decisions/0003). A frame of the link may span several messages, and a message may
-hold several frames.
+contain several frames. `FunctionHost.client_server` answers the questions of the link.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ClientLink(Link):
     """The link of one client. The bytes of its unanswered questions count in the gateway's byte
     budget.
 
-    Every question is answered, even a cancelled one, so all counted bytes are returned. If a client
-    reuses the call number of an unanswered question, the link closes: the bytes of the two
-    questions could not be distinguished.
+    Every question is answered, even a cancelled one, so all counted bytes are returned to the
+    budget. If a client reuses the call number of an unanswered question, the link closes, because
+    the bytes of the two questions could not be distinguished.
 
     Args:
         serve: answers one question.
@@ -82,8 +82,8 @@ class ClientLink(Link):
         self._sizes: dict[int, int] = {}
 
     def received(self, data: bytes) -> None:
-        """Process received bytes. They may end with an incomplete message; if the budget has no
-        room for it, close the link.
+        """Process received bytes. If they end with an incomplete message for which the budget has
+        no room, close the link.
         """
         super().received(data)
         self._partial.free()
@@ -93,7 +93,7 @@ class ClientLink(Link):
             self.close()
 
     def answer(self, call: int, answer: Answer) -> None:
-        """Send an answer; if the budget has no room for a large answer, send an error instead."""
+        """Send an answer; if it is large and the budget is used up, send an error instead."""
         self._questions.release(self._sizes.pop(call, 0))
         if self._budget.is_used_up and answer_bytes(answer) > UNCHARGED_BYTES:
             self._budget.refused += 1
@@ -137,8 +137,8 @@ def answer_bytes(answer: Answer) -> int:
 
 
 class WebSocketWriter:
-    """Sends the bytes that a link writes. Bytes written during a send leave together in the next
-    send.
+    """Sends the bytes that a link writes. Bytes that are written during a send are sent together
+    afterwards.
 
     Args:
         socket: the client's WebSocket.
@@ -159,7 +159,7 @@ class WebSocketWriter:
         self._written.set()
 
     def close(self) -> None:
-        """Send the queued bytes, then close."""
+        """Let `run` send the queued bytes and then close the WebSocket."""
         self._closed = True
         self._written.set()
 
@@ -168,7 +168,7 @@ class WebSocketWriter:
         return len(self._queue)
 
     async def run(self) -> None:
-        """Send until closed."""
+        """Send queued bytes until `close` is called; then close the WebSocket."""
         while not (self._closed and not self._queue):
             await self._written.wait()
             self._written.clear()

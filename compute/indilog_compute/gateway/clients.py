@@ -1,7 +1,8 @@
-"""Handles clients that disconnect: a request with an incomplete body is never executed, and a call
+"""Handles clients that disconnect. A request with an incomplete body is never executed, and a call
 whose client has left is cancelled.
 
-A disconnect is an expected event: it is counted (`GatewayCounters.clients_left`), not logged.
+A disconnect is an expected event, so it is counted (`GatewayCounters.clients_left`) and not logged.
+All routes of the gateway read bodies by `read_body`; routes that wait use `cancel_if_left`.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int, *, what: str
         scope: ASGI scope of the request; its share (`SHARE`) counts the body's bytes until the
             request ends.
         receive: ASGI `receive` of the request.
-        bytes_max: largest accepted body; reading stops at most one chunk later.
+        bytes_max: size of the largest accepted body. Reading stops at most one chunk after it.
         what: subject of the error's sentence, such as `The request's size in bytes`.
 
     Raises:
-        ClientLeftError: the connection ended before the body did.
+        ClientLeftError: the connection ended before the body was complete.
         TooLargeError: the body has more than `bytes_max` bytes.
         OverloadedError: the gateway's byte budget has no room for the body.
     """
@@ -96,6 +97,6 @@ def _too_large(scope: Scope, read: int, bytes_max: int, what: str) -> TooLargeEr
 
 
 def _content_length(scope: Scope) -> int:
-    """Return the value of `Content-Length`; 0 if there is none."""
+    """Return the value of `Content-Length`; 0 if it is absent or not a number."""
     said = dict(scope["headers"]).get(b"content-length", b"")
     return int(said) if said.isdigit() and len(said) <= 18 else 0

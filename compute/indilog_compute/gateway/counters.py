@@ -1,4 +1,7 @@
-"""Counters of the gateway, for `/status` and `/metrics`."""
+"""Counters of the gateway, for `/status` and `/metrics`.
+
+The modules of the gateway increment `GatewayCounters`, which `GatewayResources` holds.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,8 @@ class GatewayCounters:
             client took too long to read the answer.
         connections_refused: connections refused beyond `connections_max`.
         requests_malformed: requests that are not valid HTTP.
-        requests_refused: requests that `guard` refused before routing: unknown host name, foreign
-            origin, no token, or a wrong type of body.
+        requests_refused: requests that `guard` refused before routing (unknown host name, foreign
+            origin, no token, or a wrong type of body), and gRPC connections beyond the limit.
         calls_forwarded: calls that another compute node took.
         calls_forwarded_refused: number of times that another compute node had no room for a call.
         calls_forwarded_lost: forwarded calls whose compute node was lost before it answered.
@@ -68,7 +71,7 @@ class GatewayCollector(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family per figure."""
+        """Yield one metric family per counter or gauge."""
         status = self._read()
         for name, documentation in _COUNTERS.items():
             yield CounterMetricFamily(f"indilog_gateway_{name}", documentation, value=status[name])

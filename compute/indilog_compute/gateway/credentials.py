@@ -1,8 +1,9 @@
 """Authenticates callers: by the platform's token, or by the session of a browser.
 
 A browser cannot store a token safely, so it gets a session. `indilog open` authenticates with the
-token and gets a code, which works once. The page `/login` exchanges the code for a cookie. This
-process keeps digests of codes and sessions in memory only, so they end with the process.
+token and gets a code, which can be used once. The page `/login` exchanges the code for a cookie
+(`login`). This process keeps digests of codes and sessions in memory only, so codes and sessions
+end with the process. `Guard` checks tokens and cookies by `Credentials`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Credentials:
 
     Args:
         token: token of the platform.
-        sessions_max: largest number of sessions, and of codes; a further one replaces the oldest.
+        sessions_max: largest number of sessions, and also of codes. A further session replaces the
+            oldest session, and a further code the oldest code.
         session_s_max: seconds for which a session lasts.
         code_s: seconds within which a code can be used.
         clock: monotonic time in seconds.
@@ -45,7 +47,7 @@ class Credentials:
         self.code_s = code_s
 
     def is_token(self, authorization: bytes) -> bool:
-        """Tell whether this value of the header `Authorization` carries the token.
+        """Whether `authorization`, a value of the header `Authorization`, carries the token.
 
         The comparison takes constant time, so timing reveals nothing about the token.
         """
@@ -54,17 +56,17 @@ class Credentials:
         return authorization[: len(_BEARER)].lower() == _BEARER and is_same
 
     def new_code(self) -> str:
-        """Return a code that can begin one session, within `code_s`."""
+        """Return a code that can begin one session, within `code_s` seconds."""
         return self._codes.issue()
 
     def begin_session(self, code: str) -> str | None:
-        """Exchange a code for the secret of a new session; None if the code is unknown, used or
-        expired.
+        """Begin a session with a code, and return the secret of the session. None: the code is
+        unknown, was used, or has expired.
         """
         return self._sessions.issue() if self._codes.remove(code.encode()) else None
 
     def is_session(self, secret: bytes) -> bool:
-        """Tell whether this is the secret of a session that has not ended."""
+        """Whether `secret` is the secret of a session that has not ended."""
         return self._sessions.has(secret)
 
     def end_session(self, secret: bytes) -> None:
@@ -95,7 +97,7 @@ class _Expiring:
         return self._until.get(_digest(secret), 0.0) > self._clock()
 
     def remove(self, secret: bytes) -> bool:
-        """Remove a secret and tell whether it was valid."""
+        """Remove a secret; return whether it was valid."""
         was_valid = self.has(secret)
         self._until.pop(_digest(secret), None)
         return was_valid

@@ -1,17 +1,19 @@
 """Checks each HTTP and WebSocket request before routing (docs/decisions/0026).
 
-A request must pass four rules, in this order:
+A request must meet four rules, in this order. `Guard` refuses it with the status of the first rule
+that it breaks; otherwise it passes the request to the gateway.
 
-1. Its `Host` is a literal loopback address, `localhost` or a configured name, else 421. This stops
-   DNS rebinding: a page whose name was rebound to 127.0.0.1 still sends that name.
-2. A page of another origin may send only GET and HEAD, and may not open a WebSocket, else 403. A
-   request is not from such a page if `Sec-Fetch-Site` is absent, `none` or `same-origin`, and
-   `Origin` is absent or ours.
-3. It carries the token or a session's cookie, else 401. With a cookie, rule 2 applies to GET and
-   HEAD too. Health checks, sign-in and public functions need neither token nor cookie.
-4. The `Content-Type` of its body is JSON, or on some routes Python source or bytes, else 415.
-   Without CORS, which the gateway never grants, a browser sends none of these types to another
-   origin.
+1. The header `Host` is a literal loopback address, `localhost` or a configured name (status 421).
+   This stops DNS rebinding: a page whose name was rebound to 127.0.0.1 still sends that name.
+2. A page of another origin sends only GET and HEAD, and opens no WebSocket (status 403). A request
+   comes from a page of our own origin, or from a program, if `Sec-Fetch-Site` is absent, `none` or
+   `same-origin`, and `Origin` is absent or ours.
+3. The request carries the token or the cookie of a session (status 401). If it carries a cookie,
+   rule 2 forbids GET and HEAD from other origins too. Health checks, sign-in and public functions
+   need neither token nor cookie.
+4. The `Content-Type` of the body is JSON, or on some routes Python source or bytes (status 415). A
+   browser sends a body of these types to another origin only with CORS, which the gateway never
+   grants.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from indilog_compute.gateway.page import HTML, page_headers
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_text
 
 OPEN_PATHS: Final = ("/livez", "/healthz", "/readyz", LOGIN_PATH)
-"""Paths that need no token: they reveal nothing about what is stored or deployed."""
+"""Paths that need no token, because they reveal nothing about stored or deployed data."""
 _SAFE: Final = ("GET", "HEAD")
 _OWN_SITE: Final = (b"none", b"same-origin")
 _HOST: Final = re.compile(rb"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
@@ -77,9 +79,9 @@ class Guard:
 
     Args:
         app: the gateway.
-        names: further allowed host names besides loopback addresses; in lower case.
+        names: allowed host names besides loopback addresses and `localhost`; in lower case.
         credentials: authenticates callers; None: rule 3 is off.
-        is_public: tells whether the function `app.function` may be called without a token.
+        is_public: returns whether the function `app.function` may be called without a token.
         counters: count refused requests.
     """
 
@@ -141,7 +143,7 @@ class Guard:
         return True
 
     def _is_own_origin(self, scope: Scope, host: bytes, headers: Mapping[bytes, bytes]) -> bool:
-        """Rule 2: tell whether the request does not come from a page of another origin."""
+        """Rule 2: return whether the request comes from our own origin, or from a program."""
         if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
             return False
         origin = headers.get(b"origin")
@@ -151,8 +153,8 @@ class Guard:
         if named != host:
             return False
         is_tls = scope["scheme"] in ("https", "wss")
-        # For a configured name, a proxy may terminate TLS; then `Origin` says https and our scheme
-        # is http.
+        # If the host is a configured name, a proxy may terminate TLS. Then `Origin` has https, and
+        # our scheme is http.
         behind_proxy = scheme == b"https" and host.partition(b":")[0] in self._names
         return scheme == (b"https" if is_tls else b"http") or behind_proxy
 
@@ -164,7 +166,7 @@ class Guard:
         *,
         is_own: bool,
     ) -> Refusal | None:
-        """Rule 3: return the refusal of an unauthenticated request; None if it may pass."""
+        """Rule 3: return the refusal of an unauthenticated request; None: the request may pass."""
         authorization = headers.get(b"authorization")
         if authorization is not None and credentials.is_token(authorization):
             return None
@@ -176,7 +178,7 @@ class Guard:
         return Refusal(HTTPStatus.UNAUTHORIZED, UNAUTHORIZED)
 
     def _is_open(self, scope: Scope) -> bool:
-        """Tell whether a request needs no token."""
+        """Whether a request needs no token."""
         path, method = scope["path"], scope.get("method")
         if path in OPEN_PATHS:
             return method in _SAFE
@@ -200,7 +202,9 @@ def cookie_in(cookies: bytes, name: bytes) -> bytes | None:
 
 
 def _unfit_body(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Rule 4. A request with neither a body nor a `Content-Type` passes."""
+    """Rule 4: return the refusal of a body's type. A request without a body and without a
+    `Content-Type` passes.
+    """
     given = headers.get(b"content-type")
     if given is None:
         length = headers.get(b"content-length", b"0")
@@ -242,7 +246,7 @@ def _foreign(headers: Mapping[bytes, bytes]) -> Refusal:
 
 
 async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
-    """Answer with the refusal; for a WebSocket, instead of opening it."""
+    """Answer with the refusal. A WebSocket is not opened."""
     kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
     if kind not in ("http.response", *scope.get("extensions", ())):
         await send({"type": "websocket.close", "code": 1008, "reason": ""})
@@ -263,7 +267,7 @@ async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
 
 
 def _wants_page(scope: Scope) -> bool:
-    """Tell whether the client is a browser that shows the answer as a page."""
+    """Whether the client is a browser that shows the answer as a page."""
     return scope.get("method") == "GET" and any(
         name == b"accept" and b"text/html" in value for name, value in scope["headers"]
     )

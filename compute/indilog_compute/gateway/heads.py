@@ -1,8 +1,9 @@
-"""Checks the head of every request (its path, query and headers) before it is routed.
+"""Checks the head of every request (its path, query and headers) before the request is routed.
 
 Path and query must be UTF-8. A client may send the header `Indilog-Position` with the metalog
-position of its session, which an earlier answer contained: a read then waits until this node has
-applied that position. So a position beyond the end of the metalog is refused at once.
+position of its session, which it got in an earlier answer. A read waits until this node has applied
+that position. So a position beyond the end of the metalog is refused at once. `GatewayApp` calls
+`Heads`, which asks `Positions`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from indilog_compute.positions import Positions
 
 POSITION_HEADER: Final = b"indilog-position"
 POSITION_DIGITS_MAX: Final = 18
-"""Longer numbers do not fit a signed integer of 64 bits."""
+"""Every number of at most this many digits fits into a signed integer of 64 bits."""
 
 
 class Heads:
@@ -36,7 +37,7 @@ class Heads:
         Raises:
             InvalidArgumentsError: the path or the query is not UTF-8, or the session's position is
                 not a number or is beyond the end of the metalog.
-            NotReadyError, QuorumUnavailableError: the end of the metalog could not be determined.
+            NotReadyError, QuorumUnavailableError: the end of the metalog cannot be read now.
         """
         if b"%" in scope.get("raw_path", b"") or b"%" in scope["query_string"]:
             _check_text(scope)

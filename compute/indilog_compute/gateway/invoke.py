@@ -2,8 +2,9 @@
 plain ASGI callable inside the gateway.
 
 This module uses no routing and no request object, because a FastAPI route takes three times as long
-as a bare ASGI answer. It decodes nothing: the worker gets the body's bytes, and the caller gets the
-worker's bytes. A call that would wait here is offered to other compute nodes (`forwarding`).
+as a plain ASGI answer. It decodes nothing: the worker gets the body's bytes, and the caller gets
+the worker's bytes. `FunctionHost` runs the calls. A call that would wait on this node is offered to
+other compute nodes (`forwarding`).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _QUERY: Final = ("async", "delay")
 _RELAYED: Final = frozenset(
     {b"content-type", b"location", b"retry-after", POSITION_HEADER, INVOCATION_HEADER}
 )
-"""Headers of another compute node's answer that the caller gets."""
+"""Headers that the caller gets from another compute node's answer."""
 _TRUE: Final = ("1", "true", "yes")
 _FALSE: Final = ("0", "false", "no")
 
@@ -75,10 +76,11 @@ class _Request(NamedTuple):
     """A request for a call, with its complete body.
 
     Attributes:
-        position: the session's position; 0: none.
-        key: the idempotency key; may be empty.
+        position: the session's position; 0: the request has none.
+        key: the idempotency key; empty: the request has none.
         is_recorded: whether the call is recorded, because it is asynchronous or has a key.
-        was_forwarded: whether another compute node forwarded it, so that this node must not.
+        was_forwarded: whether another compute node forwarded the call, so that this node must not
+            forward it again.
         start: starts the function or operation on this node.
     """
 
@@ -101,7 +103,7 @@ class InvokeEndpoint:
         host: runs the functions.
         resources: limits and counters.
         body_bytes_max: largest body of a request.
-        forwarder: runs calls on other compute nodes; None: there are none.
+        forwarder: runs calls on other compute nodes; None: calls run on this node only.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class InvokeEndpoint:
             except OverloadedError as error:
                 await _send_problem(send, problem_of(error))
                 return
-            with self._offers.reserved():  # the body is read here, so the other node then sends it
+            with self._offers.reserved():  # the other node sends the body now
                 arguments = await read_body(scope, receive, self._body_bytes_max, what=what)
             self._resources.counters.calls_taken += 1
         was_forwarded = forwarded is not None
@@ -221,8 +223,8 @@ class InvokeEndpoint:
         await self._send_outcome(scope, send, call.invocation, outcome)
 
     async def _wait_for_worker(self, receive: Receive, call: Call) -> None:
-        """Wait for the end of `call`. If the client disconnects before a worker takes the call,
-        cancel the call.
+        """Wait until `call` has an outcome. If the client disconnects before a worker has taken the
+        call, cancel the call.
 
         Raises:
             ClientLeftError: the client disconnected; a call that a worker has taken continues.
@@ -241,8 +243,9 @@ class InvokeEndpoint:
     async def _wait_or_forward(
         self, receive: Receive, call: Call, elsewhere: ForwardedCall
     ) -> PeerAnswer | None:
-        """Wait until `call` has begun or ended here, or another node has run it; return the answer
-        of that node. If the client disconnects before either, cancel the call.
+        """Wait until another node has run `call`, and return its answer. Return None if the call
+        has begun or ended here first. If the client disconnects before the call begins anywhere,
+        cancel the call.
 
         Raises:
             ClientLeftError: the client disconnected; a call that has begun continues.
@@ -304,7 +307,7 @@ class InvokeEndpoint:
     # --- calls that another compute node runs
 
     def _elsewhere(self, request: _Request) -> ForwardedCall | None:
-        """Return the call in the form that may be forwarded; None: it may not be forwarded."""
+        """Return the call as a `ForwardedCall`; None: the call may not be forwarded."""
         if self._forwarder is None or request.was_forwarded:
             return None
         deployed_at = self._host.deployed_at(request.name)
@@ -330,8 +333,8 @@ class InvokeEndpoint:
         )
 
     def _recorded_elsewhere(self, request: _Request) -> ForwardedCall | None:
-        """Return a recorded call in the form that may be forwarded; None: it begins here, because a
-        slot is free or its key is known.
+        """Return a recorded call as a `ForwardedCall`. None: the call begins here, because a slot
+        is free, its key is known, or it may not be forwarded.
         """
         name, key = request.name, request.key
         if key and self._host.has_key(name, request.arguments, key):
@@ -341,8 +344,8 @@ class InvokeEndpoint:
         return self._elsewhere(request)
 
     async def _ran_elsewhere(self, request: _Request) -> bool:
-        """Offer a call that is refused here to other nodes. True: a node ran it, and the caller has
-        the answer.
+        """Offer a call to other nodes, because this node refuses it. Return whether the caller has
+        an answer.
         """
         elsewhere = self._elsewhere(request)
         if self._forwarder is None or elsewhere is None:
@@ -369,8 +372,8 @@ class InvokeEndpoint:
     # --- answers
 
     def _cut_off(self, call: Call, *, may_run: bool = False) -> Problem:
-        """Cancel `call`, and return the problem for its caller. `may_run`: another compute node may
-        run the call.
+        """Cancel `call`, and return the problem for its caller; `may_run` is whether another
+        compute node may run the call.
         """
         began = call.worker is not None or may_run
         self._host.cancel(call)
@@ -412,7 +415,7 @@ class InvokeEndpoint:
 
 
 async def _refuse(request: _Request, error: NotReadyError) -> None:
-    """Answer that a call was taken from another compute node and did not begin."""
+    """Tell the forwarding node that this node took the call, but did not begin it."""
     await _send_problem(request.send, problem_of(error), ((REFUSED_HEADER, b"1"),))
 
 
@@ -437,10 +440,10 @@ def _nothing_done(what: str) -> NotReadyError:
 
 
 def _start_later_s(name: str, scope: Scope) -> float | None:
-    """Return the delay of an asynchronous call in seconds; None for a synchronous call.
+    """Return the delay of an asynchronous call in seconds; None: the call is synchronous.
 
     Raises:
-        InvalidArgumentsError: a field of the query is unknown or malformed; names the field.
+        InvalidArgumentsError: a field of the query is unknown or malformed; the error names it.
     """
     values = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     query = {field: given[-1] for field, given in values.items()}
@@ -466,8 +469,8 @@ def _misfit(name: str, field: str, problem: str) -> InvalidArgumentsError:
 
 
 def _headers(scope: Scope) -> tuple[int, str, bytes | None]:
-    """Return the session's position, the idempotency key, and the mark of a forwarded call; 0,
-    empty and None if absent.
+    """Return the session's position (0: absent), the idempotency key (empty: absent), and the value
+    of `FORWARDED_HEADER` (None: absent).
     """
     position, key, forwarded = 0, "", None
     for name, value in scope["headers"]:

@@ -1,8 +1,8 @@
 """Signs a browser in. `indilog open` authenticates with the token, gets a code, and prints the link
-`/login#CODE`. That page posts the code and gets a session's cookie.
+`/login#CODE`. The page `/login` posts the code and gets the cookie of a session.
 
-Browsers send the part after `#` neither to a server nor in `Referer`, so the code does not leak. A
-GET does not consume the code; only the POST does.
+Browsers send the part after `#` neither to a server nor in `Referer`, so the code does not leak.
+Only the POST uses the code up, and not the GET of the page. `Credentials` issues and checks codes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class CodeIn(pydantic.BaseModel):
 def cookie_name(scope: Scope) -> str:
     """Return the name of the session's cookie.
 
-    Browsers send the cookies of an address to all its ports, so the name contains the port. Under
-    TLS the prefix `__Host-` makes browsers refuse such a cookie from another host.
+    Browsers send the cookies of a host to all its ports, so the name contains the port. Under TLS
+    the name has the prefix `__Host-`, with which browsers accept the cookie from this host only.
     """
     server = scope.get("server")
     port = server[1] if server is not None else None

@@ -1,5 +1,5 @@
 """The OpenAPI description: the gateway's own routes, and one path for each deployed function and
-operation.
+operation. `GatewayApp.openapi` calls `describe`.
 """
 
 from __future__ import annotations

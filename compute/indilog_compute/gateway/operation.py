@@ -1,4 +1,8 @@
-"""The routes for operators: health, readiness, status, metrics, and the nodes of the cluster."""
+"""The routes for operators: health, readiness, status, metrics, and the nodes of the cluster.
+
+`app.create_gateway` adds the routes. `MembershipService` is implemented by the cluster's runtime;
+`OneProcess` takes its place in a platform of one process.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ class HostCollector(Collector):
         self._host = host
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one metric family per number."""
+        """Yield one metric family per counter or gauge."""
         status = self._host.status()
         calls = CounterMetricFamily(
             "indilog_function_calls",
@@ -143,9 +147,10 @@ def snapshots_router(request_snapshots: Callable[[], MetalogPosition]) -> APIRou
 class MembershipService(Protocol):
     """Shows and changes the nodes of a cluster.
 
-    Each method returns the state of the cluster. `wanted` and `installed` are its nodes; `view` is
-    the number of the installed view. `reached` says whether the wanted nodes are installed.
-    `missing` has a sentence for each step that is still to be done.
+    Each method returns the state of the cluster. `wanted` are the nodes that the cluster is to
+    have, and `installed` the nodes that it has; `view` is the number of the installed view.
+    `reached` says whether the wanted nodes are installed. `missing` has a sentence for each step
+    that remains.
 
     Raises:
         ConfigError: the cluster does not allow this change; nothing was changed.

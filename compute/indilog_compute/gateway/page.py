@@ -1,5 +1,5 @@
-"""`/docs`: an interactive page made from the OpenAPI description. It loads nothing from other
-servers.
+"""`/docs`: an interactive page that shows the OpenAPI description, and the security headers of the
+gateway's pages. The pages load nothing from other servers. `app`, `guard` and `login` send them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ _INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @functools.cache
 def page_headers(page: str) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the security headers of one of our pages. With them a browser runs only the page's own
-    script and loads nothing from other servers. It refuses to show the page in a frame of another
-    origin.
+    """Return the security headers of `page`. They let a browser run only the page's own script and
+    load nothing from other servers. They forbid it to show the page in a frame.
     """
     allowed = {"script": "script-src", "style": "style-src"}
     rules = ["default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]

@@ -1,4 +1,7 @@
-"""Writes a page of records as JSON text, up to a number of records and of bytes."""
+"""Writes a page of records as JSON text, up to a number of records and a number of bytes.
+
+The routes of `records` use `PageText`.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RecordLimits(NamedTuple):
-    """Limits on pages that are read and on appends.
+    """Limits on read pages and on appends.
 
     Attributes:
-        page_bytes_max: largest page in bytes, both as JSON text and as read from the log.
-        record_bytes_max: bytes of one record, including its aux data.
-        batch_records_max: records in one atomic append.
+        page_bytes_max: largest page in bytes. The limit applies to the JSON text, and to the page
+            that is read from the log.
+        record_bytes_max: largest number of bytes of one record with its aux data.
+        batch_records_max: largest number of records in one atomic append.
     """
 
     page_bytes_max: int
@@ -45,8 +49,8 @@ class PageText:
         limits: limits in bytes.
 
     Attributes:
-        last: seqnum of the last record added; None if there is none.
-        may_have_more: True if the page ended at a limit, so there may be further records.
+        last: seqnum of the record that was added last; None: the page is empty.
+        may_have_more: whether the page ended at a limit, so that there may be further records.
     """
 
     def __init__(self, share: ByteShare, limit: int, limits: RecordLimits) -> None:
@@ -78,7 +82,7 @@ class PageText:
         self.may_have_more = is_long or self._size >= self._limits.page_bytes_max
 
     def add_range(self, records: Iterable[Record]) -> None:
-        """Add records of one page of the log, until this page is full.
+        """Add the records of one page of the log, until this page is full.
 
         Raises:
             OverloadedError: the gateway's byte budget has no room for the records.
@@ -89,12 +93,14 @@ class PageText:
             size += len(record.data) + len(record.names) + len(record.aux or b"")
             if self.is_full:
                 return
-        # The log's page may have ended early, because a further record could have made it too
-        # large.
+        # The page of the log may have ended before `limit`, because a further record could have
+        # made that page too large.
         self.may_have_more = size + self._limits.record_bytes_max > self._limits.page_bytes_max
 
     def text(self, next_bound: int | None) -> bytes:
-        """Return the page's JSON; `next_bound` is where the next page starts."""
+        """Return the page's JSON text; `next_bound` is the bound of the next page (None: there is
+        no next page).
+        """
         more = b"true" if self.may_have_more and next_bound is not None else b"false"
         bound = b"null" if next_bound is None else b"%d" % next_bound
         return b'{"records":[%b],"next_bound":%b,"more":%b}' % (b",".join(self._parts), bound, more)

@@ -1,4 +1,7 @@
-"""Turns errors into RFC 9457 problem details: a sentence, and whether to retry."""
+"""Turns errors into RFC 9457 problem details: a status, a sentence, and whether to retry.
+
+All routes of the gateway use it. `gateway.rpc.status` uses the same table for gRPC.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +68,8 @@ STATUSES: Final[dict[type[Exception], tuple[HTTPStatus, str]]] = {
     WorkerCrashedError: (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL"),
     FunctionFailedError: (HTTPStatus.INTERNAL_SERVER_ERROR, "UNKNOWN"),
 }
-"""The HTTP status and the gRPC code of each error; a subclass without an entry has those of its
-base.
+"""The HTTP status and the gRPC code of each class of errors. A class without an entry has the entry
+of its nearest base class.
 """
 _INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL")
 _TEMPORARY: Final = (HTTPStatus.SERVICE_UNAVAILABLE, "UNAVAILABLE")
@@ -77,12 +80,12 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         title: the name of the error's class, for programs.
-        kind: class name of the exception that a function raised.
+        kind: if a function raised an exception, the class name of the exception.
         errors: one `{"field", "problem"}` for each invalid argument.
-        seqnum: the first lost record.
-        next_seqnum: where to continue reading after lost or trimmed records.
-        last_seqnum: seqnum of the last record with the tag, if the condition of an append did not
-            hold.
+        seqnum: if records are lost, the seqnum of the first lost record.
+        next_seqnum: if records are lost or trimmed, the seqnum at which reading can continue.
+        last_seqnum: if the condition of an append did not hold, the seqnum of the last record with
+            the tag of the condition.
     """
 
     title: str

@@ -1,18 +1,18 @@
 """One HTTP connection of the gateway: uvicorn's protocol with limits on time and size.
 
-uvicorn limits neither how long a request takes to arrive, nor the size of its head, nor how long an
-answer stays unread. Here each connection stores when its current phase began. One timer for all
-connections (`TimeLimitSweep`) checks these times once a second, and closes a connection whose phase
-takes too long.
+uvicorn does not limit the time in which a request arrives, the size of its head, and the time for
+which an answer stays unread. Here each connection stores when its current phase began. One timer
+for all connections (`TimeLimitSweep`) checks these times once a second, and closes a connection
+whose phase takes too long. `server` uses the classes of this module.
 
 - The head (request line, headers and trailers) has at most `headers_bytes_max` bytes. It must
-  arrive within `headers_timeout_s` seconds of its first byte. For the first head of a connection,
-  this time begins when the connection does.
+  arrive within `headers_timeout_s` seconds after its first byte. The first head of a connection
+  must arrive within this time after the connection was opened.
 - The body must arrive within `body_timeout_s` seconds after the head. A message of a WebSocket must
-  arrive within that time after its first bytes.
-- A client must read an answer within `answer_timeout_s` seconds. That time runs only while the
+  arrive within `body_timeout_s` seconds after its first bytes.
+- A client must read an answer within `answer_timeout_s` seconds. This time runs only while the
   socket's buffer is full and a part of the answer waits in this process.
-- At most `PIPELINED_MAX` requests wait while an earlier one is answered.
+- At most `PIPELINED_MAX` requests wait on a connection while an earlier request is answered.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from indilog_compute.gateway.resources import GatewayResources
 
 PIPELINED_MAX: Final = 16
-"""Pipelining: requests that a client may send before an earlier one is answered."""
+"""Largest number of requests that a client may send before an earlier request is answered."""
 _SWEEP_S: Final = 1.0
 _REFUSAL_TIMEOUT_S: Final = 2.0
 """Seconds after which a connection beyond the limit is closed if it has sent no request."""
@@ -48,14 +48,14 @@ class _Phase(Enum):
     HEAD = 1
     BODY = 2
     ANSWER = 3
-    """The request is complete and is being answered, or the connection is idle after its answer."""
+    """A complete request is being answered, or the connection is idle after an answer."""
 
 
 _HEAD, _BODY, _ANSWER = _Phase.HEAD, _Phase.BODY, _Phase.ANSWER
 
 
 class _TooLargeError(Exception):
-    """Raised inside the parser to stop it, because the request's head is too large."""
+    """Raised inside the parser to stop it, because a request is refused."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -90,7 +90,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # --- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection; beyond the limit, refuse and close it."""
+        """Count the connection. Beyond the limit, its first request is refused."""
         super().connection_made(transport)
         self._resources.connections += 1
         if self._resources.connections > self._resources.connections_max:
@@ -98,8 +98,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._resources.counters.connections_refused += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notify the request that is being answered that the client left. With pipelining it need
-        not be the newest request.
+        """Notify the request that is being answered that the client has left. With pipelining, this
+        may be an earlier request than the newest one, which uvicorn notifies.
         """
         self._resources.connections -= 1
         assert self._resources.connections >= 0, "a connection is counted once"
@@ -110,7 +110,7 @@ class GatewayProtocol(HttpToolsProtocol):
             running.message_event.set()
 
     def pause_writing(self) -> None:
-        """Store when the client stopped reading its answer."""
+        """Store the time at which the client stopped reading its answer."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
@@ -120,7 +120,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection to the WebSocket protocol, which counts the connection again."""
+        """Pass the connection to the WebSocket protocol, which counts it again."""
         self._phase = _ANSWER
         self._resources.connections -= 1
         assert self._resources.connections >= 0, "a connection is counted once"
@@ -158,12 +158,12 @@ class GatewayProtocol(HttpToolsProtocol):
         HttpToolsProtocol.on_headers_complete(self)
 
     def on_body(self, body: bytes) -> None:
-        """Handle a part of the body. Trailers may follow it; they count as part of the head."""
+        """Handle a part of the body. The trailers after the body count as a new head."""
         self._head_bytes = 0
         HttpToolsProtocol.on_body(self, body)
 
     def on_message_complete(self) -> None:
-        """End the phase of the body; the answer may have begun before."""
+        """End the phase of the body; the answer may have begun already."""
         self._phase = _ANSWER
         HttpToolsProtocol.on_message_complete(self)
 
@@ -175,7 +175,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's
-        """Refuse a request that the parser did not accept."""
+        """Refuse a request that the parser did not accept, or that `_stop_parsing` refused."""
         if self._refusal is None:
             self._resources.counters.requests_malformed += 1
             self._refuse(HTTPStatus.BAD_REQUEST, "This is not an HTTP request.")
@@ -228,7 +228,7 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def _stop_parsing(self, status: HTTPStatus, sentence: str) -> None:
-        """Refuse the request being parsed. The parser catches the exception and calls
+        """Refuse the request that is being parsed. uvicorn handles the parser's error by
         `send_400_response`.
 
         Raises:
@@ -254,7 +254,9 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def _close(self) -> None:
-        """Close after all written bytes are sent; notify a request that is being answered."""
+        """Close the connection after all written bytes are sent; notify the request that is being
+        answered.
+        """
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
@@ -292,20 +294,21 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Store when the client stopped reading."""
+        """Store the time at which the client stopped reading."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Stop the time limit, because the client has read most of the bytes sent."""
+        """Stop the time limit, because the client has read most of the sent bytes."""
         self._unread_since = None
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; the bytes of an incomplete message count in the budget."""
         super().data_received(data)
-        # The parser takes the head of a frame out of its buffer. A client that sends only a head
-        # cannot answer pings, so the keepalive closes its connection.
+        # The parser removes the head of a frame from its buffer, so a frame of which only the head
+        # has arrived does not count here. Its client cannot answer pings, so the keepalive closes
+        # the connection.
         buffered = len(self.conn.reader.buffer)
         if self.disconnected or not (buffered or self.frames):
             self._complete()
@@ -318,18 +321,18 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def send_receive_event_to_app(self) -> None:
-        """Pass on a complete message; from here the link counts its bytes."""
+        """Pass a complete message to the application; from now on the link counts its bytes."""
         self._complete()
         super().send_receive_event_to_app()
 
     def _complete(self) -> None:
-        """Note that no incomplete message is buffered: an idle connection has no time limit."""
+        """Note that no incomplete message is buffered; an idle connection has no time limit."""
         self._share.free()
         self._unfinished_since = None
 
     def check_time(self, now: float) -> None:
         """Close the connection if a message takes too long to arrive, or if the client takes too
-        long to read one.
+        long to read a message.
         """
         node = self._resources.node
         unread, unfinished = self._unread_since, self._unfinished_since

@@ -1,8 +1,8 @@
-"""Tests for `GET /readyz` whether appends are acknowledged now, by appending a record.
+"""Tests whether appends are acknowledged now, by appending a record, for `GET /readyz`.
 
-Metrics cannot show that a process hangs, because a hanging process reports none. So the gateway
-appends an empty record to the platform's log `$probe`, on the same path as every append. Without
-requests to `/readyz` nothing is written.
+Metrics cannot show that a process hangs, because a hanging process reports no metrics. So the
+gateway appends an empty record to the platform's log `$probe`, in the same way as every append. It
+appends nothing while there are no requests to `/readyz`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from indilog.base.log import LogSource, Session
 
 PROBE_LOG: Final = "$probe"
 _VALID_S: Final = 1.0
-"""Seconds for which the outcome of a probe also answers later requests."""
+"""Seconds after the end of a probe for which its outcome also answers later requests."""
 _KEPT: Final = 64
-"""Number of probe records after which older probe records are trimmed."""
+"""After each so many probe records, the older ones are trimmed."""
 
 
 class AppendProbe:
@@ -25,7 +25,7 @@ class AppendProbe:
 
     Args:
         logs: the logs of this compute node.
-        timeout_s: an append that takes longer counts as not acknowledged.
+        timeout_s: seconds after which an append counts as not acknowledged.
     """
 
     def __init__(self, logs: LogSource, *, timeout_s: float) -> None:
@@ -36,9 +36,9 @@ class AppendProbe:
         self._appended = 0
 
     async def failure(self) -> str | None:
-        """Return a sentence that says why appends are not acknowledged; None if they are.
+        """Return a sentence that says why appends are not acknowledged; None: they are.
 
-        Concurrent requests share one append. A full disk is no failure, because reads are served.
+        Concurrent callers share one append. A full disk is not a failure, because reads are served.
         """
         loop = asyncio.get_running_loop()
         outcome = self._outcome

@@ -1,4 +1,7 @@
-"""The routes of a log: append, read, tail, time, trim, retention, stream."""
+"""The routes of a log: append, read, tail, time, trim, retention, stream.
+
+`LogRoutes` calls `Log`; `values` converts the records. `app.create_gateway` adds the routes.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,8 @@ def _json(value: object, session: Session, status: HTTPStatus = HTTPStatus.OK) -
 def records_router(logs: LogSource, limits: RecordLimits, *, body_bytes_max: int) -> APIRouter:
     """Return the routes below `/logs`."""
     routes = LogRoutes(logs, limits, body_bytes_max=body_bytes_max)
-    # A log's name may contain slashes. If a path can be split in two ways, the longer name counts.
+    # The name of a log may contain slashes. If a path can be split in two ways, the longer name
+    # counts.
     router = APIRouter(
         prefix="/logs/{log:path}", tags=["logs"], dependencies=[Depends(check_query)]
     )
@@ -149,11 +153,11 @@ class LogRoutes:
     ) -> Response:
         """Read records with a tag from `bound` on, ascending (`next`) or descending (`prev`).
 
-        A `bound` in the trimmed part of the log gives 410; `since`, or no bound, starts at the
-        first record left. An empty list means that there is no such record. `next_bound` is the
-        `bound` of the next page; null: there is none. `more` is true if the page ended at `limit`
-        or at its limit in bytes, so there may be further records. With `wait` (`next` only), the
-        request waits up to that many seconds for a first record.
+        If `bound` is trimmed, the answer is 410. With `since`, or without `bound`, the read starts
+        at the first record that is not trimmed. An empty list means that there is no such record.
+        `next_bound` is the `bound` of the next page; null: there is no next page. `more` is true if
+        the page ended at `limit` or at its limit in bytes, so there may be further records. With
+        `wait` (`next` only), the request waits up to that many seconds for a first record.
         """
         opened, session = self._open(log, position)
         wanted = tag_of(tag, tag_int)
@@ -242,8 +246,9 @@ class LogRoutes:
         """Stream records as server-sent events: first the existing records from `bound` on, then
         new records as they are appended.
 
-        `since`, or no bound, starts at the first record that is not trimmed; a trimmed `bound` is
-        an error. A client that reconnects with `Last-Event-ID` continues after that record.
+        With `since`, or without `bound`, the stream starts at the first record that is not trimmed.
+        If `bound` is trimmed, the answer is 410. A client that reconnects with `Last-Event-ID`
+        continues after that record.
         """
         opened, _ = self._open(log, position)
         if last_event_id is None:
@@ -270,8 +275,8 @@ class _Start(NamedTuple):
     """Where a read begins.
 
     Attributes:
-        asked: whether the caller named this seqnum. If so, a trimmed seqnum is an error. If not,
-            the read begins at the log's floor (trim point).
+        asked: whether the caller named this seqnum. If so, it is an error that the seqnum is
+            trimmed. If not, a read from a trimmed seqnum begins at the log's floor (trim point).
     """
 
     seqnum: int
@@ -281,7 +286,7 @@ class _Start(NamedTuple):
         """Return the start at the floor that `trimmed` reports.
 
         Raises:
-            TrimmedError: the caller named the seqnum, or it is not below the floor.
+            TrimmedError: the caller named the seqnum, or the seqnum is not below the floor.
         """
         if self.asked or trimmed.first_seqnum <= self.seqnum:
             raise trimmed
@@ -296,7 +301,8 @@ async def _start(log: Log, bound: int | None, since: datetime | None) -> _Start:
 
 
 async def _check_asked(log: Log, tag: UserTag | None, start: _Start) -> None:
-    """Check, before the answer begins, that a start named by the caller is not trimmed.
+    """Check that a start that the caller named is not trimmed. This happens before the answer
+    begins, so that the status can show the error.
 
     Raises:
         TrimmedError: the start is trimmed.
@@ -348,7 +354,7 @@ async def _pages(
         try:
             async with contextlib.aclosing(found):
                 async for page in found:
-                    if page:  # after records were sent, skipping trimmed ones would leave a gap
+                    if page:  # from now on, skipping trimmed records would leave a gap
                         start = start._replace(asked=True)
                     yield page
         except TrimmedError as error:
@@ -358,15 +364,15 @@ async def _pages(
 async def _events(
     log: Log, tag: UserTag | None, start: _Start, share: ByteShare
 ) -> AsyncIterator[bytes]:
-    """Yield the events of a stream. If the budget has no room for a page, the stream ends, and the
-    client reconnects with `Last-Event-ID`.
+    """Yield the events of a stream. If the byte budget has no room for a page, the stream ends;
+    the client can reconnect with `Last-Event-ID`.
     """
     async with contextlib.aclosing(_pages(log, tag, start)) as found:
         async for page in found:
             if not page:
                 yield b": alive\n\n"
             share.free()
-            try:  # twice: while this page is sent, the next one is read, which may be as large
+            try:  # counted twice: while this page is sent, a page of equal size may be read
                 share.take_up_to(2 * sum(len(record.data) for record in page))
             except OverloadedError:
                 return

@@ -1,7 +1,7 @@
 """Validates requests, and describes unknown fields and wrong values in sentences.
 
-pydantic's messages address the programmer of the model. A caller of the gateway gets the field as
-spelled in the request, and its allowed values.
+pydantic's messages address the programmer of the model. Instead, a caller of the gateway gets the
+name of the field as in the request, and the allowed values. The routes call these functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from indilog_compute.gateway.clients import read_body
 _Model = TypeVar("_Model", bound=pydantic.BaseModel)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 SMALL_BYTES_MAX: Final = 16 * 1024
-"""Largest JSON body that pydantic may parse; larger ones are decoded by `decode_json` only."""
+"""Bytes of the largest JSON body that pydantic may parse; only `decode_json` decodes a larger one.
+"""
 _FAULTS_MAX: Final = 20
 _SENTENCE_FAULTS_MAX: Final = 3
 _VALUE_CHARACTERS_MAX: Final = 40
@@ -49,7 +50,7 @@ _PROBLEMS: Final = {
     "json_invalid": "is not JSON ({error})",
 }
 _NO_VALUE: Final = ("missing", "extra_forbidden", "json_invalid", "string_too_long")
-"""pydantic error types whose sentence does not quote the value."""
+"""Types of pydantic's errors; the sentence for these errors does not quote the value."""
 
 
 def check_query(request: Request) -> None:
@@ -73,7 +74,7 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
     """Read and return a request's complete body.
 
     Raises:
-        ClientLeftError: the connection ended before the body did.
+        ClientLeftError: the connection ended before the body was complete.
         TooLargeError: the body has more than `bytes_max` bytes.
     """
     what = "The request's size in bytes"
@@ -81,12 +82,12 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
 
 
 def parse_json(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
-    """Parse a small JSON body; `guard` has checked its Content-Type. The error's sentence begins
+    """Parse a small JSON body, whose Content-Type `guard` has checked. The error's sentence begins
     with `not_done`, such as `Nothing was trimmed`.
 
     Raises:
-        InvalidArgumentsError: the body is not JSON, or not of this model; the message names the
-            fields.
+        InvalidArgumentsError: the body is not JSON, or does not fit the model; the message names
+            the fields.
     """
     try:
         return model.model_validate_json(body)
@@ -100,12 +101,12 @@ def decode_json(
 ) -> _Struct:
     """Decode a JSON body of any size, in a time proportional to its size.
 
-    Decoding stops at the first fault. A small body is then parsed again with `model`, which must be
-    equivalent to `shape`, to describe all faults. A large body is not parsed again, because that
-    would take seconds.
+    Decoding stops at the first fault. To describe all faults, a small body is then parsed again
+    with `model`, which must be equivalent to `shape`. A large body is not parsed again, because
+    that would take seconds.
 
     Raises:
-        InvalidArgumentsError: the body is not JSON, or not of this shape; the message names the
+        InvalidArgumentsError: the body is not JSON, or does not fit `shape`; the message names the
             field.
     """
     try:
@@ -119,14 +120,14 @@ def decode_json(
 
 
 def faults_in(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return pydantic's errors as a list of `{"field", "problem"}`."""
+    """Return the first 20 of pydantic's errors as a list of `{"field", "problem"}`."""
     return [{"field": _field(error["loc"]), "problem": _problem(error)} for error in errors][
         :_FAULTS_MAX
     ]
 
 
 def sentence_of(faults: Sequence[Mapping[str, str]]) -> str:
-    """Return the first faults as the end of a sentence, without its full stop."""
+    """Return the first three faults as the end of a sentence, without its full stop."""
     return "; ".join(f"field '{f['field']}' {f['problem']}" for f in faults[:_SENTENCE_FAULTS_MAX])
 
 

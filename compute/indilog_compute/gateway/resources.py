@@ -1,5 +1,7 @@
-"""Limits, counters and the byte budget that all connections of a gateway share. A gateway that
-listens on several sockets still has one `GatewayResources`.
+"""Limits, counters and the byte budget that all connections of a gateway share.
+
+A gateway has one `GatewayResources`, even if it listens on several sockets. Its servers, its
+connections (`protocol`) and its routes use this object.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from indilog_compute.gateway.clients import SHARE
 from indilog_compute.gateway.counters import GatewayCounters
 
 REFUSALS_MAX: Final = 64
-"""Connections beyond `connections_max` that may be open while their refusal is sent."""
+"""Number of connections beyond `connections_max` that may be open while their refusals are sent."""
 LARGE_BYTES: Final = 64 * 1024
-"""An answer above this size (bytes) counts in the budget until its client has read most of it."""
+"""An answer with more than this many bytes counts in the budget until the client has read most of
+it.
+"""
 
 
 class GatewayResources:
@@ -28,11 +32,12 @@ class GatewayResources:
         node: settings with the limits.
 
     Attributes:
-        connections_max: connections served at a time; lowered by `limit_connections`.
-        refusals_max: connections beyond `connections_max` that may be open while they are
-            refused.
-        connections: open connections of all servers.
-        grpc_port: the port of the gRPC server; None: there is none.
+        connections_max: number of connections that are served at a time; `limit_connections` may
+            lower it.
+        refusals_max: number of connections beyond `connections_max` that may be open while they
+            are refused.
+        connections: number of open connections of all servers.
+        grpc_port: the port of the gRPC server; None: there is no gRPC server.
     """
 
     def __init__(self, node: NodeConfig) -> None:
@@ -45,8 +50,8 @@ class GatewayResources:
         self.grpc_port: int | None = None
 
     def limit_connections(self) -> None:
-        """Lower `connections_max` to the number of file descriptors that the process may still
-        open.
+        """Lower `connections_max` and `refusals_max` if the process may not open enough file
+        descriptors for them.
         """
         room = room_for_connections(self.node.gateway.descriptors_reserve)
         if room < self.connections_max + self.refusals_max:
@@ -58,10 +63,10 @@ class GatewayResources:
             )
 
     def has_room(self, opening: int) -> bool:
-        """Tell whether a further connection may be opened, to be served or to be refused.
+        """Whether a further connection may be opened, which is then served or refused.
 
         Args:
-            opening: accepted connections that `connections` does not count yet.
+            opening: number of accepted connections that `connections` does not count yet.
         """
         return self.connections + opening < self.connections_max + self.refusals_max
 
@@ -79,7 +84,9 @@ class GatewayResources:
         }
 
     async def send(self, scope: Scope, send: Send, message: Message) -> None:
-        """Send a part of an answer; a large part counts in the budget until most of it is read."""
+        """Send a part of an answer. A large part counts in the budget until the client has read
+        most of it.
+        """
         size = len(message.get("body", b""))
         if size <= LARGE_BYTES:
             await send(message)

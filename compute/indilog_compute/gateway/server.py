@@ -1,4 +1,8 @@
-"""Runs the gateway: uvicorn on the running event loop, without signal handlers."""
+"""Runs the gateway: uvicorn on the running event loop, without signal handlers.
+
+`indilog.runtime.cluster.assembly` starts and stops `GatewayServer`. `acceptor` accepts connections,
+and `protocol` applies the limits of each connection.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +36,11 @@ _HEADERS: Final = [
     ("x-content-type-options", "nosniff"),
     ("cross-origin-resource-policy", "same-origin"),
 ]
-"""Headers of every answer. They keep pages of other origins from using an answer as a script, a
-style or an image.
+"""Headers of every answer. Because of them, browsers do not let a page of another origin use an
+answer as a script, a style or an image.
 """
 _SOCKET_MESSAGE_BYTES_MAX = 2 * SOCKET_MESSAGE_BYTES
-"""Largest message of a WebSocket; a link writes smaller ones."""
+"""Largest message of a WebSocket in bytes; a link writes smaller messages."""
 
 
 class _Server(uvicorn.Server):
@@ -51,7 +55,9 @@ class _Server(uvicorn.Server):
         self.stopping = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Wait until the server stops; uvicorn's own loop polls ten times a second."""
+        """Wait until the server stops, without polling; uvicorn's own loop polls ten times a
+        second.
+        """
         await self.on_tick(0)  # sets the headers of every answer
         await self.stopping.wait()
 
@@ -134,8 +140,8 @@ class _Serving:
         self._server.should_exit = True
         self._server.stopping.set()
         await self._serving
-        # Requests that were still running are now cancelled. Wait until their callers have the
-        # answers.
+        # uvicorn has now cancelled the requests that were still running. Wait until their callers
+        # have the answers.
         if cancelled := set(self._server.server_state.tasks):
             await asyncio.wait(cancelled, timeout=_ANSWER_S)
 
@@ -146,16 +152,17 @@ class GatewayServer:
     Args:
         app: the ASGI application.
         host: address to listen on.
-        port: port to listen on; 0 takes a free one.
-        resources: limits and counters of its connections; None: default limits.
+        port: port to listen on; 0: any free port.
+        resources: limits and counters of the connections; None: default limits.
         port_is: text after the port in error messages, such as the setting that chose the port.
-        tls: context with which to serve HTTPS; None: plain HTTP.
-        local: ASGI application to serve on a Unix socket, and the path of that socket; None: no
+        tls: TLS context for HTTPS; None: plain HTTP.
+        local: ASGI application to serve on a Unix socket, and the path of this socket; None: no
             Unix socket.
-        peers: port at which to serve that application to other machines of the cluster; None: none.
+        peers: port at which to serve the application of `local` to other machines of the cluster;
+            None: no such port.
 
     Attributes:
-        port: the port it listens on; valid after `bind` or `start` has returned.
+        port: the port on which the gateway listens; valid after `bind` or `start` has returned.
     """
 
     def __init__(
@@ -189,7 +196,7 @@ class GatewayServer:
             self._peers = _Serving(local[0], self._resources, peers.tls)
 
     def bind(self) -> None:
-        """Bind the port; connections wait until `start`.
+        """Bind the ports; connections wait until `start`.
 
         Raises:
             ConfigError: the port is in use or not allowed, or the host is unknown.
@@ -227,7 +234,7 @@ class GatewayServer:
 
 
 def check_can_listen(node: NodeConfig) -> None:
-    """Check that a gateway could listen as configured; nothing stays open.
+    """Check that a gateway could listen with this configuration. Afterwards no socket is open.
 
     Raises:
         ConfigError: the port is in use or not allowed, the host is unknown, or the certificate

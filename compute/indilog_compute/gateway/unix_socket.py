@@ -1,6 +1,7 @@
-"""The gateway's Unix socket: programs of the same user need no token there.
+"""The gateway's Unix socket, at which programs of the same user need no token.
 
-Its folder has mode 0700, so no other user can connect. Browsers cannot connect to Unix sockets.
+The folder of the socket has mode 0700, so no other user can connect. Browsers cannot connect to
+Unix sockets. `GatewayServer` makes the socket.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class UnixSocket:
     """A Unix socket's file, in a folder that only our user can enter.
 
     Attributes:
-        address: the path to bind, a short alias of the file; a socket address has at most 107
-            bytes.
+        address: the path to bind: a short alias of the file, because a socket address has at most
+            107 bytes.
 
     Raises:
         DataDirectoryError: the folder cannot be created.

@@ -1,7 +1,8 @@
 """The JSON form of records, in requests and answers.
 
-In an answer, data that is valid UTF-8 is the text field `data`. Other data is `data_base64`, with
-`encoding` set to "base64". In a request the caller chooses either field.
+In an answer, data that is valid UTF-8 is in the text field `data`. Other data is in `data_base64`,
+and `encoding` is "base64". In a request, the caller chooses one of `data` and `data_base64`. The
+routes of `records` use this module.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from indilog.base.log import After, Entry, Record
 
 
 def _tag_in(value: object) -> object:
-    """Refuse JSON values that are not tags; pydantic would convert true to the integer 1."""
+    """Refuse JSON values that are not tags, such as true, which pydantic converts to 1."""
     if type(value) is not str and type(value) is not int:
         raise PydanticCustomError("tag", "is text or an integer")
     return value
@@ -33,7 +34,8 @@ TagIn: TypeAlias = Annotated[str | int, pydantic.BeforeValidator(_tag_in)]
 class RecordIn(pydantic.BaseModel):
     """A record to append: `data` or `data_base64`, and tags.
 
-    Used for the OpenAPI description and for error messages; requests are decoded as `RecordBody`.
+    The OpenAPI description and error messages come from this model; requests are decoded as
+    `RecordBody`.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -44,8 +46,8 @@ class RecordIn(pydantic.BaseModel):
 
 
 class AfterIn(pydantic.BaseModel):
-    """The condition of an append: no record with the tag has a seqnum greater than `seqnum`. With
-    null: there is no record with the tag.
+    """The condition of an append: no record with the tag has a seqnum greater than `seqnum`. If
+    `seqnum` is null: there is no record with the tag.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -56,7 +58,9 @@ class AfterIn(pydantic.BaseModel):
 
 
 class AppendIn(RecordIn):
-    """One record, or `records` to append atomically, if the condition `after` holds."""
+    """One record, or several `records` that are appended atomically. If there is a condition
+    `after`, the records are appended only if it holds.
+    """
 
     records: list[RecordIn] | None = None
     after: AfterIn | None = None
@@ -102,10 +106,11 @@ class AppendBody(RecordBody, forbid_unknown_fields=True):
     after: AfterBody | None = None
 
     def entries(self) -> tuple[list[Entry], bool]:
-        """Return the records to append, and whether they were given as `records`.
+        """Return the records to append, and whether the body has the field `records`.
 
         Raises:
-            ValueError: both forms were given, or a record is invalid.
+            ValueError: the body has both `records` and fields of one record, or a record is
+                invalid, or the body has `after` without `records`.
         """
         if self.records is None:
             if self.after is not None:
@@ -118,7 +123,7 @@ class AppendBody(RecordBody, forbid_unknown_fields=True):
         return [record.entry() for record in self.records], True
 
     def condition(self) -> After | None:
-        """Return the condition of the append; None: it has none.
+        """Return the condition of the append; None: the append has no condition.
 
         Raises:
             ValueError: the condition names no tag, or both a text and an integer tag.
@@ -134,7 +139,7 @@ class AppendBody(RecordBody, forbid_unknown_fields=True):
 
 
 class _Counted(msgspec.Struct):
-    """The records of an `AppendIn`, undecoded, to count them."""
+    """The records of an `AppendIn`, which are only counted and not decoded."""
 
     records: list[msgspec.Raw] = []
 
@@ -143,7 +148,7 @@ def check_count(body: bytes, records_max: int) -> None:
     """Check the number of records in a body before decoding them.
 
     Raises:
-        TooLargeError: more than `records_max`.
+        TooLargeError: the body has more than `records_max` records.
     """
     if body.count(b"{") <= records_max:
         return
@@ -154,7 +159,7 @@ def check_count(body: bytes, records_max: int) -> None:
 
 
 class TrimIn(pydantic.BaseModel):
-    """What to trim: the records below `until`, of the log or of a tag."""
+    """A trim: delete the records below `until`, of the log or of a tag."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -189,10 +194,10 @@ def record_out(record: Record) -> dict[str, Any]:
 
 
 def tag_of(tag: str | None, tag_int: int | None) -> UserTag | None:
-    """Return the tag of a query; text and integer tags are different tags.
+    """Return the tag of a request; None: it has none. A text and an integer are different tags.
 
     Raises:
-        ValueError: both were given.
+        ValueError: the request has both.
     """
     if tag is not None and tag_int is not None:
         raise ValueError("Give tag (text) or tag_int (an integer tag), not both.")

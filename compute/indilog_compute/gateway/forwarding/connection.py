@@ -1,7 +1,8 @@
 """One HTTP connection to the gateway of another compute node: offers a call, then sends its body.
 
-A parser in C (`httptools`) reads the answers. For a short call, a client library would take several
-times as long as the other node takes for the call.
+A parser in C (`httptools`) reads the answers. A client library would take several times as long as
+the other node takes for a short call. `PeerConnections` opens the connections; `Forwarder` calls
+`offer` and then `run`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Final, NamedTuple, cast
 import httptools
 
 _HEADERS_MAX: Final = 64
-"""Headers of one answer; an answer with more closes the connection."""
+"""Number of headers of an answer that are kept; further headers are ignored."""
 
 
 class PeerAnswer(NamedTuple):
     """The answer of another compute node.
 
     Attributes:
-        headers: pairs of name, in lower case, and value.
+        headers: pairs of name and value; the names are in lower case.
     """
 
     status: int
@@ -40,7 +41,7 @@ class PeerConnection(asyncio.Protocol):
     """A connection that carries one call at a time.
 
     Args:
-        body_bytes_max: largest body of an answer; a larger one closes the connection.
+        body_bytes_max: bytes of the largest body of an answer; a larger body closes the connection.
     """
 
     def __init__(self, body_bytes_max: int) -> None:
@@ -52,7 +53,8 @@ class PeerConnection(asyncio.Protocol):
         self._answer: asyncio.Future[PeerAnswer] | None = None
         self._is_kept = True
         self._is_offer = False
-        """Whether `100 Continue` answers the current question; otherwise it is ignored."""
+        """Whether `100 Continue` answers the current request; otherwise `100 Continue` is ignored.
+        """
 
     @property
     def is_reusable(self) -> bool:
@@ -60,7 +62,8 @@ class PeerConnection(asyncio.Protocol):
         return self._is_kept and self._transport is not None and not self._transport.is_closing()
 
     async def offer(self, head: bytes) -> PeerAnswer | None:
-        """Send the head of a request; None: the peer takes the call, and waits for its body.
+        """Send the head of a request. Return the refusal of the peer; None: the peer takes the
+        call, and waits for its body.
 
         Raises:
             PeerLostError: the connection ended; the call did not run.
@@ -73,7 +76,7 @@ class PeerConnection(asyncio.Protocol):
         return answer
 
     async def run(self, body: bytes) -> PeerAnswer:
-        """Send the body of a call that was taken, and return its answer.
+        """Send the body of a call that the peer has taken, and return the peer's answer.
 
         Raises:
             PeerLostError: the connection ended before the answer; the call may have run.
@@ -83,7 +86,7 @@ class PeerConnection(asyncio.Protocol):
         return await self._ask(chunk)
 
     def close(self) -> None:
-        """Close the connection. The peer still finishes a call that it has taken."""
+        """Close the connection. If the peer has received a call, it still finishes the call."""
         self._is_kept = False
         if self._transport is not None:
             self._transport.abort()
@@ -103,7 +106,8 @@ class PeerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not of that class
+        # A transport of uvloop is not an instance of `asyncio.Transport`.
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """Fail the call that waits."""
@@ -133,7 +137,7 @@ class PeerConnection(asyncio.Protocol):
             self._lose()
 
     def on_message_complete(self) -> None:
-        """Return the answer."""
+        """Give the answer to the caller that waits for it."""
         status = self._parser.get_status_code()
         answer = PeerAnswer(status, tuple(self._headers), bytes(self._body))
         self._headers.clear()

@@ -1,4 +1,7 @@
-"""Opens connections to other compute nodes, and keeps a few idle ones."""
+"""Opens connections to other compute nodes, and keeps a few idle connections for later calls.
+
+`Forwarder` takes and releases connections; `Peers` knows the addresses of the nodes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from indilog_compute.gateway.forwarding.connection import PeerConnection
 from indilog_compute.gateway.forwarding.peers import PeerPort, Peers
 
 IDLE_MAX: Final = 16
-"""Idle connections that are kept for each node."""
+"""Largest number of idle connections that are kept for each node."""
 CONNECT_S_MAX: Final = 1.0
 """Seconds after which a connection attempt to another machine fails."""
 
@@ -21,7 +24,7 @@ class PeerConnections:
     """Connections to the other compute nodes.
 
     Args:
-        answer_bytes_max: largest body of an answer.
+        answer_bytes_max: bytes of the largest body of an answer.
     """
 
     def __init__(self, peers: Peers, answer_bytes_max: int) -> None:
@@ -30,7 +33,8 @@ class PeerConnections:
         self._idle: dict[NodeId, list[PeerConnection]] = {}
 
     async def take(self, node: NodeId) -> tuple[PeerConnection, bool]:
-        """Return a connection to a node, for one caller, and whether it has carried calls before.
+        """Return a connection to a node, and whether it was kept after an earlier call. No other
+        caller gets this connection until `release`.
 
         Raises:
             OSError: the node cannot be reached.
@@ -46,7 +50,9 @@ class PeerConnections:
         return await _connect(address, self._answer_bytes_max), False
 
     def release(self, node: NodeId, connection: PeerConnection) -> None:
-        """Keep a connection for later calls, or close it if it is broken or enough are idle."""
+        """Keep a connection for later calls. Close it if it is not reusable, or if `IDLE_MAX`
+        connections are idle.
+        """
         idle = self._idle.setdefault(node, [])
         idle[:] = [kept for kept in idle if kept.is_reusable]
         if connection.is_reusable and len(idle) < IDLE_MAX:
@@ -55,7 +61,7 @@ class PeerConnections:
             connection.close()
 
     def keep_only(self, nodes: tuple[NodeId, ...]) -> None:
-        """Close the idle connections to nodes that have left the cluster."""
+        """Close the idle connections to all nodes that are not in `nodes`."""
         for node in self._idle.keys() - set(nodes):
             for connection in self._idle.pop(node):
                 connection.close()
@@ -76,7 +82,7 @@ async def _connected_to(at: PeerPort, answer_bytes_max: int) -> PeerConnection:
 
 
 async def _connect(socket: Path, answer_bytes_max: int) -> PeerConnection:
-    """Connect to a Unix socket, whose path may be longer than an address allows (107 bytes)."""
+    """Connect to a Unix socket, whose path may be longer than a socket address (107 bytes)."""
     folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         address = f"/proc/self/fd/{folder}/{socket.name}"

@@ -1,5 +1,5 @@
-"""Offers calls for which this node has no room to other compute nodes, and returns their
-answers.
+"""Offers calls for which this node has no room to other compute nodes, and returns the answers of
+these nodes. `InvokeEndpoint` calls `Forwarder`; `PeerTable` chooses the nodes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from indilog_compute.gateway.forwarding.headers import (
 from indilog_compute.gateway.forwarding.peers import Peers, PeerTable
 
 OFFERS_MAX: Final = 2
-"""Nodes to which a call is offered, one after the other. If all refuse, the call waits here."""
+"""Number of nodes to which a call is offered, one after the other. If all refuse, the call waits on
+this node.
+"""
 OFFER_S: Final = 1.0
 """Seconds within which a node must take or refuse an offered call."""
 AGAIN_S: Final = 0.1
-"""Seconds until a waiting call is offered again. An answer that shows room on a node ends the pause
-earlier.
+"""Seconds until a waiting call is offered again. The pause ends earlier if the answer of a node
+shows that it has room.
 """
 
 
@@ -44,16 +46,16 @@ class ForwardedCall:
 
     Args:
         name: `app.function`.
-        target: path and query of its request.
-        body: its arguments.
-        headers: `name: value` lines of the caller's request that the other node needs.
-        key: its idempotency key; may be empty.
+        target: path and query of the call's request.
+        body: the arguments of the call.
+        headers: the `name: value` lines of the caller's request that the other node needs.
+        key: the idempotency key; empty: the call has none.
         deployed_at: seqnum of the deployment that this node runs.
         answer_s: seconds within which the other node must answer after it has taken the call; None:
             no limit.
 
     Attributes:
-        is_taken: whether another node has taken the call, so that it no longer waits here.
+        is_taken: whether another node has taken the call, so that the call no longer waits here.
         may_have_run: whether the call may have run on another node.
     """
 
@@ -90,9 +92,9 @@ class Forwarder:
 
     Args:
         peers: the other compute nodes.
-        calls_max: calls that may be offered or forwarded at a time.
-        answer_bytes_max: largest body of an answer.
-        counters: count what was forwarded.
+        calls_max: largest number of calls that may be offered or forwarded at a time.
+        answer_bytes_max: bytes of the largest body of an answer.
+        counters: counts forwarded, refused and lost calls.
     """
 
     def __init__(
@@ -108,12 +110,11 @@ class Forwarder:
         self._waiting: deque[asyncio.Future[None]] = deque()
         """Calls that wait here for their next offer, oldest first."""
         self._is_offering = False
-        """Whether one of the waiting calls is being offered; the others wait for the end of that
-        offer.
+        """Whether a waiting call is being offered; the other calls wait for the end of this offer.
         """
         self._is_offered_again = False
-        """Whether that call is offered once more after a refusal, because a node may have room
-        meanwhile.
+        """Whether the call that is being offered is offered once more if it is refused, because a
+        node may have got room.
         """
         self._timer: asyncio.TimerHandle | None = None
 
@@ -124,15 +125,16 @@ class Forwarder:
 
         Args:
             call: the call.
-            commit: called when a node takes the call, just before the body is sent. If it returns
-                False, the body is not sent, and no further node is asked.
+            commit: called when a node takes the call, just before the body is sent. If the result
+                is False, the body is not sent, and no further node is asked.
 
         Returns:
-            The answer of the node that took the call. None: the call may run on this node. Either
-                no other node took or began it, or it has a key and its node was lost or stops.
+            The answer of the node that took the call. None: the call may run on this node. In this
+                case no other node took and began the call, or the call has a key and its node was
+                lost or stops.
 
         Raises:
-            CallOutcomeUnknownError: a node took the call and was lost, or did not answer in time.
+            CallOutcomeUnknownError: a node took the call, and was lost or did not answer in time.
         """
         asked: set[NodeId] = set()
         is_wanted = True
@@ -169,13 +171,13 @@ class Forwarder:
 
         Args:
             call: the call.
-            is_waiting: tells whether the call waits for a slot here.
-            withdraw: removes the call from the queue of this node; False: the call has begun or
-                ended here.
+            is_waiting: returns whether the call waits for a slot here.
+            withdraw: removes the call from the queue of this node. The result is False if the call
+                has begun or ended here.
 
         Returns:
-            The answer of the node that took the call. None: the call has begun or ended here; or,
-            if `call.is_taken`, it was withdrawn and must be submitted here again.
+            The answer of the node that took the call. None: if `call.is_taken`, the call was
+            withdrawn and must be submitted here again; otherwise the call has begun or ended here.
 
         Raises:
             CallOutcomeUnknownError: see `forward`.
@@ -224,10 +226,10 @@ class Forwarder:
     async def _offer(
         self, node: NodeId, call: ForwardedCall, commit: Callable[[], bool]
     ) -> PeerAnswer | None:
-        """Offer a call to one node, and return its answer.
+        """Offer a call to one node, and return the answer of the node.
 
-        None: the node did not take or begin the call, `commit` returned False, or the node was lost
-        and the call has a key.
+        None: the node did not take or did not begin the call, or `commit` returned False, or the
+        call has a key and the node was lost or stops.
         """
         try:
             answer = await self._run_at(node, call, commit)
@@ -314,7 +316,7 @@ class Forwarder:
             self._table.unreachable(node, _now())  # the node stops, or has too many connections
 
     async def _wait(self, *, is_first: bool) -> None:
-        """Wait until a node may have room."""
+        """Wait until the call may be offered: a node may have room, or `AGAIN_S` have passed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if is_first:
             self._waiting.append(waiter)
@@ -336,13 +338,13 @@ class Forwarder:
 
     def _on_time(self) -> None:
         self._timer = None
-        self._wake_next()  # even during an offer, because that node may be silent
+        self._wake_next()  # even during an offer, because the offered-to node may be silent
         if self._waiting:
             self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._on_time)
 
     def _wake_one(self) -> None:
-        """Let the first waiting call be offered. If a call is being offered now, let that call be
-        offered once more.
+        """Let the first waiting call be offered. If a call is being offered now, offer this call
+        once more instead, in case it is refused.
         """
         if self._is_offering:
             self._is_offered_again = True
@@ -358,7 +360,7 @@ class Forwarder:
 
 
 def _was_cut_off(answer: PeerAnswer) -> bool:
-    """Tell whether a recorded call has no outcome yet, because its node stops or cannot append."""
+    """Whether a recorded call has no outcome yet, because its node stops or cannot append."""
     return answer.status == HTTPStatus.SERVICE_UNAVAILABLE and (
         answer.value(INVOCATION_HEADER) is None
     )

@@ -1,4 +1,7 @@
-"""The headers of a forwarded call and of its answer, and the values in them."""
+"""The headers of a forwarded call and of its answer, and the values of these headers.
+
+`Forwarder` sends and reads them on one node, and `Offers` on the other node.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from typing import Final, NamedTuple
 from indilog.base.ids import SeqNum
 
 FORWARDED_HEADER: Final = b"indilog-forwarded"
-"""Marks a forwarded call, which is not forwarded again. Its value is the seqnum of the deployment
-that the forwarding node runs; a node with an older one refuses the call.
+"""Marks a forwarded call, which is not forwarded again. The value is the seqnum of the deployment
+that the forwarding node runs. A node with an older deployment refuses the call.
 """
 LOAD_HEADER: Final = b"indilog-load"
 """The load of the answering node: `CALLS/SLOTS`."""
 REFUSED_HEADER: Final = b"indilog-refused"
-"""Marks the answer to a forwarded call that was taken and then not begun."""
+"""Marks the answer of a node that took a forwarded call, but did not begin it."""
 INVOCATION_HEADER: Final = b"indilog-invocation"
-"""Marks an answer that contains the outcome of a call; its value is the id of the invocation."""
+"""Marks an answer with the outcome of a call; the value is the id of the invocation."""
 
 _DIGITS_MAX: Final = 18
 
@@ -24,8 +27,8 @@ class NodeLoad(NamedTuple):
     """How busy a compute node is.
 
     Attributes:
-        calls: calls that hold a slot or wait for one.
-        slots: slots of the workers that take calls.
+        calls: number of calls that hold a slot or wait for a slot.
+        slots: number of slots of all workers that take calls.
     """
 
     calls: int
@@ -33,7 +36,7 @@ class NodeLoad(NamedTuple):
 
     @property
     def has_room(self) -> bool:
-        """Whether a call would start at once, if its application has not used up its share."""
+        """Whether a call would start at once, unless its application has used up its share."""
         return self.calls < self.slots
 
     def encode(self) -> bytes:

@@ -1,4 +1,7 @@
-"""Decides whether this compute node takes a call that another node offers."""
+"""Decides whether this compute node takes a call that another node offers.
+
+`InvokeEndpoint` asks `Offers`, which asks `FunctionHost` for free slots.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Offers:
-    """Takes an offered call only if it can start here at once, and if the deployment on this node
-    is not older than that on the offering node.
+    """Takes an offered call only if the call can start here at once, and if the deployment on this
+    node is not older than the deployment on the offering node.
     """
 
     def __init__(self, host: FunctionHost) -> None:
@@ -41,7 +44,7 @@ class Offers:
             raise OverloadedError(f"{name} was not taken: no slot is free on this node.")
 
     def has_room(self, name: str, *, is_recorded: bool) -> bool:
-        """Tell whether a call of `app.function` would start at once."""
+        """Whether a call of `name` (`app.function`) would start at once."""
         used = self._reserved + (self._host.recorded_not_started if is_recorded else 0)
         return self._host.free_slots(name) > used
 
@@ -55,7 +58,7 @@ class Offers:
             self._reserved -= 1
 
     def with_load(self, send: Send) -> Send:
-        """Return an ASGI `send` that adds this node's load to an answer."""
+        """Return an ASGI `send` that adds `LOAD_HEADER` with this node's load to an answer."""
 
         async def send_with_load(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":

@@ -1,9 +1,9 @@
 """Decides, without I/O, to which compute node a call is offered.
 
-The call is offered to the node with the fewest calls, as far as this node knows. A node's answer
-contains its load, which this node uses for `LOAD_KEPT_S`. After that time, only the calls that this
-node itself has forwarded to the other node count. So nodes exchange no messages while no call is
-forwarded.
+A call is offered to the node with the fewest calls, as far as this node knows. The answer of a node
+contains its load, which this node uses for `LOAD_KEPT_S` (0.05 s). After this time, only the calls
+that this node itself has forwarded to the other node count. So nodes exchange no messages while no
+call is forwarded. `Forwarder` asks `PeerTable`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from indilog.base.ids import NodeId
 from indilog_compute.gateway.forwarding.headers import NodeLoad
 
 LOAD_KEPT_S: Final = 0.05
-"""Seconds for which the load in an answer is used: the time of a few short calls."""
+"""Seconds for which the load in an answer is used; a few short calls take this time."""
 UNREACHABLE_S: Final = 1.0
 """Seconds for which no call is offered to a node that could not be reached."""
 
 
 class PeerPort(NamedTuple):
-    """Where the gateway of a compute node on another machine receives forwarded calls. Both sides
-    authenticate themselves (docs/decisions/0044).
+    """The port at which the gateway of a compute node on another machine receives forwarded calls.
+    Both nodes authenticate themselves (docs/decisions/0044).
     """
 
     host: str
@@ -38,8 +38,8 @@ class Peers(NamedTuple):
     Attributes:
         own: name of this compute node.
         nodes: returns the compute nodes of the newest view.
-        address_of: returns a node's Unix socket, or its port on another machine; None: it is not
-            known.
+        address_of: returns the Unix socket of a node on this machine, or the port of a node on
+            another machine; None: the address is not known.
     """
 
     own: NodeId
@@ -48,17 +48,18 @@ class Peers(NamedTuple):
 
 
 class _Peer:
-    """The known facts about one compute node.
+    """What this node knows about another compute node, the peer.
 
     Attributes:
-        load: the load in its last answer; None: it has not answered yet.
-        learned_at: when that answer came.
-        sent: unanswered calls that this node forwarded to it.
-        since: calls that this node has forwarded to it since that answer.
-        asked: number of the last choice that chose it; decides between nodes with equally many
-            calls.
-        unreachable_until: when calls may be offered to it again.
-        refused: for each application, when it last refused a call; dropped after `LOAD_KEPT_S`.
+        load: the load in the peer's last answer; None: the peer has not answered yet.
+        learned_at: when the peer's last answer came.
+        sent: number of unanswered calls that this node offered to the peer.
+        since: number of calls that this node has offered to the peer since its last answer.
+        asked: number of the last choice that chose the peer. Of nodes with equally many calls, the
+            one with the smallest number is chosen.
+        unreachable_until: when calls may be offered to the peer again.
+        refused: for each application, when the peer last refused a call; an entry counts for
+            `LOAD_KEPT_S`.
     """
 
     __slots__ = ("asked", "learned_at", "load", "refused", "sent", "since", "unreachable_until")
@@ -72,21 +73,22 @@ class _Peer:
 
 
 class PeerTable:
-    """The other compute nodes, and how busy they are. Times are in seconds of one clock."""
+    """The other compute nodes and their load. All times are in seconds, by the same clock."""
 
     def __init__(self) -> None:
         self._peers: dict[NodeId, _Peer] = {}
         self._choices = 0
 
     def set_nodes(self, nodes: Collection[NodeId]) -> None:
-        """Set the nodes to which calls may be offered; forget all others."""
+        """Set the nodes to which calls may be offered; forget all other nodes."""
         if nodes != self._peers.keys():
             self._peers = {node: self._peers.get(node) or _Peer() for node in nodes}
 
     def choose(
         self, application: str, now: float, *, without: Collection[NodeId] = ()
     ) -> NodeId | None:
-        """Return the node with the fewest calls that may have room; None: there is none.
+        """Return the node with the fewest calls of those that may have room; None: no node may have
+        room.
 
         Args:
             application: application of the call.
@@ -117,7 +119,7 @@ class PeerTable:
             peer.sent -= 1
 
     def answered(self, node: NodeId, load: NodeLoad, now: float) -> None:
-        """Note the load in the answer to a call. The end of the call may have made room for any
+        """Note the load in the answer to a call. The call has ended and may have made room for any
         application, so earlier refusals no longer count.
         """
         if (peer := self._peers.get(node)) is not None:
@@ -125,8 +127,8 @@ class PeerTable:
             peer.refused.clear()
 
     def refused(self, node: NodeId, application: str, load: NodeLoad | None, now: float) -> None:
-        """Note the load in a refusal, and offer no calls of this application to the node for
-        `LOAD_KEPT_S`.
+        """Note the load in a refusal. For `LOAD_KEPT_S`, no calls of the application are offered to
+        the node.
         """
         if (peer := self._peers.get(node)) is not None:
             if load is not None:
@@ -135,7 +137,7 @@ class PeerTable:
             peer.refused[application] = now
 
     def unreachable(self, node: NodeId, now: float) -> None:
-        """Offer no calls to a node for `UNREACHABLE_S`."""
+        """Note that a node is unreachable; for `UNREACHABLE_S`, no calls are offered to it."""
         if (peer := self._peers.get(node)) is not None:
             peer.unreachable_until = now + UNREACHABLE_S
 

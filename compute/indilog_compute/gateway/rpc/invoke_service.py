@@ -1,6 +1,7 @@
 """`indilog.v1.InvokeService`: calls of deployed functions.
 
-Calls run on this compute node. Unlike HTTP requests, they are not forwarded to other nodes.
+Calls run on this compute node (`FunctionHost`). Unlike calls over HTTP, they are not forwarded to
+other nodes. `GrpcServer` adds the handlers of `InvokeService`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class InvokeService:
 
     async def invoke(self, request: pb.InvokeRequest, context: Context) -> pb.InvokeResponse:
         """Call a function and return its result. If the client leaves before a worker has taken
-        the call, the call is cancelled.
+        the call, cancel the call.
         """
         async with answering(context):
             await self._check_position(request.position)
@@ -72,7 +73,7 @@ class InvokeService:
             return _response(invocation, outcome)
 
     async def send(self, request: pb.SendRequest, context: Context) -> pb.SendResponse:
-        """Record a call that runs later; return its invocation."""
+        """Record a call that runs later; return the id of its invocation."""
         async with answering(context):
             await self._check_position(request.position)
             invocation = await self._host.send(

@@ -1,4 +1,7 @@
-"""`indilog.v1.LogService`: the operations of `indilog.Log`, one call each."""
+"""`indilog.v1.LogService`: one gRPC method for each operation of `indilog.Log`.
+
+`GrpcServer` adds the handlers of `LogService`; `messages` converts requests and answers.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ class LogService:
 
     Args:
         logs: the logs.
-        positions: tells which metalog positions exist.
-        budget: counts the bytes of requests and pages; a used-up budget refuses them.
+        positions: knows which metalog positions exist.
+        budget: counts the bytes of requests and pages; if it is used up, these are refused.
     """
 
     def __init__(self, logs: LogSource, positions: Positions, budget: ByteBudget) -> None:
@@ -91,7 +94,9 @@ class LogService:
     async def append_batch(
         self, request: pb.AppendBatchRequest, context: Context
     ) -> pb.AppendBatchResponse:
-        """Append records atomically, perhaps on a condition; answer when they are durable."""
+        """Append records atomically, if the condition of the request holds; answer when the records
+        are durable.
+        """
         async with answering(context), self._opened(request, context) as (log, session):
             after = after_from(request.after) if request.HasField("after") else None
             seqnums = await log.append_batch(entries_from(request.entries), after=after)
@@ -100,7 +105,7 @@ class LogService:
     async def live_shard(
         self, request: pb.LiveShardRequest, context: Context
     ) -> pb.LiveShardResponse:
-        """Return the shard to which this compute node appends."""
+        """Return the shard to which this compute node appends; without `shard`: it has none."""
         async with answering(context), self._opened(request, context) as (log, session):
             shard = await sharded(log).shard()
             return pb.LiveShardResponse(shard=shard, position=session.position)
@@ -108,7 +113,7 @@ class LogService:
     async def append_to_shard(
         self, request: pb.AppendToShardRequest, context: Context
     ) -> pb.AppendToShardResponse:
-        """Append a record, and return its shard (Scalog 2.1, `appendToShard`)."""
+        """Append a record, and return its seqnum and its shard (Scalog 2.1, `appendToShard`)."""
         async with answering(context), self._opened(request, context) as (log, session):
             here = await (placed := sharded(log)).shard()
             if request.HasField("shard") and request.shard != here:
@@ -163,9 +168,10 @@ class LogService:
     async def subscribe(
         self, request: pb.SubscribeRequest, context: Context
     ) -> AsyncIterator[pb.SubscribeResponse]:
-        """Send the records with a tag at or above a bound, then new ones as they are appended.
+        """Send the existing records with a tag at or above a bound, then new records as they are
+        appended.
 
-        The next page is read while the client reads this one, so a slow client holds two pages.
+        While the client reads a page, the next page is read. So two pages count for a slow client.
         """
         async with answering(context), self._opened(request, context) as (log, _):
             share = self._budget.share()
@@ -197,7 +203,7 @@ class LogService:
             return pb.FindTimeResponse(seqnum=seqnum, position=session.position)
 
     async def trim(self, request: pb.TrimRequest, context: Context) -> pb.TrimResponse:
-        """Forget the records below a seqnum, of the whole log or of one tag."""
+        """Permanently delete the records below a seqnum, of the whole log or of one tag."""
         async with answering(context), self._opened(request, context) as (log, session):
             await log.trim(request.until, tag=_tag(request))
             return pb.TrimResponse(position=session.position)
@@ -231,8 +237,8 @@ class LogService:
         request: Any,  # noqa: ANN401 - each has these two fields
         _: Context,
     ) -> AsyncIterator[tuple[Log, Session]]:
-        """Enter a block that uses the log of a request in its session. The request's bytes count in
-        the budget meanwhile.
+        """Enter a block that uses the log and the session of a request. The bytes of the request
+        count in the budget until the block ends.
 
         Raises:
             InvalidTagError: the name of the log is invalid.
@@ -265,7 +271,7 @@ def _tag(request: Any) -> UserTag | None:  # noqa: ANN401 - each has this field
 
 
 def _wait(seconds: float) -> float | None:
-    """Return how long a read waits; None: it does not wait.
+    """Return how many seconds a read waits; None: it does not wait.
 
     Raises:
         ValueError: the time is not 0 to 300 seconds.

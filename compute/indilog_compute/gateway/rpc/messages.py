@@ -1,4 +1,6 @@
-"""Converts the messages of the gRPC interface from and to the values of a log."""
+"""Converts messages of the gRPC interface to values of a log (`*_from`), and values to messages
+(`*_to`). `LogService` calls these functions.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from indilog_compute.gateway.rpc import indilog_v1_pb2 as pb
 
 
 def tag_from(tag: pb.Tag) -> UserTag:
-    """Return a tag.
+    """Return the tag in a message.
 
     Raises:
-        InvalidTagError: neither its text nor its number is set.
+        InvalidTagError: the message has neither a text nor a number.
     """
     match tag.WhichOneof("kind"):
         case "text":
@@ -27,7 +29,7 @@ def tag_from(tag: pb.Tag) -> UserTag:
 
 
 def tags_from(tags: Iterable[pb.Tag]) -> tuple[UserTag, ...]:
-    """Return tags."""
+    """Return the tags in messages."""
     return tuple(map(tag_from, tags))
 
 
@@ -37,12 +39,12 @@ def tag_to(tag: UserTag) -> pb.Tag:
 
 
 def entries_from(entries: Iterable[pb.Entry]) -> list[Entry]:
-    """Return the records to append."""
+    """Return the records to append that messages contain."""
     return [Entry(entry.data, tags_from(entry.tags)) for entry in entries]
 
 
 def after_from(after: pb.After) -> After:
-    """Return the condition of an append."""
+    """Return the condition of an append that a message contains."""
     return After(tag_from(after.tag), after.seqnum if after.HasField("seqnum") else None)
 
 
@@ -59,7 +61,7 @@ def record_to(record: Record) -> pb.Record:
 
 
 def retention_from(policy: pb.Retention) -> Retention:
-    """Return a retention policy."""
+    """Return the retention policy in a message."""
     return Retention(
         age_s=policy.age_seconds if policy.HasField("age_seconds") else None,
         size_bytes=policy.size_bytes if policy.HasField("size_bytes") else None,

@@ -1,9 +1,10 @@
 """Runs the gRPC server of a compute node.
 
-gRPC itself listens on a Unix socket in a folder that only this user can enter. This module accepts
-the connections of clients, within the limits of the gateway, decrypts them, and passes their bytes
-on. gRPC itself has no limit on connections, so idle clients could otherwise use up the open files
-that the journal needs.
+gRPC itself listens only on a Unix socket, in a folder that only this user can enter. This module
+accepts the connections of clients within the limits of the gateway, decrypts their bytes, and
+passes the bytes to the Unix socket. gRPC has no limit on connections. Without the limit here, idle
+clients could use up the open files that the journal needs. `indilog.runtime.cluster.assembly` runs
+`GrpcServer`, which serves `LogService` and `InvokeService`.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _CHUNK: Final = 64 * 1024
 _IDLE_MS: Final = 300_000
 """Milliseconds without a request after which a connection is closed."""
 _DESCRIPTORS: Final = 3
-"""Open files of one connection: that of the client, and both ends of the connection to gRPC's
-socket. Each counts as a connection of the gateway.
+"""Open files of one connection: one for the client, and two for both ends of the connection to
+gRPC's socket. Each open file counts as a connection of the gateway.
 """
 _SHARE: Final = 2
-"""gRPC may use one part in this many of the gateway's connections; the others are for HTTP."""
+"""gRPC may use at most the gateway's connections divided by this number."""
 _OPEN: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
-"""Services that need no token: they reveal nothing about what is stored or deployed."""
+"""Services that need no token, because they reveal nothing about stored or deployed data."""
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
@@ -65,7 +66,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of a request, or the one that refuses it."""
+        """Return the handler of a request, or a handler that refuses the request."""
         details = handler_call_details
         if details.method.startswith(_OPEN):
             return await continuation(details)
@@ -96,10 +97,10 @@ class GrpcServer:
         host: runs the functions.
         resources: limits and counters, shared with the HTTP server.
         token: authenticates callers; None: callers need no token.
-        tls: context with which to serve TLS; None: plain HTTP/2.
+        tls: TLS context for the connections of clients; None: no TLS.
 
     Attributes:
-        port: the port it listens on; valid after `start` has returned.
+        port: the port on which the server listens; valid after `start` has returned.
     """
 
     def __init__(
@@ -182,7 +183,9 @@ class GrpcServer:
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Pass the bytes of a connection on, if the gateway has room for it."""
+        """Pass the bytes of a connection to gRPC's socket and back, if the gateway has room for the
+        connection; otherwise close it.
+        """
         resources = self._resources
         own_max, room = resources.connections_max // _SHARE, resources.connections_max
         if self._open + _DESCRIPTORS > own_max or resources.connections + _DESCRIPTORS > room:
@@ -211,7 +214,7 @@ class GrpcServer:
 
 
 async def _join(*ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
-    """Copy bytes along each way until one of them ends."""
+    """Copy bytes from the reader to the writer of each way, until the first way ends."""
     copying = [asyncio.ensure_future(_copy(*way)) for way in ways]
     try:
         await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)

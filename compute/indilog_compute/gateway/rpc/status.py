@@ -1,4 +1,7 @@
-"""Turns errors into gRPC status codes, with details in the trailing metadata."""
+"""Turns errors into gRPC status codes, with details in the trailing metadata.
+
+The handlers of `LogService` and `InvokeService` run inside `answering`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from indilog.base.errors import IndilogError
 from indilog_compute.gateway.problems import problem_of, problem_text, statuses_of
 
 PROBLEM: Final = "indilog-problem-bin"
-"""Trailing metadata with the details of an error, as JSON."""
+"""Key of the trailing metadata with the details of an error (`Problem`), as JSON."""
 
 
 def code_of(error: Exception) -> grpc.StatusCode:

@@ -1,8 +1,9 @@
 """`GET /runs/{app}/{id}/events`: the events of a run as server-sent events.
 
 The application reads the events (operation `runs.events`), and names the sub-stream that contains
-them. The gateway itself waits for the next record of this sub-stream, so a client that watches an
-idle run occupies no slot of the application.
+the events. The gateway itself waits for the next record of this sub-stream, so a client that
+watches an idle run occupies no slot of the application. `RunRoutes` makes an `EventStream` for each
+client.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from indilog_compute.gateway.runs.operations import OperationAnswer, OperationCa
 _ALIVE_S: Final = 15.0
 """Seconds after which an idle stream sends a keep-alive comment."""
 _PAUSE_S: Final = 0.1
-"""Shortest time between two questions to the application, in seconds."""
+"""Shortest time in seconds between two questions to the application."""
 
 
 class EventStream:
@@ -71,7 +72,7 @@ class EventStream:
 
         Args:
             answer: the first answer of `ask`.
-            share: takes the bytes of the present answer from the gateway's byte budget.
+            share: counts the bytes of the current answer in the gateway's byte budget.
         """
         while not answer.is_failure:
             share.free()
@@ -92,7 +93,7 @@ class EventStream:
             answer = await self.ask()
 
     async def _wait(self, found: RunEvents) -> AsyncIterator[bytes]:
-        """Wait for a further record of the run; yield keep-alive comments meanwhile."""
+        """Wait for the next record of the run; meanwhile, yield keep-alive comments."""
         await asyncio.sleep(_PAUSE_S)
         log = self._logs.log(found.log, self._session)
         while True:

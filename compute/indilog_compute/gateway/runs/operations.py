@@ -1,5 +1,5 @@
-"""Runs operations of applications for the gateway's routes, in the same way as a client's
-request.
+"""Runs operations of applications for the gateway's routes. An operation runs in the same way as if
+a client had sent a request. `RunRoutes`, `EventStream` and `wait_for_result` call `OperationCalls`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class OperationAnswer(NamedTuple):
     """The answer to `POST /operations/{app}/{operation}`.
 
     Attributes:
-        headers: names in lower case, and values.
+        headers: the headers by name; the names are in lower case.
         body: JSON text: the result, or a problem.
     """
 
@@ -38,7 +38,7 @@ class OperationAnswer(NamedTuple):
 
     @property
     def position(self) -> int:
-        """The position of the session afterwards; 0: the answer names none."""
+        """The position of the session after the operation; 0: the answer has no position."""
         return int(self.headers.get(POSITION_HEADER.decode(), "0"))
 
     @property
@@ -53,12 +53,12 @@ class OperationAnswer(NamedTuple):
 
 
 class OperationCalls:
-    """Runs operations through the endpoint of calls. So an operation may run on this node or on
-    another node.
+    """Runs operations through the gateway's endpoint for calls. So an operation may run on this
+    node or on another node.
 
     Args:
         invoke: the endpoint.
-        resources: its byte budget counts the arguments.
+        resources: has the byte budget that counts the arguments.
     """
 
     def __init__(self, invoke: InvokeEndpoint, resources: GatewayResources) -> None:
@@ -68,7 +68,8 @@ class OperationCalls:
     async def run(
         self, app: str, operation: str, arguments: bytes, *, position: int = 0
     ) -> OperationAnswer:
-        """Run an operation and return the answer. Cancelling this cancels the operation.
+        """Run an operation and return its answer. If the caller is cancelled, the operation is
+        cancelled too.
 
         Args:
             app: name of the application.
@@ -95,7 +96,7 @@ class OperationCalls:
 
 
 class _Answer:
-    """The client's side of one request inside this process."""
+    """The client of one request inside this process: sends the body and collects the answer."""
 
     def __init__(self, body: bytes) -> None:
         self._given: bytes | None = body

@@ -1,7 +1,8 @@
-"""`GET /runs/{app}/{id}/result`: the end of a run, after a wait for it.
+"""`GET /runs/{app}/{id}/result`: waits for the end of a run, and returns how the run ended.
 
 The application reports how the run ended (operation `runs.result`). The gateway itself waits for
-further records of the run, so a client that waits occupies no slot of the application.
+further records of the run, so a client that waits occupies no slot of the application. `RunRoutes`
+calls `wait_for_result`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from indilog.sdk.runs import RUN_RESULT, FoundResult
 from indilog_compute.gateway.runs.operations import OperationAnswer, OperationCalls
 
 _PAUSE_S: Final = 0.1
-"""Shortest time between two questions to the application, in seconds."""
+"""Shortest time in seconds between two questions to the application."""
 
 
 async def wait_for_result(
     operations: OperationCalls, logs: LogSource, *, app: str, run: str, wait_s: float, position: int
 ) -> Response:
-    """Return how a run ended, or, after `wait_s` seconds, that it has not ended.
+    """Return how a run ended. If the run has not ended after `wait_s` seconds, the answer says so.
 
     Args:
         operations: runs the operation.
-        logs: where the gateway waits for further records.
+        logs: the logs of this node, in which the gateway waits for further records of the run.
         app: name of the application.
         run: id of the run.
         wait_s: longest wait, in seconds.

@@ -1,7 +1,8 @@
 """The routes below `/runs`, which show and change the workflow runs of all applications.
 
 An application has runs if it has the operations `runs.*` (`indilog.sdk.runs`), which a workflow
-library adds. The platform knows these operations, but no library.
+library adds. The platform knows these operations, but no workflow library. `RunRoutes` runs them by
+`OperationCalls`.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from indilog_compute.gateway.runs.results import wait_for_result
 from indilog_compute.workers.host import FunctionHost
 
 _APPS_AT_ONCE: Final = 32
-"""Applications that one request asks at the same time."""
+"""Largest number of applications that one request asks at the same time."""
 _UNPROCESSABLE: Final = 422
 
 Position = Annotated[int, Header(alias="Indilog-Position", ge=0)]
 
 
 class StartIn(pydantic.BaseModel):
-    """A workflow and its arguments. A start with the `id` of a run that exists starts nothing."""
+    """A workflow and its arguments. If there is a run with the `id`, nothing is started."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -85,7 +86,7 @@ class MoveIn(pydantic.BaseModel):
 
 
 class MoveAllIn(MoveIn):
-    """The deployment, and which runs move to its code."""
+    """The deployment, and the selection of the runs that move to its code."""
 
     workflow: str | None = None
     state: str = "running"
@@ -98,7 +99,7 @@ class MoveAllIn(MoveIn):
 
 
 class QueryIn(pydantic.BaseModel):
-    """A query and its arguments, or the name or number of a step. Without any of them: the status
+    """A query and its arguments, or the name or number of a step. If `name` is empty: the status
     that the workflow has set.
     """
 
@@ -113,9 +114,9 @@ class RunRoutes:
 
     Args:
         host: knows the deployed applications.
-        operations: runs their operations.
-        logs: the logs with the records of runs, to wait for the next one.
-        answer_s: seconds within which each application must answer a question to several of them.
+        operations: runs operations of the applications.
+        logs: the logs of this node, in which the routes wait for records of runs.
+        answer_s: seconds within which each application must answer if several are asked.
         body_bytes_max: largest body of a request.
     """
 
@@ -150,14 +151,14 @@ class RunRoutes:
         page: str | None = None,
         position: Position = 0,
     ) -> Response:
-        """List workflow runs, newest first, of one application or of all.
+        """List workflow runs, newest first, of one application or of all applications.
 
-        They are listed by their starts, and `older_s` and `newer_s` are seconds since the start of
-        the run. With `state` done, failed or cancelled, both are about its end. `version` is that
-        of the deployment with whose code the run continues, or ended. `next` of an
-        answer is `page` of the next request; null: there are no further runs. A page may be short
-        although there are further runs. `not_answered` names the applications whose runs are
-        missing, and why.
+        The runs are ordered by their starts; `older_s` and `newer_s` are seconds since the start of
+        a run. With `state` done, failed or cancelled, the order and these seconds are by the end of
+        a run. `version` is the version of the deployment with whose code a run continues or ended.
+        `next` of an answer is `page` of the next request; null: there are no further runs. A page
+        may be short although there are further runs. `not_answered` has the applications whose runs
+        are missing, and the reasons.
         """
         arguments = {
             "workflow": workflow,
@@ -181,7 +182,7 @@ class RunRoutes:
         return self._merged(apps, answers, limit)
 
     async def start(self, app: str, request: Request, position: Position = 0) -> Response:
-        """Start a run of a workflow; return its id. It is durable when this answers.
+        """Start a run of a workflow; return its id. The run is durable when the answer arrives.
 
         If there is a run with the given `id`, nothing is started. So a start can be repeated.
         """
@@ -231,8 +232,9 @@ class RunRoutes:
         last_event_id: Annotated[int | None, Header(ge=-1, le=MAX_SEQNUM)] = None,
         position: Position = 0,
     ) -> Response:
-        """Stream the events of a run as server-sent events: what the workflow published, and each
-        change of its state; those that exist, then new ones. The stream ends with the run.
+        """Stream the events of a run as server-sent events: each event that the workflow published,
+        and each change of its state. Existing events come first, then new events. The stream ends
+        with the run.
 
         A client that reconnects with `Last-Event-ID` continues after that event, as with `after`.
         """
@@ -257,7 +259,7 @@ class RunRoutes:
     async def cancel(
         self, app: str, run: str, request: Request, position: Position = 0
     ) -> Response:
-        """Cancel a run: its next operation raises `Cancelled` in it. Repeating it is harmless."""
+        """Cancel a run: its next operation raises `Cancelled`. A repeated request is harmless."""
         return await self._act(app, run, "cancel", request, position)
 
     async def retry(self, app: str, run: str, request: Request, position: Position = 0) -> Response:
@@ -269,12 +271,13 @@ class RunRoutes:
         return await self._act(app, run, "fork", request, position)
 
     async def move(self, app: str, run: str, request: Request, position: Position = 0) -> Response:
-        """Continue a run with the code of another deployment, if that continues its history."""
+        """Continue a run with the code of another deployment, if this code fits its history."""
         return await self._act(app, run, "move", request, position)
 
     async def move_all(self, app: str, request: Request, position: Position = 0) -> Response:
-        """Do the same for open runs of a list: answers the ids of those that move, and why others
-        are refused. `next` is `page` of the next request; null: there are no further runs.
+        """Continue the open runs that the body selects with the code of another deployment. The
+        answer has the ids of the runs that move, and the reasons why other runs are refused. `next`
+        is `page` of the next request; null: there are no further runs.
         """
         given = await self._fields(request)
         return await self._operate(app, MOVE_RUNS, given, request, position)
@@ -282,11 +285,11 @@ class RunRoutes:
     async def signal(
         self, app: str, run: str, request: Request, position: Position = 0
     ) -> Response:
-        """Send the run a signal; it is durable when this answers."""
+        """Send a signal to a run. The signal is durable when the answer arrives."""
         return await self._act(app, run, "signal", request, position)
 
     async def query(self, app: str, run: str, request: Request, position: Position = 0) -> Response:
-        """Ask the run for a value."""
+        """Ask a run for a value."""
         return await self._act(app, run, "query", request, position)
 
     # --- internal
@@ -294,7 +297,9 @@ class RunRoutes:
     def _merged(
         self, apps: list[str], answers: Mapping[str, OperationAnswer], limit: int
     ) -> Response:
-        """Return the first runs of all applications that answered, and name the others."""
+        """Return the first runs of all applications that answered, and the names of the other
+        applications.
+        """
         pages: list[RunPage] = []
         not_answered: dict[str, str] = {}
         for app in apps:
@@ -320,7 +325,7 @@ class RunRoutes:
     async def _ask(
         self, apps: list[str], arguments: bytes, position: int
     ) -> Mapping[str, OperationAnswer]:
-        """Return the answers of the applications that answered in time."""
+        """Return the answers of the applications that answered within `answer_s` seconds."""
         slots = asyncio.Semaphore(_APPS_AT_ONCE)
 
         async def one(app: str) -> OperationAnswer:
@@ -353,7 +358,7 @@ class RunRoutes:
         """Return the fields of the body.
 
         Raises:
-            InvalidArgumentsError: the body is no JSON object.
+            InvalidArgumentsError: the body is not a JSON object.
         """
         body = await body_of(request, self._body_bytes_max)
         try:
