@@ -9,22 +9,26 @@ In the compute node's process:
 - `dispatch`: decides, without I/O, which worker runs which call
 - `router`: sends calls to workers, with timers and outcomes
 - `liveness_probe`: detects a blocked worker
-- `pool`: keeps the worker processes running; `process`: one process and its link
+- `pool`: keeps the worker processes running
+- `process`: one worker process and its link
 - `in_process`: a worker in this process, for tests
 - `scale`: decides, without I/O, how many worker processes run
 - `serving`: answers questions that arrive over a link
 - `call`: a deployed application, and one call
 - `service_states`: the state of services
-- `retries`: when to import an application again that did not load
-- `refusals`: errors about applications that are not deployed or have another owner
+- `retries`: when an application that did not load is imported again
+- `refusals`: errors about applications that are not deployed, do not load, or have another owner
+- `starting.environment`: selects the environment variables of a worker
 
-`indilog_compute.invocations` has the recorded invocations. Both sides use `claims` (memory that
-shows which calls have begun) and `output` (lines that functions write). `environment` selects the
-environment variables of a worker. In a worker process:
+In a worker process:
 
-- `__main__`, `runner`: run calls
+- `__main__`, `starting.worker_process`: the program of the process
+- `runner`: runs calls
 - `threads`: runs sync functions
 - `services`: runs coroutines while their version is deployed
 - `loader`: imports deployed sources
-- `crash_location`: the line at which the process crashed
+
+Both kinds of processes use `claims` (memory that shows which calls have begun), `output` (lines
+that functions write) and `crash_location` (the line at which a worker crashed).
+`indilog_compute.invocations` has the recorded invocations, which `FunctionHost` also serves.
 """

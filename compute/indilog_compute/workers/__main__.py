@@ -1,10 +1,10 @@
-"""`python -m indilog_compute.workers` runs a function worker in its own process."""
+"""`python -m indilog_compute.workers` runs a function worker; `process` starts this program."""
 
 from indilog.base.slim_imports import import_structlog
 
 
 def main() -> None:
-    """Run the worker that the arguments name."""
+    """Run a worker until its compute node ends; `starting.worker_process` reads the arguments."""
     import_structlog()
     from indilog_compute.workers.starting.worker_process import main as worker_main
 

@@ -1,15 +1,15 @@
 """Deploys applications, applies the deployments of other compute nodes, and loads applications into
 the workers.
 
-The log of deployments decides which version of an application runs: every compute node runs the
-newest record of a name. A deployment made here is imported in a trial process, loaded into all
-workers and recorded before it gets calls. A deployment of another node is imported and loaded when
-its record is read. When the record of an undeployment is read, the application gets no further
-calls.
+The log of deployments (`DeploymentLog`) decides which version of an application runs: every compute
+node runs the newest record of a name. A deployment that this node makes is imported in a trial
+process, loaded into all workers and recorded before it gets calls. A deployment of another node is
+imported and loaded after its record is read. After the record of an undeployment is read, the
+application gets no further calls.
 
 At most `versions_kept_max` earlier deployments of each application stay loaded while open runs need
-their code. An application that does not load is imported again in a trial process, at growing
-intervals, until it loads.
+their code. An application that does not load is imported again in a trial process, after growing
+pauses, until it loads. `FunctionHost` calls `Applications`.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ from indilog_compute.workers.refusals import (
 from indilog_compute.workers.retries import Retries
 
 _WORKERS_LOST_MAX: Final = 2
-"""Number of workers that may crash during the import of an application. Then no worker imports it
-until a trial process has imported it.
+"""After this number of workers has crashed during the import of an application, no worker imports
+the application until a trial process has imported it.
 """
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
 """Seconds after an error until the log is read again."""
 _GIVE_UP_S: Final = 30.0
-"""Seconds between two checks of which earlier deployments open runs still need."""
+"""Seconds between two checks whether open runs still need the kept deployments."""
 
 
 async def _unknown(_: DeployedApp) -> None:
-    """The default of `codes_in_use`: the code that open runs need is unknown."""
+    """The default of `codes_in_use`: it is unknown which code open runs need."""
 
 
 class Applications:
@@ -80,9 +80,10 @@ class Applications:
         directory: contains the directories of trial processes.
         start: starts a trial process.
         workers: returns the workers that take calls.
-        on_change: called when the deployed applications, or the problem of one, have changed.
+        on_change: called when the deployed applications, or the problem of one of them, have
+            changed.
         codes_in_use: returns the digests of the code that open runs of a deployment's application
-            need; None: unknown.
+            need; None: they are unknown.
 
     Attributes:
         change_count: number of changes of the deployed applications.
@@ -109,7 +110,7 @@ class Applications:
         self._trials = Trials(limits, directory, node, start)
         self._apps: dict[str, DeployedApp] = {}
         self._kept: dict[str, list[DeployedApp]] = {}
-        """Earlier deployments that are kept, by application; newest first."""
+        """By application: the earlier deployments that are kept, newest first."""
         self._numbers = itertools.count(1)
         self._loading = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -141,9 +142,9 @@ class Applications:
         self._on_change()
 
     def follow(self) -> None:
-        """Start the background tasks of this object.
+        """Start the background tasks.
 
-        They apply deployments of other compute nodes, retry applications that do not load, and
+        The tasks apply deployments of other compute nodes, retry applications that do not load, and
         unload earlier deployments that no open run needs.
         """
         self._following = asyncio.ensure_future(self._follow())
@@ -171,11 +172,11 @@ class Applications:
         return [self._apps[name] for name in sorted(self._apps)]
 
     def app(self, name: str) -> DeployedApp:
-        """Return an application.
+        """Return a deployed application.
 
         Raises:
-            UnknownFunctionError: the application is not deployed; the message names the time of its
-                undeployment, or similar names.
+            UnknownFunctionError: the application is not deployed; the message has the time of its
+                undeployment, or a similar name.
             DataLossError: the application's newest deployment is lost.
         """
         if (deployed := self._apps.get(name)) is None:
@@ -188,7 +189,7 @@ class Applications:
         An operation has a name such as `app.runs.list`.
 
         Raises:
-            UnknownFunctionError: there is none; the message suggests similar names.
+            UnknownFunctionError: there is no such function; the message suggests a similar name.
             DataLossError: the newest deployment of the application is lost.
         """
         app, _, function = name.partition(".")
@@ -245,7 +246,8 @@ class Applications:
     async def load_into_new(self, worker: Worker) -> bool:
         """Load all applications into a worker that runs no calls yet; False: the worker crashed.
 
-        If an application fails to load, the error is logged, and calls to it fail with that error.
+        If an application does not load, the error is logged, and calls of the application fail with
+        this error.
         """
         async with self._loading:
             for deployed in (*self._apps.values(), *self._all_kept()):
@@ -258,13 +260,13 @@ class Applications:
     def unload(self, deployed: DeployedApp) -> None:
         """Unload a version at once.
 
-        The caller checks that the version was replaced or undeployed, is not kept, and has no calls
-        left.
+        Before the call, the caller checks that the version was replaced or undeployed, is not kept,
+        and has no calls left.
         """
         self._unload_number(deployed.number)
 
     def run_services(self, worker: Worker) -> None:
-        """Make `worker` run the services of the applications that are deployed and loaded there."""
+        """Let `worker` run the services of all deployed applications that are loaded there."""
         loaded, versions = list[int](), list[LoadedVersion]()
         missing = list[MissingVersion]()
         for name, newest in self._apps.items():
@@ -302,10 +304,10 @@ class Applications:
         owner: str,
         keeps: tuple[SeqNum, ...] = (),
     ) -> AppInfo:
-        """Record a loaded deployment. If it is then the newest record of its name, send new calls
-        to it.
+        """Record a loaded deployment. If its record is then the newest record of its name, send new
+        calls to it.
 
-        Another compute node may record a deployment of that name at the same time.
+        Another compute node may record a deployment of the same name at the same time.
         """
         before = self._apps.get(loaded.name)
         record = Deployment(
@@ -338,8 +340,8 @@ class Applications:
         return placed.deployment.info
 
     def _take_missed(self) -> None:
-        """Wake the task that follows the log, if the log has deployments or undeployments that were
-        read but not applied.
+        """If deployments or undeployments were read but not applied, wake the task that follows the
+        log.
         """
         if any(map(self._is_behind, self._log.newest.values())):
             self._behind.set()
@@ -352,8 +354,8 @@ class Applications:
     def _replace(
         self, deployed: DeployedApp, placed: PlacedDeployment | None = None
     ) -> list[DeployedApp]:
-        """Send new calls to `deployed`. Unload each earlier version that `placed` does not keep,
-        after the last call of that version. Return the kept versions that must still be loaded.
+        """Send new calls to `deployed`. Each earlier version that `placed` does not keep is
+        unloaded after its last call. Return the kept versions that must still be loaded.
         """
         before = self._apps.get(deployed.record.name)
         self._apps[deployed.record.name] = deployed
@@ -366,8 +368,8 @@ class Applications:
         return [d for d in self._kept.get(deployed.record.name, ()) if not self._is_loaded(d)]
 
     def _stop_application(self, placed: PlacedDeployment) -> None:
-        """Stop new calls and services of an undeployed application; unload it after its last
-        call.
+        """If `placed` is an undeployment that is not applied, stop new calls and services of the
+        application, and unload it after its last call.
         """
         if placed.deployment.is_undeployed and self._is_behind(placed):
             name = placed.deployment.name
@@ -398,12 +400,14 @@ class Applications:
         placed: PlacedDeployment | None,
         before: DeployedApp | None = None,
     ) -> list[DeployedApp]:
-        """Keep the earlier versions that the record of a new deployment names; return the others.
+        """Keep the earlier versions that the record of a new deployment names; return the other
+        earlier versions.
 
         Args:
             deployed: the new deployment.
-            placed: its record, which names the earlier deployments to keep; None: keep none.
-            before: the version that took calls until now; None: there was none.
+            placed: the record of the new deployment, which names the earlier deployments to keep;
+                None: keep no earlier deployment.
+            before: the version that took calls until now; None: there was no such version.
         """
         name = deployed.record.name
         earlier = [*([] if before is None else [before]), *self._kept.pop(name, ())]
@@ -438,16 +442,19 @@ class Applications:
         self._run_services()
 
     async def _needed(self, name: str) -> frozenset[str] | None:
-        """Return the digests of the code that open runs of an application need; None: unknown."""
+        """Return the digests of the code that open runs of an application need; None: they are
+        unknown.
+        """
         for one in (*filter(None, [self._apps.get(name)]), *self._kept.get(name, ())):
             if RUN_CODES in one.functions:
                 return await self._codes_in_use(one)
         return frozenset()
 
     def _to_keep(self, name: str, code: str, in_use: frozenset[str] | None) -> tuple[SeqNum, ...]:
-        """Return the earlier deployments that a new deployment with this code keeps: the kept ones
-        whose code open runs need, and the present one. Runs may begin with the present one until
-        the new deployment is recorded.
+        """Return the earlier deployments that a new deployment of `name` with this code keeps.
+
+        These are the kept deployments whose code open runs need, and the current deployment if it
+        has workflows: runs may begin with its code until the new deployment is recorded.
         """
         newest = self._apps.get(name)
         has_runs = newest is not None and RUN_CODES in newest.functions
@@ -457,7 +464,7 @@ class Applications:
         return tuple(one.seqnum for one in kept[: self._node.functions.versions_kept_max])
 
     async def _give_up(self) -> None:
-        """Unload kept versions whose code no open run needs any more."""
+        """Periodically unload the kept versions whose code no open run needs any more."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_GIVE_UP_S)
@@ -506,7 +513,7 @@ class Applications:
                 self._follow_faults.end()
 
     async def _collect(self) -> None:
-        """Trim records that no starting node needs; if that fails, retry after the next change."""
+        """Trim the records that no starting node needs; the next call repeats a failed trim."""
         try:
             await self._log.collect()
         except IndilogError as error:
@@ -516,7 +523,9 @@ class Applications:
             self._collect_faults.end()
 
     async def _wait_for_deployments(self) -> None:
-        """Wait until there is a deployment that this node has not read, or not applied."""
+        """Wait until there is a deployment that this node has not read or not applied, or until
+        `_FOLLOW_WAIT_S` have passed.
+        """
         waits = [
             asyncio.ensure_future(self._behind.wait()),
             asyncio.ensure_future(self._log.wait_for_more(_FOLLOW_WAIT_S)),
@@ -533,8 +542,8 @@ class Applications:
     async def _take(self, placed: PlacedDeployment) -> None:
         """Apply a deployment or undeployment of another compute node.
 
-        If the code of a deployment does not import on this node, the deployment is still applied,
-        and calls to the application fail with the import error.
+        If the code of a deployment does not import on this node, the deployment is applied anyway,
+        and calls of the application fail with the import error.
 
         Raises:
             NotReadyError: no trial process ran, so it is unknown whether the code imports.
@@ -574,7 +583,7 @@ class Applications:
     # --- internal: loading
 
     async def _load_everywhere(self, load: Load) -> Loaded:
-        """Load a deployment into every worker. If a worker crashes, its replacement loads the
+        """Load a deployment into every worker. If a worker crashes, its replacement will load the
         deployment.
         """
         workers = self._workers()
@@ -597,8 +606,8 @@ class Applications:
     async def _load_again(self, worker: Worker, deployed: DeployedApp) -> None:
         """Load a version into a worker, and note the outcome.
 
-        If a signal from outside ended the worker, the code need not be the cause. Then no problem
-        is noted for the version, but the lost worker counts.
+        If a signal from outside ended the worker, the code may not be the cause. Then no problem of
+        the version is noted, but the worker counts in `workers_lost`.
         """
         record = deployed.record
         try:
@@ -629,14 +638,14 @@ class Applications:
     # --- internal: retries
 
     def _try_later(self, deployed: DeployedApp) -> None:
-        """Schedule the next import of a version, unless it was replaced and is not kept."""
+        """Schedule the next import of a version that is the newest one or is kept."""
         if not self._is_needed(deployed):
             return
         self._retries.schedule(deployed, asyncio.get_running_loop().time())
         self._failed.set()
 
     async def _retry(self) -> None:
-        """Retry the applications that do not load, one after the other."""
+        """Import the applications that do not load again when they are due, one after the other."""
         loop = asyncio.get_running_loop()
         while True:
             self._failed.clear()
@@ -652,7 +661,7 @@ class Applications:
                     await self._failed.wait()
 
     async def _try_again(self, deployed: DeployedApp) -> None:
-        """Import an application in a trial process, then in the workers that have not loaded it."""
+        """Import a version in a trial process, then in the workers that have not loaded it."""
         record = deployed.record
         try:
             await self._trials.try_import(Load(deployed.number, record.name, record.sources))
@@ -668,10 +677,12 @@ class Applications:
                 await self._load_into_others(deployed)
 
     async def _load_into_others(self, deployed: DeployedApp) -> None:
-        """Load into one worker after the other; stop at the first that does not load it."""
+        """Load a version into one worker after the other; stop at the first worker that does not
+        load it.
+        """
         deployed.workers_lost = (
             _WORKERS_LOST_MAX - 1
-        )  # new workers import the version; after one more crash they do not
+        )  # so new workers import the version until one more worker has crashed
         for worker in self._workers():
             if deployed.number not in worker.deployments:
                 await self._load_again(worker, deployed)

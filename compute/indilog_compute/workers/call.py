@@ -1,4 +1,7 @@
-"""The function host's state of a deployed application and of a call."""
+"""The function host's state of a deployed application (`DeployedApp`) and of a call (`Call`).
+
+`Applications` makes and changes `DeployedApp`; `CallRouter` changes `Call`.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,21 @@ class DeployedApp:
     """A version of an application that runs on this compute node.
 
     Attributes:
-        number: identifies this deployment to the workers of this host.
-        seqnum: seqnum of its record in the log of deployments.
-        since: when it was deployed, as in `PlacedDeployment`.
-        functions: its functions and operations by name; only the names of operations have dots.
-        running: number of its calls that wait or run.
-        successor: the newer version that replaced it, if any.
-        is_undeployed: whether the application was undeployed, not replaced.
-        problem: why the version could not be loaded; empty if it was loaded.
-        workers_lost: workers that crashed during its import, since its last successful import.
-        code: digest of its sources.
-        is_kept: whether it stays loaded although it is retired, because open runs need its code.
+        number: identifies this version to the workers of this host.
+        record: the record of the deployment.
+        seqnum: seqnum of the record in the log of deployments.
+        since: for each schedule, its time in `PlacedDeployment.since`.
+        functions: the functions and operations by name; only the names of operations have dots.
+        running: number of calls of this version that wait or run.
+        successor: the newer version that replaced this version; None: it was not replaced.
+        is_undeployed: whether the application was undeployed while this version was the newest one
+            or was kept.
+        problem: why the version could not be loaded; None: no problem is known.
+        workers_lost: number of workers that crashed during the import of this version, since its
+            last successful import.
+        code: digest of the sources.
+        is_kept: whether the version stays loaded although it is retired, because open runs need its
+            code.
     """
 
     __slots__ = (
@@ -65,8 +72,8 @@ class DeployedApp:
 
     @property
     def is_retired(self) -> bool:
-        """Whether it gets no new calls. A retired version is unloaded when `running` is 0, unless
-        it is kept.
+        """Whether the version gets no new calls. A retired version is unloaded when `running` is 0,
+        unless it is kept.
         """
         return self.successor is not None or self.is_undeployed
 
@@ -80,11 +87,11 @@ class Call:
     """One call that waits or runs on this compute node.
 
     Attributes:
-        depth: number of calls above it in the chain of calls; 0: a client made it.
+        depth: number of calls above this call in the chain of calls; 0: a client made this call.
         outcome: resolved once, with the result or error for the caller.
-        worker: the worker that runs it; None while it waits and after it has ended.
-        number: its call number on the worker's link.
-        slot: its index in that worker's claims.
+        worker: the worker that runs the call; None: the call waits, or has ended.
+        number: the number of the call on the worker's link.
+        slot: the index of the call in the worker's claims.
     """
 
     __slots__ = (
@@ -116,12 +123,12 @@ class Call:
 
     @property
     def application(self) -> str:
-        """The name of its application."""
+        """The name of the call's application."""
         return self.deployed.record.name
 
     @property
     def is_nested(self) -> bool:
-        """Whether a running call made it."""
+        """Whether a running call made this call."""
         return self.depth > 0
 
     @property

@@ -1,12 +1,13 @@
-"""Shows which calls a worker has begun, in memory shared by a compute node and one worker.
+"""Shows which calls a worker has begun, in memory that a compute node shares with the worker.
 
-A worker with a blocked event loop answers no message, so the node cannot ask which calls it has
-begun. Instead, each call has two bytes. The worker writes `begun`, then reads `revoked`. The node
-writes `revoked`, and reads `begun` after `VISIBLE_S`. The process that writes second sees the byte
-of the other process. So either the worker does not run the call, or the node knows that the call
-may have begun. A store becomes visible to all processors in far less than `VISIBLE_S`.
+A worker with a blocked event loop answers no message, so the node cannot ask which calls the worker
+has begun. Instead, each call has two bytes. The worker writes `begun`, then reads `revoked`. The
+node writes `revoked`, and reads `begun` after `VISIBLE_S` (0.02 s). A store becomes visible to all
+processors in far less time. So the process that writes second sees the byte of the other process:
+either the worker does not run the call, or the node knows that the call may have begun.
 
-`process` has the node's side, `starting.worker_process` the worker's side.
+`process` makes the node's side (`NodeClaims`), which `CallRouter` uses. `starting.worker_process`
+makes the worker's side (`WorkerClaims`), which `WorkerRunner` uses.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import os
 from typing import Final
 
 SLOTS: Final = 4096
-"""Largest number of revocable calls of one worker; further calls cannot be revoked."""
+"""Number of slots of one worker. Slot 0 is `NO_SLOT`, so 4,095 calls can be revoked at a time; any
+further call has `NO_SLOT` and cannot be revoked.
+"""
 NO_SLOT: Final = 0
 VISIBLE_S: Final = 0.02
 _BYTES: Final = 2 * SLOTS
 
 
 def claims_memory() -> int:
-    """Return a file descriptor of zeroed shared memory; the caller closes it.
+    """Return a file descriptor of zeroed shared memory, which the caller closes.
 
     Raises:
-        OSError: not enough memory.
+        OSError: there is not enough memory.
     """
     fd = os.memfd_create("indilog-claims")
     os.ftruncate(fd, _BYTES)
@@ -43,7 +46,7 @@ class NodeClaims:
         self._free = list(range(SLOTS - 1, NO_SLOT, -1))
 
     def allocate(self) -> int:
-        """Return a free slot for a call; `NO_SLOT` if none is free."""
+        """Return a free slot for a call; `NO_SLOT` if no slot is free."""
         return self._free.pop() if self._free else NO_SLOT
 
     def free(self, slot: int) -> None:
@@ -55,19 +58,19 @@ class NodeClaims:
             assert len(self._free) < SLOTS, "a slot is freed once"
 
     def is_begun(self, slot: int) -> bool:
-        """Tell whether the call may have begun. If the answer is False at least `VISIBLE_S` seconds
-        after `revoke`, the call never begins.
+        """Whether the call in a slot may have begun. If the answer is False at least `VISIBLE_S`
+        seconds after `revoke`, the call never begins.
         """
         return slot == NO_SLOT or self._memory[slot] != 0
 
     def revoke(self, slot: int) -> None:
-        """Prevent the worker from beginning the call, unless it has begun."""
+        """Prevent the worker from beginning the call in a slot, unless the call has begun."""
         if slot != NO_SLOT:
             self._memory[SLOTS + slot] = 1
 
 
 class WorkerClaims:
-    """The worker's side."""
+    """The worker's side: marks calls as begun."""
 
     __slots__ = ("_memory",)
 
@@ -75,7 +78,7 @@ class WorkerClaims:
         self._memory = mmap.mmap(fd, _BYTES)
 
     def begin(self, slot: int) -> bool:
-        """Mark a call as begun; False: the call was revoked, and must not begin."""
+        """Mark the call in a slot as begun; False: the call was revoked, and must not begin."""
         if slot == NO_SLOT:
             return True
         self._memory[slot] = 1

@@ -1,8 +1,9 @@
 """The line of deployed code at which a worker process crashed.
 
-In the worker, a fatal signal writes the stack to a file; during an import, a call of `os._exit`
-does, too. The compute node reads the line of deployed code from that file. After any other exit the
-file is empty, so no line is reported.
+In the worker, a fatal signal writes the stack to a file. During an import, a call of `os._exit`
+also writes the stack. The compute node reads the line of deployed code from this file. After any
+other exit the file is empty, so no line is reported. `starting.worker_process` uses
+`CrashLocation`; `process` calls `read_crash_location`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _FRAME: Final = re.compile(rf'File ".*?/{PACKAGE}\d+/(.+?)", line (\d+)')
 
 
 class CrashLocation:
-    """The worker's side: makes fatal signals write the stack, without a core dump."""
+    """The worker's side: lets fatal signals write the stack, without a core dump."""
 
     def __init__(self, directory: Path) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -49,7 +50,7 @@ class CrashLocation:
 
 def read_crash_location(directory: Path) -> str | None:
     """Return the line at which the worker with this directory crashed, such as `social.py, line
-    12`; None if it wrote nothing.
+    12`; None if the worker wrote no stack, or no line of deployed code is in it.
     """
     try:
         with (directory / _FILE).open(errors="replace") as file:

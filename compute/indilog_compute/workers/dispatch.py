@@ -2,14 +2,16 @@
 
 A call goes to the worker with the fewest running calls. If no slot is free, the call waits. Waiting
 applications are served round robin; the calls of one application start in their order. A suspended
-worker gets no new calls.
+worker gets no new calls. `CallRouter` calls `Dispatcher` and sends the calls.
 
-A call made by a running call (a nested call) never waits. Its caller holds a slot until the nested
-call has ended, so waiting could deadlock. Nested calls need no slot and have a separate limit.
+A call made by a running call (a nested call) never waits: the running call holds a slot until the
+nested call has ended, so waiting could deadlock. Nested calls need no slot, and have a separate
+limit.
 
-One application cannot starve another (docs/decisions/0033). While several are deployed, each may
-use only a fraction of the slots, and of the pending calls, that the others do not use. So an
-application that uses its whole share still leaves room for others.
+One application cannot starve another one (docs/decisions/0033). While several applications are
+deployed, each may use only a fraction of the slots that the other applications do not use, and of
+the pending calls that they leave. So an application that uses its whole share still leaves room for
+the others.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ class Admitted(Hashable, Protocol):
 
     @property
     def application(self) -> str:
-        """The name of its application."""
+        """The name of the call's application."""
 
     @property
     def is_nested(self) -> bool:
-        """Whether a running call made it."""
+        """Whether a running call made this call."""
 
 
 CallT = TypeVar("CallT", bound=Admitted)
@@ -42,9 +44,8 @@ class Shares(NamedTuple):
     """The shares that each application may use while several are deployed, between 0 and 1.
 
     Attributes:
-        slots: fraction of the slots that no other application uses.
-        pending: fraction of the pending calls that the limit leaves after those of the other
-            applications.
+        slots: the part of the slots that no other application uses.
+        pending: the part of the limit on pending calls that the other applications do not use.
     """
 
     slots: float
@@ -63,12 +64,14 @@ class _Application:
 
     @property
     def pending(self) -> int:
-        """Number of calls that hold a slot or wait for one."""
+        """Number of calls that hold a slot or wait for a slot."""
         return self.slots + len(self.waiting)
 
 
 class _WorkerCalls:
-    """The calls of one worker: how many hold a slot, and how many there are of each kind."""
+    """The calls of one worker: how many hold a slot (`slots`), how many run (`load`), and how many
+    run of each kind (application, and whether the call is nested).
+    """
 
     __slots__ = ("kinds", "load", "slots")
 
@@ -82,10 +85,10 @@ class Dispatcher(Generic[WorkerT, CallT]):
     """Admission and placement of calls.
 
     Args:
-        worker_calls_max: slots of a worker, which limit its concurrent calls; nested calls need
-            none.
-        calls_max: largest number of calls that wait or run; as many nested calls may run in
-            addition.
+        worker_calls_max: number of slots of a worker, which limits its concurrent calls. Nested
+            calls need no slot.
+        calls_max: largest number of calls that wait or run. In addition, the same number of nested
+            calls may run.
         shares: the shares of each application.
         is_shared: whether several applications are deployed; `set_shared` changes it.
     """
@@ -107,7 +110,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._applications: dict[str, _Application] = {}
         """Applications with calls that wait or run."""
         self._queues: OrderedDict[str, _Application] = OrderedDict()
-        """Applications with waiting calls; the next one to serve is first."""
+        """Applications with waiting calls; the application that is served next comes first."""
         self._slots_used = self._nested = self._waiting = 0
 
     @property
@@ -127,7 +130,9 @@ class Dispatcher(Generic[WorkerT, CallT]):
 
     @property
     def load(self) -> tuple[int, int]:
-        """The calls that hold a slot or wait for one, and the slots of workers that take calls."""
+        """The number of calls that hold a slot or wait for a slot, and the number of slots of all
+        workers that take calls.
+        """
         taking = len(self._workers) - len(self._suspended)
         return self._slots_used + self._waiting, taking * self._worker_calls_max
 
@@ -148,16 +153,16 @@ class Dispatcher(Generic[WorkerT, CallT]):
 
     @property
     def least_loaded(self) -> WorkerT | None:
-        """The worker with the fewest calls; None if it is suspended or there is none."""
+        """The worker with the fewest calls of those that are not suspended; None: there is none."""
         worker = min(self._workers, key=self._load, default=None)
         return worker if worker not in self._suspended else None
 
     def admit(self, call: CallT) -> WorkerT | None:
-        """Return the worker that runs `call` now; None if the call waits for a slot.
+        """Accept a call. Return the worker that runs the call now; None: the call waits for a slot.
 
         Raises:
             OverloadedError: a limit is reached; the call was not accepted.
-            NotReadyError: no worker can run the nested call, and it cannot wait.
+            NotReadyError: the call is nested, so it cannot wait, and there is no worker.
         """
         self._check_room(call)
         if call.is_nested:
@@ -175,15 +180,16 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self, calls: Sequence[CallT], worker: WorkerT | None = None
     ) -> list[tuple[CallT, WorkerT]]:
         """Queue admitted calls again that never began. Return the calls that start now, which may
-        be other calls.
+        also be other calls.
 
-        No limit applies to the given calls. They are queued in their order, before all waiting
-        calls of their applications. They are removed from `worker` before any call starts, so no
-        later call of an application overtakes them. Pass None as `worker` if the worker was
-        removed, or if `finished` has already counted the calls.
+        No limit applies to `calls`. They are queued in their order, before all waiting calls of
+        their applications. They are removed from `worker` before any call starts, so no later call
+        of an application overtakes them. If the worker was removed, or `finished` has already
+        counted the calls, the caller passes None as `worker`.
 
         Raises:
-            NotReadyError: no worker can run a nested call, and it cannot wait; nothing is done.
+            NotReadyError: one of the calls is nested, so it cannot wait, and there is no worker;
+                nothing is done.
         """
         started: list[tuple[CallT, WorkerT]] = []
         if any(call.is_nested for call in calls):
@@ -209,11 +215,11 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return waiting
 
     def is_suspended(self, worker: WorkerT) -> bool:
-        """Tell whether `worker` is suspended."""
+        """Whether `worker` is suspended."""
         return worker in self._suspended
 
     def withdraw(self, call: CallT) -> bool:
-        """Remove a waiting call; tell whether it was waiting."""
+        """Remove a call from the waiting calls; return whether it was waiting."""
         application = self._queues.get(call.application)
         if application is None or call not in application.waiting:
             return False
@@ -236,8 +242,8 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return self._fill()
 
     def suspend(self, worker: WorkerT) -> None:
-        """Start no further calls in `worker` until `resume`, except nested ones if no other worker
-        runs.
+        """Start no further calls in `worker` until `resume`. If all workers are suspended, nested
+        calls still start.
         """
         if worker in self._workers:
             self._suspended.add(worker)
@@ -250,7 +256,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
     def remove(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
         """Remove a lost worker with its running calls; return the calls that start now.
 
-        The removed calls free their application's share.
+        The removed calls no longer count in the shares of their applications.
         """
         self._suspended.discard(worker)
         if (gone := self._workers.pop(worker, None)) is not None:
@@ -262,7 +268,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
     def set_shared(self, *, is_shared: bool) -> list[tuple[CallT, WorkerT]]:
         """Set whether several applications are deployed; return the calls that start now.
 
-        A single application has no share: it may use all slots.
+        The shares do not limit a single application.
         """
         self._is_shared = is_shared
         return self._fill()
@@ -310,8 +316,8 @@ class Dispatcher(Generic[WorkerT, CallT]):
             )
 
     def _worker_of_nested(self) -> WorkerT:
-        """Return the worker with the fewest running calls; a suspended one only if there is no
-        other.
+        """Return the worker with the fewest running calls; a suspended worker only if all workers
+        are suspended.
 
         Raises:
             NotReadyError: there is no worker.
@@ -321,15 +327,14 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return worker
 
     def _enqueue(self, call: CallT) -> None:
-        """Queue `call` as the last one of its application."""
+        """Queue `call` as the last call of its application."""
         application = self._queues[call.application] = self._application(call.application)
         application.waiting[call] = None
         self._waiting += 1
 
     def _count_out(self, worker: WorkerT, call: CallT) -> None:
-        """Subtract `call` from the counts of `worker`.
-
-        The calls of a removed worker were subtracted with it.
+        """Subtract `call` from the counts of `worker`, unless `remove` has subtracted all calls of
+        the worker.
         """
         if (counted := self._workers.get(worker)) is None:
             return
@@ -353,7 +358,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return started
 
     def _next(self) -> tuple[CallT, WorkerT] | None:
-        """Return the next waiting call that may start, and its worker."""
+        """Return the next waiting call that may start, and its worker; None: no call may start."""
         if not self._queues or (worker := self._free_worker()) is None:
             return None
         for name, application in self._queues.items():
@@ -362,7 +367,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return None
 
     def _may_start(self, name: str) -> bool:
-        """Tell whether an application has a slot left in its share."""
+        """Whether the share of an application permits a further slot."""
         if not self._is_shared:
             return True
         application = self._applications.get(name)
@@ -370,15 +375,15 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return own < self._slots_of_one(own)
 
     def _slots_of_one(self, own: int) -> int:
-        """Return the number of slots that an application may use while several are deployed. It
-        holds `own` of them now.
+        """Return the number of slots that an application may use while several are deployed; `own`
+        is the number of slots that it holds now.
         """
         slots = len(self._workers) * self._worker_calls_max
         return limit_of_one(self._shares.slots, slots, self._slots_used - own, is_shared=True)
 
     def _free_worker(self) -> WorkerT | None:
-        """Return the least loaded worker with a free slot. It is a plain loop for speed, because
-        every call runs it.
+        """Return the worker with the fewest calls of those with a free slot; None: no slot is free.
+        A plain loop, for speed, because every call runs this method.
         """
         free: WorkerT | None = None
         least = 0

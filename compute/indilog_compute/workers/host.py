@@ -1,9 +1,10 @@
 """The function host: runs functions for the gateway, clients and workers (ARCHITECTURE 1, 8).
 
-`WorkerPool` keeps worker processes running, `Applications` loads every deployed application into
-each of them, and `CallRouter` dispatches calls to them. A running call finishes on the version that
-it started with. A worker that crashes is replaced. The calls that it had begun fail; they may have
-had effects, so they are never retried automatically.
+`WorkerPool` keeps worker processes running. `Applications` loads every deployed application into
+each worker. `CallRouter` dispatches calls to the workers, and `InvocationService` runs recorded
+invocations. A running call finishes on the version with which it started. A worker that crashes is
+replaced. The calls that it had begun fail; they may have had effects, so they are never retried
+automatically.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from indilog_compute.workers.service_states import service_states
 from indilog_compute.workers.serving import LinkServer
 
 _RUN_CODES_S: Final = 5.0
-"""Seconds in which an application must say which code its open runs need."""
+"""Seconds within which an application must answer which code its open runs need."""
 _RESIZE_S: Final = 0.1
 """Seconds between two decisions on the number of workers."""
 CALL_DEPTH_MAX: Final = 64
@@ -76,12 +77,13 @@ class FunctionHost:
     Args:
         node_name: the compute node's name in the view. The node takes over the invocations of its
             earlier incarnations at once.
-        rank: returns the index of this compute node, from 0; the first one runs the schedules.
-        start_worker: starts the workers, and the workers that try new code.
+        rank: returns the index of this node among all compute nodes, from 0. The node with index 0
+            runs the schedules first.
+        start_worker: starts workers and trial processes.
 
     Attributes:
         limits: the limits that the other end of a link must know.
-        positions: tells whether a session's position exists.
+        positions: knows whether a session's position exists.
     """
 
     def __init__(
@@ -148,7 +150,8 @@ class FunctionHost:
     async def start(self) -> None:
         """Read the deployments, start the workers, and load the applications into them.
 
-        An application that fails to load is logged, and its calls get that error.
+        If an application does not load, the error is logged, and calls of the application fail with
+        this error.
 
         Raises:
             NotReadyError: the log cannot be read, or the workers do not start.
@@ -161,8 +164,8 @@ class FunctionHost:
             self._scaling = asyncio.get_running_loop().create_task(self._resize(self._scale))
 
     async def stop(self) -> None:
-        """End the workers. Running calls fail, and waiting calls do not begin. Recorded invocations
-        run again when a compute node is running.
+        """End the workers. Running calls fail, and waiting calls do not begin. Open recorded
+        invocations run again when a compute node runs.
         """
         if self._scaling is not None:
             self._scaling.cancel()
@@ -188,7 +191,8 @@ class FunctionHost:
     ) -> AppInfo:
         """Deploy sources (relative path → text) under `name`; None: under the name in the code.
 
-        When this returns, the deployment survives a restart, and every new call runs it.
+        When this method returns, the deployment is durable, and every new call on this node runs
+        it.
 
         Raises:
             DeployError: the sources do not import, or define no application; the previous version
@@ -199,15 +203,17 @@ class FunctionHost:
         return await self._applications.deploy(sources, name=name, owner=owner)
 
     def app(self, name: str) -> AppInfo:
-        """Return the application deployed under a name.
+        """Return the application that is deployed under a name.
 
         Raises:
-            UnknownFunctionError: there is none; if it was undeployed, the message says when.
+            UnknownFunctionError: there is no such application. If it was undeployed, the message
+                has the time of its undeployment.
+            DataLossError: the application's newest deployment is lost.
         """
         return self._applications.app(name).info
 
     def is_public(self, name: str) -> bool:
-        """Tell whether `app.function` is deployed and may be called without a token."""
+        """Whether `app.function` is deployed and may be called without a token."""
         try:
             _, spec = self._applications.function(name)
         except UnknownFunctionError:
@@ -215,19 +221,19 @@ class FunctionHost:
         return spec.public
 
     async def undeploy(self, name: str, *, owner: str = "local") -> AppInfo:
-        """Undeploy an application; return what was deployed.
+        """Undeploy an application; return its last deployment.
 
-        When this returns, the undeployment is durable, the application gets no new calls on this
-        node, and its services and schedules have ended. Other compute nodes apply the undeployment
-        when they read its record. Running calls finish. A recorded invocation that has not begun
-        fails when it is due, unless the application is deployed again by then. The application's
-        logs stay.
+        When this method returns, the undeployment is durable, the application gets no new calls on
+        this node, and its services and schedules on this node end. Other compute nodes apply the
+        undeployment when they read its record. Running calls finish. A recorded invocation that has
+        not begun fails when it is due, unless the application is deployed again by then. The logs
+        of the application stay.
 
         Raises:
             UnknownFunctionError: the application is not deployed.
-            AppNameTakenError: another owner has deployed it.
+            AppNameTakenError: another owner has deployed the application.
             NotReadyError: the log cannot be read or written; the application stays deployed.
-            AppendOutcomeUnknownError: the application may be undeployed; repeating this is
+            AppendOutcomeUnknownError: the application may be undeployed; a repeated call is
                 harmless.
         """
         return await self._applications.undeploy(name, owner=owner)
@@ -243,12 +249,13 @@ class FunctionHost:
         depth: int = 0,
         invocation: str | None = None,
     ) -> Call:
-        """Start `app.function` with a JSON object of arguments; `Call.outcome` is its outcome.
+        """Start a call of the function `name` (`app.function`); `arguments` is a JSON object.
+        `Call.outcome` gets the outcome.
 
         Raises:
-            UnknownFunctionError: there is none.
+            UnknownFunctionError: there is no such function.
             OverloadedError, NotReadyError: nothing was done; try again later.
-            FunctionFailedError: the nesting is deeper than `CALL_DEPTH_MAX`.
+            FunctionFailedError: the call has more than `CALL_DEPTH_MAX` calls above it.
         """
         deployed, spec = self._function(name)
         if depth > CALL_DEPTH_MAX:
@@ -273,7 +280,7 @@ class FunctionHost:
         function.
 
         Raises:
-            UnknownFunctionError: there is none.
+            UnknownFunctionError: there is no such operation.
             OverloadedError, NotReadyError: nothing was done; try again later.
         """
         deployed, spec = self._applications.function(name)
@@ -285,7 +292,9 @@ class FunctionHost:
 
     @property
     def load(self) -> tuple[int, int]:
-        """The calls that hold a slot or wait for one, and the slots of workers that take calls."""
+        """The number of calls that hold a slot or wait for a slot, and the number of slots of all
+        workers that take calls.
+        """
         return self._router.load
 
     def free_slots(self, name: str) -> int:
@@ -294,14 +303,14 @@ class FunctionHost:
 
     @property
     def recorded_not_started(self) -> int:
-        """Number of recorded calls that this node owns or is about to record, and whose function
-        does not yet run or wait for a slot.
+        """Number of recorded calls that this node owns or is about to record, without those whose
+        function runs or waits for a slot.
         """
         return self._accepting + self._invocations.not_started
 
     def deployed_at(self, name: str) -> SeqNum | None:
-        """Return the seqnum of the deployment that `app.function` runs now; None: it is not
-        deployed here, or does not load.
+        """Return the seqnum of the deployment that a call of `app.function` runs now; None: the
+        function is not deployed here, or its application does not load.
         """
         try:
             deployed, _ = self._applications.function(name)
@@ -314,7 +323,7 @@ class FunctionHost:
         time in the queue.
 
         Raises:
-            UnknownFunctionError: it is not deployed.
+            UnknownFunctionError: the function is not deployed.
         """
         _, spec = self._applications.function(name)
         functions = self._node.functions
@@ -322,7 +331,7 @@ class FunctionHost:
         return functions.call_wait_s_max + runs_s + functions.worker_stop_s
 
     def has_key(self, name: str, arguments: bytes, key: str) -> bool:
-        """Tell whether this node knows an invocation of `app.function` with this key.
+        """Whether this node knows an invocation of `app.function` with this key.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments.
@@ -330,13 +339,13 @@ class FunctionHost:
         return self._invocations.known(name, arguments, key) is not None
 
     def withdraw(self, call: Call) -> bool:
-        """Forget a call that waits for a slot, because another compute node runs it; its outcome is
-        never resolved. False: the call has begun or ended here.
+        """Forget a call that waits for a slot, because another compute node runs it. The outcome of
+        the call is never resolved. False: the call has begun or ended here, and is not forgotten.
         """
         return self._router.withdraw(call)
 
     def cancel(self, call: Call) -> None:
-        """Cancel a call whose outcome is not needed. Without effect if the call has ended."""
+        """Cancel a call whose outcome is not needed. If the call has ended, nothing happens."""
         self._router.cancel(call)
 
     async def call_once(
@@ -348,10 +357,10 @@ class FunctionHost:
         position: MetalogPosition = 0,
         depth: int = 0,
     ) -> tuple[str, Returned | Failed]:
-        """Run `app.function` once for this idempotency key; return the invocation's id and outcome.
+        """Run `app.function` once for an idempotency key; return the invocation's id and outcome.
 
-        A repeated key returns the recorded outcome, even if the function was undeployed or now
-        takes other arguments.
+        A repeated call with the same key gets the recorded outcome, even if the function was
+        undeployed or now takes other arguments.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or the arguments do not
@@ -385,8 +394,8 @@ class FunctionHost:
         depth: int = 0,
         holder: str = "",
     ) -> str:
-        """Start `app.function` once for this idempotency key; return the invocation's id. The
-        outcome is held for `holder`, if it is not empty. It raises the errors of `call_once`.
+        """Start `app.function` once for an idempotency key; return the invocation's id. If `holder`
+        is not empty, the outcome is held for it. This method raises the errors of `call_once`.
         """
         return await self._accept(
             name, arguments, key=key, position=position, depth=depth, holder=holder
@@ -401,7 +410,9 @@ class FunctionHost:
         return await self._invocations.holders(prefix, after)
 
     async def held(self, prefix: str, after: str = "") -> list[HeldFor]:
-        """Return the number and size of held outcomes, by holder; see `InvocationService.held`."""
+        """Return holders with the number and size of their held outcomes; see
+        `InvocationService.held`.
+        """
         return await self._invocations.held(prefix, after)
 
     async def release_held(self, prefix: str) -> int:
@@ -409,8 +420,8 @@ class FunctionHost:
         return await self._invocations.release_held(prefix)
 
     async def outcome(self, invocation: str) -> Returned | Failed:
-        """Wait for the outcome of an invocation with a key, and return it. Call it inside
-        `reserve_outcome_wait`. It raises the errors of `InvocationService.outcome`.
+        """Wait for the outcome of an invocation with a key, and return the outcome. The caller must
+        be inside `reserve_outcome_wait`. Raises the errors of `InvocationService.outcome`.
         """
         return kept_with_key(await self._invocations.outcome(invocation))
 
@@ -423,9 +434,9 @@ class FunctionHost:
         delay_s: float = 0.0,
         key: str = "",
     ) -> str:
-        """Start `app.function` after `delay_s`; return the invocation's id.
+        """Record an invocation of `app.function` that is due in `delay_s` seconds; return its id.
 
-        When this returns, the invocation is recorded as durably as any append.
+        When this method returns, the invocation is durable.
 
         Raises:
             UnknownFunctionError, InvalidArgumentsError: there is no such function, or the
@@ -444,20 +455,22 @@ class FunctionHost:
         return self._node.invocations.results_kept_s
 
     async def invocation(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002
-        """Return a recorded invocation, after waiting up to `wait_s` seconds for its outcome; None
-        if the id is unknown or its outcome was deleted.
+        """Wait up to `wait_s` seconds for the outcome of a recorded invocation; then return its
+        status. None: the id is unknown, or the outcome was deleted.
         """
         return await self._invocations.status_of(id, wait_s=wait_s)
 
     async def newest_invocations(
         self, wanted: InvocationFilter, limit: int
     ) -> list[InvocationInfo]:
-        """Return the newest wanted recorded invocations; see `InvocationService.newest`."""
+        """Return the newest recorded invocations that `wanted` selects; see
+        `InvocationService.newest`.
+        """
         return await self._invocations.newest(wanted, limit)
 
     async def cancel_invocation(self, id: str) -> InvocationStatus | None:  # noqa: A002
-        """Cancel a recorded invocation; return its state afterwards, None if the id is unknown. It
-        raises the errors of `InvocationService.cancel`.
+        """Cancel a recorded invocation. Return its status afterwards; None: the id is unknown.
+        Raises the errors of `InvocationService.cancel`.
         """
         return await self._invocations.cancel(id)
 
@@ -466,7 +479,7 @@ class FunctionHost:
         return self._invocations.open_of(application)
 
     async def ask_time(self) -> None:
-        """Ask the log for its time, and begin the invocations that are due by it. It raises the
+        """Ask the log for its time, and begin the invocations that are due by this time. Raises the
         errors of `InvocationService.ask_time`.
         """
         await self._invocations.ask_time()
@@ -505,10 +518,10 @@ class FunctionHost:
     # --- internal
 
     def _function(self, name: str) -> tuple[DeployedApp, FunctionSpec]:
-        """Return `app.function`.
+        """Return the application and the spec of the function `name` (`app.function`).
 
         Raises:
-            UnknownFunctionError: there is none, or it is an operation.
+            UnknownFunctionError: there is no such function, or it is an operation.
         """
         deployed, spec = self._applications.function(name)
         if is_operation_name(spec.name):
@@ -529,10 +542,10 @@ class FunctionHost:
         delay_s: float = 0.0,
         holder: str = "",
     ) -> str:
-        """Record a call unless its key is known.
+        """Record a call, unless an invocation with its key is known; return the invocation's id.
 
-        A call with a known key is accepted even if the function is not deployed now. So the node
-        reads all records of other nodes before it refuses a call.
+        A call with a known key is accepted even if the function is not deployed now. So before this
+        node refuses a call with a key, it reads all records of other nodes.
         """
         if (known := self._invocations.known(name, arguments, key)) is not None:
             return known
@@ -573,7 +586,7 @@ class FunctionHost:
     # --- internal: workers
 
     async def _resize(self, scale: WorkerScale) -> NoReturn:
-        """Keep as many workers running as the load needs."""
+        """Periodically set the number of workers to the number that the load needs."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(_RESIZE_S)
@@ -604,7 +617,9 @@ class FunctionHost:
             self._router.add(worker)
 
     async def _codes_in_use(self, deployed: DeployedApp) -> frozenset[str] | None:
-        """Return the digests of the code that open runs need; None: the application gives none."""
+        """Return the digests of the code that open runs of the application need; None: the
+        application did not answer in time, or with an error.
+        """
         spec = deployed.functions[RUN_CODES]
         call = Call(self._invocation_id(), deployed, spec, b"{}", position=0, depth=0)
         try:

@@ -1,9 +1,10 @@
 """Runs workers inside this process, for tests (docs/guides/testing.md). Functions run on the test's
 event loop, so breakpoints work, and a test can replace objects that functions use.
 
-A worker here is the same `WorkerRunner` as in a worker process. Its link is a pair of links in
-memory, which carries the same bytes as a socket. The end of such a worker only cancels its calls.
-So a call that blocks the event loop blocks the whole platform.
+Such a worker uses the same `WorkerRunner` as a worker process. Its link is a pair of links in
+memory, which carries the same bytes as a socket. The end of such a worker only cancels its calls:
+it cannot end a call that blocks the event loop, which blocks the whole platform.
+`indilog.runtime.cluster.assembly` passes `InProcessWorkers.start` to `FunctionHost`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from indilog_compute.workers.process import STOP_S, OutputLimits, Serve, Worker,
 from indilog_compute.workers.runner import WorkerRunner
 
 _LOADED: Final = itertools.count(1)
-"""Numbers the deployments imported in this process, in which several platforms may run."""
+"""Numbers the imported deployments of all platforms in this process."""
 _GIVEN: Final = "app.py"
-"""The only source of an application that a test gives as an object. Its text is a key."""
+"""Path of the only source of an application that a test gives as an object. The text of this source
+is the key of the object.
+"""
 
 
 class GivenApps:
@@ -42,7 +45,7 @@ class GivenApps:
         self._keys = itertools.count(1)
 
     def sources(self, app: App) -> dict[str, str]:
-        """Return sources that stand for `app`; only the workers of this process can load them."""
+        """Return sources that represent `app`; only the workers of this process can load them."""
         key = f"# application {app.name}, object {next(self._keys)} of a test\n"
         self._apps[key] = app
         return {_GIVEN: key}
@@ -85,7 +88,7 @@ class InProcessWorker:
         return os.getpid()
 
     async def until_ready(self) -> bool:
-        """Return True: it can run functions at once."""
+        """Return True, because the worker can run functions at once."""
         return True
 
     async def until_lost_or_replaced(self) -> None:
@@ -97,18 +100,20 @@ class InProcessWorker:
         self._over.set()
 
     def kill(self) -> None:
-        """Cancel its calls and services, and close the link."""
+        """Cancel the worker's calls and services, and close its link."""
         self.link.close()
         self._over.set()
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._runner.stop())
 
     def abort(self) -> None:
-        """End it like `kill`."""
+        """End the worker in the same way as `kill`."""
         self.kill()
 
     async def stopped(self, *, within_s: float = STOP_S) -> int:
-        """End it; wait up to `within_s` seconds until its calls and services have ended."""
+        """End the worker; wait up to `within_s` seconds until its calls and services have ended.
+        Return 0 as the exit code.
+        """
         self.kill()
         assert self._ending is not None, "`kill` starts it"
         await asyncio.wait({self._ending}, timeout=within_s)
@@ -119,8 +124,7 @@ class InProcessWorkers:
     """Starts workers in this process.
 
     Args:
-        scope: the platform; the logs of its functions and of its other callers in this process
-            share it (`Log.scope`).
+        scope: the `Log.scope` of the platform's logs, which the logs of the functions also get.
 
     Attributes:
         given: the applications that a test gives as objects.
@@ -132,8 +136,8 @@ class InProcessWorkers:
         self._runners: list[WorkerRunner] = []
 
     async def stop(self) -> None:
-        """Cancel all calls and services, and wait until they have ended. Their links still work, so
-        they can write to the log before they end.
+        """Cancel all calls and services, and wait until they have ended. The links of the workers
+        still work, so the calls and services can write to the log before they end.
         """
         await asyncio.gather(*(runner.stop() for runner in self._runners))
 

@@ -1,4 +1,6 @@
-"""Detects a worker whose event loop is blocked by a function."""
+"""Detects a worker whose event loop is blocked by a function. `CallRouter` has a `LivenessProbe`
+for each worker.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from indilog.link.worker_messages import Ping
 from indilog_compute.workers.process import Worker
 
 _BEATS_MISSED: Final = 2
-"""Number of probe intervals without an answer after which a worker counts as blocked. It is more
-than one, because this node's own event loop may be late.
+"""Number of probe intervals without an answer after which a worker counts as blocked. A single
+interval does not suffice, because this node's own event loop may be late.
 """
 
 
 class LivenessProbe:
-    """Pings a worker while calls run there; at most one ping is unanswered.
+    """Pings a worker while it has open calls; at most one ping is unanswered at a time.
 
     Args:
         silent_s: seconds without an answer after which a worker counts as blocked.
@@ -45,8 +47,8 @@ class LivenessProbe:
         self._missed = 0
 
     def watch(self) -> None:
-        """Probe the worker until it has no open calls. Call this after each call that is sent to
-        the worker.
+        """Probe the worker until it has no open calls. The caller calls `watch` after it has sent a
+        call to the worker.
         """
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._probe)

@@ -1,10 +1,10 @@
 """Imports deployed sources in a worker. Each deployment gets its own package, so that several
-versions can be loaded.
+versions can be loaded. `WorkerRunner` calls `load`.
 
-The sources are written to a private directory and imported under a package name that no other
+The sources are written to a private directory, and are imported under a package name that no other
 deployment has. Deployed code may still import its own modules absolutely, as on its author's
-machine (`import graph`, `from social import objects`). For this, the deployment's modules get their
-own `__import__`, which looks up names in the deployment first.
+machine (`import graph`, `from social import objects`). For this, the modules of the deployment have
+their own `__import__`, which looks up names in the deployment first.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class LoadedDeployment:
     """A deployment that is imported in this process.
 
     Attributes:
-        app: the application that its sources define.
-        functions: its functions and operations by name; only the names of operations have dots.
-        code: digest of its sources.
+        app: the application that the sources define.
+        functions: the functions and operations by name; only the names of operations have dots.
+        code: digest of the sources.
     """
 
     def __init__(self, app: App, package: str, directory: Path, code: str = "") -> None:
@@ -53,15 +53,17 @@ class LoadedDeployment:
         self._directory = directory
 
     def specs(self) -> tuple[FunctionSpec, ...]:
-        """The public descriptions of its functions."""
+        """Return the public descriptions of the functions."""
         return tuple(map(_spec, self.app.functions.values()))
 
     def operation_specs(self) -> tuple[FunctionSpec, ...]:
-        """The public descriptions of its operations."""
+        """Return the public descriptions of the operations."""
         return tuple(map(_spec, self.app.operations.values()))
 
     def place(self, error: BaseException) -> str | None:
-        """Return the line of deployed code that raised an error, such as `social.py, line 12`."""
+        """Return the line of deployed code that raised an error, such as `social.py, line 12`;
+        None: deployed code did not raise it.
+        """
         return _place_of(error, self._package)
 
     def with_author_names(self, text: str) -> str:
@@ -69,7 +71,7 @@ class LoadedDeployment:
         return with_author_names(text, self._package)
 
     def unload(self) -> None:
-        """Remove the deployment's modules and files; running calls keep the objects that they
+        """Remove the modules and files of the deployment. Running calls keep the objects that they
         use.
         """
         _forget(self._package, self._directory)
@@ -84,9 +86,10 @@ def load(
     loaded, its modules and files are removed.
 
     Raises:
-        DeployError: the deployment cannot be loaded, for one of these reasons. A path leaves the
-            deployment. The code does not import (the message has file and line). It defines no
-            application, or several. The type hints of a function are unusable.
+        DeployError: the deployment cannot be loaded, for one of these reasons. A path lies outside
+            the deployment. The code does not import (the message has file and line). The code
+            defines no application, or several. The type hints of a function are unusable.
+        DiskFullError: there is no disk space left for the sources.
     """
     package = f"{PACKAGE}{deployment}"
     home = directory / package
@@ -129,7 +132,7 @@ def _write(home: Path, sources: Mapping[str, str]) -> None:
 
 
 def _own_names(sources: Mapping[str, str]) -> frozenset[str]:
-    """Return the names that the deployment's modules may import absolutely."""
+    """Return the top-level modules of a deployment, which its modules may import absolutely."""
     return frozenset(
         PurePosixPath(path).parts[0].removesuffix(".py")
         for path in sources
@@ -160,8 +163,8 @@ def _import_app(package: str, sources: Mapping[str, str]) -> App:
 
 
 def _import_order(sources: Mapping[str, str]) -> list[str]:
-    """Return the modules in the order of import; modules that likely define the application come
-    first.
+    """Return the modules in the order in which they are imported. Modules that probably define the
+    application come first.
     """
     modules = sorted(
         ".".join(PurePosixPath(path).with_suffix("").parts)
@@ -183,7 +186,7 @@ def _import(package: str, module: str) -> None:
     try:
         importlib.import_module(package)
         importlib.import_module(full)
-    except BaseException as error:  # user code may raise any exception, KeyboardInterrupt too
+    except BaseException as error:  # user code may raise any exception, even KeyboardInterrupt
         raise DeployError(_sentence(error, package)) from error
 
 
@@ -199,7 +202,9 @@ def _sentence(error: BaseException, package: str) -> str:
 
 
 def _place_of(error: BaseException, package: str) -> str | None:
-    """Return the innermost line of the deployed files in the traceback of `error`."""
+    """Return the innermost line of deployed code in the traceback of `error`; None: the traceback
+    has no such line.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f"/{package}/" in f.filename]
     return f"{_place(own[-1].filename, package)}, line {own[-1].lineno}" if own else None
@@ -210,9 +215,8 @@ def _place(filename: str, package: str) -> str:
 
 
 def with_author_names(text: str, package: str) -> str:
-    """Return `text` with the names that files and modules have in the deployed sources.
-
-    The directory and the package prefix of the deployment in this process are removed.
+    """Return `text` with the names that files and modules have in the deployed sources: without the
+    directory and the package prefix that the deployment has in this process.
     """
     return re.sub(rf"[^\s'\"(]*/{package}/", "", text).replace(f"{package}.", "")
 
@@ -243,9 +247,8 @@ def _only(found: list[App]) -> App:
 
 
 def _check_no_other(app: App, package: str, sources: Mapping[str, str]) -> None:
-    """Check that the modules that were not imported define no further application.
-
-    Such an application would silently not be deployed.
+    """Check that the modules that were not imported define no further application. Without this
+    check, such an application would not be deployed, without any error.
 
     Raises:
         DeployError: a module defines another application.
@@ -262,8 +265,8 @@ def _check_no_other(app: App, package: str, sources: Mapping[str, str]) -> None:
 
 
 def _makes_app(text: str) -> int | None:
-    """Return the line at which a module first creates an `App` at its top level; None: it creates
-    none.
+    """Return the line at which a module first creates an `App` at its top level; None: the module
+    creates no `App`.
     """
     try:
         statements = ast.parse(text).body
@@ -277,7 +280,7 @@ def _makes_app(text: str) -> int | None:
 
 
 def check_app(app: App) -> None:
-    """Check the signatures and schedules of an application, whose code has been imported.
+    """Check the signatures and schedules of an application whose code was imported.
 
     Raises:
         DeployError: a function's type hints are unusable, or a schedule's function needs arguments.

@@ -1,7 +1,8 @@
 """Imports code in worker processes; new code first in a trial process, which runs no calls.
 
-Importing runs the code, which may end the process, crash the interpreter or never return. So new
-code is first imported in a separate process, which then ends.
+An import runs the code, which may end the process, crash the interpreter or never return. So new
+code is first imported in a trial process, which then ends. `Applications` calls `load_into` and
+`Trials`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from indilog.link.worker_messages import Load, Loaded
 from indilog_compute.workers.process import StartWorker, Worker, output_limits
 
 _TRIALS_MAX: Final = 2
-"""Largest number of concurrent trial processes; further deployments wait."""
+"""Largest number of concurrent trial processes; further imports wait."""
 _TRIAL: Final = -1
 """Worker index of a trial process."""
 
@@ -36,7 +37,7 @@ _TRIAL: Final = -1
 async def load_into(worker: Worker, load: Load, *, timeout_s: float) -> Loaded:
     """Import the sources of `load` in `worker`.
 
-    A worker that does not finish within `timeout_s` is killed.
+    A worker that has not finished the import within `timeout_s` seconds is ended.
 
     Raises:
         DeployError: the sources do not import, or the worker crashed during the import.
@@ -76,6 +77,7 @@ class Trials:
     """Imports code in trial processes.
 
     Args:
+        limits: the limits that a trial process must know.
         directory: contains a private directory for each process.
         node: settings that limit import time and logged output.
         start: starts a process.
@@ -96,7 +98,7 @@ class Trials:
         self._slots = asyncio.Semaphore(_TRIALS_MAX)
 
     async def try_import(self, load: Load) -> Loaded:
-        """Import the sources in a trial process; return the application that they define.
+        """Import the sources of `load` in a trial process; return the application that they define.
 
         Raises:
             DeployError: the sources do not import; the message names file and line.
@@ -116,7 +118,7 @@ class Trials:
                 shutil.rmtree(directory, ignore_errors=True)
 
     async def stop(self) -> None:
-        """End all trials, and start no more."""
+        """End all trial processes; later calls of `try_import` fail."""
         self._stopping = True
         running = list(self._running)
         for worker in running:

@@ -1,13 +1,13 @@
 """Writes the output of functions as lines of the platform's log: the worker's side and the node's
 side.
 
-In the worker, `FunctionOutput` replaces standard output and standard error. It writes each line as
-one JSON object with the application and the invocation. Bytes that reach the pipe in another way (C
-code, child processes) are not wrapped.
+In the worker, `FunctionOutput` replaces standard output and standard error
+(`starting.worker_process`). It writes each line as one JSON object with the application and the
+invocation. Bytes that reach the pipe in another way (C code, child processes) have no such object.
 
-On the compute node, `OutputLines` reads the pipe and accepts any bytes. It logs a limited number of
-lines and bytes per second, and drops and counts the rest. So a worker never waits for its output to
-be read.
+On the compute node, `OutputLines` gets the bytes of the pipe (`process`) and accepts any bytes. It
+logs a limited number of lines and bytes per second, and drops and counts all further ones. So a
+worker never waits until its output is read.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from structlog.typing import EventDict
 from indilog.base.log_repeats import limited_elsewhere
 
 LINE_BYTES_MAX: Final = 64 * 1024
-"""Longest line in bytes; a longer one is logged in pieces."""
+"""Length of the longest line in bytes; a longer line is logged in pieces."""
 _UNAWAITED: Final = re.compile("coroutine '([^']+)' was never awaited")
 _UNAWAITED_MAX: Final = 16
-"""Largest number of coroutines of one context that are collected; further ones are only logged."""
+"""Largest number of coroutines of one context that are collected; any further one is only logged.
+"""
 _OUTPUT: Final = "worker output"
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -40,11 +41,11 @@ _LEVELS: Final = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-"""Known levels; lines of other levels are logged as information."""
+"""Known levels besides `info`; a line with an unknown level is logged with the level `info`."""
 _RESERVED: Final = frozenset(
     {"event", "exc_info", "level", "pid", "self", "stack_info", "timestamp", "worker"}
 )
-"""Fields of a log line that only the platform or its logger sets."""
+"""Fields of a log line that only the platform or its logger may set."""
 
 
 # --- in the worker
@@ -59,7 +60,12 @@ class Unawaited(NamedTuple):
 
 
 class _OutputSource:
-    """A source of output: an application or one of its invocations, with its incomplete lines."""
+    """A source of output: an application or one of its invocations.
+
+    Attributes:
+        rests: the incomplete line of each output stream.
+        unawaited: the coroutines that this source dropped without awaiting them.
+    """
 
     __slots__ = ("application", "invocation", "rests", "unawaited")
 
@@ -85,8 +91,8 @@ class output_of:  # noqa: N801 - used like a function
     Tasks and threads that inherit this context are included.
 
     Args:
-        application: its name.
-        invocation: its id; empty outside of invocations.
+        application: name of the application.
+        invocation: id of the invocation; empty: the code does not run in an invocation.
     """
 
     __slots__ = ("_speaker", "_token")
@@ -111,10 +117,12 @@ class output_of:  # noqa: N801 - used like a function
 
 
 def note_unawaited() -> None:
-    """Let `output_of` collect, and log, coroutines that are dropped without being awaited.
+    """From now on, log coroutines that are dropped before they are awaited, and let `output_of`
+    collect them.
 
-    Python warns when it frees such a coroutine. A coroutine that the garbage collector frees may
-    belong to another context, so it is only logged. Other warnings are shown as before.
+    Python warns when it frees such a coroutine. If the garbage collector frees a coroutine, the
+    coroutine may belong to another context, so it is only logged. Other warnings are shown as
+    before.
     """
     is_collecting = False
 
@@ -149,7 +157,7 @@ def note_unawaited() -> None:
 
 
 def attributed(_logger: object, _method: str, fields: EventDict) -> EventDict:
-    """Add the application and the invocation to a log line: a processor of structlog."""
+    """Add the application and the invocation to a log line; a processor for structlog."""
     source = _OUTPUT_SOURCE.get()
     if source is not None:
         fields.setdefault("application", source.application)
@@ -159,10 +167,11 @@ def attributed(_logger: object, _method: str, fields: EventDict) -> EventDict:
 
 
 class FunctionOutput(io.TextIOBase):
-    """Standard output or error of a worker: a text stream that writes whole lines, attributed.
+    """Standard output or error of a worker: a text stream that writes whole lines, each with its
+    application and invocation.
 
     Args:
-        raw: the stream that it replaces.
+        raw: the replaced stream.
     """
 
     encoding = "utf-8"
@@ -174,7 +183,7 @@ class FunctionOutput(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:  # noqa: ANN401 - as of any text stream
-        """The raw byte stream; bytes written there are not attributed."""
+        """The raw byte stream; bytes that are written to it have no application and invocation."""
         return self._raw.buffer
 
     def writable(self) -> bool:
@@ -186,7 +195,7 @@ class FunctionOutput(io.TextIOBase):
         return self._raw.fileno()
 
     def write(self, text: str) -> int:
-        """Write text; a line is written when it is complete, or longer than `LINE_BYTES_MAX`."""
+        """Buffer text. A line is written when it is complete, or longer than `LINE_BYTES_MAX`."""
         source = _OUTPUT_SOURCE.get() or self._no_source
         *lines, rest = (source.rests.pop(self, "") + text).split("\n")
         if len(rest) > LINE_BYTES_MAX:
@@ -202,7 +211,7 @@ class FunctionOutput(io.TextIOBase):
         self._raw.flush()
 
     def end_line(self) -> None:
-        """Write the incomplete line of output outside of calls."""
+        """Write the incomplete line of the output that has no source."""
         self._no_source.end_lines()
         self.flush()
 
@@ -238,11 +247,11 @@ class _Allowance:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether nothing may be taken."""
+        """Whether no amount is left."""
         return self._left <= 0
 
     def take(self, amount: float) -> None:
-        """Take an amount. It may exceed what is left; then the balance becomes negative."""
+        """Take an amount. If it exceeds the amount that is left, the balance becomes negative."""
         self._left -= amount
 
 
@@ -250,9 +259,9 @@ class OutputLines:
     """Logs the standard output and error of one worker.
 
     Args:
-        logger: bound to the worker.
-        lines_per_s_max: lines logged in a second, at most.
-        bytes_per_s_max: bytes of lines logged in a second, at most.
+        logger: a logger that is bound to the worker.
+        lines_per_s_max: largest number of lines that are logged in a second.
+        bytes_per_s_max: largest number of bytes of lines that are logged in a second.
     """
 
     def __init__(
@@ -276,7 +285,7 @@ class OutputLines:
         return self._bytes_dropped > 0
 
     def received(self, chunk: bytes, now: float) -> None:
-        """Log the lines in received bytes, and drop those beyond the limits.
+        """Log the lines in received bytes, and drop the lines beyond the limits.
 
         Args:
             chunk: any bytes.
@@ -303,7 +312,7 @@ class OutputLines:
             self._log(line)
 
     def log_dropped(self) -> None:
-        """Log the number of lines dropped since the last call, if any."""
+        """If lines were dropped since the last call, log their number and bytes."""
         if self.has_dropped:
             lines, self._lines_dropped = self._lines_dropped, 0
             size, self._bytes_dropped = self._bytes_dropped, 0
@@ -345,7 +354,9 @@ class OutputLines:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """Return the fields of a line written by a logger in the worker; None for any other line."""
+    """Return the fields of a line that is a JSON object with the field `event`, as written in the
+    worker; None for any other line.
+    """
     if not line.startswith(b"{"):
         return None
     try:

@@ -3,7 +3,8 @@
 A process that ends is replaced. If it ended soon after its start, its replacement starts after a
 pause, which grows each time. The number of processes may change (`resize`).
 
-`process` starts a single worker. The function host uses the pool, and sends calls to its workers.
+`process` starts a single worker. `FunctionHost` uses `WorkerPool`; `CallRouter` sends calls to the
+workers.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from indilog_compute.workers.process import STOP_S, Serve, StartWorker, Worker, 
 
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
-"""Seconds after `WorkerPool.stop` until a worker that has not ended is killed. Running calls got
-time to end before the pool stops.
-"""
+"""Seconds after `WorkerPool.stop` until a worker that has not ended is killed."""
 
 
 class WorkerPool:
     """A number of worker processes.
 
-    A process is also replaced if one of its threads still runs `worker_stop_s` seconds after the
+    A process is also replaced if a thread of it still runs `worker_stop_s` seconds after the
     thread's call has ended. The old process gets no further calls, and ends after its last running
-    call. Each worker index has at most one such old process beside the new one.
+    call. Each worker index has at most one such old process besides the new one.
 
     Args:
         node: settings with the limits.
-        directory: contains a private directory for each process; emptied at the start.
+        directory: contains a private directory for each process; emptied when the pool starts.
+        limits: the limits that the workers must know.
         start: starts a process.
-        serve: called with the questions of the workers.
-        on_up: awaited with a new process that can run functions.
+        serve: gets the questions of the workers.
+        on_up: awaited with a new process that can run functions; loads the applications.
         on_lost: called when a process is lost, before its calls fail.
-        drained: awaited; stops sending calls to a process, and returns when its calls have ended.
+        drained: awaited with an old process; lets no further calls be sent to the process, and
+            returns when its calls have ended.
 
     Attributes:
-        restarts: number of processes that replaced another one.
+        restarts: number of restarts after a process has ended or had to be replaced.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class WorkerPool:
         self._started = itertools.count(1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._wanted: set[int] = set()
-        """Indexes of the workers that are kept running. A removed worker that still finishes its
-        calls is not among them.
+        """Indexes of the workers that are kept running, without removed workers that still finish
+        their calls.
         """
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
@@ -99,8 +100,8 @@ class WorkerPool:
         """Keep `size` workers running. A removed worker gets no further calls, and ends after its
         last running call.
 
-        Only workers that take calls can be removed. If there are too few of these, the pool stays
-        larger, and a later call must remove the others.
+        Only workers that take calls can be removed. If there are too few of them, the pool stays
+        larger, and a later call of `resize` must remove the remaining workers.
         """
         while len(self._wanted) < size and not self._stopping:
             self._add()
@@ -108,7 +109,7 @@ class WorkerPool:
             pass
 
     async def start(self) -> None:
-        """Start all processes, and wait until each has been ready once.
+        """Start all processes, and wait until every process was ready once and all take calls.
 
         Raises:
             NotReadyError: the processes do not start; the log says why.
@@ -125,7 +126,9 @@ class WorkerPool:
             raise NotReadyError("The function workers do not start; the log says why.") from None
 
     async def stop(self) -> None:
-        """End all processes. When this returns, they have exited and their files are removed."""
+        """End all processes. When this method returns, they have exited, and their files are
+        removed.
+        """
         self._stopping = True
         for worker in list(self._up.values()):
             worker.link.close()
@@ -146,7 +149,9 @@ class WorkerPool:
         task.add_done_callback(lambda _: self._tasks.pop(index))
 
     def _remove_one(self) -> bool:
-        """Let the worker with the greatest index finish its calls and end; False: there is none."""
+        """Let the removable worker with the greatest index finish its calls and end; False: no
+        worker is removable.
+        """
         removable = self._up.keys() - self._draining.keys()
         if not removable:
             return False

@@ -1,10 +1,10 @@
 """One worker process, on the compute node's side: its start, its link and its end.
 
-`Worker` is the interface that the function host uses, and `StartWorker` starts a worker.
-`in_process` has a worker inside this process, for tests.
+`Worker` is the interface that `WorkerPool` and `CallRouter` use; a `StartWorker` starts a worker.
+`start` starts a worker process; `in_process` has a worker inside this process, for tests.
 
 The link is a Unix socket pair (docs/decisions/0003), so the end of the stream shows at once that
-the process died. The worker's output goes to the log, line by line.
+the process has died. The worker's output goes to the log, line by line (`output`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from indilog_compute.workers.starting.environment import environment_of_worker
 STOP_S: Final = 5.0
 """Seconds after which a worker that does not end is killed."""
 _LAST_ANSWERS_S: Final = 0.5
-"""Seconds to read the last messages of an exited worker, if the link does not end by itself."""
+"""Seconds after the exit of a worker until its link is closed, if the link has not ended by then.
+Its last messages are read in this time.
+"""
 _OUTPUT_S: Final = 1.0
-"""Seconds to read the last output of an exited worker."""
+"""Longest time in seconds in which the last output of an exited worker is read."""
 _DROPS_REPORTED_S: Final = 1.0
 """Seconds between two log lines that report dropped lines."""
 _READ_BYTES: Final = 64 * 1024
@@ -49,7 +51,9 @@ _SIGNALS_OF_OTHERS: Final = frozenset(
 
 
 class OutputLimits(NamedTuple):
-    """Lines and bytes of a worker's output that are logged in a second; more is dropped."""
+    """Largest number of lines and bytes of a worker's output that are logged in a second; further
+    output is dropped.
+    """
 
     lines_per_s_max: int
     bytes_per_s_max: int
@@ -67,14 +71,16 @@ class Worker(Protocol):
 
     Attributes:
         index: number of the worker on its node; its replacement has the same index.
-        link: the link to it.
-        claims: which of its calls it has begun.
-        deployments: the deployments loaded there, by number.
-        threads_left: number of its threads that still run although their calls have ended.
-        services: the state of the services there.
-        last_place: after its end, the line of deployed code at which it crashed, if known.
-        was_ended_by_others: after its end, whether a signal ended it that neither its code nor this
-            node caused.
+        link: the link to the worker.
+        claims: shows which calls the worker has begun.
+        deployments: numbers of the deployments that the worker has loaded.
+        threads_left: number of threads of the worker that still run although their calls have
+            ended.
+        services: the state of the worker's services.
+        last_place: after the end of the worker, the line of deployed code at which it crashed;
+            None: the line is not known.
+        was_ended_by_others: after the end of the worker, whether the signal that ended it probably
+            came from outside, and neither from its code nor from this node.
     """
 
     index: int
@@ -92,11 +98,11 @@ class Worker(Protocol):
 
     @property
     def pid(self) -> int:
-        """The id of the process in which it runs."""
+        """The id of the process in which the worker runs."""
         ...
 
     async def until_ready(self) -> bool:
-        """Wait until the worker can run functions; False if it ended before."""
+        """Wait until the worker can run functions; False: the worker ended first."""
         ...
 
     async def until_lost_or_replaced(self) -> None:
@@ -109,17 +115,17 @@ class Worker(Protocol):
         """End the worker at once."""
 
     def abort(self) -> None:
-        """End the worker so that it reports its location; kill it if it does not end."""
+        """End the worker in such a way that it writes its stack; kill it if it does not end."""
 
     async def stopped(self, *, within_s: float = STOP_S) -> int:
-        """Close the link, and wait for the worker to end; kill it after `within_s` seconds. Return
-        its exit code.
+        """Close the link, and wait until the worker has ended; kill the worker after `within_s`
+        seconds. Return its exit code.
         """
         ...
 
 
 Serve: TypeAlias = Callable[[Worker, int, Question | Greeting], None]
-"""Answers a question of a worker."""
+"""Answers a question; gets the worker, the number of the question, and the question."""
 
 
 def handle_message(
@@ -129,7 +135,7 @@ def handle_message(
     serve: Serve,
     on_threads_left: Callable[[Worker], None],
 ) -> None:
-    """Note the facts that a worker reports about itself; `serve` answers its other messages."""
+    """Note the state that a worker reports; pass its other messages to `serve`."""
     match message:
         case ServicesChanged():
             worker.services = message.services
@@ -160,13 +166,13 @@ class StartWorker(Protocol):
 
         Args:
             index: number of the worker on its node.
-            limits: the limits that it must know.
-            directory: for deployed sources; the worker creates it.
-            threads_max: largest number of sync functions that it runs at once.
-            output: how much of its output is logged.
-            environment: names of further environment variables that it gets.
-            serve: gets its questions.
-            on_lost: called when its link is lost, before its calls fail.
+            limits: the limits that the worker must know.
+            directory: the private directory for deployed sources; the worker creates it.
+            threads_max: largest number of sync functions that the worker runs at once.
+            output: limits on the logged output of the worker.
+            environment: names of further environment variables that the worker gets.
+            serve: gets the questions of the worker.
+            on_lost: called when the link of the worker is lost, before its calls fail.
             on_threads_left: called when `threads_left` changes.
 
         Raises:
@@ -216,7 +222,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def until_ready(self) -> bool:
-        """Wait until the process can run functions; False if it died before."""
+        """Wait until the process can run functions; False: the process died first."""
         waits = [asyncio.ensure_future(e.wait()) for e in (self._ready, self._lost)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -232,7 +238,7 @@ class WorkerProcess:
         self._over.set()
 
     def lost(self) -> None:
-        """Handle the loss of the link; the process ends, or has ended."""
+        """Handle the loss of the link: the process ends, or has ended."""
         self._lost.set()
         self._over.set()
 
@@ -250,15 +256,18 @@ class WorkerProcess:
             asyncio.get_running_loop().call_later(STOP_S, self.kill)
 
     def close_stdin(self) -> None:
-        """Close its standard input. This shows the worker that its parent has died."""
+        """Close the standard input of the process. The worker then ends, as after the death of its
+        parent.
+        """
         assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.close()
 
     async def stopped(self, *, within_s: float = STOP_S) -> int:
-        """Close the link, and wait for the process to exit; kill it after `within_s` seconds.
-        Return its exit code.
+        """Close the link, and wait until the process has exited; kill the process after `within_s`
+        seconds. Return its exit code.
 
-        When this returns, its process group has no processes left, and its output is logged.
+        When this method returns, all processes of its process group were killed, and its output is
+        logged.
         """
         self.link.close()
         ended = {self._ending}
@@ -269,17 +278,17 @@ class WorkerProcess:
         await asyncio.wait(ended)
         await asyncio.wait({self._output}, timeout=_OUTPUT_S)
         self._output.cancel()
-        # another process may hold the pipes open forever; asyncio has no public way to close them
+        # Another process may keep the pipes open forever. asyncio has no public way to close them.
         self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
         self.last_place = self.last_place or read_crash_location(self._directory)
         assert self._process.returncode is not None, "it has ended"
         return self._process.returncode
 
     async def _watch_end(self) -> None:
-        """Wait for the process to exit; then kill its children and close the link.
+        """Wait until the process has exited; then kill its process group and close the link.
 
-        A child process that a function started may hold the link and the output open, so neither
-        shows that the worker has exited.
+        A child process that a function started may keep the link and the output open. So the ends
+        of link and output do not show that the worker has exited.
         """
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -328,10 +337,7 @@ async def start(
     on_lost: Callable[[Worker], None],
     on_threads_left: Callable[[Worker], None] = lambda _: None,
 ) -> WorkerProcess:
-    """Start a worker process, which creates its private `directory`.
-
-    `environment` has further variables for it. `serve` gets its questions. `on_lost` is called when
-    its link is lost, before its calls fail; `on_threads_left` when `threads_left` changes.
+    """Start a worker process; see `StartWorker` for the arguments.
 
     Raises:
         OSError: the process cannot be started.
@@ -365,7 +371,7 @@ async def start(
     ours.setblocking(False)  # noqa: FBT003 - its only form
     try:
         await asyncio.get_running_loop().create_unix_connection(lambda: SocketLink(link), sock=ours)
-    except BaseException:  # also if the node stops now: no process may remain
+    except BaseException:  # even if the node stops now, no process may remain
         worker.kill()
         await asyncio.shield(asyncio.ensure_future(worker.stopped()))
         raise

@@ -1,4 +1,7 @@
-"""Errors about applications that are not deployed, do not load, or have another owner."""
+"""Errors about applications that are not deployed, do not load, or have another owner.
+
+`Applications` and `FunctionHost` raise these errors.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,8 @@ def no_function(name: str) -> UnknownFunctionError:
 def unknown_app(
     name: str, apps: Mapping[str, DeployedApp], log: DeploymentLog
 ) -> UnknownFunctionError:
-    """Return the error for an unknown application. `apps`: the deployed applications. `log`: all
-    recorded deployments.
+    """Return the error for an unknown application; `apps` are the deployed applications, and `log`
+    knows all recorded deployments.
     """
     gone = log.newest.get(name)
     if gone is not None and gone.deployment.is_undeployed:
@@ -60,7 +63,7 @@ def unknown_app(
 
 
 def undeployed_already(gone: PlacedDeployment) -> UnknownFunctionError:
-    """Return the error for undeploying an application a second time."""
+    """Return the error for a second undeployment of an application."""
     name, at = gone.deployment.name, _time_of(gone)
     return UnknownFunctionError(f"App {name} was already undeployed at {at}; its logs stay.")
 
@@ -82,21 +85,21 @@ def problem_of(record: Deployment, error: IndilogError) -> str:
 
 
 def name_taken(name: str, owner: str) -> AppNameTakenError:
-    """Return the error for deploying under a name of another owner."""
+    """Return the error for a deployment under a name that another owner has."""
     return AppNameTakenError(
         f"The app name {name} is taken by {owner}; deploy under another name, or as that owner."
     )
 
 
 def owner_differs(record: Deployment) -> AppNameTakenError:
-    """Return the error for undeploying an application of another owner."""
+    """Return the error for an undeployment of an application that another owner deployed."""
     return AppNameTakenError(
         f"App {record.name} was deployed by {record.owner}; undeploy it as that owner."
     )
 
 
 def checked_name(name: str) -> str:
-    """Return `name` if an application may have it.
+    """Return `name`, if an application may have this name.
 
     Raises:
         DeployError: the name is not allowed.

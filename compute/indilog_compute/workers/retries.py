@@ -1,4 +1,7 @@
-"""Schedules the next import of applications that did not load, without I/O."""
+"""Schedules the next import of applications that did not load, without I/O.
+
+`Applications` asks `Retries` which version to import next.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from indilog_compute.workers.call import DeployedApp
 class Retries:
     """The applications that did not load, each with the time of its next import.
 
-    The pause doubles with each failure, from `pause_s_min` to `pause_s_max`.
+    The pause before an import doubles with each failure, from `pause_s_min` to `pause_s_max`
+    seconds.
     """
 
     def __init__(self, *, pause_s_min: float, pause_s_max: float) -> None:
@@ -23,7 +27,7 @@ class Retries:
         return min(self._times.values(), default=None)
 
     def schedule(self, deployed: DeployedApp, now: float) -> None:
-        """Schedule an import, unless one is already scheduled."""
+        """Schedule an import of an application, unless one is already scheduled."""
         if deployed not in self._times:
             before = self._pauses.get(deployed)
             pause_s = self._pause_s_min if before is None else min(2 * before, self._pause_s_max)
@@ -37,7 +41,7 @@ class Retries:
         self._times.pop(deployed, None)
 
     def pop_due(self, now: float) -> DeployedApp | None:
-        """Remove and return an application that is due; None if none is due at `now`."""
+        """Remove and return an application whose import is due; None: no import is due at `now`."""
         deployed = min(self._times, key=self._times.__getitem__, default=None)
         if deployed is None or self._times[deployed] > now:
             return None

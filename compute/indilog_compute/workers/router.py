@@ -1,12 +1,13 @@
 """Dispatches calls to workers, with their timers and outcomes.
 
-`Dispatcher` decides which worker runs a call; this module sends the call over the worker's link. A
+`Dispatcher` decides which worker runs a call; `CallRouter` sends the call over the worker's link. A
 call has exactly one outcome. Its slot becomes free when the worker answers or is lost. A call that
 timed out is cancelled in its worker, and holds its slot until the worker has answered.
+`FunctionHost` submits and cancels calls.
 
-If a worker crashes, or its event loop is blocked (`liveness_probe`), the calls that it has not
-begun are moved to another worker (`claims`). A call that was begun may have had effects, so it is
-never run again automatically.
+If a worker crashes, or its event loop is blocked (`LivenessProbe`), the calls that the worker has
+not begun are moved to another worker (`claims`). A call that was begun may have had effects, so it
+is never run again automatically.
 """
 
 from __future__ import annotations
@@ -52,9 +53,8 @@ class _Worker:
     Attributes:
         probe: detects a blocked event loop.
         calls: calls that the worker has not answered.
-        checks: callers that wait for the worker to check arguments.
-        idle: while the worker is drained, a future that resolves when the worker has no calls left;
-            else None.
+        checks: callers that wait until the worker has checked arguments.
+        idle: resolves when the worker has no calls left; None: the worker is not drained.
     """
 
     __slots__ = ("calls", "checks", "idle", "probe")
@@ -75,7 +75,7 @@ class CallRouter:
 
     Attributes:
         calls: number of outcomes, by kind.
-        moved: number of calls moved to another worker.
+        moved: number of calls that were moved to another worker.
     """
 
     def __init__(
@@ -113,7 +113,9 @@ class CallRouter:
 
     @property
     def load(self) -> tuple[int, int]:
-        """The calls that hold a slot or wait for one, and the slots of workers that take calls."""
+        """The number of calls that hold a slot or wait for a slot, and the number of slots of all
+        workers that take calls.
+        """
         return self._dispatcher.load
 
     def free_slots(self, application: str) -> int:
@@ -121,19 +123,19 @@ class CallRouter:
         return 0 if self._stopping else self._dispatcher.free_slots(application)
 
     def calls_of(self, worker: Worker) -> int:
-        """Return the number of calls of `worker`."""
+        """Return the number of calls that `worker` has not answered."""
         kept = self._workers.get(worker)
         return len(kept.calls) if kept is not None else 0
 
     async def check_arguments(self, call: str, question: CheckArguments) -> None:
         """Let a worker check the arguments of `call` without running it.
 
-        If the worker crashes or blocks before its answer, another worker is asked. If no worker
-        takes calls, wait up to `worker_stop_s` for one.
+        If the worker crashes or is blocked before its answer, another worker is asked. If no worker
+        takes calls, the check waits for a worker. All this takes at most `worker_stop_s` seconds.
 
         Raises:
             InvalidArgumentsError: the arguments do not fit the function.
-            NotReadyError: no worker answered.
+            NotReadyError: no worker answered in time.
         """
         try:
             async with asyncio.timeout(self._node.functions.worker_stop_s):
@@ -181,7 +183,7 @@ class CallRouter:
         self._changed = asyncio.Event()
 
     def is_suspended(self, worker: Worker) -> bool:
-        """Tell whether `worker` gets no new calls because its event loop is blocked."""
+        """Whether `worker` gets no new calls, because it is blocked or drained."""
         return self._dispatcher.is_suspended(worker)
 
     def stop(self) -> None:
@@ -192,7 +194,7 @@ class CallRouter:
             self._complete(call, failed(_stopped(call)))
 
     def add(self, worker: Worker) -> None:
-        """Add a worker, unless it has died since its start."""
+        """Let a worker take calls, unless it has died since its start."""
         if worker.link.is_lost:
             return
         probe = LivenessProbe(
@@ -206,7 +208,9 @@ class CallRouter:
         self._announce_change()
 
     def remove(self, worker: Worker) -> None:
-        """Remove a lost worker. The loss of its link fails the calls that it had begun."""
+        """Remove a worker that is lost or drained. If its link is lost, the link itself answers the
+        worker's calls with an error.
+        """
         if (kept := self._workers.pop(worker, None)) is not None:
             kept.probe.stop()
             _resolve(kept.idle, None)
@@ -223,7 +227,7 @@ class CallRouter:
         self._dispatcher.check_invariants()
 
     async def drain(self, worker: Worker) -> None:
-        """Send `worker` no further calls, and wait until it has none."""
+        """Send no further calls to `worker`, wait until it has no calls left, and remove it."""
         kept = self._workers.get(worker)
         if kept is None:
             return
@@ -234,7 +238,7 @@ class CallRouter:
         self.remove(worker)
 
     def submit(self, call: Call) -> None:
-        """Run `call` as soon as a slot is free.
+        """Accept `call`, and run it as soon as a slot is free.
 
         Raises:
             OverloadedError, NotReadyError: the call was not accepted; nothing was done.
@@ -249,12 +253,12 @@ class CallRouter:
             self._set_timer(call, self._node.functions.call_wait_s_max, self._on_wait_timeout)
 
     def cancel(self, call: Call) -> None:
-        """Cancel a call whose outcome is not needed. Without effect if the call has ended."""
+        """Cancel a call whose outcome is not needed. If the call has ended, nothing happens."""
         self._stop(call, CallOutcomeUnknownError(f"{call.name} was cancelled by its caller."))
 
     def withdraw(self, call: Call) -> bool:
-        """Forget a call that waits for a slot, because another compute node runs it; its outcome is
-        never resolved. False: the call has begun or ended here.
+        """Forget a call that waits for a slot, because another compute node runs it. The outcome of
+        the call is never resolved. False: the call has begun or ended here, and is not forgotten.
         """
         if call.worker is not None or not self._dispatcher.withdraw(call):
             return False
@@ -264,8 +268,8 @@ class CallRouter:
     # --- internal: sending a call to a worker
 
     def _run_all(self, placed: list[tuple[Call, Worker]]) -> None:
-        """Start calls on their workers. If a call cannot be sent, start the call that gets its
-        slot.
+        """Send calls to their workers. If a call cannot be sent, send the calls that then start
+        instead.
         """
         for call, worker in placed:
             if not self._dispatch(call, worker):
@@ -319,10 +323,10 @@ class CallRouter:
             self._forget(before)
 
     def _put_back(self, calls: list[Call], worker: Worker | None = None) -> None:
-        """Queue calls again that were sent to a worker and certainly never began there.
+        """Queue calls again that a worker certainly never begins.
 
-        `worker` is the worker to which the dispatcher still counts the calls; None if it has
-        removed that worker.
+        `worker` is the worker for which the dispatcher still counts the calls; None: it no longer
+        counts the calls.
         """
         wanted: list[Call] = []
         unwanted: list[Call] = []
@@ -363,7 +367,7 @@ class CallRouter:
         else:
             worker.claims.free(slot)
         if call.worker is not worker or call.slot != slot:
-            return  # the call was moved; this worker confirms that it has not run it
+            return  # the call was moved; this worker confirms that the call did not run here
         self._leave(call, worker)
         if lost and not worker.claims.is_begun(slot):
             self._run_all(self._dispatcher.finished(worker, call))
@@ -385,8 +389,8 @@ class CallRouter:
                 _resolve(kept.idle, None)
 
     def _fail_or_rerun(self, call: Call, worker: Worker, slot: int) -> None:
-        """After the loss of its worker, fail a call that may have begun; run any other call on
-        another worker.
+        """Handle a call whose worker is lost: fail the call if it may have begun; otherwise run it
+        on another worker.
         """
         if worker.claims.is_begun(slot):
             self._complete(call, self._crashed(call))
@@ -411,7 +415,7 @@ class CallRouter:
         )
 
     def _complete(self, call: Call, outcome: Returned | Failed) -> None:
-        """Release the call's resources, and resolve its outcome, unless it has one."""
+        """Resolve the outcome of a call, unless it has one, and release the call's resources."""
         if not call.outcome.done():
             call.outcome.set_result(outcome)
         self._release(call)
@@ -521,7 +525,7 @@ class CallRouter:
 
 
 def _is_lost(answer: Answer) -> bool:
-    """Tell whether the worker died before it answered."""
+    """Whether the worker was lost before it answered."""
     return isinstance(answer, Failed) and answer.kind == LinkLostError.__name__
 
 

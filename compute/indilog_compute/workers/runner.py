@@ -1,8 +1,9 @@
 """Runs functions in a worker process: answers the questions that arrive over the link.
 
-Several calls run concurrently on one event loop; sync functions run in threads. A call uses the
-link to read the log, to append, and to call other functions, all in its caller's session. The
-answer carries the position of the session.
+Several calls run concurrently on one event loop; sync functions run in threads (`FunctionThreads`).
+A call uses the link to read the log, to append, and to call other functions, all in the session of
+its caller. The answer carries the position of the session. `starting.worker_process` and
+`in_process` make a `WorkerRunner`, which the link calls.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ LoadSources: TypeAlias = Callable[[int, str | None, Mapping[str, str], Path], Lo
 
 
 class LimitedLink:
-    """An `Asker` over a link, which knows the platform's limits."""
+    """An `Asker` over a link; it knows the platform's limits."""
 
     __slots__ = ("__weakref__", "ask", "limits")
 
@@ -90,12 +91,12 @@ class WorkerRunner:
 
     Args:
         directory: directory for deployed sources, private to this process.
-        threads_max: largest number of sync functions that run concurrently; a further one is
-            refused.
+        threads_max: largest number of sync functions that run concurrently; a further call of a
+            sync function is refused.
         claims: shows the compute node which calls have begun.
-        around_import: context manager around each import of deployed code.
-        load: imports deployed sources, like `indilog_compute.workers.loader.load`.
-        scope: the scope of its logs (`RemoteLogs`).
+        around_import: returns a context manager; each import of deployed code runs inside it.
+        load: imports deployed sources, as `indilog_compute.workers.loader.load` does.
+        scope: the `Log.scope` of the logs that functions get (`RemoteLogs`).
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class WorkerRunner:
         self._services = RunningServices(self._deployments, self._service_context, self._report)
 
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
-        """Start to answer one message of the compute node."""
+        """Answer one message of the compute node, now or later."""
         match message:
             case Invoke():
                 self._start(link, call, partial(self._run, message))
@@ -165,7 +166,7 @@ class WorkerRunner:
         self._loading.shutdown(wait=False)
 
     def close(self) -> None:
-        """Wait for the threads to end."""
+        """Wait until all threads have ended."""
         self._threads.close()
         self._loading.shutdown()
 
@@ -212,8 +213,8 @@ class WorkerRunner:
     def _set_versions(
         self, versions: Iterable[LoadedVersion], missing: Iterable[MissingVersion]
     ) -> None:
-        """Give each loaded application its deployment, and the other deployments of the same
-        application.
+        """Set `App.deployed` of each loaded application: its own deployment, the other loaded
+        deployments of the same application, and the problems of those that are not loaded.
         """
         there = self._deployments
         known = [one for one in versions if one.number in there and one.newest in there]
@@ -327,12 +328,12 @@ async def _answer(link: Link, call: int, answering: Answering) -> None:
 def _not_awaited(
     loaded: LoadedDeployment, function: Function, dropped: Unawaited
 ) -> FunctionFailedError:
-    """Return the error of a function that forgot an await. Without the error, the function could
-    lose an append and still report success.
+    """Return the error of a function that called a coroutine function without `await`. Without this
+    error, the function could omit an append and still report success.
     """
     seen_at = f"{dropped.file}, line {dropped.line}"
     place = loaded.with_author_names(seen_at)
-    where = f"{place}: " if place != seen_at else ""  # else it was dropped after the last line
+    where = f"{place}: " if place != seen_at else ""  # the line is not in deployed code
     return FunctionFailedError(
         f"{function.qualified_name} failed: {where}{dropped.name} was called without await, so it "
         "did nothing; write await before the call.",
@@ -341,8 +342,8 @@ def _not_awaited(
 
 
 def _is_being_cancelled(error: BaseException) -> bool:
-    """Tell whether `error` comes from the cancellation of the call by this worker, not from the
-    function itself.
+    """Whether `error` is a `CancelledError` because this worker cancels the call, and not because
+    the function raised it.
     """
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
@@ -351,10 +352,10 @@ def _is_being_cancelled(error: BaseException) -> bool:
 def _error_for_caller(
     loaded: LoadedDeployment, function: Function, error: BaseException
 ) -> FunctionFailedError:
-    """Return the error for the caller of a function whose body raised an error.
+    """Return the error for the caller of a function whose body raised `error`.
 
-    The error names the function that failed. The error of a nested call already does, so it is
-    passed on unchanged. The traceback goes to the log.
+    The returned error names the function that failed. The error of a nested call already names a
+    function, so it is returned unchanged. Otherwise the traceback goes to the log.
     """
     if isinstance(error, FunctionFailedError):
         return error

@@ -1,10 +1,11 @@
 """Decides, without I/O, how many worker processes a compute node runs (docs/decisions/0051).
 
 The average number of calls in flight is the rate of calls times their duration (Little's law).
-Nightcore sizes its workers by a moving average of that number (thesis 2.1.2). Here a waiting call
-adds workers, because it shows at once that the slots do not suffice. The average decides when a
-worker is removed: for `workers_idle_s`, it must fit into half of the slots that would remain. So
-the number of workers does not alternate at a constant load.
+Nightcore sizes its workers by a moving average of this number (thesis 2.1.2). Here workers are
+added while calls wait, because waiting calls show at once that the slots do not suffice. The moving
+average decides when a worker is removed: for `workers_idle_s`, the average must fit into half of
+the slots that would remain. So the number of workers does not alternate at a constant load.
+`FunctionHost` asks `WorkerScale` periodically, and resizes the `WorkerPool`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Demand(NamedTuple):
     """The observed load of a compute node.
 
     Attributes:
-        calls: calls in flight: those that hold a slot or wait for one.
-        waiting: calls that wait for a slot.
-        workers: worker processes, including those that start.
-        starting: worker processes that do not take calls yet.
+        calls: number of calls in flight, which hold a slot or wait for a slot.
+        waiting: number of calls that wait for a slot.
+        workers: number of worker processes, including those that start.
+        starting: number of worker processes that do not take calls yet.
     """
 
     calls: int
@@ -41,9 +42,9 @@ class WorkerScale:
     """The number of worker processes that the load needs.
 
     Args:
-        workers_min: fewest workers, at least 1.
-        workers_max: most workers.
-        slots: calls that one worker runs concurrently.
+        workers_min: smallest number of workers, at least 1.
+        workers_max: largest number of workers.
+        slots: number of calls that one worker runs concurrently.
         idle_s: seconds for which half of the slots of the remaining workers must have sufficed
             before a worker is removed.
 
@@ -63,8 +64,8 @@ class WorkerScale:
         self.average = 0.0
 
     def wanted(self, demand: Demand, now: float) -> int:
-        """Return how many workers there should be, given the load at `now` (seconds). The result is
-        at most one less than `demand.workers`.
+        """Return how many workers the load at `now` (seconds) needs. One call removes at most one
+        worker: the result is at least `demand.workers - 1`.
         """
         self._take_average(demand.calls, now)
         if (added := self._added(demand, now)) > 0:
@@ -84,7 +85,7 @@ class WorkerScale:
         self._observed_at = now
 
     def _added(self, demand: Demand, now: float) -> int:
-        """Return how many workers the waiting calls need, besides those that start."""
+        """Return how many workers the waiting calls need in addition to the workers that start."""
         if demand.waiting == 0:
             self._waiting_since = None
             return 0

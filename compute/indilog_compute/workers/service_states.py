@@ -1,4 +1,7 @@
-"""The state of the services of deployed applications, over all workers of a compute node."""
+"""The state of the services of deployed applications, over all workers of a compute node.
+
+`FunctionHost.status` returns it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from indilog_compute.workers.process import Worker
 def service_states(
     workers: Iterable[Worker], apps: Iterable[DeployedApp]
 ) -> dict[str, dict[str, Any]]:
-    """Return the state of each `app.service`. It has the number of workers in which the service
-    runs, waits for a restart, or has ended. It also has the number of its failures, and its problem
-    in one of the workers.
+    """Return the state of each service, by `app.service`.
+
+    A state has the numbers of workers in which the service runs (`running`), waits for a restart
+    (`waiting`) and has ended (`ended`). It also has the number of the service's failures in all
+    workers, and its problem in one of the workers.
     """
     names = {app.number: app.record for app in apps}
     states: dict[str, dict[str, Any]] = {

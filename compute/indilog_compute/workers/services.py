@@ -1,5 +1,6 @@
-"""Runs services in a worker process: coroutines of an application that run while its version is
-deployed, and are restarted when they fail (docs/API.md, "Services").
+"""Runs services in a worker process. A service is a coroutine of an application. It runs while the
+version of the application is deployed, and is restarted when it fails (docs/API.md, "Services").
+`WorkerRunner` calls `RunningServices`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from indilog_compute.workers.output import output_of
 RESTART_S_MIN: Final = 0.1
 RESTART_S_MAX: Final = 30.0
 _STABLE_S: Final = 60.0
-"""A service that ran this long before it failed restarts after the shortest pause."""
+"""A service that ran for this many seconds before it failed is restarted after the shortest pause.
+"""
 _CANCEL_AGAIN_S: Final = 1.0
 """Seconds after which a cancelled service that still runs is cancelled again."""
 _PROBLEM_CHARACTERS_MAX: Final = 500
@@ -76,7 +78,7 @@ class _Running:
             self._is_now("running", problem)
 
     async def _run_once(self) -> str | None:
-        """Run the service until it ends; return its problem, None if it returned."""
+        """Run the service until it ends. Return its problem; None: the service returned."""
         with output_of(self._loaded.app.name):
             return await self._run_in_context()
 
@@ -120,9 +122,9 @@ class RunningServices:
     """The services that run in this process.
 
     Args:
-        deployments: the deployments loaded here, by number.
+        deployments: the deployments that are loaded in this process, by number.
         context: creates the context of a service.
-        tell: sends the services' state to the compute node.
+        tell: sends the state of the services to the compute node.
     """
 
     def __init__(
@@ -138,7 +140,9 @@ class RunningServices:
         self._stopping: set[asyncio.Task[None]] = set()
 
     def run(self, wanted: Iterable[int]) -> None:
-        """Run the services of exactly these deployments; services that already run continue."""
+        """Run the services of exactly the deployments `wanted`, as far as they are loaded here.
+        Services that already run continue.
+        """
         numbers = [number for number in wanted if number in self._deployments]
         for number in [n for n in self._running if n not in numbers]:
             for running in self._running.pop(number):

@@ -1,9 +1,9 @@
-"""Answers the questions of a worker or client. Both may call logs and functions; clients may also
-deploy, and ask for recorded invocations.
+"""Answers the questions that a worker or a client sends over its link. Workers and clients may use
+logs and call functions; clients may also deploy, and ask for recorded invocations.
 
-Each link has its own server. When the link is lost, its log calls, function calls and waits are
-cancelled. Recorded work continues: calls with an idempotency key, `send`, cancellations,
-deployments and undeployments.
+Each link has its own `LinkServer`. When the link is lost, its log calls, function calls and waits
+are cancelled. Recorded work continues: calls with an idempotency key, `send`, cancellations,
+deployments and undeployments. `LinkServer` calls `FunctionHost` and `LinkLogService`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Keyed:
 
     Attributes:
         is_left: whether the caller has stopped waiting.
-        waiting: the wait for the call's outcome, after the call was recorded.
+        waiting: the task that waits for the call's outcome; None: the call is not recorded yet.
     """
 
     def __init__(self) -> None:
@@ -94,9 +94,9 @@ class _Keyed:
 
 
 class Functions(Protocol):
-    """The questions of workers and clients about deployed functions.
+    """The operations on deployed functions that workers and clients ask for.
 
-    `FunctionHost` implements them, and documents arguments and errors.
+    `FunctionHost` implements the operations, and documents their arguments and errors.
     """
 
     positions: Positions
@@ -169,8 +169,12 @@ class LinkServer:
     """Serves one link.
 
     Args:
-        is_client: whether the other end is a client, which may deploy and undeploy, and whose calls
-            have depth 0.
+        functions: runs the functions.
+        logs: the logs of this node.
+        questions_max: largest number of log questions that are answered at once, and also the
+            largest number of other questions that are answered in tasks.
+        is_client: whether the other end is a client. A client may deploy and undeploy, and its
+            calls have depth 0.
     """
 
     def __init__(
@@ -190,7 +194,7 @@ class LinkServer:
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Answer one question on `link`, now or later.
 
-        If this node does not know yet whether the session's position exists, it checks that first.
+        If this node does not know whether the session's position exists, it first checks this.
 
         Raises:
             IndilogError: the question failed; the link sends the error to the asker.
@@ -204,7 +208,7 @@ class LinkServer:
         self._ask(link, call, self._check_position(link, call, message, position))
 
     def close(self) -> None:
-        """Stop the work of a lost link."""
+        """Stop the work for a lost link, except recorded work."""
         for asking in list(self._asking.values()):
             asking.cancel()
         self._log_service.close()
@@ -220,7 +224,7 @@ class LinkServer:
             raise NotReadyError(f"Question {call} is being answered already.")
 
     def _ask(self, link: Link, call: int, asking: Coroutine[Any, Any, None]) -> None:
-        """Run `asking`; cancel it if the asker disconnects."""
+        """Run `asking` in a task, which is cancelled if the asker disconnects or sends `Cancel`."""
         try:
             self._check_room(self._asking)
         except OverloadedError:
@@ -312,7 +316,7 @@ class LinkServer:
 
     def _cancel(self, number: int) -> None:
         asking = self._asking.get(number)
-        # If it is done, the outcome is already being sent.
+        # If the task is done, its answer is already being sent.
         if asking is not None and not asking.done():
             asking.cancel()
         elif (call := self._calls.get(number)) is not None:
@@ -334,7 +338,7 @@ class LinkServer:
             raise NotReadyError(f"A function cannot {what}; use a client.")
 
     def _begin(self, link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
-        """Send the result of `answering`, which continues if the link is lost."""
+        """Answer with the result of `answering`, which continues even if the link is lost."""
         try:
             self._check_room(self._tasks)
         except OverloadedError:
@@ -345,8 +349,8 @@ class LinkServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _call_once(self, number: int, message: CallFunction) -> Answer:
-        """Record a call with a key, even if its caller disconnects. Wait for its outcome while the
-        caller waits.
+        """Record a call with a key, even if its caller disconnects. Then wait for the outcome of
+        the call, as long as the caller waits.
         """
         keyed = self._keyed[number]
         try:

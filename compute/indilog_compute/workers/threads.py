@@ -1,7 +1,8 @@
 """Runs sync functions in a bounded number of threads of a worker.
 
-Python cannot stop a thread. A thread whose call has ended (timed out or cancelled) counts as left
-behind until it returns. If it does not return, the compute node replaces the worker.
+Python cannot stop a thread. If a call timed out or was cancelled, its thread counts as *left* until
+it returns. If the thread does not return, the compute node replaces the worker. `WorkerRunner`
+calls `FunctionThreads`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ class FunctionThreads:
     """Runs sync bodies.
 
     Args:
-        threads_max: largest number of threads, including those left behind; a further call is
-            refused.
-        on_left: called when the number of threads left behind changes.
+        threads_max: largest number of running threads, including threads that are left; a further
+            call is refused.
+        on_left: called with the number of threads that are left when this number changes.
 
     Attributes:
         used: number of running threads.
-        left: number of running threads that are left behind.
+        left: number of running threads whose calls have ended.
     """
 
     def __init__(self, threads_max: int, on_left: Callable[[int], None]) -> None:
@@ -45,7 +46,9 @@ class FunctionThreads:
             )
 
     async def run(self, body: Callable[[], object]) -> object:
-        """Run `body` in a thread and return its result; if cancelled, the thread continues."""
+        """Run `body` in a thread and return its result. If the caller is cancelled, the thread
+        continues.
+        """
         assert self.used < self._threads_max, "`check_room` was called first"
         loop = asyncio.get_running_loop()
         running = self._threads.submit(body)
@@ -62,7 +65,7 @@ class FunctionThreads:
         return running.result()
 
     def close(self, *, waits: bool = True) -> None:
-        """Run no further body; with `waits`, wait for the threads to end."""
+        """Run no further body. If `waits`, wait until all threads have ended."""
         self._threads.shutdown(wait=waits)
 
     def _ended(self, over: asyncio.Future[None]) -> None:

@@ -1,1 +1,3 @@
-"""Starts worker processes: the selection of their environment, and the program that they run."""
+"""Starts worker processes: selects their environment (`environment`), and has the program that they
+run (`worker_process`).
+"""

@@ -1,6 +1,7 @@
-"""Selects the environment variables of deployed code: those that a process needs, and those that
-the setting `worker_environment` names. Other variables may contain secrets of the user that started
-the platform.
+"""Selects the environment variables that deployed code gets: the variables that a process needs,
+and the variables that the setting `worker_environment` names. Other variables are omitted, because
+they may contain secrets of the user that started the platform. `process` calls
+`environment_of_worker`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A worker process: `python -m indilog_compute.workers --fd N --directory DIR --threads N`.
 
-Only `FunctionHost` starts it. The process lowers its limit of open files to the limit with which
-the platform was started, because functions must not use the node's raised limit. The process ends
-when its link closes or its parent dies. The end of its standard input shows the parent's death,
-even while a function blocks the event loop.
+`process.start` starts this program; a `WorkerRunner` does its work. The process lowers its limit of
+open files to the limit with which the platform was started, because functions must not use the
+node's raised limit. The process ends when its link closes or its parent dies. The end of its
+standard input shows that the parent has died, even while a function blocks the event loop.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ async def _serve(given: argparse.Namespace) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    """Serve until the link closes, even if a function's task raises SystemExit or a similar error
-    in the event loop.
+    """Serve until the link closes, even if a task of a function raises SystemExit or
+    KeyboardInterrupt in the event loop.
     """
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -74,7 +74,7 @@ def _die_with_parent() -> None:
 
 
 def main() -> None:
-    """Run until the compute node ends."""
+    """Read the arguments, and run the worker until its link closes."""
     parser = argparse.ArgumentParser(prog="indilog_compute.workers")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--claims-fd", type=int, required=True)
