@@ -85,8 +85,8 @@ _FoundT = TypeVar("_FoundT", Record, list[Record])
 
 
 class LocalLogs:
-    """Opens logs over one engine: a `LogSource`. It also has the requests of its node to other
-    nodes: a `NodeRequests`.
+    """Opens logs over one engine (`LogSource`), and sends requests of its node to other nodes
+    (`NodeRequests`).
     """
 
     def __init__(

@@ -1,11 +1,12 @@
-"""Wakes readers that wait for records which another compute node appends (decision 0098).
+"""Wakes readers that wait for records of other compute nodes (decision 0098).
 
-A reader of a log of another kind than `shared` waits for records. Its node asks the nodes that may
-append to the log, and they answer when the log has grown. Then the reader reads the log. An answer
-promises nothing: if it is lost, late or wrong, the reader looks for new cells itself, as it does
-once a second anyway.
+A reader may wait for records of a log of another kind than `shared`. The reader's node then asks
+the nodes that may append to this log. They answer when the log has grown, and the reader reads the
+log. Correctness does not depend on answers: if an answer is lost, late or wrong, the reader itself
+looks for new cells, which it does at least once a second.
 
-`LocalLogs` gives this class the requests of the open logs of its node, and their growth.
+`LocalLogs` passes the waits of this node's readers, and the growth of its open logs, to
+`LogGrowth`; `Engine` drives it.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from indilog.roles.role import Answer, Effect, Send
 from indilog.wire.growth_messages import GrowthWanted, LogGrew
 
 _WAIT_S: Final = 1.0
-"""Seconds after which a wait ends without an answer. The caller then waits again."""
+"""Seconds after which a wait ends without an answer; the caller may then wait again."""
 _HAS_GROWN: Final = True
 _NO_ANSWER: Final = False
 _REMEMBERED_S: Final = 2 * _WAIT_S
-"""Seconds for which the request of another node is remembered; longer than the node waits."""
+"""Seconds for which a request of another node is kept; the other node waits for a shorter time."""
 
 
 class _Wait(NamedTuple):
-    """A wait of this node."""
+    """A wait of a reader on this node."""
 
     message: GrowthWanted
     nodes: Sequence[NodeId]
     waiter: object
     expires: Instant | None = None
-    """When the wait ends; None: it was not sent yet."""
+    """When the wait ends; None: its request was not sent yet."""
 
 
 class _Wanted(NamedTuple):
@@ -45,8 +46,8 @@ class _Wanted(NamedTuple):
 
 
 class LogGrowth:
-    """The waits of one compute node, and the requests of other nodes: at most
-    `lookups_pending_max` each. Further requests of other nodes are left out.
+    """Keeps at most `lookups_pending_max` waits of one compute node, and as many requests of other
+    nodes. Further requests of other nodes are ignored.
 
     Attributes:
         position_of: returns how many cells of the log in a folder this node has applied; None: the
@@ -74,11 +75,11 @@ class LogGrowth:
     # --- waits of this node
 
     def wait(self, nodes: Sequence[NodeId], folder: str, position: int, waiter: object) -> None:
-        """Ask nodes to answer when the log in `folder` has more than `position` cells. The waiter
-        gets True then; after a second without an answer, it gets False.
+        """Ask `nodes` to answer when the log in `folder` has more than `position` cells. The waiter
+        gets True after the first answer, or False after a second without an answer.
 
         Raises:
-            OverloadedError: too many wait already.
+            OverloadedError: too many readers wait already.
         """
         if len(self._waits) >= self._limit:
             raise OverloadedError(f"{len(self._waits):,} readers wait for other nodes; try later.")
@@ -99,7 +100,7 @@ class LogGrowth:
         return effects
 
     def deadline(self) -> Instant | None:
-        """When the next wait ends; None: no wait was sent."""
+        """When the next wait ends; None: no request was sent."""
         return min((w.expires for w in self._waits.values() if w.expires is not None), default=None)
 
     def abandon(self, error: IndilogError) -> list[Effect]:
@@ -120,7 +121,7 @@ class LogGrowth:
         return [] if wait is None else [Answer(wait.waiter, _HAS_GROWN)]
 
     def _on_wanted(self, sender: NodeId, message: GrowthWanted, now: Instant) -> list[Effect]:
-        """Answer a request, at once if the log has grown already."""
+        """Answer a request at once if the log has grown already; otherwise keep the request."""
         position = self.position_of(message.folder)
         if position is not None and position > message.position:
             return [Send(sender, LogGrew(message.request))]
@@ -136,7 +137,7 @@ class LogGrowth:
 
     def grew(self, folder: str, position: int) -> bool:
         """Note that the log in `folder` has `position` cells now. Return whether another node gets
-        an answer when the iteration ends.
+        an answer when the engine's iteration ends.
         """
         if (wanted := self._wanted.get(folder)) is None:
             return False
