@@ -54,7 +54,7 @@ class CellQuestions:
         return len(self._asked)
 
     def number_from(self, request: int) -> None:
-        """Number questions above `request`: answers to an earlier incarnation match none."""
+        """Number questions above `request`, so no answer to an earlier incarnation matches one."""
         self._next_request = request
 
     def ask(self, node: NodeId, question: CellQuestion, waiter: object) -> None:
@@ -112,7 +112,7 @@ class CellQuestions:
         return min((at for at in due if at is not None), default=None)
 
     def check_invariants(self) -> None:
-        """Assert the limit, and that each question to send exists."""
+        """Assert the limit, and that no question ended before it was sent."""
         assert len(self._asked) <= self._asked_max, "more questions than allowed"
         assert self._asked.keys() >= set(self._starting), "a question ends after it was sent"
 

@@ -7,9 +7,10 @@ record, and frees the name for any owner. `Applications` (`workers.applications`
 replays the records.
 
 A record summarises the earlier records of its application. So `collect` trims these earlier records
-after the newest one was read. It forgets undeployed applications except the `UNDEPLOYED_KEPT`
-(1,000) newest. If two nodes deploy at once, the later record does not summarise the earlier one.
-Then no record of that application is trimmed before its next deployment.
+after the newest one was read. `collect` also forgets all undeployed applications except those that
+were undeployed last (`UNDEPLOYED_KEPT`, 1,000). If two nodes deploy an application at once, the
+later record does not summarise the earlier one. Then no record of this application is trimmed
+before its next deployment.
 
 Open runs of workflows may need the code of earlier deployments. So a record names the earlier
 deployments that are kept (`Deployment.keeps`). The record of a deployment has a second tag, made
@@ -82,7 +83,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def info(self) -> AppInfo:
-        """What callers see of this deployment: all fields but sources and places in the log."""
+        """The public description of this deployment."""
         return AppInfo(
             self.name,
             self.version,
@@ -288,8 +289,8 @@ class DeploymentLog:
     async def collect(self) -> None:
         """Trim the read records that a node does not need when it starts; callable at any time.
 
-        A newer record of an application may be read while its trim is awaited. Then the next call
-        collects the application again.
+        While a trim of an application is awaited, a newer record of the application may be read.
+        Then the next call collects the application again.
 
         Raises:
             QuorumUnavailableError: a trim was not confirmed; the next call repeats the trim.

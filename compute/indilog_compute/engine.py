@@ -117,7 +117,7 @@ from indilog_compute.trims import Trims
 
 _NEVER: Final = Instant(math.inf)
 _REQUESTS_PER_EPOCH: Final = 1 << 32
-"""Requests are numbered from `epoch` times this factor on, unlike those of other incarnations."""
+"""An incarnation numbers its requests from its epoch times this number on."""
 
 
 class Engine:
@@ -330,7 +330,7 @@ class Engine:
             self._outbox += [Send(r, message) for r in self.placement.replicas(shard)]
 
     def request_snapshots(self) -> MetalogPosition:
-        """Ask all index nodes for snapshots of all positions below the one returned."""
+        """Ask all index nodes for snapshots of all positions below the returned position."""
         wanted = SnapshotWanted(self.position)
         self._outbox += [Send(node, wanted) for node in self.placement.view.index_nodes]
         return self.position
@@ -545,7 +545,7 @@ class Engine:
         return self._ask_to_join(now) + self._follow_view(now)
 
     def _follow_view(self, now: Instant) -> list[Effect]:
-        """Request the shard that the view gives this node, or stop appending to the one that it
+        """Request a shard that the view gives this node; stop appending to a shard that the view
         takes away.
         """
         shard, writer = self.placement.view.shard_written_by(self._node), self._writer
@@ -559,7 +559,7 @@ class Engine:
             effects = writer.give_up()
             return effects if self._had_shard else effects + self._follow_view(now)
         if shard is None or writer is not None or self._had_shard:
-            return []  # a second writer in this incarnation would have the epoch of the first
+            return []  # a second writer would have the same epoch as the first writer
         replicas = self.placement.replicas(shard)
         copies = len(self.placement.counting(shard))
         self._own_shards.add(shard)

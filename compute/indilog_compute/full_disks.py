@@ -26,8 +26,8 @@ class FullDisks:
     def permit_appends(self, replicas: Sequence[NodeId], copies: int, quorum: int) -> bool:
         """Whether the disks that appends need have room.
 
-        Appends need the primary, and `quorum` of the first `copies` replicas. Further replicas do
-        not count.
+        Appends need the disk of the primary, and the disks of `quorum` of the first `copies`
+        replicas. Further replicas do not count.
         """
         if not self.until:
             return True

@@ -122,7 +122,7 @@ class LocalLogs:
         return self.engine.position
 
     def request_snapshots(self) -> MetalogPosition:
-        """Ask all index nodes for snapshots of all positions below the one returned.
+        """Ask all index nodes for snapshots of all positions below the returned position.
 
         Raises:
             NotReadyError: the platform has stopped.

@@ -69,7 +69,7 @@ class LogGrowth:
         return len(self._waits) + len(self._answers)
 
     def number_from(self, request: int) -> None:
-        """Number requests above `request`: answers to an earlier incarnation match none."""
+        """Number requests above `request`, so no answer to an earlier incarnation matches one."""
         self._next_request = request
 
     # --- waits of this node

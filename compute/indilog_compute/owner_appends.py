@@ -83,7 +83,7 @@ class OwnerAppends:
         return len(self._asked) + len(self._answers)
 
     def number_from(self, request: int) -> None:
-        """Number requests above `request`: answers to an earlier incarnation match none."""
+        """Number requests above `request`, so no answer to an earlier incarnation matches one."""
         self._next_request = request
 
     # --- appends through other nodes
@@ -207,7 +207,7 @@ class OwnerAppends:
         return [Answer(waiter, error) for waiter in waiters]
 
     def check_invariants(self) -> None:
-        """Assert the limits, and that each request to send exists."""
+        """Assert the limits, and that no request ended before it was sent."""
         assert len(self._asked) <= self._asked_max, "more requests than allowed"
         assert self._asked.keys() >= set(self._starting), "a request ends after it was sent"
         assert len(self._received) <= self._serving <= self._served_max

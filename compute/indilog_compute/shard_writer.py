@@ -128,7 +128,7 @@ class ShardWriter:
         *,
         copies: int | None = None,
     ) -> None:
-        """`copies`: the first so many replicas count for the ack quorum; None: all replicas."""
+        """`copies`: how many replicas, from the first one on, count for the quorum; None: all."""
         node = config.node
         self.shard = shard
         self.epoch = epoch
@@ -180,9 +180,9 @@ class ShardWriter:
     # --- appends
 
     def add(self, data: bytes, columns: TagColumns, waiter: object | None) -> bool:
-        """Put one record into the open batch; return whether the caller must have `flush` called.
+        """Put one record into the open batch; return whether the caller must cause a `flush`.
 
-        False: an earlier record of the open batch has already caused a call of `flush`.
+        False: an earlier record of the open batch has already caused a `flush`.
 
         Raises:
             OverloadedError: too many records, or bytes, wait to be ordered.
@@ -210,7 +210,7 @@ class ShardWriter:
         """Put records into one batch, so that all of them are stored and ordered, or none.
 
         The records may share the open batch with other records, because a batch as a whole is
-        atomic. The caller must have `flush` called afterwards.
+        atomic. The caller must cause a `flush` afterwards.
 
         Raises: as `add`; then no record is taken.
         """

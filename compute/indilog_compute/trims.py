@@ -52,7 +52,7 @@ class Trims:
         return len(self._starting) + len(self._under_way)
 
     def number_from(self, request: int) -> None:
-        """Number requests above `request`, so that answers to an earlier incarnation match none."""
+        """Number requests above `request`, so no answer to an earlier incarnation matches one."""
         self._next_request = request
 
     def start(self, floor: Floor, waiter: object) -> None:

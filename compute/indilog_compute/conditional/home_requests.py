@@ -106,7 +106,7 @@ class HomeRequests:
         return len(self._starting) + len(self._requests)
 
     def number_from(self, request: int) -> None:
-        """Number requests above `request`, so that answers to an earlier incarnation match none."""
+        """Number requests above `request`, so no answer to an earlier incarnation matches one."""
         self._last_number = request
 
     def start(self, append: Conditional, home: NodeId, waiter: object) -> None:

@@ -250,7 +250,7 @@ def members_router(members: MembershipService) -> APIRouter:
 
     @router.put("/cluster/members", openapi_extra=_body_of(ScaleIn))
     async def scale(request: Request) -> dict[str, Any]:
-        """Change how many nodes the running cluster is to have. Numbers that are left out stay.
+        """Change how many nodes the running cluster is to have; omitted numbers do not change.
 
         The answer comes at once; the cluster then changes by itself. Nodes with the greatest
         numbers leave first. Repeating the request is harmless.

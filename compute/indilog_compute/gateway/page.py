@@ -16,8 +16,8 @@ _INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @functools.cache
 def page_headers(page: str) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the security headers of `page`. They let a browser run only the page's own script and
-    load nothing from other servers. They forbid it to show the page in a frame.
+    """Return the security headers of `page`. With these headers, browsers run only the page's own
+    script, load nothing from other servers, and do not show the page in a frame.
     """
     allowed = {"script": "script-src", "style": "style-src"}
     rules = ["default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]

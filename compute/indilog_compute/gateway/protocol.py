@@ -90,7 +90,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # --- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection. Beyond the limit, its first request is refused."""
+        """Count the connection. If it exceeds the limit, its first request will be refused."""
         super().connection_made(transport)
         self._resources.connections += 1
         if self._resources.connections > self._resources.connections_max:

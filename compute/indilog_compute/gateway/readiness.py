@@ -17,7 +17,7 @@ PROBE_LOG: Final = "$probe"
 _VALID_S: Final = 1.0
 """Seconds after the end of a probe for which its outcome also answers later requests."""
 _KEPT: Final = 64
-"""After each so many probe records, the older ones are trimmed."""
+"""Each time this many probe records were appended, the older probe records are trimmed."""
 
 
 class AppendProbe:
@@ -36,7 +36,8 @@ class AppendProbe:
         self._appended = 0
 
     async def failure(self) -> str | None:
-        """Return a sentence that says why appends are not acknowledged; None: they are.
+        """Return a sentence that says why appends are not acknowledged; None: appends are
+        acknowledged.
 
         Concurrent callers share one append. A full disk is not a failure, because reads are served.
         """

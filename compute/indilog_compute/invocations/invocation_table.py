@@ -522,8 +522,8 @@ class InvocationTable:
         return needed[0] if needed else self.end
 
     def agrees(self, checkpoint: Checkpointed) -> bool:
-        """Whether this table has applied exactly the records that a checkpoint covers, as far as
-        they lie below the end of the checkpoint.
+        """Whether this table has applied exactly the records that a checkpoint covers. Records
+        after the end of the checkpoint do not matter.
 
         The answer is also True if the checkpoint is invalid, or so old that this table can no
         longer compare it.

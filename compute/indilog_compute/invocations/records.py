@@ -65,9 +65,9 @@ class InvocationAccepted(
         depth: number of calls above the invocation in the chain of calls.
         key: the idempotency key; of several records of a function with one key, the first takes
             effect. Empty: the call has no key.
-        schedule: the schedule whose due time this is; empty: a call, without a schedule.
+        schedule: the schedule that causes the invocation; empty: a caller causes it.
         at: the due time of the schedule (wall clock, seconds since 1970).
-        after: the previous due time of the schedule. The record takes effect only if this is the
+        after: the previous due time of the schedule. The record takes effect only if `after` is the
             schedule's last accepted due time (0: none was accepted). So each due time takes effect
             once, even if the wall clock is set back.
         holder: the run for which the outcome is held, until a `CallsReleased` record releases it.

@@ -201,7 +201,7 @@ class InvocationRuns(Generic[CallT]):
         )
         self.calling += 1
         try:
-            return await asyncio.shield(call.outcome)  # `stop` ends the call, not a cancellation
+            return await asyncio.shield(call.outcome)  # else a cancellation would cancel it
         except asyncio.CancelledError:
             self._stop(call)
             raise

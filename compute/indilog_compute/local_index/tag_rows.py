@@ -95,8 +95,8 @@ class TagRow:
         """Return the last record up to `bound`.
 
         A bound at or above the head is always answered, at least with the head. A bound below the
-        head misses, because the record at the bound may have been evicted (PITFALLS 9). It does not
-        miss if the row is complete, or if the bound is not above the minimum.
+        head is answered if the row is complete, or if the bound is not above the minimum. Otherwise
+        the bound misses, because the record at the bound may have been evicted (PITFALLS 9).
         """
         if bound < self.head:
             if self.complete or (self.minimum is not None and bound < self.minimum.seqnum):

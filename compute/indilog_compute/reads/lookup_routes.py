@@ -102,7 +102,7 @@ class LookupRoutes:
         return self._aggregation == "master-slave"
 
     def check_invariants(self) -> None:
-        """Assert that only nodes of the view are silent, for bounded pauses."""
+        """Assert that only nodes of the view are silent, and that pauses are bounded."""
         self._silent.check_invariants(self._nodes)
 
     def _master(self, chosen: Sequence[NodeId], request: int) -> NodeId:

@@ -64,7 +64,7 @@ class OrderLookups:
         return len(self._lookups)
 
     def number_from(self, request: int) -> None:
-        """Number questions above `request`: answers to an earlier incarnation match none."""
+        """Number questions above `request`, so no answer to an earlier incarnation matches one."""
         self._next_request = request
 
     def find_time(self, time_us: int, position: MetalogPosition, waiter: object) -> None:
@@ -164,7 +164,7 @@ class OrderLookups:
         return min((at for at in due if at is not None), default=None)
 
     def check_invariants(self) -> None:
-        """Assert the limit, and that each question to send exists."""
+        """Assert the limit, and that no question ended before it was sent."""
         assert len(self._lookups) <= self._lookups_max, "more questions than allowed"
         assert self._lookups.keys() >= set(self._starting), "a question ends after it was sent"
 

@@ -104,7 +104,7 @@ class Reads:
         """Questions to the index tier whose answers let the local index answer later reads."""
 
     def number_from(self, request: int) -> None:
-        """Number attempts above `request`, so that answers to an earlier incarnation match none."""
+        """Number attempts above `request`, so no answer to an earlier incarnation matches one."""
         self._next_request = request
 
     @property

@@ -70,7 +70,7 @@ class SilentNodes:
             silence = self._silent.get(node)
             if silence is None:
                 self._silent[node] = _Silence(self._pause_s, now)
-            elif asked_at >= silence.since:  # else the question was asked before the last timeout
+            elif asked_at >= silence.since:  # an older question does not double the pause
                 longest = self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
                 silence.pause_s = min(2 * silence.pause_s, longest)
                 silence.since, silence.tried_again = now, Instant(now + silence.pause_s)

@@ -645,7 +645,7 @@ class Applications:
         self._failed.set()
 
     async def _retry(self) -> None:
-        """Import the applications that do not load again when they are due, one after the other."""
+        """Retry imports that failed, one after the other, when they are due."""
         loop = asyncio.get_running_loop()
         while True:
             self._failed.clear()

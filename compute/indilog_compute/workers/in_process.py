@@ -2,8 +2,8 @@
 event loop, so breakpoints work, and a test can replace objects that functions use.
 
 Such a worker uses the same `WorkerRunner` as a worker process. Its link is a pair of links in
-memory, which carries the same bytes as a socket. The end of such a worker only cancels its calls:
-it cannot end a call that blocks the event loop, which blocks the whole platform.
+memory, which carries the same bytes as a socket. The end of such a worker only cancels its calls.
+A call that blocks the event loop cannot be cancelled, and blocks the whole platform.
 `indilog.runtime.cluster.assembly` passes `InProcessWorkers.start` to `FunctionHost`.
 """
 

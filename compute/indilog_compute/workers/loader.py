@@ -247,8 +247,8 @@ def _only(found: list[App]) -> App:
 
 
 def _check_no_other(app: App, package: str, sources: Mapping[str, str]) -> None:
-    """Check that the modules that were not imported define no further application. Without this
-    check, such an application would not be deployed, without any error.
+    """Check that the modules that were not imported define no further application. Otherwise such
+    an application would silently not be deployed.
 
     Raises:
         DeployError: a module defines another application.

@@ -44,8 +44,8 @@ class WorkerPool:
         serve: gets the questions of the workers.
         on_up: awaited with a new process that can run functions; loads the applications.
         on_lost: called when a process is lost, before its calls fail.
-        drained: awaited with an old process; lets no further calls be sent to the process, and
-            returns when its calls have ended.
+        drained: awaited with an old process; stops sending calls to the process, and returns when
+            its calls have ended.
 
     Attributes:
         restarts: number of restarts after a process has ended or had to be replaced.

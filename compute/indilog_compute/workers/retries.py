@@ -36,7 +36,7 @@ class Retries:
             self._times[deployed] = now + pause_s
 
     def withdraw(self, deployed: DeployedApp) -> None:
-        """Remove an application that loads again, or is no longer deployed."""
+        """Remove an application that was loaded, or is no longer deployed."""
         self._pauses.pop(deployed, None)
         self._times.pop(deployed, None)
 

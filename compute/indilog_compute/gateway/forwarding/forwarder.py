@@ -338,7 +338,7 @@ class Forwarder:
 
     def _on_time(self) -> None:
         self._timer = None
-        self._wake_next()  # even during an offer, because the offered-to node may be silent
+        self._wake_next()  # even during an offer, because the node that got it may be silent
         if self._waiting:
             self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._on_time)
 
