@@ -1,4 +1,8 @@
-"""Checks of the arguments of queues; each check raises `QueueSettingsError`."""
+"""Checks of the arguments of `Queue` and `Delivery`.
+
+Each check returns or raises `QueueSettingsError`, before anything is appended. The module also has
+the defaults and bounds that the checks use.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ def checked_shards(consumes: Sequence[int] | None, shards: int) -> tuple[int, ..
 
 
 def check_id(push_id: object) -> None:
-    """Check the id of a push; None: it has none."""
+    """Check the id of a push; None: the push has no id."""
     if push_id is None:
         return
     if not isinstance(push_id, str) or not 0 < len(push_id) <= ID_CHARACTERS_MAX:

@@ -1,4 +1,9 @@
-"""Messages that consumers hold."""
+"""Messages that a consumer holds: `Delivery`, and the blocks `Popping` and `PoppingMany`.
+
+A message is held under a lease, and commands about it have an effect only during the lease. After
+it, methods raise `LeaseLostError`; only `requeue_all` skips such messages. `Queue` creates these
+objects. They use the process's `QueueReplica` and the `ShardReplica` of the message.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,8 @@ from indilog import IndilogError, Log
 from indilog.sdk import SeqNum
 
 _ASIDE_DELAY_S: Final = 60.0
-"""Delay in seconds from which a requeued message is set aside at once. Others are set aside before
-a checkpoint, if necessary.
+"""Shortest delay in seconds for which a requeued message is set aside at once (`SetAside`). Other
+messages are set aside before a checkpoint, if necessary.
 """
 
 
@@ -29,8 +34,9 @@ class Delivery:
         data: the bytes that were pushed.
         seqnum: seqnum of its push, which identifies the message.
         tries: number of its deliveries so far, including this one.
+        priority: its priority, 0 to 9.
         pushed_at: when its push was ordered (`Record.ordered_at`), seconds since 1970.
-        claim: seqnum of the claim with which this consumer got it.
+        claim: seqnum of the claim by which this consumer holds the message.
         shard: number of its shard.
     """
 
@@ -63,17 +69,18 @@ class Delivery:
         return self._is_done
 
     async def acknowledge(self) -> None:
-        """Remove the message from the queue. It is never delivered again.
+        """Remove the message from the queue. The message is never delivered again.
 
         Raises:
             LeaseLostError: the lease had already ended.
-            AppendOutcomeUnknownError: the message may or may not have been acknowledged in time.
+            AppendOutcomeUnknownError: the command may or may not have taken effect. If it did not,
+                the message is delivered again when its lease ends.
         """
         await self._append_command(Acknowledge(self.claim, (self.seqnum,)))
 
     async def requeue(self, *, delay: float = 0.0) -> None:
-        """Return the message to the queue. It is delivered again after `delay` seconds, or becomes
-        a dead letter after its last try.
+        """Return the message to the queue. It is delivered again after `delay` seconds. After its
+        last try it becomes a dead letter instead.
 
         Raises:
             LeaseLostError: as for `acknowledge`.
@@ -97,7 +104,8 @@ class Delivery:
         """Acknowledge messages of the same claim with one record.
 
         Raises:
-            LeaseLostError: the leases of some had already ended; the others are acknowledged.
+            LeaseLostError: the leases on some messages had already ended. The other messages are
+                acknowledged.
         """
         seqnums = tuple([delivery.seqnum for delivery in deliveries])
         ended = await self._submit(Acknowledge(self.claim, seqnums))
@@ -111,8 +119,10 @@ class Delivery:
             )
 
     async def requeue_all(self, deliveries: Sequence[Delivery], delay: float) -> None:
-        """Return messages of the same claim to the queue with one record. Messages whose bytes must
-        be moved first have records of their own.
+        """Return messages of the same claim to the queue with one record. A message gets a record
+        of its own if `delay` is 60 seconds or more, or if it has no try left and is not set aside.
+
+        Messages whose leases have ended are skipped.
         """
         together = []
         for delivery in deliveries:
@@ -145,13 +155,13 @@ class Delivery:
 
 
 class Popping:
-    """The result of `async with queue.pop() as msg`: acknowledges the message at the end of the
-    block. If the block raises, the message returns to the queue. The block may also call
+    """The result of `queue.pop()`: `async with queue.pop() as msg` acknowledges the message at the
+    end of the block. If the block raises, the message returns to the queue. The block may also call
     `acknowledge` or `requeue` itself.
 
     After an error, the pause before the next delivery grows with each try. So messages do not
     become dead letters because a dependency is unavailable for a while. If the block is cancelled,
-    the message is ready again at once. `msg` is None if no message came in time.
+    the message is ready again at once. If no message came in time, `msg` is None.
     """
 
     def __init__(self, take: Callable[[], Awaitable[Delivery | None]], backoff: float) -> None:
@@ -185,7 +195,7 @@ class Popping:
 
 
 def _pause_s(backoff: float, tries: int, kind: type[BaseException]) -> float:
-    """Return the seconds before the next delivery, after an error of that kind."""
+    """Return the seconds until the next delivery after an error of the type `kind`."""
     if not issubclass(kind, Exception):
         return 0.0
     doublings = min(tries, TRIES_MAX) - 1
@@ -193,15 +203,16 @@ def _pause_s(backoff: float, tries: int, kind: type[BaseException]) -> float:
 
 
 class PoppingMany:
-    """The result of `async with queue.pop_many(16) as messages`: acknowledges all messages at the
-    end of the block with one record. If the block raises, they return to the queue, with the pauses
-    of `Popping`. The block may also acknowledge or requeue single messages itself.
+    """The result of `queue.pop_many()`: `async with queue.pop_many(16) as messages` acknowledges
+    all messages at the end of the block with one record. If the block raises, the messages return
+    to the queue, with the pauses of `Popping`. The block may also acknowledge or requeue single
+    messages itself.
 
-    The list is empty if no message came in time.
+    If no message came in time, the list is empty.
 
     Raises:
-        LeaseLostError: at the end of the block: the leases of some messages had already ended. The
-            others are acknowledged.
+        LeaseLostError: raised at the end of the block if the leases on some messages had already
+            ended. The other messages are acknowledged.
     """
 
     def __init__(self, take: Callable[[], Awaitable[list[Delivery]]], backoff: float) -> None:

@@ -1,4 +1,4 @@
-"""The errors of queues, in addition to those of the log."""
+"""The errors of BokiQueue. All other errors that queues raise are those of the log."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ class QueueError(IndilogError):
 
 
 class QueueSettingsError(QueueError):
-    """An invalid setting, or one that differs from the setting with which the queue was created."""
+    """A setting is invalid, or differs from the setting with which the queue was created."""
 
 
 class LeaseLostError(QueueError):
-    """The lease ended before the message was acknowledged; the message is, or will be, delivered
-    again.
+    """The consumer no longer holds the message, so the command had no effect on it.
+
+    If the lease has ended, the message is delivered again, or is a dead letter after its last try.
+    The message may also have been acknowledged, requeued or purged before.
     """
 
 
 class QueueVersionError(QueueError):
-    """Another version of BokiQueue wrote a record, which this program does not read."""
+    """A record was written by another version of BokiQueue, and this program cannot read it."""
 
 
 class QueueTrimmedError(QueueError):
-    """Records of the queue were trimmed with its whole log, so its contents are unknown.
+    """Records of the queue were lost in a trim of its whole log, so the queue's contents are
+    unknown.
 
     Attributes:
-        first_seqnum: the log has no record below it.
+        first_seqnum: the log has no record below this seqnum.
     """
 
     def __init__(self, name: str, first_seqnum: int) -> None:

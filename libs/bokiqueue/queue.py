@@ -1,8 +1,10 @@
-"""The public interface of BokiQueue (API.md, "BokiQueue"; thesis 2.3.3).
+"""The public interface of BokiQueue: `Queue` (API.md, "BokiQueue"; thesis 2.3.3).
 
-Each delivered message has a push, a claim and an acknowledgement. The order of the log decides
-their effects. So no two consumers hold a message at the same time, and an acknowledged message is
-never delivered again. Claims and acknowledgements of concurrent consumers share records.
+Each delivered message has three commands in the log: a push, a claim and an acknowledgement. The
+order of the log decides the effect of each command. So no two consumers hold a message at the same
+time, and an acknowledged message is never delivered again. Concurrent consumers share the records
+of their claims and acknowledgements. `Queue` appends pushes itself, and everything else through the
+process's `QueueReplica`.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ from indilog.sdk import SeqNum
 
 TRIES: Final = 5
 _REDRIVEN_MAX: Final = 256
-"""Largest number of dead letters that one record revives."""
+"""Largest number of dead letters that `Queue.redrive` revives with one record."""
 _PUSHES: Final = RetryPolicy(tries=3, first_s=0.05)
-"""How long a push with an id is repeated, which is harmless."""
+"""Retries of a push with an id. Such a push may be repeated without harm."""
 
 MessageState: TypeAlias = Literal["ready", "leased", "delayed", "dead"]
 
@@ -60,7 +62,7 @@ class PeekedMessage:
     Attributes:
         seqnum: seqnum of its push.
         data: the bytes that were pushed.
-        state: "ready", "leased", "delayed" or "dead".
+        state: "ready", "leased", "delayed" or "dead" (a dead letter).
         tries: number of its deliveries so far.
         priority: its priority.
         pushed_at: when its push was ordered, seconds since 1970.
@@ -78,19 +80,21 @@ class PeekedMessage:
 
 @dataclass(frozen=True)
 class ShardStats:
-    """Statistics of one shard."""
+    """Statistics of one shard; its messages do not include its dead letters."""
 
     depth: int
-    """Number of messages that are not acknowledged, without dead letters."""
+    """Number of messages that are not acknowledged."""
     leased: int
+    """Number of messages under a lease."""
     dead: int
+    """Number of dead letters."""
     oldest_age_s: float
-    """Seconds since the oldest of these messages was pushed; 0 if there is none."""
+    """Seconds since the oldest unacknowledged message was pushed; 0 if there is no message."""
 
 
 @dataclass(frozen=True)
 class Stats(ShardStats):
-    """Statistics of a queue: the sums over its shards, and the age of the oldest message."""
+    """Statistics of a queue: sums over its shards, and the age of its oldest message."""
 
     shards: tuple[ShardStats, ...]
 
@@ -99,21 +103,21 @@ class Queue:
     """A queue on a log. `Queue` objects are cheap: all objects of one queue in a process share
     their state.
 
-    When `push` has returned, the message is durable. It is delivered until it is acknowledged;
-    after `tries` deliveries it becomes a dead letter. At every seqnum of the log, at most one
-    consumer holds it. The first deliveries of a shard's messages are in the order of priority, then
-    of pushes. Delivery is at least once; an acknowledgement takes effect once.
+    When `push` has returned, the message is durable. The message is delivered until it is
+    acknowledged; after `tries` deliveries it becomes a dead letter. At every seqnum of the log, at
+    most one consumer holds the message. The first deliveries of a shard's messages are in the order
+    of priority, then of pushes. Delivery is at least once; an acknowledgement takes effect once.
 
     Args:
-        log: log of the messages; it may also hold other records.
+        log: log of the messages. The log may also hold other records.
         name: name of the queue, unique in the log.
         shards: number of parts that can be consumed concurrently without contention (1 to 1,024);
             fixed at the first use of the queue.
         tries: deliveries after which a message becomes a dead letter (1 to 1,000); applies to
             messages pushed by this object.
-        consumes: numbers of the shards whose messages `take` and `pop` deliver; None: all. A
-            process that consumes few shards reads only those. The others need consumers elsewhere.
-        replica: state of the queue; None: the state that all objects of the process share.
+        consumes: numbers of the shards whose messages `take` and `pop` deliver; None: all. These
+            methods read no other shard, so the other shards need consumers of their own.
+        replica: state of the queue; None: the state that the process's objects of this queue share.
     """
 
     def __init__(
@@ -168,14 +172,15 @@ class Queue:
             priority: 0 to 9; messages with a higher priority are delivered first.
             delay: seconds before the first delivery.
             id: a text of 1 to 1,024 characters. Of all pushes with the same id and the same
-                `shard_key`, the first one takes effect, however often a caller repeats it. An id is
-                remembered for a week of log time, and among the last 100,000 ids of its shard. The
-                returned seqnum identifies the message only if this push was the first.
+                `shard_key`, only the first takes effect. A shard remembers an id for a week of log
+                time, but only its last 100,000 ids. The returned seqnum identifies the message only
+                if this push was the first.
 
         Raises:
             QueueSettingsError: invalid priority, delay or id.
-            AppendOutcomeUnknownError: the message may be in the queue; with an `id`, the push can
-                be repeated. Other errors are those of `Log.append`.
+            AppendOutcomeUnknownError: the message may be in the queue. A push with an `id` can be
+                repeated.
+            IndilogError: as for `Log.append`.
         """
         if not isinstance(data, bytes):
             raise TypeError(f"A message must be bytes, not {type(data).__name__}; encode it first.")
@@ -216,11 +221,12 @@ class Queue:
         Args:
             wait: seconds to wait for a message; None: do not wait.
             lease: seconds after which an unacknowledged message is delivered again.
-            backoff: seconds (0 to 60) before the next delivery if the block raises; doubled for
-                each earlier delivery, up to 60. After a cancelled block there is no pause.
+            backoff: seconds (0 to 60) before the next delivery if the block raises. Each earlier
+                delivery doubles the pause, up to 60. After a cancelled block there is no pause.
 
         Raises:
-            QueueSettingsError: invalid backoff. Entering the block raises the errors of `take`.
+            QueueSettingsError: invalid backoff. Other errors are raised on entering the block, as
+                by `take`.
         """
         return Popping(lambda: self.take(wait=wait, lease=lease), backoff)
 
@@ -234,19 +240,21 @@ class Queue:
     ) -> PoppingMany:
         """Take up to `limit` messages of one shard for an `async with` block.
 
-        One record claims them, and one acknowledges those that the block has not acknowledged or
-        returned itself. So n messages cost n + 2 records, and not 3 n. All leases begin at once:
-        `lease` is for the whole block. If it crashes, all of these messages are delivered again.
+        One record claims the messages. One further record acknowledges those messages that the
+        block has not acknowledged or returned itself. So n messages cost n + 2 records instead of
+        3 n. All leases begin at the claim, so `lease` must cover the whole block. If the process
+        crashes, all unacknowledged messages of the block are delivered again.
 
         Args:
-            limit: largest number of messages, 1 to 256; as many as are ready are taken at once.
+            limit: largest number of messages, 1 to 256. The call does not wait for more messages
+                than are ready.
             wait: seconds to wait for the first message; None: do not wait.
             lease: as in `pop`.
             backoff: as in `pop`.
 
         Raises:
-            QueueSettingsError: invalid limit or backoff. Entering the block raises the errors of
-                `take`.
+            QueueSettingsError: invalid limit or backoff. Other errors are raised on entering the
+                block, as by `take`.
         """
         check_limit(limit)
         return PoppingMany(lambda: self._take(limit, wait=wait, lease=lease), backoff)
@@ -254,17 +262,17 @@ class Queue:
     async def take(self, *, wait: float | None = None, lease: float = LEASE_S) -> Delivery | None:
         """Take the next message; the caller must acknowledge or return it.
 
-        If the result is None, no message was ready whose push had returned before this call.
+        None means that no message was ready among those whose push had returned before this call.
 
         Raises:
-            AppendOutcomeUnknownError: a message may have been claimed, which is delivered again
-                when the lease ends. Repeat the call.
+            AppendOutcomeUnknownError: a message may have been claimed. The message is delivered
+                again, at the latest when the lease ends. Repeat the call.
         """
         taken = await self._take(1, wait=wait, lease=lease)
         return taken[0] if taken else None
 
     async def _take(self, limit: int, *, wait: float | None, lease: float) -> list[Delivery]:
-        """Take up to `limit` messages with one claim; empty where `take` returns None."""
+        """Take up to `limit` messages with one claim; return none where `take` returns None."""
         check_lease(lease)
         replica, log = self.replica, self.log
         await replica.open(log)
@@ -275,7 +283,7 @@ class Queue:
                 if deliveries := await self._try_claim(lease, limit):
                     return deliveries
                 if since is None:
-                    # From here on, this session sees all pushes below `since`, of all producers.
+                    # From here on, this session sees the pushes of all producers below `since`.
                     since = await log.tail()
                     continue
                 left = 0.0 if ends is None else ends - waiting.seconds_now()
@@ -298,7 +306,7 @@ class Queue:
         return []
 
     async def _deliveries(self, shard: ShardReplica, claimed: Submission) -> list[Delivery]:
-        """Return the claimed messages with their bytes, except those whose lease has ended
+        """Return the claimed messages with their bytes, except messages whose lease has ended
         meanwhile.
         """
         assert claimed.seqnum is not None, "the claim is decided"
@@ -334,10 +342,11 @@ class Queue:
         )
 
     async def peek(self, limit: int = 10, *, dead: bool = False) -> list[PeekedMessage]:
-        """Return messages without taking them; they may be gone when this returns.
+        """Return messages without taking them. Other callers may remove them at any time.
 
-        The shards come one after the other. The messages of each shard are in the order of their
-        delivery, then those under a lease or delay, by its end.
+        The shards are listed one after the other. In each shard, the ready messages come first, in
+        the order of their delivery. Messages under a lease or delay follow, in the order in which
+        their leases and delays end.
 
         Args:
             limit: largest number of messages.
@@ -373,7 +382,7 @@ class Queue:
         """Make all dead letters ready again, with all their tries; return their number.
 
         Raises:
-            AppendOutcomeUnknownError: some of them may still be dead letters; repeat the call.
+            AppendOutcomeUnknownError: some messages may still be dead letters; repeat the call.
         """
         await self._refresh()
         count = 0
@@ -385,9 +394,10 @@ class Queue:
         return count
 
     async def purge(self, *, dead: bool = False) -> int:
-        """Remove all messages except dead letters, also those under a lease; return their number.
+        """Remove all messages except dead letters, and return the number of removed messages.
 
-        A consumer that holds a removed message gets `LeaseLostError` when it acknowledges it.
+        Messages under a lease are removed, too. If a consumer acknowledges a removed message, it
+        gets `LeaseLostError`.
 
         Args:
             dead: whether to remove the dead letters instead.

@@ -1,11 +1,17 @@
 """The records of BokiQueue: commands, snapshots and settings.
 
-A record holds one or more commands of one shard, and takes effect as a whole. It has the shard's
-tag, so the sub-stream of this tag is the shard's whole history. Records that can make a message
-ready also have the queue's tag `pushed`, so that one read waits for all of them. Records whose
-message may stay for long also have the shard's tag `aside`, so that the shard's other records can
-be trimmed before it. Settings and checkpoints have separate tags. `indilog.sdk.record_format`
-defines the frame of a record.
+A record holds one or more commands of one shard, and takes effect as a whole. Every such record has
+the shard's tag, so the sub-stream of this tag is the shard's whole history. Some records have
+further tags:
+
+- Records that can make a message ready have the queue's tag `pushed`. So one read waits for the
+  records of all shards.
+- Records with the bytes of a message that may stay for long have the shard's tag `aside`. So a
+  trim of the shard's tag does not remove them.
+
+Settings and checkpoints have separate tags instead. `ShardState` applies the commands, which
+`Queue`, `Delivery` and `ShardReplica` create. `indilog.sdk.record_format` defines the frame of a
+record.
 """
 
 from __future__ import annotations
@@ -39,10 +45,11 @@ _Attempt = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PushMessage(msgspec.Struct, frozen=True, array_like=True, tag="push"):
-    """A message. It becomes ready `delay_s` seconds after this record, and a dead letter after
-    `tries_max` deliveries without an acknowledgement.
+    """Add a message. The message becomes ready `delay_s` seconds after this record. After
+    `tries_max` deliveries without an acknowledgement it becomes a dead letter.
 
-    `id`: digest of the producer's id; the push has no effect while the shard remembers the digest.
+    `id`: digest of the producer's id; None: the push has no id. If the shard remembers the digest
+    from an earlier push, this push has no effect.
     """
 
     data: bytes
@@ -53,8 +60,10 @@ class PushMessage(msgspec.Struct, frozen=True, array_like=True, tag="push"):
 
 
 class SetAside(msgspec.Struct, frozen=True, array_like=True, tag="set aside"):
-    """The bytes of the message pushed at seqnum `message`, which are read from this record from now
-    on.
+    """Set a message aside: store its bytes again, and read them from this record from now on.
+
+    `message`: seqnum of the message's push. The push and the shard's records after it can then be
+    trimmed.
     """
 
     message: _SeqNum
@@ -64,7 +73,7 @@ class SetAside(msgspec.Struct, frozen=True, array_like=True, tag="set aside"):
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
     """Lease the first `count` ready messages for `lease_s` seconds.
 
-    `attempt` identifies the claim before its seqnum is known; 0: it has no identity.
+    `attempt` identifies the claim before its seqnum is known; 0: the claim cannot be cancelled.
     """
 
     count: Annotated[int, msgspec.Meta(ge=1)]
@@ -73,8 +82,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
 
 
 class CancelClaim(msgspec.Struct, frozen=True, array_like=True, tag="cancel claim"):
-    """Make the messages ready again that the claim `attempt` holds; this delivery is no try. If the
-    claim is not in the log yet, it gets nothing.
+    """Return the messages held by the claim with this `attempt` to the queue. The cancelled
+    delivery does not count as a try. If the claim comes later in the log, it gets no message.
     """
 
     attempt: _Attempt
@@ -90,7 +99,7 @@ class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="acknowledge
 class Requeue(msgspec.Struct, frozen=True, array_like=True, tag="requeue"):
     """Make the named messages ready again after `delay_s` seconds, if the claim holds them.
 
-    `is_no_try`: no consumer got the messages, so this delivery is no try.
+    `is_no_try`: whether the delivery does not count as a try, because no consumer got the messages.
     """
 
     claim: _SeqNum
@@ -122,7 +131,7 @@ class DiscardDeadLetters(msgspec.Struct, frozen=True, array_like=True, tag="disc
 
 
 class Purge(msgspec.Struct, frozen=True, array_like=True, tag="purge"):
-    """Remove all dead letters, or all other messages, also those under a lease."""
+    """Remove all dead letters (`is_dead`), or all other messages, including those under a lease."""
 
     is_dead: bool
 
@@ -148,17 +157,20 @@ class Commands(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
-    """The settings of a queue. Only the first such record takes effect."""
+    """The settings of a queue. Only the first such record of a queue takes effect."""
 
     shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
 
 
 class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An outstanding message, as part of a snapshot.
+    """A message or dead letter, as part of a snapshot (`shard_state.Message`).
 
-    `until`: end of its lease or delay, seconds since 1970; None: it is ready. `claim`: seqnum of
-    the claim that holds it, if any, and `attempt`: the claim's other identity. `aside_at`: seqnum
-    of the record with its bytes and the tag `aside`; None: the push has no such tag.
+    Attributes:
+        until: end of the lease or delay, seconds since 1970; None: the message has neither.
+        claim: seqnum of the claim that holds the message; None: no claim holds it.
+        attempt: `Claim.attempt` of that claim; 0 after an extension, or without a claim.
+        aside_at: seqnum of the record with the message's bytes and the tag `aside`; None: the bytes
+            are in the push, which lacks this tag.
     """
 
     seqnum: _SeqNum
@@ -183,8 +195,8 @@ class RememberedId(NamedTuple):
 class ShardSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """The state of a shard, as the content of a checkpoint (`indilog.replayed`).
 
-    `clock`: time of the last record, by the log. `ids`: the remembered ids, the oldest first.
-    `cancelled`: attempts whose claims get nothing if they appear.
+    `clock`: log time of the last record, seconds since 1970. `ids`: the remembered ids, the oldest
+    first. `cancelled`: each `attempt` whose claim gets no message if it comes later in the log.
     """
 
     clock: float
@@ -236,7 +248,7 @@ def _is_name(name: object) -> bool:
 
 
 def id_digest(push_id: str) -> bytes:
-    """Return the digest of a producer's id, of 16 bytes."""
+    """Return the digest (16 bytes) of a producer's id."""
     return hashlib.blake2b(push_id.encode(), digest_size=_ID_DIGEST_BYTES).digest()
 
 
@@ -251,7 +263,7 @@ def encode_settings(settings: QueueSettings) -> bytes:
 
 
 def decode_commands(data: bytes) -> tuple[Command, ...]:
-    """Return the commands in a record; none if the data is not of BokiQueue.
+    """Return the commands in a record; no commands if the data is not of BokiQueue.
 
     Raises:
         QueueVersionError: another version wrote the record.
@@ -268,7 +280,7 @@ def decode_settings(data: bytes) -> QueueSettings | None:
 
 
 def shard_in(tags: Sequence[object], of: QueueTags) -> int | None:
-    """Return the number of the shard that a record's tags name; None if they name none."""
+    """Return the number of the shard that a record's tags name; None if they name no shard."""
     for tag in tags:
         if tag in of.shards:
             return of.shards.index(str(tag))

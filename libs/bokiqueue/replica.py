@@ -1,9 +1,10 @@
 """The replica of a queue in one process: the state of its shards, kept current by reads of the log.
 
-All `Queue` objects of one queue in a process share the replica, so a busy queue is read once, not
-once per consumer. Every record that can make a message ready has the tag `pushed`. So one read
-finds the shards with new records, for any number of shards. A shard is read when a consumer may get
-a message of it, not before; a producer reads none.
+All `Queue` objects of one queue in a process share the replica. So a busy queue is read once per
+process, not once per consumer. Every record that can make a message ready has the tag `pushed`. So
+one read of this tag finds the shards with new records, for any number of shards. A shard is read
+only when a consumer may get a message of it; producers read no shard. The replica uses one
+`ShardReplica` per shard, one `MessageCache` and one `Notifications`.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from indilog.replayed import ReplicaCache
 from indilog.sdk import Event, LogClock, SeqNum
 
 _CLAIMS_PER_SEARCH: Final = 8
+"""Claims from shards known to have messages, between two searches for shards with new records."""
 _REST_S: Final = 0.1
-"""Seconds after an empty claim during which no message is claimed that is due only by the estimated
-time.
+"""Seconds of log time for which a shard rests after a claim that got no message. During the rest,
+the estimated time does not count: leases and delays end only by the time of the shard's records.
 """
 _PAGE: Final = 1000
 _QUEUES_MAX: Final = 1024
-"""Largest number of replicas in memory for one platform; the least recently used is evicted
-first.
+"""Largest number of replicas in memory for one platform. The least recently used replicas are
+evicted first.
 """
 
 
@@ -69,7 +71,7 @@ class QueueReplica:
             shard for shard in self.shards if consumes is None or shard.number in consumes
         ]
         self.rotation = count()
-        """Selects shards round-robin, for messages without a key."""
+        """Numbers by which shards are selected round-robin, for messages without a key."""
         self._name = name
         self._opened = False
         self._opening: Event | None = None
@@ -81,7 +83,7 @@ class QueueReplica:
     # --- opening
 
     async def open(self, log: Log) -> None:
-        """Read or record the settings. The first caller does this for all callers.
+        """Read the settings, or record them on first use. The first caller does so for all callers.
 
         Raises:
             QueueSettingsError: the queue was created with another number of shards.
@@ -113,7 +115,7 @@ class QueueReplica:
         self._opened = True
 
     async def _settings(self, log: Log) -> QueueSettings:
-        """Return the first recorded settings; record them if there are none."""
+        """Return the first recorded settings. If there are none, record them first."""
         while True:
             if (settings := await read_settings(log, self._name)) is not None:
                 return settings
@@ -133,7 +135,7 @@ class QueueReplica:
             return True
         except (
             DataLossError
-        ) as error:  # reads of the shards find out to which shard the lost records belonged
+        ) as error:  # reads of the shards find out to which shard each lost record belonged
             if error.next_seqnum is None or error.next_seqnum <= self._cursor:
                 raise
             self._cursor = error.next_seqnum
@@ -161,13 +163,13 @@ class QueueReplica:
     async def data(
         self, log: Log, shard: ShardReplica, message: Message, *, is_delivered: bool
     ) -> bytes | None:
-        """Return the bytes of a message; None: the message is gone.
+        """Return the bytes of a message; None: the message is no longer in the queue.
 
         Args:
             log: log to read.
             shard: shard of the message.
-            message: the message.
-            is_delivered: whether a consumer gets it, so that its bytes need not stay in memory.
+            message: the message, as it is in the state of `shard`.
+            is_delivered: whether a consumer gets the bytes, so that they need not stay in memory.
 
         Raises:
             QueueTrimmedError: the whole log of the queue was trimmed.
@@ -182,7 +184,7 @@ class QueueReplica:
         try:
             record = await log.read(content) or await log.read(content, fresh=True)
         except TrimmedError as error:
-            # Another process has moved the bytes, or the message was acknowledged.
+            # The bytes were set aside by another process, or the message was acknowledged.
             await self.catch_up(log, shard, await log.tail(), is_in_session=True)
             now = shard.state.message(message.seqnum)
             if now is None:
@@ -196,7 +198,9 @@ class QueueReplica:
         raise QueueError(f"The message at seqnum {message.seqnum} cannot be read.")
 
     def due_in_s(self) -> float | None:
-        """Return the seconds until the next lease or delay of any shard ends."""
+        """Return the seconds until the next lease or delay of a consumed shard ends; None: no
+        consumed shard has one.
+        """
         dues = (due for s in self._consumed if (due := self._due_in_s(s)) is not None)
         return min(dues, default=None)
 
@@ -209,7 +213,7 @@ class QueueReplica:
     async def next_available(self, log: Log) -> ShardReplica | None:
         """Return a shard in which a claim may get a message now, round-robin.
 
-        While one shard has messages, other shards are polled only every few claims.
+        While one shard has messages, other shards are searched only every few claims.
         """
         self._claims_since_search += 1
         if self._claims_since_search <= _CLAIMS_PER_SEARCH:
@@ -233,8 +237,9 @@ class QueueReplica:
         return None
 
     def _log_time(self, shard: ShardReplica) -> float:
-        """Return the estimated log time for leases and delays of a shard. The estimate only tells
-        when to claim; `ordered_at` of the records decides.
+        """Return the log time by which leases and delays of a shard end. During a rest (`_REST_S`)
+        it is the time of the shard's last record, otherwise the estimate. It only tells when to
+        claim; `ordered_at` of the records decides who gets a message.
         """
         log_time = self.clock.now()
         return log_time if log_time >= shard.rests_until else shard.state.clock
@@ -242,7 +247,7 @@ class QueueReplica:
     async def claim(
         self, log: Log, shard: ShardReplica, lease_s: float, count: int = 1
     ) -> Submission | None:
-        """Claim up to `count` messages; None: the claim got no message."""
+        """Claim up to `count` messages; return None if the claim got no message."""
         if not shard.has_unclaimed(self._log_time(shard)):
             await self.catch_up(log, shard, shard.records_below)
             if not shard.has_unclaimed(self._log_time(shard)):
@@ -263,15 +268,17 @@ class QueueReplica:
         return None
 
     async def _rest_after_empty_claim(self, log: Log, shard: ShardReplica) -> None:
-        """Pause claims for messages that are due only by the estimated time, which may be wrong."""
+        """Begin a rest (`_REST_S`), because the estimated time may be wrong. If the estimate says
+        that a lease or delay has ended, ask the log for its time.
+        """
         shard.rests_until = shard.state.clock + _REST_S
         due = shard.state.next_due()
         if due is not None and due <= self.clock.now():
             await self.clock.ask(log)
 
     async def has_failed_claims(self) -> bool:
-        """Wait for the claims of this process in flight; return whether one failed. If so, its
-        message may still be ready.
+        """Wait for the undecided claims of this process, and return whether one of them failed. The
+        message of a failed claim may still be ready.
         """
         before = self._claims_failed
         for decided in [event for shard in self.shards for event in shard.claims]:
@@ -289,10 +296,10 @@ class QueueReplica:
     # --- checkpoints
 
     async def save(self, log: Log, shard: ShardReplica) -> None:
-        """Write a checkpoint if it is due, and trim superseded records.
+        """Write a checkpoint if one is due, and trim superseded records.
 
-        Errors of the log are suppressed, because the caller's command has taken effect and a later
-        checkpoint replaces this one.
+        Errors of the log are suppressed, because the caller's command has already taken effect. A
+        later checkpoint replaces a checkpoint that failed.
         """
         if not shard.is_save_due or shard.is_saving:
             return
@@ -333,6 +340,8 @@ _REPLICAS: Final = ReplicaCache[QueueReplica](_QUEUES_MAX)
 def replica_of(
     log: Log, name: str, shards: int, consumes: tuple[int, ...] | None = None
 ) -> QueueReplica:
-    """Return the replica that all queues of a platform share in this process (`Log.scope`)."""
+    """Return the replica that all `Queue` objects with these arguments share in this process, for
+    one platform (`Log.scope`).
+    """
     key = (name, shards, consumes)
     return _REPLICAS.get(log, key, lambda: QueueReplica(name, shards, consumes))

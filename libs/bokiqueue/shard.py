@@ -1,8 +1,10 @@
 """The replica of one shard in one process, and the commands that its callers append together.
 
-While a record of the shard is being appended, the commands of further callers wait, and then go
-into one record. So under load, one record holds the claims and acknowledgements of many consumers.
-A caller that is alone waits for no other.
+While a record of the shard is being appended, the commands of further callers wait. The next record
+then holds the commands of up to 64 callers. So under load, one record holds the claims and
+acknowledgements of many consumers. A lone caller does not wait for others. `QueueReplica` and
+`Delivery` call `ShardReplica`, which applies records to a `ShardState` through
+`indilog.replayed.Replica`.
 """
 
 from __future__ import annotations
@@ -42,17 +44,19 @@ from indilog.sdk import Event, LogClock, SeqNum, run_in_background, run_to_end
 CHECKPOINT_EVERY: Final = 1024
 """Smallest number of a shard's records between two checkpoints."""
 COMMANDS_MAX: Final = 64
-"""Largest number of callers whose commands are in one record."""
+"""Largest number of callers whose commands go into one record."""
 _ASIDE_MAX: Final = 64
 """Largest number of messages that are set aside before a checkpoint."""
 _RETURNS_MAX: Final = 1024
-"""Largest number of messages and claims to be returned; further ones end with their leases."""
+"""Largest number of commands waiting to return messages. Further messages are returned when their
+leases end.
+"""
 _RETURNS: Final = RetryPolicy(tries=10, first_s=0.05)
-"""How long a process tries to return messages that no consumer got."""
+"""Retries of the record that returns messages which no consumer got."""
 
 
 class WantedMessages:
-    """What a consumer wants: up to `count` messages, for `lease_s` seconds."""
+    """A consumer's request for up to `count` messages, each under a lease of `lease_s` seconds."""
 
     def __init__(self, lease_s: float, count: int = 1) -> None:
         self.lease_s = lease_s
@@ -63,14 +67,14 @@ Wanted: TypeAlias = Command | WantedMessages
 
 
 class Submission:
-    """A command of one caller.
+    """A command of one caller, or one caller's request for messages.
 
     Attributes:
-        wanted: the command, or the messages.
-        seqnum: seqnum of the record with the command, as soon as its outcome is known.
+        wanted: the command or the request.
+        seqnum: seqnum of the record with the command; None until its outcome is known.
         touched: the messages that the command changed, or that the caller got.
-        error: why the outcome is not known.
-        is_abandoned: whether the caller was cancelled, so that its messages are to be returned.
+        error: the error to raise in the caller instead of an outcome; None: no error.
+        is_abandoned: whether the caller was cancelled. Messages that it gets must be returned.
     """
 
     def __init__(self, wanted: Wanted) -> None:
@@ -82,7 +86,7 @@ class Submission:
 
     @property
     def is_over(self) -> bool:
-        """Whether the outcome, or an error, is known."""
+        """Whether the submission has an outcome or an error."""
         return self.seqnum is not None or self.error is not None
 
 
@@ -92,11 +96,12 @@ class ShardReplica:
     Attributes:
         number: number of the shard.
         records_below: seqnum below which there may be records that are not applied.
-        claims: for each claim of this process that is not decided, how many messages it wants;
-            the event is set when it is decided.
-        rests_until: log time until which no message is claimed that is due only by the estimated
-            time.
-        is_saving: whether a caller writes a checkpoint.
+        claims: the undecided claims of this process. The key is an event that is set when the claim
+            is decided; the value is the number of messages that the claim wants.
+        rests_until: end of the rest after a claim that got no message, in seconds of log time
+            (`replica._REST_S`).
+        is_saving: whether a caller is writing a checkpoint.
+        aside_tag: the shard's tag `aside`.
     """
 
     def __init__(
@@ -111,14 +116,14 @@ class ShardReplica:
         self._queue = queue
         self._pushed_tag = tags.pushed
         self._waiting: deque[Submission] = deque()
-        """Commands that are in no record yet."""
+        """Submissions whose commands are in no record yet."""
         self._appending: Event | None = None
-        """Set when the record that is being appended is decided; None: there is none."""
+        """Set when the current append has ended; None: no record is being appended."""
         self._is_returning = False
         self._commands_max = COMMANDS_MAX
         self._to_return: list[CancelClaim | Requeue] = []
-        """Returns messages that no caller got, because a claim has an unknown outcome, or because
-        a caller was cancelled.
+        """Commands that return messages that no caller got: a claim has an unknown outcome, or a
+        caller was cancelled.
         """
 
         def on_record(record: Record) -> None:
@@ -139,7 +144,7 @@ class ShardReplica:
 
     @property
     def state(self) -> ShardState:
-        """The state, as of the records read so far."""
+        """The state after the records applied so far."""
         return self._replica.state
 
     @property
@@ -157,7 +162,7 @@ class ShardReplica:
         return self._replica.known < self.records_below
 
     def has_unclaimed(self, now: float) -> bool:
-        """Whether more messages may be ready than the undecided claims can take."""
+        """Whether more messages may be ready at `now` than the undecided claims want."""
         return self.state.ready(now) + len(self._to_return) > sum(self.claims.values())
 
     def may_have_message(self, now: float) -> bool:
@@ -178,18 +183,19 @@ class ShardReplica:
     # --- commands
 
     async def submit(self, log: Log, wanted: Wanted) -> Submission:
-        """Append a command, possibly in one record with those of other callers; return its
-        outcome.
+        """Append a command and return its outcome. The record may also hold commands of other
+        callers.
 
-        If the caller is cancelled, a command that is in a record already may still take effect. A
-        message that the caller would have got is returned to the queue, and this is no try.
+        If the caller is cancelled after its command went into a record, the command may still take
+        effect. Messages that the caller would have got are returned to the queue; their delivery
+        does not count as a try.
 
-        Consumers get messages in the order in which they asked: the first one up to its number,
-        then the next one.
+        Consumers in one record that want the same lease get messages in the order of their calls.
+        The first consumer gets up to its number, then the next consumer.
 
         Raises:
-            AppendOutcomeUnknownError: the command may or may not take effect. A claim is cancelled
-                by this process's next record of the shard, and is no try.
+            AppendOutcomeUnknownError: the command may or may not take effect. If it is a claim,
+                this process's next record of the shard cancels it; its delivery is no try.
             IndilogError: as for `Log.append`; the command has no effect.
         """
         own = Submission(wanted)
@@ -212,8 +218,8 @@ class ShardReplica:
         return own
 
     def return_messages(self, log: Log, claimed: Submission) -> None:
-        """Return the messages of a decided claim, because no consumer got them. This delivery is no
-        try.
+        """Return the messages of a decided claim, because no consumer got them. The delivery does
+        not count as a try.
 
         The command is appended in the background, or with the next record of the shard.
         """
@@ -232,8 +238,8 @@ class ShardReplica:
             self._is_returning = task is not None
 
     async def _append_returns(self, log: Log) -> None:
-        """Append the commands in `_to_return`, unless records of other callers do it. If the log is
-        not available for long, the leases end by themselves.
+        """Append the commands in `_to_return`, unless records of other callers include them. If the
+        log is unavailable for long, the messages are returned when their leases end.
         """
         try:
             for attempt in range(_RETURNS.tries):
@@ -245,7 +251,7 @@ class ShardReplica:
             self._is_returning = False
 
     async def _append_waiting(self, log: Log) -> None:
-        """Append one record with the commands of callers that wait, and decide them."""
+        """Append one record with the commands of waiting callers, and decide these commands."""
         if self._appending is not None:
             return
         self._appending = appending = Event()
@@ -319,8 +325,8 @@ class ShardReplica:
     # --- setting aside, checkpoints and trims
 
     async def set_aside(self, log: Log, seqnum: SeqNum, data: bytes) -> None:
-        """Append the bytes of a message again, so that it no longer keeps the shard's other records
-        from being trimmed.
+        """Append the bytes of a message again (`SetAside`). Then the message no longer keeps the
+        shard's other records from being trimmed.
         """
         await self._append_commands(log, [SetAside(seqnum, data)], tags=[self.aside_tag])
 
@@ -330,18 +336,18 @@ class ShardReplica:
         return self._replica.is_save_due
 
     def to_set_aside(self) -> list[Message]:
-        """Return the messages to set aside before the next checkpoint."""
+        """Return the messages to set aside before the next checkpoint, at most 64."""
         return self.state.to_set_aside(self._replica.covered, self.end)[:_ASIDE_MAX]
 
     async def save(self, log: Log) -> None:
-        """Write a checkpoint and trim what it replaces."""
+        """Write a checkpoint and trim the records that it replaces."""
         aside_from = self.state.aside_from(self.end)
         if await self._replica.save(log):
             await log.trim(aside_from, tag=self.aside_tag)
 
 
 def count_of(one: Submission) -> int:
-    """Return how many messages a submission wants."""
+    """Return how many messages a submission wants; 0 for a command."""
     return one.wanted.count if isinstance(one.wanted, WantedMessages) else 0
 
 

@@ -2,8 +2,9 @@
 process.
 
 The order of the log alone decides which claim gets which message: a claim gets the first messages
-that are ready at the claim's seqnum. Time is that of the log (`Record.ordered_at`), not of a writer
-or reader, so all processes agree when a lease has ended.
+that are ready at the claim's seqnum. Time is log time (`Record.ordered_at`), not the time of a
+writer or reader. So all processes agree on when a lease has ended. `ShardReplica` feeds the records
+to `ShardState` through `indilog.replayed.Replica`.
 """
 
 from __future__ import annotations
@@ -45,20 +46,24 @@ ID_S: Final = 7 * 86_400.0
 READY_ASIDE_MAX: Final = 16
 """Largest number of ready messages that are set aside before a checkpoint."""
 _RECORDS_PER_ASIDE: Final = 8
-"""Records that may be trimmed for each message that is set aside, if ready ones are among them."""
+"""Ready messages are set aside only if this many seqnums become trimmable per message set aside."""
 CANCELLED_MAX: Final = 1024
-"""Largest number of cancelled claims that a shard remembers if they held no message, because they
-may appear in the log later.
+"""Largest number of cancelled attempts that a shard remembers. An attempt is remembered if it held
+no message, because its claim may appear in the log later.
 """
 
 
 @dataclass(slots=True)
 class Message:
-    """An outstanding message. `until` is the end of its lease or delay; None if it has neither.
+    """An outstanding message or dead letter.
 
-    `attempt`: identity of its claim until the lease is extended, which shows that the claim is
-    known. `aside_at`: seqnum of the record with its bytes that has the shard's tag `aside`; None:
-    only its push has them, without that tag.
+    Attributes:
+        until: end of the lease or delay, seconds since 1970; None: the message has neither.
+        claim: seqnum of the claim that holds the message; None: no claim holds it.
+        attempt: `Claim.attempt` of that claim; 0: there is no claim, or it cannot be cancelled any
+            more, because its consumer has extended the lease.
+        aside_at: seqnum of the record with the message's bytes and the shard's tag `aside`; None:
+            the bytes are only in the push, which lacks this tag.
     """
 
     seqnum: SeqNum
@@ -79,12 +84,12 @@ class Message:
 
     @property
     def content(self) -> SeqNum:
-        """Seqnum of the record to read its bytes from."""
+        """Seqnum of the record from which the message's bytes are read."""
         return self.seqnum if self.aside_at is None else self.aside_at
 
 
 class ShardOutcome(NamedTuple):
-    """What a record did.
+    """The effect of a record.
 
     Attributes:
         seqnum: seqnum of the record.
@@ -100,11 +105,11 @@ class ShardState(State[ShardOutcome]):
 
     Args:
         snapshot: state to continue from; None: before the first record.
-        contents: a cache of this process, to which the bytes of pushed messages are added. It does
-            not affect the state.
+        contents: a cache of this process, to which the bytes of pushed messages are added. The
+            cache does not affect the state.
 
     Attributes:
-        clock: `ordered_at` of the last applied record, seconds since 1970.
+        clock: latest `ordered_at` of the applied records, seconds since 1970.
     """
 
     def __init__(
@@ -139,7 +144,9 @@ class ShardState(State[ShardOutcome]):
         return ShardOutcome(record.seqnum, touched)
 
     def may_elect(self) -> bool:
-        """Whether a consumer wrote the last record; producers do not read their shard."""
+        """Whether a consumer wrote the last record. Producers keep no replica of a shard, so they
+        write no checkpoint.
+        """
         return self._is_of_consumer
 
     def _effect(self, seqnum: SeqNum, command: Command) -> tuple[SeqNum, ...]:
@@ -347,16 +354,16 @@ class ShardState(State[ShardOutcome]):
         return tuple(self._dead.values())
 
     def in_order(self) -> Iterator[Message]:
-        """Return the ready messages in the order of their delivery, then the others by the end of
-        their lease or delay.
+        """Return the ready messages in the order of their delivery. Then return the other messages
+        in the order in which their leases and delays end.
         """
         places = chain(self._ready, self._timed)
         return (self._messages[seqnum] for _, seqnum in places)
 
     def ready(self, now: float) -> int:
-        """Return the largest number of messages that a claim at time `now` gets.
+        """Return the largest number of messages that a claim at log time `now` may get.
 
-        The claim gets fewer if an expired message has no tries left.
+        The claim gets fewer messages if the lease on a message's last try has ended.
         """
         count = len(self._ready)
         if self._timed and self._timed[0][0] <= now:
@@ -364,7 +371,7 @@ class ShardState(State[ShardOutcome]):
         return count
 
     def next_due(self) -> float | None:
-        """Return when the next lease or delay ends."""
+        """Return the log time at which the next lease or delay ends; None: there is none."""
         return self._timed[0][0] if self._timed else None
 
     @property
@@ -375,23 +382,30 @@ class ShardState(State[ShardOutcome]):
     # --- trims and checkpoints
 
     def needed_from(self, end: SeqNum) -> SeqNum:
-        """Return the seqnum below which no record of the shard holds the bytes of a message, other
-        than those set aside.
+        """Return the lowest seqnum of a message or dead letter that is not set aside; `end` if
+        there is none. The record at that seqnum holds its bytes, so it must not be trimmed.
         """
         return self._in_place[0] if self._in_place else end
 
     def aside_from(self, end: SeqNum) -> SeqNum:
-        """Return the seqnum below which no record with the tag `aside` is needed."""
+        """Return the lowest seqnum of a record with the tag `aside` that is needed; `end` if there
+        is none.
+        """
         held = chain(self._messages.values(), self._dead.values())
         return min((m.aside_at for m in held if m.aside_at is not None), default=end)
 
     def to_set_aside(self, kept_from: SeqNum, end: SeqNum) -> list[Message]:
-        """Return messages that should be set aside, the oldest first.
+        """Return the messages that should be set aside, the oldest first.
 
-        These are dead letters, and messages under a lease or delay, that keep more records from
-        being trimmed than must be kept for other reasons: for ready messages, or from `kept_from`
-        on. They are also the oldest ready messages, if few messages keep many records. `end` is
-        where the applied records end.
+        A message that is not set aside keeps all later records of the shard from being trimmed. If
+        few messages keep many records, all of them are set aside, including up to 16 ready ones.
+        Otherwise no ready message is set aside. Then messages before the oldest ready one are set
+        aside if they keep more records than must be kept without them.
+
+        Args:
+            kept_from: records from this seqnum on are kept in any case, so messages from there on
+                are not returned.
+            end: seqnum after the last applied record.
         """
         oldest = islice((s for s in self._in_place if self._is_ready(s)), READY_ASIDE_MAX + 1)
         ready = list(oldest)

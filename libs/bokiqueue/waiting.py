@@ -1,7 +1,8 @@
 """Lets consumers wait: one read waits for all consumers of a process, and each message wakes one.
 
 This is the only module of the library that needs an event loop. It awaits only the log and its own
-futures, and does not poll.
+futures, and does not poll. A wake-up decides nothing: a woken consumer must still claim a message.
+`QueueReplica` owns the `Notifications` of its queue, and `Queue` waits on them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from indilog import Log, Record, TrimmedError
 from indilog.sdk import READ_RANGE_LIMIT_MAX, SeqNum
 
 _WAIT_S_MAX: Final = 30.0
-"""Longest wait of one read in seconds; then the next read begins."""
+"""Longest wait of one read in seconds. After it, the next read begins."""
 _TIMER_S_MIN: Final = 0.001
 
 
 def seconds_now() -> float:
-    """Return seconds of a clock that cannot be set and counts while the machine sleeps. It decides
-    only when to read, not who gets a message.
+    """Return the seconds of a clock that cannot be set and that counts while the machine sleeps.
+    This clock decides only when to read, not who gets a message.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -48,14 +49,14 @@ class Notifications:
         """Consumers were notified of records below this seqnum."""
         self._watcher: asyncio.Task[None] | None = None
         self._reading: asyncio.Timeout | None = None
-        """The timeout of the watcher's read, which can end the read early; None while it does not
-        read.
+        """The timeout of the watcher's current read, by which `due` ends the read early. None: the
+        watcher is not reading.
         """
         self._until = 0.0
         """When the watcher's read times out, in the time of `seconds_now`."""
         self._passed_on = False
         """Whether a wake-up was passed on while no consumer waited. The next consumer that waits
-        gets it.
+        gets this wake-up.
         """
 
     async def wait(self, log: Log, since: SeqNum, timeout_s: float) -> SeqNum:
@@ -85,14 +86,14 @@ class Notifications:
             self._stop_waiting(future)
 
     def pass_on(self) -> None:
-        """Wake another consumer, because the woken one takes no message, or its claim failed. A
-        needless wake-up is harmless.
+        """Wake another consumer, because the woken consumer takes no message or its claim failed.
+        An unneeded wake-up is harmless.
         """
         self._passed_on = not self._wake_one()
 
     def due(self, in_s: float | None) -> None:
-        """Note that a lease or delay ends in `in_s` seconds. If the watcher's read ends later, it
-        starts a new read.
+        """Note that a lease or delay ends in `in_s` seconds; None: there is none. If the current
+        read would end later, replace it with a new read.
         """
         if self._reading is not None and in_s is not None and seconds_now() + in_s < self._until:
             self._reading.reschedule(asyncio.get_running_loop().time())
@@ -107,11 +108,11 @@ class Notifications:
             self._watcher = None
 
     async def _watch(self, log: Log) -> None:
-        """Wait for records while a consumer waits; an error is raised in all waiting consumers."""
+        """Read while a consumer waits. An error of a read is raised in all waiting consumers."""
         try:
             while self._waiting:
                 await self._notify_next(log)
-        except Exception as error:  # noqa: BLE001 - otherwise they would wait forever
+        except Exception as error:  # noqa: BLE001 - otherwise the consumers would wait forever
             while self._waiting:
                 future = self._waiting.popleft()
                 if not future.done():
