@@ -1,4 +1,8 @@
-"""Reads a sub-stream from its end to its start, in few reads."""
+"""Reads a sub-stream from its end to its start, in few reads.
+
+Lost records are skipped, so damage does not hide older records. `run_lists` and `recent_starts`
+read lists of runs with `Backwards`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from indilog import DataLossError, Log, Record, TrimmedError
 from indilog.sdk import MAX_SEQNUM, READ_RANGE_LIMIT_MAX, SeqNum
 
 _GROWTH: Final = 4
+"""Factor by which the window widens if it had few records."""
 _SPARE: Final = 1.25
+"""Factor by which the limit of a read exceeds the number of expected records."""
 _READ_MIN: Final = 8
 
 
@@ -19,12 +25,12 @@ class Backwards:
     """Reads the records of a tag, newest first.
 
     A log reads ranges only forwards. So each page reads a window of seqnums. The width of a window
-    follows from the number of records in the windows that were read before.
+    follows from the number of records in the windows before.
 
     Args:
         log: log of the records.
-        tag: their tag.
-        bound: only records with this seqnum or a smaller one are read.
+        tag: tag of the records.
+        bound: the largest seqnum to read.
 
     Attributes:
         floor: the seqnum below which the tag is trimmed, as far as the reads have shown.
@@ -40,7 +46,7 @@ class Backwards:
         self._density = 1.0 / _GROWTH
 
     async def page(self, count: int) -> list[Record]:
-        """Return the next records, about `count` (1 to 10,000) or fewer; [] if there are none.
+        """Return the next records: about `count` (1 to 10,000), or [] if there are no more.
 
         Lost records are left out and logged.
         """
@@ -64,7 +70,7 @@ class Backwards:
         return found
 
     async def _jump(self) -> bool:
-        """Go to the last record; return whether there is one."""
+        """Move to the last record; return whether there is one."""
         while self._end > self.floor:
             try:
                 last = await self._log.read_prev(self._tag, self._end - 1)

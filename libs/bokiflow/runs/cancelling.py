@@ -75,8 +75,8 @@ class Interruptible(Generic[_ValueT]):
         self._task.cancel()
 
     def abandon(self) -> None:
-        """Mark the coroutine to be closed at the next cancellation of its task, which the caller
-        requests now.
+        """Mark the coroutine to be closed at the next cancellation of its task. The caller cancels
+        the task now.
         """
         self.is_abandoned = True
 
@@ -115,7 +115,7 @@ class Interruptible(Generic[_ValueT]):
         return self._task is not None and self._task.cancelling() > self._cancels
 
     def _error(self, raised: BaseException) -> BaseException:
-        """Return the error to raise in the coroutine in place of an error from outside."""
+        """Return the error to raise in the coroutine for an error `raised` from outside."""
         if not (self._is_due and isinstance(raised, waiting.CancelledError)):
             return raised
         self._is_due = False
@@ -124,7 +124,9 @@ class Interruptible(Generic[_ValueT]):
         return raised if is_stopped or self._raised is None else self._raised()
 
     def _close(self) -> None:
-        """Close the coroutine. If it raises an error or waits again, it is never resumed."""
+        """Close the coroutine, which is never resumed. An error is logged, for example if the
+        coroutine waits again.
+        """
         try:
             self._body.close()
         except Exception as error:  # noqa: BLE001 - of code that has no caller any more
@@ -148,7 +150,8 @@ class CancelGrace:
 
     Args:
         execution: the execution.
-        grace_s: seconds from the cancellation until bodies are ended; infinite: they are not.
+        grace_s: seconds from the cancellation until bodies are ended; infinite: bodies are never
+            ended.
     """
 
     def __init__(self, execution: CancelledCode, grace_s: float) -> None:

@@ -1,7 +1,8 @@
-"""Numbers the decisions of a round, so that the last decisions show how many there are.
+"""Numbers the decisions of a round, so that the last decisions show the number of all decisions.
 
 A decision gets a number only if no other append of its execution is in flight. So if two successive
 decisions in the log have successive numbers, the last number is the number of all decisions.
+`execution` numbers its decisions here; `run_status` reads the numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class DecisionNumbers:
         self._are_known = True
 
     def begin(self, records: Sequence[_RecordT]) -> list[_RecordT]:
-        """Return records that are appended now, as one batch, with their numbers."""
+        """Return the records with their numbers. The caller appends them now, as one batch."""
         is_alone = self._are_known and not self._in_flight
         self._in_flight += 1
         return list(self._numbered(records) if is_alone else records)
@@ -48,7 +49,7 @@ class DecisionNumbers:
             if isinstance(record, StepDecided):
                 nth += 1
                 yield replace(record, nth=nth * is_known, status_at=self._status_at)
-                is_known = is_known and record.kind != STATUS  # its seqnum is not known yet
+                is_known = is_known and record.kind != STATUS  # the next `status_at` is not known
             else:
                 yield record
 

@@ -1,4 +1,4 @@
-"""The errors of workflows and locks, in addition to those of the log."""
+"""The errors of BokiFlow's workflows and locks. All other errors are those of the log."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ChangedWorkflowError(FlowError):
         run: the run's id.
         number: number of the step at which execution and log differ.
         decided: the step in the log; None if there is none.
-        found: the step that this execution called; None: it ended before.
+        found: the step that this execution called; None: the execution ended before that step.
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class ChangedWorkflowError(FlowError):
 
 
 class FlowVersionError(FlowError):
-    """A later version of BokiFlow wrote a record; upgrade this program to read it."""
+    """A record was written by another version of BokiFlow, and this program cannot read it. The
+    message says what to do.
+    """
 
 
 class LockSettingsError(FlowError):
@@ -162,7 +164,7 @@ class CompensationFailedError(FlowError):
 
 
 class QueryFailedError(FlowError):
-    """A query raised, took too long, or its code does not match the run's decided operations."""
+    """A query raised or took too long, or the code does not match the run's decided operations."""
 
 
 class RunNotMovedError(FlowError):

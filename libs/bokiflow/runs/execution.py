@@ -7,7 +7,8 @@ That method awaits only the log, so tests can interleave executions call by call
 An outcome is durable before the next operation begins. The last outcome of the workflow's own
 coroutine is appended late: only when that coroutine continues. If the coroutine then ends, one
 append contains the outcome and the end. If it begins an operation or awaits, the outcome is
-appended first.
+appended first. `runner` executes runs with `Execution`. `replay_check` uses a subclass that writes
+nothing.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ from indilog import Entry, Log, TooLargeError
 from indilog.sdk import SeqNum
 
 _DEFERRED_BYTES_MAX: Final = 16 * 1024
-"""Results with more bytes are appended at once, so that a result over the limit fails at its
-step.
+"""Results with more bytes are appended at once. So a result that is too large for a record becomes
+the failure of its own step.
 """
 _DEFERRED_TOGETHER: Final = 500
-"""Largest number of outcomes in one batch; all but one of them have short results."""
+"""Largest number of decisions in one batch."""
 _MESSAGE_CHARACTERS_MAX: Final = 2000
 UNDO: Final = ".undo"
-"""Suffix that makes the number of a compensation from that of the undone operation."""
+"""Suffix of a compensation's number; before it comes the number of the undone operation."""
 CANCEL: Final = "cancel"
 """The kind of a decision by which a cancellation replaces an operation."""
 RETURN: Final = "return"
@@ -89,12 +90,10 @@ class LeaseCheck(Protocol):
     """Tells whether this executor is certainly the only executor of the run."""
 
     def is_sure(self) -> bool:
-        """Whether no other executor can have taken over the run yet. If not, the log must be
-        read.
-        """
+        """Whether no other executor can have taken over the run yet. If False, read the log."""
 
     def has_ended(self) -> bool:
-        """Whether this executor must begin no further body of the run."""
+        """Whether this executor must not begin any further body of the run."""
 
 
 ExecutionRecord: TypeAlias = StepDecided | RunWaits | RunContinued | RunParked | RunFinished
@@ -116,8 +115,8 @@ class Branch:
 
     Attributes:
         execution: the execution of the operations.
-        parent: the branch that contains this one.
-        was_notified: whether the run's cancellation was raised in this branch, or inside it.
+        parent: the branch that contains this one; None: this is the main branch.
+        was_notified: whether the cancellation was raised in this branch, or in one inside it.
     """
 
     __slots__ = ("_next", "_prefix", "execution", "parent", "was_notified")
@@ -132,8 +131,8 @@ class Branch:
         self._next = 1
 
     def number(self) -> str:
-        """Return the number of the next operation, such as `3`; or `3.1.2`, the second operation of
-        the first branch of operation 3.
+        """Return the number of the next operation. For example, `3.1.2` is the second operation of
+        the first branch of operation `3`.
         """
         number = self.next_number
         self._next += 1
@@ -145,7 +144,7 @@ class Branch:
         return f"{self._prefix}{self._next}"
 
     def patch_number(self, name: str) -> str:
-        """Return the number of the decision about patch `name`, which no operation has."""
+        """Return the number of the decision about patch `name`. No operation has this number."""
         return f"{self._prefix}{PATCH}:{name}"
 
 
@@ -179,7 +178,7 @@ def raise_failure(decided: StepDecided, cause: BaseException | None = None) -> N
     """Raise the failure of an operation, if it failed. Every replay raises the same error.
 
     Raises:
-        Cancelled: the run was cancelled there.
+        Cancelled: the run was cancelled at this operation.
         StepFailedError: the operation failed for another reason.
     """
     failure = decided.failure
@@ -191,7 +190,12 @@ def raise_failure(decided: StepDecided, cause: BaseException | None = None) -> N
 
 
 class Execution:
-    """One execution of one run, in the epoch that the run has in `run`.
+    """One execution of one run, in the epoch of `run`.
+
+    Args:
+        lease: tells whether this executor still owns the run.
+        relisted_after_s: age of the run in seconds from which its end gets the tag `LATE_TAG`.
+        cancel_grace_s: seconds from a cancellation until bodies are ended (`CancelGrace`).
 
     Attributes:
         id: id of the run.
@@ -200,12 +204,12 @@ class Execution:
         asked: the operations that the workflow requested.
         in_progress: the operations that this execution performs, by number.
         grace: ends bodies some time after the cancellation of the run.
-        ended_bodies: how each body that was ended has ended, by number of the operation.
-        is_passive: whether this execution ends because the run only waits; no body may begin.
-        waits: the waits in progress: the time of each end, its task, and whether it is in the main
-            branch.
+        ended_bodies: by operation number, a text that says how a cancellation ended its body.
+        is_passive: whether this execution ends although the run continues; no body may begin.
+        waits: the waits in progress. Each has the log time at which it ends, its task, and whether
+            it is in the main branch.
         pins: number of reasons to keep this execution although it only waits, such as a lock.
-        lock_waits: number of its operations in progress that wait for a lock.
+        lock_waits: number of operations in progress that wait for a lock.
         is_check: whether nothing may be written or begun (`bokiflow.replay_check`).
     """
 
@@ -271,30 +275,30 @@ class Execution:
         return self.branch is self._main
 
     def number(self) -> str:
-        """Return the number of the next operation of this branch. Call it before the first await,
-        so that the order of the code decides the number.
+        """Return the number of the next operation of this branch. The caller must not await before
+        this call, so that the order of the code decides the number.
         """
         return self.branch.number()
 
     def key(self, number: str) -> str:
         """Return the idempotency key of an operation: the same in every execution, and unique.
 
-        An earlier, trimmed run with the same id, and other rounds of this run, have other keys.
+        Other rounds, and later runs with this id, have other keys: a key has the round's seqnum.
         """
         return f"{self.log.name}/{self.id}@{self._round_at}/{number}"
 
     def child_id(self, number: str) -> str:
         """Return the unique id of the run that operation `number` starts.
 
-        For a root run, and in later rounds, the id contains the seqnum at which the current round
-        began. So a root run whose id is reused starts children with other ids.
+        For a root run, and in rounds after the first, the id contains the seqnum at which the
+        current round began. So a root run whose id is reused starts children with other ids.
         """
         is_unique = self._parent is not None and self._is_first_round
         began = "" if is_unique else f"@{self._round_at}"
         return f"{self.id}{began}/{number}"
 
     def origin(self, number: str, *, is_awaited: bool) -> Origin:
-        """Return the origin of the run that operation `number` starts and may wait for."""
+        """Return the origin of a run that operation `number` starts, and may await."""
         above = () if self._parent is None else self._parent.awaited_by
         return Origin(self.id, number, (self.id, *above) if is_awaited else ())
 
@@ -337,11 +341,11 @@ class Execution:
         the log decide.
 
         All earlier outcomes are durable when `produce` begins. Until an outcome is decided,
-        `produce` may run again in another execution. When this returns, the outcome is durable; for
-        `may_wait`, see the module's docstring. If a cancellation is requested, the cancellation is
-        decided instead, once in each branch. If `is_cancellable` is false, only `produce` may
-        decide it (`OperationOutcome.is_cancelled`). `is_wait`: the operation waits for a record or
-        a time.
+        `produce` may run again in another execution. When this returns, the outcome is durable,
+        unless `may_wait` defers its append until the workflow continues. If a cancellation is
+        requested, the cancellation is decided instead, once in each branch. If `is_cancellable` is
+        False, only `produce` may decide the cancellation (`OperationOutcome.is_cancelled`).
+        `is_wait`: whether the operation waits for a record or a time.
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
@@ -384,7 +388,7 @@ class Execution:
 
     def call_when_durable(self, number: str, then: Callable[[], None]) -> None:
         """Call `then` when the outcome of an operation is a durable record of the run. If the
-        outcome is durable already, call it at once.
+        outcome is already durable, call `then` at once.
         """
         if self.is_durable(number):
             then()
@@ -424,9 +428,9 @@ class Execution:
     def decide_patch(self, name: str) -> bool:
         """Decide whether this run takes the changed path of its code, once in each branch.
 
-        The run takes the path, unless an execution of the code before the change has already
-        decided an operation at this place or after it. A decision to take the path is durable
-        before the next operation begins.
+        The run takes that path, unless an earlier execution without the change has decided an
+        operation at this place. A decision to take the path is durable before the next operation
+        begins.
         """
         branch = self.branch
         number = branch.patch_number(name)
@@ -441,8 +445,8 @@ class Execution:
     def check_finished(self) -> None:
         """Check that a returning workflow has finished all its operations.
 
-        If it has not, the log decides that. A later execution may find more operations finished,
-        and must still end in the same way.
+        If an operation has not finished, the log decides this failure. A later execution may find
+        that more operations have finished, but must still end with the same failure.
 
         Raises:
             UnfinishedOperationError: an operation has not finished, in this or an earlier
@@ -470,8 +474,8 @@ class Execution:
             await self._append_unflushed(0)
 
     async def _append_unflushed(self, left_max: int) -> None:
-        """Append decisions that are not durable, oldest first, until `left_max` are left. If an
-        append fails or is interrupted, its decisions stay in the list.
+        """Append decisions that are not durable, oldest first, until at most `left_max` are left.
+        If an append fails or is interrupted, its decisions stay in the list.
         """
         assert self._flushing.locked(), "one task appends at a time"
         while len(self._unflushed) > left_max:
@@ -506,7 +510,7 @@ class Execution:
         return self._cancel_asked and not (self._is_cancellation_suppressed or branch.was_notified)
 
     def mark_notified(self) -> None:
-        """Note that the cancellation is raised in this branch."""
+        """Note that the cancellation is raised in this branch, and so in each of its parents."""
         branch: Branch | None = self.branch
         while branch is not None:
             branch.was_notified = True
@@ -655,8 +659,8 @@ class Execution:
         """Tell whether the workflow has ended before a decided operation of its main branch, or
         before a decided compensation. Then the code does not match the decided steps.
 
-        This also holds for code that raises: an earlier execution that raised at the same place
-        decided nothing after it.
+        This also applies to a workflow that raised an error. If an earlier execution had raised at
+        the same place, it would have decided nothing after it.
 
         Args:
             raised: the error with which the workflow ended, if any.
@@ -679,11 +683,11 @@ class Execution:
         return self._changed is not None
 
     async def park(self, reason: str, *, is_cancelled: bool = False) -> RunFinished | None:
-        """Park the run until other code is deployed. End the run instead if `is_cancelled`, or if
-        it was cancelled while it was parked earlier.
+        """Park the run until other code is deployed. If `is_cancelled`, or if the run was cancelled
+        while it was parked before, end the run instead and return its end.
 
-        Compensations are part of the code that does not match, so no compensation runs. The failure
-        of the run says so.
+        An ended run is not compensated, because its compensations are part of the code that does
+        not match. The failure of the run says so.
         """
         started = self.run.started
         assert started is not None, "only a run that has begun is executed"
@@ -700,7 +704,7 @@ class Execution:
         return None
 
     async def end_unbegun(self, failure: RecordedFailure) -> None:
-        """End a run whose code has not begun. The failure `Cancelled` ends it as cancelled."""
+        """End a run whose code has not begun. The failure `Cancelled` ends the run as cancelled."""
         was_cancelled = failure.kind == Cancelled.__name__
         await self._finish(RunFinished(self.epoch, b"", failure, was_cancelled=was_cancelled))
 
@@ -710,7 +714,7 @@ class Execution:
         """Check that a body may begin here.
 
         Raises:
-            Stopped: the lease has ended or ends soon, or the partition is being released.
+            Stopped: the lease or this execution has ended, or the partition is being released.
         """
         if self.is_passive or self._lease.has_ended():
             raise Stopped(f"Run {self.id!r} may have another executor.")
@@ -720,8 +724,8 @@ class Execution:
         await self._append([RunWaits(self.epoch, until, what, end)])
 
     async def catch_up(self, own: SeqNum = -1) -> None:
-        """Apply new records of the run. `own`: a record that the session of `log` has appended, up
-        to which (inclusive) all are applied (`read_run`).
+        """Apply new records of the run. `own`: seqnum of a record that the session of `log` has
+        appended; all records up to and including it are applied.
 
         Raises:
             Stopped: another executor has taken over the run, or the run cannot be read.

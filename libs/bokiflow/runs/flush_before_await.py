@@ -1,6 +1,6 @@
 """Runs a workflow's own coroutine, and makes its decisions durable before each wait.
 
-See `bokiflow.runs.execution`.
+`bokiflow.runs.execution.Execution` runs each workflow through `FlushBeforeAwait`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 (docs/decisions/0061).
 
 The platform holds an outcome from the call on, without a time limit. So an execution that repeats
-the call gets the outcome, however long the run was stopped. When the outcome is a durable record of
-the run, no execution makes the call again, and this module releases the outcome. A crash may leave
-outcomes held. The next execution releases them when it replays the recorded calls; after the end of
-the run, `bokiflow.collecting` releases them.
+the call gets the outcome, even if the run was stopped for long. When the outcome is a durable
+record of the run, no execution makes the call again, and this module releases the outcome.
+
+A crash may leave outcomes held. The next execution releases them when it replays the recorded
+calls. After the end of the run, `bokiflow.collecting` releases them. `operations.calls` makes the
+calls, and `runner` releases their outcomes at the end of a round.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _TOGETHER: Final = 100
 """Number of recorded outcomes that are released together."""
 _RECORDED_MAX: Final = 1000
 """Largest number of recorded outcomes that wait for their release while the platform is
-unavailable. Beyond it, the oldest are dropped; the end of the run releases them.
+unavailable. Beyond it, the oldest are dropped here, and released only at the end of the run.
 """
 
 
@@ -50,7 +52,7 @@ class HeldCalls:
         self._has_called = False
 
     def note_begun(self) -> None:
-        """Note that a call begins, whose outcome is held."""
+        """Note that a call begins. The platform will hold its outcome."""
         self._has_called = True
 
     def note_decided(self, number: str, key: str) -> None:

@@ -1,4 +1,7 @@
-"""Idempotency keys of operations."""
+"""Shortens idempotency keys of operations to the length that the receiver accepts.
+
+`operations.calls` and `operations.transactions` pass such keys to the platform and to stores.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 An operation that ends within `NOTED_AFTER_S` costs no append. A longer operation is noted once, and
 again when another of its attempts has failed. The pauses between its notes double, up to an hour. A
-note decides nothing, and replays ignore it.
+note decides nothing, and replays ignore it. `execution` makes an `OperationInProgress` for each
+operation; `operations.attempts` reports attempts to it, and `inspection` shows the notes.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ class OperationInProgress:
         number: number of the operation.
         name: name of the operation.
         kind: kind of the operation.
-        append: appends a note. It may raise an `IndilogError`; then a later note has the content.
+        append: appends a note. If it raises an `IndilogError`, a later note has the content.
         clock: returns the time of the run's log, in seconds since 1970.
         noted_after_s: seconds after which the operation is noted for the first time.
 
     Attributes:
         name: name of the operation.
         kind: kind of the operation.
-        attempt: number of the last attempt that began, from 1; 0: it has no attempts.
+        attempt: number of the last attempt that began, from 1; 0: no attempt has begun.
         failed: number of failed attempts.
-        error: the error of the last failed attempt; None: none has failed.
+        error: the error of the last failed attempt; None: no attempt has failed.
         began: when the operation began, in seconds of `waiting.monotonic_now`.
     """
 
@@ -85,7 +86,7 @@ class OperationInProgress:
 
     @property
     def note(self) -> OperationNoted:
-        """What is known about the operation now."""
+        """A note with the current facts about the operation."""
         passed, now = waiting.monotonic_now(), self._clock()
         next_at = None if self._next_at is None else now + self._next_at - passed
         since = now + self.began - passed
@@ -94,7 +95,7 @@ class OperationInProgress:
         )
 
     def begin_attempt(self, attempt: int) -> None:
-        """Begin an attempt, counted from 1."""
+        """Note that attempt number `attempt` (from 1) begins."""
         self.attempt, self._next_at = attempt, None
 
     def fail_attempt(self, error: str, pause_s: float) -> None:
@@ -104,7 +105,7 @@ class OperationInProgress:
         self.error = " ".join(error.split())[:_ERROR_CHARACTERS_MAX]
         self._has_changed = True
         if self._noting is not None:
-            return  # the append in flight sets the timer when it ends
+            return  # when the append in flight ends, `_append_note` sets the timer
         if self._next_at >= self._due:
             self._note()
         elif self._timer is None:

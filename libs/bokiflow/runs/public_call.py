@@ -18,10 +18,10 @@ from indilog import OutcomeUnknownError as Unknown
 class Stopped(BaseException):
     """This execution must not continue: the run has another executor, or the log is unavailable.
 
-    It is not an `Exception`, so that a workflow does not handle it as the failure of a step.
+    `Stopped` is not an `Exception`, so that a workflow does not handle it as the failure of a step.
 
     Attributes:
-        error: the log's error, if that is the cause.
+        error: the error of the log that is the cause; None: there is another cause.
     """
 
     def __init__(self, message: str, error: IndilogError | None = None) -> None:
@@ -52,7 +52,9 @@ class PublicCall:
         self.unknown, self.has_appended = None, True
 
     def error_for_caller(self, error: IndilogError) -> IndilogError:
-        """Return the error to raise for `error`. It is not retryable if a record was appended."""
+        """Return the error to raise for `error`. If a record was appended, the returned error is
+        not retryable.
+        """
         if self.unknown is not None:
             return self.unknown
         if self.has_appended and error.retryable:

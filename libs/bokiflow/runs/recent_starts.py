@@ -23,7 +23,7 @@ _PAGE: Final = 1000
 
 
 class RecentStart(NamedTuple):
-    """The start of a run.
+    """The start of a run, as the list of starts has it.
 
     Attributes:
         seqnum: its place in the log.
@@ -39,7 +39,7 @@ class RecentStart(NamedTuple):
 
 
 def start_in(record: Record) -> RecentStart | None:
-    """Return the start in a record of the list of starts; None: it names no run."""
+    """Return the start in a record of the list of starts; None: the record names no run."""
     id_, workflow = run_in(record.tags), workflow_in(record.tags)
     if id_ is None or workflow is None:
         return None
@@ -50,7 +50,7 @@ class RecentStarts:
     """The newest starts of a flow, as far as they were read.
 
     Attributes:
-        floor: the seqnum below which the list of starts is trimmed, as far as it was read.
+        floor: the seqnum below which the list of starts is trimmed, as far as the reads have shown.
     """
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class RecentStarts:
 
     async def find_older(self, log: Log, prefix: str) -> list[RecentStart] | None:
         """Read further starts before the known ones, and return those whose id begins with
-        `prefix`. None: there are no older starts, or `KEPT_MAX` starts are known, so that no
-        further ones are kept.
+        `prefix`. None: nothing was read, because there are no older starts, or because `KEPT_MAX`
+        starts are in memory already.
         """
         async with self._mutex:
             if not self._has_older or len(self._starts) >= KEPT_MAX:

@@ -1,11 +1,16 @@
 """BokiFlow's records: events of runs, and of the executors that own partitions of runs.
 
-All records of a run have the tag `flow:<id>`, so this sub-stream is the whole history of the run.
-Each run lies in a partition (`partition_of`). Records that begin, end or wake a run also have the
-tag of its partition, `flow-p:<n>`. So the sub-stream of that tag shows which runs of the partition
-are open. Records that an owner must handle at once also have the tag `flow-in`. A start that names
-its executor does not have it, because that executor handles the start itself.
-`indilog.sdk.record_format` defines the frame of a record.
+All records of a run have the tag `flow:<id>`, so the sub-stream of this tag is the whole history of
+the run. Each run lies in a partition (`partition_of`). Records that begin, end or wake a run also
+have the tag of its partition, `flow-p:<n>`. So the sub-stream of that tag shows which runs of the
+partition are open.
+
+Records that an owner must handle at once also have the tag `flow-in` of the inbox. A start that
+names its executor lacks this tag, because that executor handles the start itself.
+
+`execution`, `runner`, `taking`, `handle` and `ownership` append these records. `run_state`,
+`partition_state`, `limit_state` and `owners` derive states from them. `indilog.sdk.record_format`
+defines the frame of a record.
 """
 
 from __future__ import annotations
@@ -60,13 +65,13 @@ class RecordedFailure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """A step of another run, which starts this run.
+    """The step of another run that started this run, or from which this run was forked.
 
     Attributes:
         run: id of the other run.
         step: number of the step.
-        awaited_by: ids of the runs that cannot end before the started run has ended: the other run,
-            and the runs that wait for it. Empty: the other run may end first.
+        awaited_by: ids of the runs that cannot end before this run has ended: the other run, and
+            the runs that wait for the other run. Empty: the other run may end first.
     """
 
     run: str
@@ -79,7 +84,7 @@ class CodeVersion(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         version: its number; it grows with each deployment of the application.
-        digest: a digest of the sources; deployments of the same sources have the same one.
+        digest: a digest of the sources; deployments of the same sources have the same digest.
     """
 
     version: Annotated[int, msgspec.Meta(ge=1)]
@@ -87,13 +92,13 @@ class CodeVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LimitSettings(msgspec.Struct, frozen=True, array_like=True):
-    """How many runs of a limit may execute, and how many may begin.
+    """How many runs of a limit may execute at a time, and how many may begin in an interval.
 
     Attributes:
         concurrency: largest number of runs with one key that execute at a time; None: no limit.
         total: largest number of runs of all keys together that execute at a time; None: no limit.
         starts: largest number of runs with one key that begin in an interval; None: no limit.
-        interval_s: length of that interval in seconds.
+        interval_s: length of the interval of `starts` in seconds.
     """
 
     concurrency: _Count | None = None
@@ -123,10 +128,11 @@ class RunLimit(msgspec.Struct, frozen=True, array_like=True):
 class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """A run starts. Only the first such record of a run takes effect.
 
-    `executor` executes the run in epoch 1; if empty, the owner of the run's partition takes it.
-    `arguments` is a JSON object; `version` is a digest of the code. `parent` is the step that
-    started the run, `forked` the step of another run from which it continues. A run with a `limit`
-    executes only when it has its turn. `code` is the deployment that started the run.
+    `executor` executes the run in epoch 1. If `executor` is empty, the owner of the run's partition
+    takes the run. `arguments` is a JSON object. `version` is a digest of the code. `parent` is the
+    step that started the run. `forked` is the step of another run from which this run continues. A
+    run with a `limit` executes only when it has its turn. `code` is the deployment that started the
+    run.
     """
 
     workflow: str
@@ -140,7 +146,8 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 
 
 class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """`executor` executes the run in `epoch`. Takes effect if the current epoch is one less.
+    """`executor` executes the run in `epoch`. The record takes effect if the run's epoch is one
+    less.
 
     `crashes` counts the executors in a row that crashed right after they got the run
     (`bokiflow.ownership.crash_loops`). From here on, the run continues with the code of the
@@ -156,7 +163,8 @@ class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     """A step has this outcome: `result` as JSON text, or `failure`.
 
-    Takes effect if `epoch` is the current one and no earlier record decides this step number.
+    The record takes effect if `epoch` is the current one and no earlier record decides this step
+    number.
 
     Attributes:
         attempts: number of attempts in this epoch; 0: not recorded.
@@ -179,13 +187,13 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
 
 
 CODE: Final = "code"
-"""Number, name and kind of a note that the worker which should run the run lacks its code."""
+"""Number, name and kind of a note which says that a run waits for its code."""
 
 
 class OperationNoted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
-    """An operation has begun and takes long. Takes effect if `epoch` is the current one and the
-    operation is not decided. The note decides nothing. With the number `CODE`, the run waits for
-    its code.
+    """An operation has begun and takes long. The note decides nothing. It takes effect if `epoch`
+    is the current one and the operation is not decided. A note with the number `CODE` says that the
+    run waits for its code.
 
     Attributes:
         since: when the operation began. Times are seconds since 1970, by the time of the log.
@@ -240,8 +248,10 @@ class MoveAsked(msgspec.Struct, frozen=True, array_like=True, tag="move asked"):
 
 
 class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
-    """The run waits for other code, or is crash-looping. Takes effect if `epoch` is the current
-    one.
+    """The run waits for other code, or is crash-looping. The record takes effect if `epoch` is the
+    current one.
+
+    `version`: a digest of the code with which the round began. `reason`: a text for people.
     """
 
     epoch: _Epoch
@@ -250,13 +260,19 @@ class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
 
 
 class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The run has ended: `result` as JSON text, or `failure`. Takes effect if `epoch` is the
-    current one.
+    """The run has ended: `result` as JSON text, or `failure`. The record takes effect if `epoch` is
+    the current one.
 
-    A list of ended runs reads only this record, so the record also describes the run: its
-    `workflow`, the seqnum (`started_at`) and about the time (`began`) of its start, the number of
-    operations that it has decided (`steps`), the `version` of its code (0: not deployed), its last
-    `executor`, and the number of its `round`.
+    A list of ended runs reads only this record, so the record also describes the run.
+
+    Attributes:
+        workflow: name of its workflow.
+        started_at: seqnum of its start.
+        began: approximate time of its start, seconds since 1970.
+        steps: number of its decided operations.
+        version: number of the deployment with whose code it ended; 0: not deployed.
+        executor: its last executor.
+        round: number of its last round, from 1.
     """
 
     epoch: _Epoch
@@ -273,12 +289,13 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
 
 
 class RunWaits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
-    """The run only waits, and its executor has removed it from memory. Takes effect if `epoch` is
-    the current one.
+    """The run only waits, and its executor has removed it from memory. The record takes effect if
+    `epoch` is the current one.
 
     The owner of the partition takes the run when the log's time is `until` (None: no time), or at a
-    record for the run. Such a record may precede this one: `end` is the end of the history that the
-    execution had read when it decided to leave memory. `what` says what the run waits for.
+    record for the run. Such a record may come before this one in the log. So `end` tells what the
+    execution had read when it decided to leave memory: all records below `end`. `what` says what
+    the run waits for.
     """
 
     epoch: _Epoch
@@ -299,14 +316,14 @@ class UnreadSignal(msgspec.Struct, frozen=True, array_like=True):
 class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="continued", kw_only=True):
     """The run's round has ended, and its next round begins with these arguments, in the next epoch.
 
-    Takes effect if `epoch` is the current one. The record contains all that the next round needs,
-    so the records before it may be trimmed.
+    The record takes effect if `epoch` is the current one. It contains all that the next round
+    needs, so the records before it may be trimmed.
 
     Attributes:
         epoch: epoch of the round that ends.
         round: number of the round that begins; the first one is 1.
         end: the executor had read all records of the run below this seqnum.
-        executor: executes the next round.
+        executor: name of the executor of the next round.
         version: a digest of the code.
         started_at: seqnum of the record with which the run began.
         began: time of that record, seconds since 1970.
@@ -347,8 +364,8 @@ class RunForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"
 
 
 class LimitReminded(msgspec.Struct, frozen=True, array_like=True, tag="reminded"):
-    """A record of a limit, at whose time further runs may begin. `settings` replace the settings of
-    the limit; None: they stay as they are.
+    """A reminder: at the time of this record, further runs of a limit may begin. `settings` replace
+    the settings of the limit; None: they do not change.
     """
 
     settings: LimitSettings | None = None
@@ -358,8 +375,8 @@ class RunKept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
     """The ended run `run` is kept longer than its retention, for example because it is a child of
     an open run.
 
-    The record lists the run again among the ended runs of its partition. So the earlier entry may
-    be trimmed, together with the entries after it. The record has no other tag.
+    The record lists the run again among the ended runs of its partition. So the earlier entry of
+    the run may be trimmed, together with the entries between the two. The record has no other tag.
     """
 
     run: str
@@ -377,7 +394,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     `lease_s` seconds.
 
     Attributes:
-        takes: whether it has a driver, so that it claims its share of the partitions.
+        takes: whether the executor has a driver, so that it claims its share of the partitions.
         is_busy: whether it has open runs. A driver without open runs writes heartbeats only while
             another executor has open runs.
         count: number of partitions of the flow; the first record of the flow fixes it.
@@ -394,7 +411,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
-    """`executor` claims partitions, having read the records below `end`.
+    """`executor` has read the records of executors below `end`, and claims partitions.
 
     The claim takes effect for a partition without an owner. It also takes effect for a partition
     whose owner has no record between `end` (inclusive) and the claim.
@@ -523,14 +540,12 @@ def limit_tag(limit: str) -> str:
 
 
 def limit_tags(limit: RunLimit | None) -> tuple[str, ...]:
-    """Return the tag of a limit, which the records of its runs have in addition; none without a
-    limit.
-    """
+    """Return the tag that records of a run with this limit have in addition; no tag for None."""
     return () if limit is None else (limit_tag(limit.name),)
 
 
 def limit_in(tags: tuple[str | int, ...]) -> str | None:
-    """Return the name of the limit that a record's tags name."""
+    """Return the name of the limit that a record's tags name; None: they name no limit."""
     for tag in tags:
         if isinstance(tag, str) and tag.startswith(_LIMIT_PREFIX):
             return tag.removeprefix(_LIMIT_PREFIX)
@@ -538,7 +553,7 @@ def limit_in(tags: tuple[str | int, ...]) -> str | None:
 
 
 def run_in(tags: tuple[str | int, ...]) -> str | None:
-    """Return the id of the run that a record's tags name."""
+    """Return the id of the run that a record's tags name; None: they name no run."""
     for tag in tags:
         if isinstance(tag, str) and tag.startswith(RUN_PREFIX):
             return tag.removeprefix(RUN_PREFIX)
@@ -570,7 +585,8 @@ def limit_record(data: bytes) -> LimitRecord | None:
 
 
 def ended_run_in(record: Record) -> str | None:
-    """Return the id of the run that a record of the list of ended runs names; None: it names none.
+    """Return the id of the run that a record of the list of ended runs names; None: it names no
+    run.
 
     Raises:
         FlowVersionError: another version wrote the record.

@@ -2,7 +2,8 @@
 
 One record ends a round and begins the next one, so a crash cannot lose or repeat a round. This
 record contains the unconsumed signals, so the run can be executed without the records before it.
-All records before the previous round are trimmed.
+Records before the previous round are trimmed from time to time. `execution` ends rounds, and
+`runner` begins the next ones and trims.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NO_SIGNAL: Final = b"null"
 SIGNAL_KEYS_MAX: Final = 256
 """Number of signal keys that a round keeps from the rounds before it."""
 PAST_MAX: Final = 256
-"""A history is trimmed when it has at least so many records of old rounds."""
+"""Smallest number of records of old rounds at which a history is trimmed."""
 _decode_got = msgspec.json.Decoder(tuple[SeqNum, Any]).decode
 
 
@@ -44,7 +45,7 @@ class ContinuedAsNew(BaseException):
         named: the arguments by name.
         arguments: all arguments as a JSON object; set when they were checked.
         version: a digest of the code that continues; set when the arguments were checked.
-        code: the deployment of that code.
+        code: the deployment of that code; None: the code is not deployed.
     """
 
     def __init__(self, given: tuple[object, ...], named: dict[str, object]) -> None:
@@ -57,7 +58,7 @@ class ContinuedAsNew(BaseException):
 
 
 def consumed_signal(decided: StepDecided) -> tuple[SeqNum, Any] | None:
-    """Return seqnum and value of the signal that an operation consumed; None: it consumed none."""
+    """Return seqnum and value of the signal that an operation consumed; None: there is none."""
     if decided.kind != SIGNAL or decided.failure is not None or decided.result == NO_SIGNAL:
         return None
     return _decode_got(decided.result)

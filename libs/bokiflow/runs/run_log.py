@@ -66,8 +66,8 @@ async def read_run(
         id: id of the run.
         run: the run as of the records read before.
         own: a record of this run that the session of `log` appended.
-        is_reused: skip a trimmed run with this id, and read a later run with the id. If there is
-            none, `run` has not begun.
+        is_reused: whether to skip a trimmed run with this id and read a later run with the same id.
+            If there is no later run, `run` has not begun.
         on_effect: called with each record that takes effect, and its seqnum.
 
     Raises:
@@ -168,8 +168,8 @@ async def retry_while_unavailable(
         on_again: called before each attempt except the first.
 
     Raises:
-        Stopped: the platform was unavailable for too long. In a public call, also: the disk is
-            full; such a call is not retried.
+        Stopped: the platform was unavailable for too long. A public call also stops at once if the
+            disk is full.
         IndilogError: an error that is not transient.
     """
     pause_s = _PAUSE_S_MIN
@@ -196,7 +196,7 @@ async def retry_while_unavailable(
 async def read_own_run(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
     """Do the same as `retry_while_unavailable`, for reads of the run that is being executed.
 
-    The run may be unreadable: damaged, written by a later version, or ended by another executor and
+    The run may be unreadable: damaged, written by another version, or ended by another executor and
     trimmed. That is not a failure of the workflow, so it must not trigger compensations.
 
     Raises:
@@ -212,7 +212,7 @@ async def read_own_run(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
 async def read_dependency(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
     """Do the same as `retry_while_unavailable`, for reads of another run or of a lock.
 
-    If these are damaged or written by a later version, that is not a failure of the workflow.
+    A damaged run or lock, or one of another version, is not a failure of the workflow.
 
     Raises:
         RunUnreadable: the other run or lock cannot be read now.

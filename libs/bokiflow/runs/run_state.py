@@ -3,12 +3,14 @@ process.
 
 Each executor of a run has an epoch. The records of an executor take effect only until a record
 begins a later epoch. So of two concurrent executors, only one decides anything. Of several
-decisions of one step, the first in the log takes effect. `bokiflow.runs.states` has the
-transitions.
+decisions of one step, the first in the log takes effect.
 
 A run may have rounds (`Workflow.continue_as_new`). The record that ends a round begins the next
 one. Only unconsumed signals, and a cancellation that the workflow has not noticed, remain of
 earlier rounds.
+
+`states` has the transitions. `run_log` applies the records; executions, statuses and lists read the
+state.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class RunState:
         noted: the last note about each operation that takes long and is not decided, by number, as
             of the current epoch.
         signals: signals to the run, in log order.
+        signal_keys: keys of the signals, by which repeated signals are recognized.
         cancel_asked: whether a cancellation was requested.
         parked: the record that parked the run; None unless it is parked.
         parked_at: `ordered_at` of that record, seconds since 1970.
@@ -72,7 +75,7 @@ class RunState:
         round_at: seqnum of the record that began the current round.
         floor: the records below this seqnum are of rounds before the previous one, and may be
             trimmed.
-        past: how many of the applied records lie below `floor`.
+        past: number of applied records below `floor`.
         code: the deployment with whose code the run continues; None: it is not known.
         moved: when the run was moved to that code, seconds since 1970; None: its round began with
             that code.
@@ -125,8 +128,8 @@ class RunState:
         self._count = 0
         """Number of applied records that were not forgotten."""
         self._whole = (0, 0)
-        """Seqnum of the newest record from which the run can be read, and how many of the counted
-        records are before it.
+        """Seqnum of the newest record from which the run can be read, and the number of counted
+        records before it.
         """
         self._others_end: SeqNum = 0
         """Seqnum after the last record that is neither a decision nor a note."""
@@ -157,7 +160,7 @@ class RunState:
         return True
 
     def _effect(self, seqnum: SeqNum, record: RunRecord) -> bool:
-        """Apply a record that the state allows; False if the step already has an outcome."""
+        """Apply a record that the state allows; return False if it has no effect nevertheless."""
         match record:
             case RunStarted(executor=executor):
                 assert self.started is None, "a run starts once"

@@ -112,7 +112,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RecordedEvent], State]] = {
     (State.PARKED, RecordedEvent.CHILD_ENDED): State.PARKED,
     (State.PARKED, RecordedEvent.CANCEL_ASKED): State.PARKED,
 }
-"""The next state. State None: the run has not begun."""
+"""The state after an event, by the state before it. None: the run has not begun."""
 
 
 _EVENTS: Final[Mapping[type[RunRecord], RecordedEvent]] = {

@@ -1,7 +1,8 @@
 """Finds operations that a workflow began but did not await to their end.
 
 Such an operation runs in another task, or its coroutine was dropped. A workflow that returns before
-such an operation ends has failed. Otherwise the run would silently omit a part of its work.
+such an operation ends has failed. Otherwise the run would silently omit a part of its work. Each
+`Execution` registers the operations of its workflow in an `AskedOperations`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ITERATIONS: Final = 16
 replayed. A `gather` takes about five.
 """
 GATHER: Final = "gather"
-"""The kind of an operation that has no decided outcome of its own; only its parts have one."""
+"""The kind of an operation that has no decided outcome of its own; only its parts have outcomes."""
 
 
 def close_unbegun(coroutines: Sequence[Coroutine[Any, Any, object]]) -> bool:
@@ -86,7 +87,7 @@ def what_is_done(operation: NamedOperation) -> str:
 
 
 class AskedOperations:
-    """The operations requested in one execution. Ended ones are removed from time to time.
+    """The operations requested in one execution. Ended operations are removed from time to time.
 
     Attributes:
         replayed: number of outcomes of earlier executions that were replayed.
@@ -117,7 +118,8 @@ class AskedOperations:
             name: name of the operation.
             kind: kind of the operation.
             coroutine: the operation's coroutine.
-            parts: the coroutines that it runs. If it ends before it begins, they never begin.
+            parts: the coroutines that the operation runs. If the operation ends before it begins,
+                its parts never begin.
         """
         self.total += 1
         self._operations.append(AskedOperation(number, name, kind, coroutine, parts))
@@ -158,7 +160,7 @@ class AskedOperations:
         """Run the workflow's tasks until all of them wait. Then all have begun, decided operations
         have finished, and cancelled operations have ended.
 
-        It terminates: each decision is replayed once, and each round leaves fewer operations.
+        This call ends: each decision is replayed once, and each iteration leaves fewer operations.
         """
         is_on = waiting.has_loop()
         while is_on and (left := len(self.left())):
@@ -172,8 +174,8 @@ class AskedOperations:
         """Advance the workflow's tasks after a replayed operation, before the workflow continues.
         As far as the log shows, the tasks then are where they were when that operation was decided.
 
-        A replay does not wait. Without this it would find operations unfinished that were finished
-        in the earlier execution, and cancel or omit them.
+        A replay does not wait. Without this call, the workflow would find operations unfinished
+        that had finished in the earlier execution. It might then cancel or omit them.
         """
         for operation in self._operations:
             is_due = operation.number in decided or operation.kind == GATHER

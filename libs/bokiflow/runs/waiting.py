@@ -1,6 +1,7 @@
 """Clocks, random names, pauses and threads: BokiFlow's dependencies besides the log.
 
-All of them are in this module, so that tests can replace them. No decision depends on them.
+Other modules use these functions, so that tests can replace them. Correctness does not depend on
+clocks, names or pauses.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ async def tick(seconds: float) -> None:
 
 
 def call_later(seconds: float, call: Callable[[], object]) -> Timer | None:
-    """Call `call` after `seconds`; None: there is no event loop, so it is never called."""
+    """Call `call` after `seconds`. Without an event loop, return None and never call it."""
     return asyncio.get_running_loop().call_later(seconds, call) if has_loop() else None
 
 
@@ -201,7 +202,7 @@ async def run_within(asked: Coroutine[Any, Any, _ValueT], seconds: float, late: 
     """Return the result of `asked`, which is cancelled after `seconds`.
 
     Raises:
-        TimeoutError: it took longer; the message is `late`.
+        TimeoutError: `asked` took longer; the message is `late`.
     """
     ending = asyncio.timeout(seconds)
     try:
