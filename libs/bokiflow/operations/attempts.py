@@ -1,4 +1,8 @@
-"""Runs the body of a step until it returns, or until no further attempt is due."""
+"""Runs the body of a step until it returns, or until no further attempt is due.
+
+Only the outcome of the last attempt is decided. `Workflow` makes an `Attempts` for each step and
+each compensation. `CancelGrace` ends bodies of cancelled runs.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,8 @@ class Retry:
         first: seconds before the second attempt (0 or more).
         factor: each further pause is this many times longer (1 or more).
         longest: longest pause in seconds (up to a day).
-        until: no attempt begins later than this many seconds after the first attempt began; None:
-            without limit.
+        until: seconds after the beginning of the first attempt after which no further attempt
+            begins; None: without limit.
 
     Raises:
         FlowSettingsError: a value is out of its range.
@@ -100,7 +104,8 @@ class Attempts:
         execution: the execution of the step.
         number: number of the step.
         body: body of the step.
-        arguments: returns the arguments of the body, including its context if the body takes one.
+        arguments: returns the arguments of the body, beginning with a context if the body takes
+            one.
         policy: how the step is attempted.
 
     Attributes:
@@ -156,7 +161,7 @@ class Attempts:
         """Return the result of the next attempt.
 
         Raises:
-            Woken: the run was cancelled, and the body was ended after the time of grace.
+            Woken: the run was cancelled, and the body was ended after its time of grace.
         """
         execution, branch = self._execution, self._execution.branch
         try:
@@ -188,8 +193,8 @@ class Attempts:
         return attempt >= retry.attempts or (retry.until is not None and next_at_s > retry.until)
 
     def _outcome(self, value: object) -> OperationOutcome:
-        """Return the outcome of a body. A result that cannot be recorded is a permanent
-        failure.
+        """Return the outcome of a body. If its result cannot be recorded, the outcome is a
+        permanent failure.
         """
         try:
             return OperationOutcome(self._body.text(value))

@@ -1,4 +1,8 @@
-"""Calls the body of a step, and converts its result to JSON text and back."""
+"""Calls the body of a step, and converts its result to JSON text and back.
+
+A sync body runs in a thread, so it does not block other runs. `Workflow`, `calls` and
+`transactions` describe functions with `Body`.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ class Body:
         return other
 
     async def run(self, arguments: tuple[object, ...]) -> object:
-        """Run the body and return its result; a sync body runs in a thread."""
+        """Run the body and return its result. A sync body runs in a thread."""
         if self.is_async:
             value = self._call(*arguments)
         else:

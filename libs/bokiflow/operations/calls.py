@@ -1,8 +1,9 @@
 """Calls functions from workflows: `await wf.call(send_mail, room, seat)`.
 
 The operation's key is the idempotency key of the call, and the platform records the call before the
-function runs. So the call has one outcome, even if several executors repeat it. The platform holds
-the outcome until the run has recorded it (`bokiflow.runs.held_calls`).
+function runs. So the call has one outcome, even if several executors make it. The platform holds
+the outcome until the run has recorded it (`bokiflow.runs.held_calls`). `Operations.call` uses this
+module.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ async def call(
 
 
 async def _call_with_retry(of: FunctionCall, ctx: Context, key: str, holder: str) -> bytes:
-    """Call until there is an outcome; the key makes a repetition idempotent."""
+    """Call until there is an outcome. The key makes repeated calls idempotent."""
     pause_s, unknown = _PAUSE_S_MIN, 0
     last: IndilogError | None = None
     for tries in range(PATIENCE_TRIES):
@@ -117,5 +118,5 @@ async def _call_with_retry(of: FunctionCall, ctx: Context, key: str, holder: str
             last = error
             unknown += isinstance(error, OutcomeUnknownError)
             if not is_transient(error) or unknown == _UNKNOWN_TRIES:
-                raise  # the outcome of this operation is that the call's stays unknown
+                raise  # the outcome of this operation is that the outcome of the call is unknown
     raise Stopped(f"{of.name} cannot be called now: {last}", last)

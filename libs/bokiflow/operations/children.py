@@ -1,9 +1,10 @@
 """Child workflows: runs that a step of another run starts.
 
-The id of a child consists of the parent's id and the step's number, so a start that is repeated
-after a crash finds the existing child. The parent's log records the decision to start before the
-child starts. So a later executor of the parent knows all children that may exist, and cancels them
-when it compensates the parent.
+The id of a child consists of the parent's id and the step's number. So if the start is repeated
+after a crash, it finds the existing child. The parent's log records the decision to start before
+the child starts. So a later executor of the parent knows all children that may exist. When that
+executor compensates the parent, it cancels these children. `Operations.run` and
+`Operations.start_child` use `Child`.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class Child(Generic[_ResultT_co]):
         """Decide the start of the child, then start it unless it exists.
 
         Args:
-            compensations: the compensations of the parent; the child's cancellation is added.
+            compensations: the compensations of the parent, to which the child's cancellation is
+                added.
             is_awaited: whether the parent waits for the child's end.
 
         Raises:
@@ -134,7 +136,7 @@ class Child(Generic[_ResultT_co]):
         raise_failure(decided)
         self.id = msgspec.json.decode(
             decided.result, type=str
-        )  # a fork uses the child that the original run started
+        )  # the child of a fork is the child that the original run started
         compensations.add(self.number, name, CANCEL_CHILD, self._cancel)
         if not execution.is_check:
             with execution.asked.performing():
@@ -179,7 +181,7 @@ class Child(Generic[_ResultT_co]):
         return finished
 
     async def _read_end(self) -> RunFinished | None:
-        """Return the end of the child; None while it runs. A trimmed child has ended."""
+        """Return the end of the child; None while the child runs. A trimmed child has ended."""
         log = self._execution.log
         try:
             await read_run(log, self.id, self._run, is_reused=True)
@@ -191,7 +193,7 @@ class Child(Generic[_ResultT_co]):
         return self._run.finished
 
     async def _cancel(self, _: str) -> OperationOutcome:
-        """Cancel the child if it is running, and wait for its end."""
+        """Cancel the child if it is still running, and wait for its end."""
         try:
             await read_dependency(self._start)
         except RunIdInUseError:

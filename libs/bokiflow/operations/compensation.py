@@ -3,6 +3,8 @@ cancelled.
 
 Compensations run one after the other, in the reverse order of the operations' numbers. Each
 compensation is a separate operation: its outcome is decided once, and a crash does not skip it.
+`runner` and `replay_check` run workflows through `run_compensated`. The operations of a workflow
+register its compensations.
 """
 
 from __future__ import annotations
@@ -56,13 +58,11 @@ class Compensations:
         self._undos[number] = _Undo(name, kind, produce)
 
     def must_not_run(self, raised: Exception) -> bool:
-        """Tell whether compensations must not run, because the code does not match the decided
-        steps.
-        """
+        """Tell whether no compensation may run, because the code does not match decided steps."""
         return self.execution.has_left_out(raised, self._undos)
 
     async def run(self) -> list[RecordedFailure]:
-        """Run all compensations; return the failures."""
+        """Run all compensations; return their failures."""
         self.execution.suppress_cancellation()
         failures = []
         for number in sorted(self._undos, key=_path_of, reverse=True):
@@ -92,7 +92,7 @@ def _path_of(number: str) -> tuple[int, ...]:
 
 
 async def run_compensated(compensations: Compensations, body: Coroutine[Any, Any, bytes]) -> bytes:
-    """Run a workflow's body; if it raises, run its compensations and raise its error.
+    """Run a workflow's body. If the body raises, run its compensations and raise the error again.
 
     Raises:
         CompensationFailedError: all compensations ran, and some failed.

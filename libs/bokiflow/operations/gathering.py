@@ -1,6 +1,7 @@
 """Runs concurrent branches of a workflow: `await wf.gather(...)`.
 
 Each branch numbers its own operations, so the numbers do not depend on the order of execution.
+`Operations.gather` calls `gather`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ AT_ONCE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """The error that a branch raised; distinct from an error object that a branch returns."""
+    """The error that a branch raised. It is distinct from an error object that a branch returns."""
 
     error: Exception
 
@@ -35,13 +36,14 @@ async def gather(
     branches: Sequence[Coroutine[Any, Any, _ValueT]],
     at_once: int,
 ) -> list[_ValueT]:
-    """Return the results of all branches, in the given order.
+    """Return the results of all branches, in the order of `branches`.
 
     Every branch runs to its end, even if another branch fails. So the set of branches that take
     effect does not depend on timing.
 
     Raises:
-        Exception: the error of the first failed branch; a `Cancelled` has priority.
+        Exception: the error of the first branch that failed; a `Cancelled` of any branch has
+            priority.
         FlowSettingsError: there are too many branches, or `at_once` is less than 1.
     """
     if len(branches) > BRANCHES_MAX or at_once < 1:
@@ -96,7 +98,7 @@ async def _at_once(
             task.cancel()
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
-        finally:  # also if this is cancelled once more
+        finally:  # also if the task of `gather` is cancelled once more
             if close_unbegun(branches):
                 execution.asked.close_unbegun()
 

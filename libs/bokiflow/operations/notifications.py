@@ -1,7 +1,8 @@
 """Lets a workflow's operations wait for a record of its run, or for a time.
 
 All events that end a wait (a signal, a cancellation, the end of a child, a takeover) are records of
-the run. So one read waits for all of them, without polling.
+the run. So one read waits for all of them, without polling. Signals, timers, children, locks and
+attempts wait through this module.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from indilog.sdk import SeqNum
 
 _ValueT = TypeVar("_ValueT")
 WAIT_S_MAX: Final = 300.0
-"""Longest wait of one read in seconds; then the next read begins."""
+"""Longest wait of one read in seconds. After it, the next read begins."""
 
 
 def _ignore_count(by: int) -> None:
@@ -30,7 +31,7 @@ def _ignore_count(by: int) -> None:
 WAIT_COUNTER: Final[ContextVar[Callable[[int], None]]] = ContextVar(
     "wait_counter", default=_ignore_count
 )
-"""Called with 1 when an operation of the run begins to wait, with -1 when it stops waiting."""
+"""Called with 1 when an operation of the run begins to wait, and with -1 when it stops waiting."""
 
 
 class Woken(Exception):  # noqa: N818 - it never leaves an operation
@@ -50,7 +51,7 @@ async def wait_for_record(
 
     Args:
         execution: execution of the waiting operation.
-        ends: seconds since 1970, by the time of the run's log.
+        ends: when to stop waiting, by the time of the run's log, seconds since 1970.
         found: returns the value if it is available, else None.
         wakes: whether a cancellation ends the wait.
 
@@ -81,7 +82,7 @@ async def wait_for_record(
 
 
 async def _wait_for_record_at(execution: Execution, end: SeqNum, wait_s: float) -> None:
-    """Wait up to `wait_s` seconds for a record of the run at seqnum `end` or later, and apply all
+    """Wait up to `wait_s` seconds for a record of the run at seqnum `end` or later. Then apply all
     new records.
     """
 
@@ -95,11 +96,11 @@ async def _wait_for_record_at(execution: Execution, end: SeqNum, wait_s: float) 
 async def run_unless_cancelled(
     execution: Execution, asked: Coroutine[Any, Any, _ValueT]
 ) -> _ValueT:
-    """Return the result of `asked`. A cancellation of the run ends `asked` at once, if there is an
-    event loop.
+    """Return the result of `asked`. With an event loop, a cancellation of the run ends `asked` at
+    once.
 
     Raises:
-        Woken: a cancellation is requested; `asked` has ended, and may have had its effect.
+        Woken: a cancellation is requested. `asked` has ended, and may have taken effect.
     """
     if not waiting.has_loop():
         return await asked
@@ -130,8 +131,8 @@ async def decide_waiting(
     *,
     is_wait: bool = True,
 ) -> StepDecided:
-    """Decide an operation that waits, as `Execution.decide` does. A cancellation that is requested
-    during the wait is decided instead.
+    """Do the same as `Execution.decide` for an operation that waits. If a cancellation is requested
+    during the wait, the cancellation is decided instead.
     """
     while True:
         with suppress(Woken):

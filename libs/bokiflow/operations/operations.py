@@ -1,7 +1,8 @@
 """The operations of a workflow other than steps: waits, branches, locks, calls, children, stores.
 
-Each operation gets its number when its method is called, before anything is awaited. The other
-modules of this package have the work of single operations; `bokiflow.workflow` adds steps.
+Each operation gets its number when its method is called, before anything is awaited. Its outcome is
+decided once. The other modules of this package do the work of single operations.
+`bokiflow.workflow.Workflow` inherits from `Operations` and adds steps.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Operations:
 
     @cached_property
     def compensations(self) -> Compensations:
-        """The compensations to run if the workflow fails."""
+        """The compensations to run if the workflow fails or is cancelled."""
         return Compensations(self.execution)
 
     @cached_property
@@ -101,14 +102,14 @@ class Operations:
     def _register(
         self, number: str, name: str, kind: str, operation: Coroutine[Any, Any, _ValueT]
     ) -> Coroutine[Any, Any, _ValueT]:
-        """Return the coroutine of an operation, to be awaited; see `AskedOperations.add`."""
+        """Return the coroutine of an operation, to be awaited (`AskedOperations.add`)."""
         return self.execution.asked.add(number, name, kind, operation)
 
     # --- waiting
 
     def sleep(self, duration: float | timedelta) -> Coroutine[Any, Any, None]:
         """Wait for this duration (in seconds, or a timedelta), counted from the first execution of
-        this line. A restart of the process does not change when the wait ends.
+        this line. A restart of the process does not change the end of the wait.
 
         Raises:
             Cancelled: the run was cancelled while waiting.
@@ -125,8 +126,9 @@ class Operations:
     ) -> Coroutine[Any, Any, Any]:
         """Wait for the next signal `name` to this run and return its value; None: timeout.
 
-        Signals stay in the log until this is called. Each signal is returned once, in log order. A
-        signal that arrives after the timeout is kept for the next call.
+        Signals stay in the log until the workflow consumes them by this call. Each signal is
+        returned once, in log order. A signal that arrives after the timeout is kept for the next
+        call.
 
         Raises:
             Cancelled: the run was cancelled while waiting.
@@ -145,7 +147,7 @@ class Operations:
         """Run branches concurrently and return their results, in the given order.
 
         A branch is an operation, or any coroutine that awaits operations. All branches run to their
-        end, even if one fails; then the error of the first failed branch is raised.
+        end, even if one fails. Then the error of the first failed branch is raised.
 
         Args:
             branches: branches to run, at most 10,000.
@@ -168,9 +170,9 @@ class Operations:
         """Hold a lock during an `async with` block: `async with wf.lock("hotel:7") as lock`.
 
         The holder is the run. So a re-execution still holds a lock that an earlier execution
-        acquired, with the same `lock.token`. The lease is renewed while the block runs. The lease
-        can still end, if no process executes the run for longer than `lease`. Then `lock.check()`
-        and leaving the block raise `LockLostError`.
+        acquired, with the same `lock.token`. The lease is renewed while the block runs. If no
+        process executes the run for longer than `lease`, the lease ends nevertheless. Then
+        `lock.check()` and the end of the block raise `LockLostError`.
 
         Args:
             name: name of the lock, unique in its log.
@@ -179,9 +181,9 @@ class Operations:
             log: log of the lock, if other programs share it; default: the log of the runs.
 
         Raises:
-            LockTimeoutError: on entering: the lock was not acquired within `wait` seconds.
-            NestedLockError: on entering: an enclosing block holds the lock, perhaps a block around
-                the enclosing `gather`. This outcome is decided.
+            LockTimeoutError: raised on entering: the lock was not acquired within `wait` seconds.
+            NestedLockError: raised on entering: an enclosing block of this run holds the lock,
+                perhaps a block around the enclosing `gather`. This outcome is decided.
         """
         where = self.execution.log if log is None else self.log(log)
         return RunLock(self.execution, where, name, lease, wait)
@@ -222,8 +224,8 @@ class Operations:
         """Run a workflow of the same flow exactly once, and return its result.
 
         Raises:
-            StepFailedError: the child failed, or its wait for a place in its limit would have been
-                a deadlock: all runs with such places wait for the child, or for others like it.
+            StepFailedError: the child failed. Or the child could never get a place in its limit,
+                because all runs with such places wait for the child or for other waiting runs.
             InvalidArgumentsError, FlowSettingsError, Cancelled: as for `start_child`.
         """
         begun, number = self._child(child, arguments, named), self.execution.number()
@@ -273,10 +275,10 @@ class Operations:
         """Call a function of an application and return its result; the call has one outcome.
 
         The platform records the call with the key of this operation, and decides one outcome
-        despite crashes and concurrent executors. After that the function does not run again for
-        this call. If its worker crashes before, the function is restarted, so its body may run more
-        than once. Effects that must happen once belong into a workflow (`run`), or into a
-        transaction with an id.
+        despite crashes and concurrent executors. When the outcome is decided, the function does not
+        run again for this call. If the worker crashes earlier, the function is restarted, so its
+        body may run more than once. Effects that must happen once belong into a workflow (`run`),
+        or into a transaction with an id.
 
         Args:
             function: a decorated function, or `"app.function"`, which takes named arguments only.
@@ -301,8 +303,8 @@ class Operations:
         *,
         name: str | None = None,
     ) -> Coroutine[Any, Any, _ValueT]:
-        """Run `body(txn)` in a transaction that takes effect exactly once. Return its result, which
-        the log decides once.
+        """Run `body(txn)` in a transaction that takes effect exactly once, and return its result.
+        The log decides the result once.
 
         The body may run several times, because of conflicts, crashes and concurrent executors. The
         writes of exactly one attempt take effect. The result is stored as JSON and converted to the

@@ -1,4 +1,8 @@
-"""Events and states that a workflow publishes for people, as decided values in its history."""
+"""Events and states that a workflow publishes for people, as decided values in its history.
+
+`Workflow.publish` and `Workflow.set_status` write the values. `handle`, `inspection` and
+`run_status` read them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ class PublishedEvent(NamedTuple):
     """An event that a workflow published.
 
     Attributes:
-        seqnum: place in the run's history; pass the last one to `Handle.events` to continue.
+        seqnum: place in the run's history. To continue, pass the last one to `Handle.events`.
         value: the event.
     """
 
@@ -61,7 +65,7 @@ def event_in(seqnum: SeqNum, record: RunRecord) -> PublishedEvent | None:
 
 
 def status_value_in(run: RunState) -> object:
-    """Return the value that the run has last set as its status; None if it has set none."""
+    """Return the value that the run has last set as its status; None: it has set no status."""
     for record in reversed(run.steps.values()):
         if record.kind == STATUS:
             return plain_value(record.result)

@@ -2,8 +2,9 @@
 acquired.
 
 Acquiring and releasing are operations. While the block runs, the executor of the run renews the
-lease; after a takeover, the new executor renews it. If the lease has ended, `check` raises an
-error, and so does leaving the block.
+lease; after a takeover, the new executor renews it. If the lease has ended, `check` and the end of
+the block raise `LockLostError`. `Operations.lock` makes a `RunLock`, which uses
+`bokiflow.locks.lock`.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ class HeldByRun:
         self._renewing: asyncio.Task[None] | None = None
 
     def is_held(self, execution: Execution, log: Log, name: str) -> bool:
-        """Tell whether this is the lock `name` of `log`, held by the run of `execution` according
-        to the decided operations.
+        """Tell whether this object is the lock `name` of `log`, and the run of `execution` still
+        holds it according to the decided operations.
         """
         is_same = (self._log_name, self.name) == (log.name, name)
         return is_same and self._execution is execution and not self._is_over
 
     async def check(self) -> None:
-        """Check that the run holds the lock, and extend the lease to its whole length from now.
+        """Check that the run holds the lock, and extend the lease to its full length from now.
 
         Raises:
             LockLostError: the lease has ended. This outcome is decided.
@@ -122,7 +123,7 @@ class HeldByRun:
             try:
                 await self._held.extend(self._lease_s)
             except LockLostError:
-                return  # leaving the block reports it
+                return  # the end of the block raises the error
             except IndilogError:
                 pass  # the log may be available again before the lease ends
             await waiting.pause(self._lease_s / _RENEWALS_PER_LEASE)
@@ -136,7 +137,7 @@ _AROUND: Final[ContextVar[tuple[HeldByRun, ...]]] = ContextVar("around", default
 
 
 class RunLock:
-    """`async with wf.lock("hotel:7") as lock:` see `Operations.lock`."""
+    """The block `async with wf.lock("hotel:7") as lock:` (`Operations.lock`)."""
 
     def __init__(
         self, execution: Execution, log: Log, name: str, lease: float, wait: float | None
@@ -196,7 +197,7 @@ class RunLock:
 
         try:
             return await run_unless_cancelled(self._execution, read_dependency(acquire))
-        except Woken:  # the lock may have been acquired, so it is released
+        except Woken:  # the lock may have been acquired, so release it
             await read_dependency(self._lock.leave)
             raise
 

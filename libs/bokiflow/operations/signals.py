@@ -1,7 +1,8 @@
 """Signals: values sent to a run, each consumed once, in log order.
 
-A signal stays in the log until the workflow reads it. An operation consumes the oldest unconsumed
-signal of its name. The log decides which signal that is, so a re-execution gets the same signal.
+A signal stays in the log until the workflow consumes it. An operation consumes the oldest
+unconsumed signal of its name. The log decides which signal an operation gets, so a re-execution
+gets the same signal. `Handle.signal` sends signals; `Operations.signal` waits for them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Durable timers: `await wf.sleep(...)`, and timeouts of other waits.
 
-The end of a timer is decided when it starts, so a re-execution waits only for the remaining time.
+The end of a timer is decided when the timer starts, so a re-execution waits only for the remaining
+time. Timers end by the time of the run's log (`log_time`). `Operations` uses this module.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def seconds_of(duration: float | timedelta) -> float:
 
 
 def start_timer(execution: Execution, name: str, duration: float | timedelta) -> float:
-    """Start a timer and return its end (seconds since 1970, by the time of the run's log). The
+    """Start a timer and return its end, in seconds since 1970 by the time of the run's log. The
     first execution decides the end.
     """
     seconds, clock = seconds_of(duration), log_clock(execution.log)

@@ -1,12 +1,13 @@
 """Runs transactions in workflows, committed exactly once: `await wf.transact(store, body)`.
 
 The transaction has the operation's key as its id, so only the first commit takes effect
-(`Store.transact`). The store knows the id until the run has recorded the outcome, also across the
-store's garbage collections.
+(`Store.transact`). The store keeps the id until the run has recorded the outcome, even if the store
+is garbage-collected meanwhile.
 
 If the body raises, its failure is committed without its writes. Otherwise a stalled execution could
 commit writes after the failure was decided. For the same reason, a cancellation of the run is
 committed, too. It takes effect only if no earlier execution has committed the writes.
+`Operations.transact` calls `transact`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ID_BYTES_MAX: Final = 250
 
 
 class _Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of a transaction, or the failure of its body, recorded with its writes."""
+    """The result of a transaction, or the failure of its body, committed with its writes."""
 
     result: Any = None
     failure: RecordedFailure | None = None
@@ -73,8 +74,8 @@ async def transact(
             plain = await _transact_with_retry(store, attempt, txn_id)
         except Exception as error:  # noqa: BLE001 - each error is an outcome
             errors.append(error)
-            # A concurrent execution may still commit the writes. The log orders one of the two
-            # commits first.
+            # A concurrent execution may still commit the writes. The log decides which of the two
+            # commits comes first.
             plain = await _transact_with_retry(store, failed, txn_id)
         held.append(txn_id)
         recorded = msgspec.convert(plain, _Recorded)
@@ -84,7 +85,7 @@ async def transact(
     decided = await execution.decide(
         number, known.name, TRANSACTION, committed, may_wait=True, is_cancellable=False
     )
-    if held:  # replays do not ask the store once the outcome is durable
+    if held:  # once the outcome is durable, no replay needs the id, so the store may forget it
         execution.call_when_durable(number, partial(store.release, *held))
     raise_failure(decided, errors[-1] if errors else None)
     return known.result(decided.result)
@@ -93,7 +94,7 @@ async def transact(
 async def _transact_with_retry(
     store: Store, body: Callable[[Transaction], Awaitable[Any]], txn_id: str
 ) -> Any:  # noqa: ANN401
-    """Commit a transaction, with retries; its id makes a repetition idempotent."""
+    """Commit a transaction, with retries. Its id makes repeated commits idempotent."""
     pause_s = _PAUSE_S_MIN
     conflict: ConflictError | None = None
     for tries in range(_TRIES):
