@@ -2,17 +2,18 @@
 
 A step that calls `os._exit`, or uses all memory, ends its worker. It would also end the next worker
 that takes over the run, and so interrupt all other runs there. So each takeover counts the
-executors in a row that crashed soon after they got the run: before their next heartbeat, and before
-a step was decided.
+executors in a row that crashed soon after they got the run. Soon means before their next heartbeat,
+and before a step was decided.
 
-After the second such crash the run counts as crash-looping, and so do the runs that were taken over
-together with it. Such runs are taken over in groups, which become smaller with each crash and
-finally contain one run. The pauses between takeovers grow. Each group is watched for some seconds
-before the next group is taken over. That separates the cause from runs that were only in the same
-process.
+After the second such crash the run counts as crash-looping. The runs that were taken over together
+with it count as crash-looping, too. Such runs are taken over in groups, which become smaller with
+each crash and finally contain one run. The pauses between takeovers grow. Each group is watched for
+some seconds before the next group is taken over. So the run that crashes its processes is separated
+from runs that were only in the same process.
 
 After the fifth crash the run is parked, which `status()` shows. A parked run is retried with
-growing pauses, because memory or code may have changed.
+growing pauses, because memory or code may have changed. `taking` takes over runs with `CrashLoops`,
+and `turns` uses `Tasks`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _GROUP_MAX: Final = 16
 
 def crashes_of(run: RunState, owners: Owners) -> int:
     """Return how many executors in a row crashed soon after they got a run, and before they decided
-    a step of it. A dead last executor is included.
+    a step of it. The run's last executor is counted if it is dead.
     """
     beat_at = owners.dead.get(run.executor)
     if run.parked is not None or run.waits is not None or beat_at is None:
@@ -53,8 +54,8 @@ def is_crash_looping(crashes: int) -> bool:
 
 
 def pause_s(crashes: int) -> float:
-    """Return the seconds before a crash-looping run is taken over: 1, doubled for each further
-    crash, up to 600.
+    """Return the seconds before a crash-looping run is taken over: 1 after the second crash,
+    doubled for each further crash, up to 600.
     """
     return min(2.0 ** min(crashes - _CRASH_LOOPING_FROM, 20), _PAUSE_S_MAX)
 
@@ -67,7 +68,9 @@ def retry_s(run: RunState) -> float:
 
 
 def group_size(crashes: int) -> int:
-    """Return how many crash-looping runs are taken over together: 16, then 4, then 1."""
+    """Return how many crash-looping runs are taken over together: 16 after the second crash, then
+    4, then 1.
+    """
     return max(1, _GROUP_MAX >> (2 * (crashes - _CRASH_LOOPING_FROM)))
 
 
@@ -92,7 +95,7 @@ class Tasks:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether a task with that name is running."""
+        """Tell whether a task with this name is running."""
         return name in self._tasks
 
     def __len__(self) -> int:
@@ -104,9 +107,7 @@ class Tasks:
         return list(self._tasks.values())
 
     def begin(self, name: str, taking: Callable[[], Awaitable[None]]) -> None:
-        """Start a task, unless one with that name is running. `name` is the executor of the
-        runs.
-        """
+        """Start a task, unless a task with this name is running."""
         running = self._tasks.get(name)
         if running is not None and not running.done():
             return
@@ -128,7 +129,7 @@ class Tasks:
 
 
 class CrashLoops(Tasks):
-    """Takes over crash-looping runs of all executors in groups, one group after the other.
+    """Takes over crash-looping runs in groups, one group after the other.
 
     Args:
         watch_s: seconds for which a group is watched before the next group is taken over.
@@ -140,8 +141,8 @@ class CrashLoops(Tasks):
         self._alone = waiting.Mutex()
 
     async def take(self, runs: dict[str, int], take: Take) -> None:
-        """Take over runs, each given with its number of crashes. Runs with fewer crashes come
-        first.
+        """Take over runs. `runs` has the number of crashes of each run; runs with fewer crashes
+        come first.
         """
         left = sorted(runs, key=runs.__getitem__)
         while left:

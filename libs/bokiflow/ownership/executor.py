@@ -1,19 +1,20 @@
 """Keeps this process an executor while it has work: heartbeats, watchdog, and the flow's inbox.
 
-Four tasks run while it has work:
+Four tasks run while the process has work:
 
-- One writes heartbeats. If no run is open in its partitions, it lets the executor leave, so that an
-  idle process writes nothing.
+- One writes heartbeats. If no run is open in the process's partitions, it lets the executor leave.
+  So an idle process writes nothing.
 - One is the watchdog. When the lease is nearly over, it cancels all executions, because another
   process may execute the runs soon.
-- One waits for records of the inbox (`INBOX_TAG`), such as signals to runs, and hands each to its
-  partition.
+- One waits for records of the inbox (`INBOX_TAG`), such as signals to runs, and hands each record
+  to its partition.
 - One looks for late starts. An executor that starts a run in a partition of its own executes the
-  run itself, so such a start is not in the inbox. If that executor loses the partition while its
-  append is in flight, the new owner may have read the partition before the start is ordered. So
-  each executor also reads pages of the list of starts, several times per lease.
+  run itself, so such a start is not in the inbox. The executor may lose the partition while its
+  append is in flight. Then the new owner may have read the partition before the start is ordered.
+  So each executor also reads pages of the list of starts, several times per lease.
 
-`bokiflow.runner.Runner` is an executor, and `bokiflow.driver` claims partitions for it.
+`bokiflow.runner.Runner` is an executor, and `bokiflow.driver` claims partitions for it. `member`
+has the heartbeats, the lease and the owners.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ from indilog.sdk import Logs, SeqNum
 BEATS: Final = 4
 """Heartbeats per lease."""
 _LEAVES_AFTER: Final = 0.7
-"""Fraction of the lease after which an idle executor leaves; below `Lease`'s 0.8."""
+"""Fraction of the lease after which an idle executor leaves. It is below `lease._SURE` (0.8)."""
 _WATCHES: Final = 8
-"""Smallest number of checks of the lease per lease."""
+"""Smallest number of checks of the lease in the duration of one lease."""
 _INBOX_WAIT_S: Final = 300.0
 _INBOX_PAGE: Final = 1000
 _STARTS_PAGE: Final = 100
-"""Starts that are read at once: few enough that a page does not delay other work of the process."""
+"""Starts in one read: few enough that a page does not delay other work of the process."""
 _STARTS_PER_LEASE: Final = 8
 """How often the list of starts is read per lease."""
 _INBOX_TRIM_BEATS: Final = 64
@@ -81,15 +82,16 @@ class Executor(ABC):
 
     Args:
         log_name: name of the log of the runs.
-        lease_s: seconds after this process's last heartbeat until others claim its partitions.
+        lease_s: seconds after this process's last heartbeat until other executors claim its
+            partitions.
         partitions: number of partitions, if this process is the first user of the flow.
 
     Attributes:
         member: its heartbeats, its lease, and the owners of all partitions.
         owned: the partitions that it owns, by number.
         woken: set when a driver should read the owners again.
-        wanted: partitions that this process does not own and whose inbox has records, with the
-            seqnum of the last such record.
+        wanted: partitions that this process does not own, but for which the inbox has records. Each
+            has the seqnum of its last such record.
     """
 
     def __init__(self, log_name: str, lease_s: float, partitions: int) -> None:
@@ -111,11 +113,11 @@ class Executor(ABC):
 
     @abstractmethod
     def _has_work(self) -> bool:
-        """Tell whether this executor executes runs or is about to."""
+        """Tell whether this executor is executing runs or is about to do so."""
 
     @abstractmethod
     def _stop_runs(self, partition: OwnedPartition | None = None) -> list[asyncio.Task[None]]:
-        """Cancel the executions of a partition, or all. Return their tasks."""
+        """Cancel the executions of a partition, or of all partitions. Return their tasks."""
 
     @abstractmethod
     def _load(self, partition: OwnedPartition) -> None:
@@ -144,8 +146,8 @@ class Executor(ABC):
     # --- tasks
 
     def own_log(self, logs: Logs) -> Log:
-        """Return the log of the runs. All reads and takeovers of this executor use one session, so
-        that each sees the records that the others have seen.
+        """Return the log of the runs. All reads and takeovers of this executor use one session. So
+        each of them sees the records that the others have seen.
         """
         if self._log is None or self.logs is None:
             self.logs, self._log = logs, logs.log(self.log_name)
@@ -171,14 +173,14 @@ class Executor(ABC):
     # --- joining
 
     async def look(self, logs: Logs, own: SeqNum = -1) -> None:
-        """Read the records of executors; then begin to own the partitions that they give to this
-        executor, and stop owning others.
+        """Read the records of executors. Then begin to own the partitions that these records assign
+        to this executor, and stop owning others.
         """
         await self.member.look(self.own_log(logs), own)
         self._adopt()
 
     async def join(self, logs: Logs, claims: Collection[int] = ()) -> None:
-        """Be an executor with a sure lease, and claim partitions that have no live owner.
+        """Become an executor whose lease is sure, and claim partitions that have no live owner.
 
         Raises:
             Stopped: the log is unavailable, or slower than the lease.
@@ -186,8 +188,8 @@ class Executor(ABC):
         log = self.own_log(logs)
         if self._inbox.end is None:
             await self.member.look_once(log)
-            # The inbox is followed from here. Loading a partition reads the records before its
-            # claim.
+            # The inbox is followed from here. For each claimed partition, the records before its
+            # claim are read when it is loaded.
             self._inbox.end = self._starts.end = self.member.replica.end
         await self.member.join(log, claims)
         self._adopt()
@@ -217,7 +219,7 @@ class Executor(ABC):
                     self._load(partition)
 
     def owns(self, partition: int) -> OwnedPartition | None:
-        """Return a partition if this executor owns it and its runs may begin here; else None."""
+        """Return the partition if this executor owns it and runs may begin there; else None."""
         owned = self.owned.get(partition)
         return owned if owned is not None and not self.lease_of(owned).has_ended() else None
 
@@ -227,7 +229,7 @@ class Executor(ABC):
 
     def hop(self, partition: int) -> None:
         """Note that a run was started in a partition of another executor. If that executor leaves
-        or dies soon, this executor claims the partition.
+        or dies within two leases, this executor claims the partition.
         """
         self._hops[partition] = waiting.monotonic_now() + 2 * self.member.lease.lease_s
 
@@ -259,8 +261,8 @@ class Executor(ABC):
                 self.begin("tidy", self._tidy_all)
 
     async def _must_stay(self, log: Log) -> bool:
-        """Tell whether this executor has open runs; or whether it is a driver, and another executor
-        has open runs.
+        """Tell whether this executor must remain one: it has open runs; or it is a driver, and
+        another executor has open runs.
         """
         self.member.is_busy = await self._is_busy(log)
         return self.member.is_busy or (self.member.takes and self.member.are_others_busy())
@@ -320,7 +322,7 @@ class Executor(ABC):
     # --- leaving
 
     async def _leave(self, log: Log) -> None:
-        """Leave, because nothing is open here."""
+        """Leave, because no run is open in the partitions of this process."""
         uncertain = self._uncertain()
         for partition in self.owned.values():
             partition.is_owned = False
@@ -389,7 +391,7 @@ class Executor(ABC):
                 await waiting.tick(self.member.lease.lease_s / _STARTS_PER_LEASE)
 
     async def _read_starts(self, log: Log, wait: float | None) -> int:
-        """Handle new starts, up to one page of them; return how many there were."""
+        """Handle new starts, up to one page; return their number."""
         page = await self._read(log, self._starts, _STARTS_PAGE, wait=wait)
         for record in page:
             # `_leave` may have read further meanwhile.
@@ -400,7 +402,9 @@ class Executor(ABC):
     async def _read(
         self, log: Log, followed: _Followed, limit: int, *, wait: float | None
     ) -> list[Record]:
-        """Return the next records of a list; none if the log is unavailable, or some are lost."""
+        """Return the next records of a list. Return none if the log is unavailable or records are
+        lost.
+        """
         if followed.end is None:
             followed.end = await _tail(log)
         try:
@@ -444,9 +448,10 @@ class Executor(ABC):
             structlog.get_logger().error("record cannot be read", run=run, reason=str(error))
 
     def _on_start(self, record: Record) -> None:
-        """Handle a start that an executor appended for itself. It is handled like a record of the
-        inbox if that executor may not execute the run: it is another executor, or the start had an
-        unknown outcome.
+        """Handle a start that an executor appended for itself.
+
+        If the executor may not execute the run, the start is handled like a record of the inbox.
+        This is so for a start of another executor, and for a start with an unknown outcome.
         """
         run = run_in(record.tags)
         if run is None:

@@ -1,7 +1,8 @@
 """A process's lease on the partitions that it owns, by a monotonic clock.
 
 The lease counts from when a heartbeat was sent, not from its acknowledgement. So it ends in this
-process before it ends for any other process.
+process before it ends for any other process. `member` renews the `Lease`; `PartitionLease` asks it
+for each run.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Final
 from bokiflow.runs import waiting
 
 _SURE: Final = 0.8
-"""Fraction of the lease after a heartbeat in which no other process can have claimed a partition,
-even if its clock runs a quarter faster.
+"""Fraction of the lease after a heartbeat in which no other process can have claimed a partition.
+This holds even if the other process's clock runs a quarter faster.
 """
 
 
@@ -27,8 +28,8 @@ class Lease:
         self._renewed_at = -math.inf
 
     def renew(self, sent_at: float) -> None:
-        """Renew the lease. The caller has sent a heartbeat at `sent_at`, which is in the log, and
-        has read the records before it.
+        """Renew the lease. `sent_at`: when the caller sent a heartbeat that is now in the log. The
+        caller has read all records before that heartbeat.
         """
         self._renewed_at = max(self._renewed_at, sent_at)
 

@@ -1,11 +1,12 @@
 """This process as an executor of a flow: its heartbeats, its lease, and the partitions it owns.
 
 While this process has work, it writes a heartbeat each quarter of its lease, and reads the records
-of all executors up to that heartbeat. Until 0.8 of the lease have passed since the heartbeat was
-sent, no other process can own its partitions, so it relies on its ownership without a read. When
-0.8 of the lease have passed without a new heartbeat, it must have stopped its runs.
+of all executors up to that heartbeat. For 0.8 of the lease after the heartbeat was sent, no other
+process can own its partitions. So this process relies on its ownership without a read. If no newer
+heartbeat reaches the log in this time, the process must have stopped its runs when it ends.
 
-`owners` derives the owners of partitions from these records; `executor` writes the heartbeats.
+`owners` derives the owners of partitions from these records. `executor` decides when to write
+heartbeats and records of claims.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from indilog.replayed import Replica
 from indilog.sdk import SeqNum
 
 _JOINS: Final = 3
-"""Attempts to get a lease; each fails only if the log takes longer than the lease."""
+"""Attempts to get a lease. An attempt fails only if the log takes longer than the lease."""
 _UNCLAIMED_LEASES: Final = 2.0
-"""Leases after which any driver claims a partition that its preferred owner has not claimed."""
+"""Leases after which a driver claims a partition that its preferred owner has not claimed."""
 
 
 class ExecutorMember:
@@ -49,8 +50,8 @@ class ExecutorMember:
 
     Attributes:
         name: name of the executor. After it has left, it joins under another name, because records
-            of the old one may still be in flight.
-        takes: whether it claims its share of the partitions.
+            with the old name may still be in flight.
+        takes: whether the executor claims its share of the partitions.
         is_busy: whether it has open runs, for its heartbeats.
         lease: its lease.
         replica: the records of executors.
@@ -82,7 +83,7 @@ class ExecutorMember:
 
     @property
     def count(self) -> int:
-        """The number of partitions; `look` at least once before."""
+        """The number of partitions. The caller must have called `look` before."""
         return len(self.owners.owners) or self._count
 
     # --- reading
@@ -100,7 +101,7 @@ class ExecutorMember:
             await self.look(log)
 
     def _on_loss(self, log: Log, error: DataLossError) -> None:
-        """Count all leases anew after lost records, also this process's own."""
+        """After lost records, count all leases anew, including this process's own lease."""
         structlog.get_logger().error(
             "records of executors are lost by damage; takeovers continue, up to a lease later",
             log=log.name,
@@ -140,23 +141,23 @@ class ExecutorMember:
         return self.owners.owned_by(self.name)
 
     def until(self, name: str) -> float:
-        """Return when the lease of an executor ends here (monotonic time)."""
+        """Return when the lease of an executor ends for this process (monotonic time)."""
         known = self.owners.executors.get(name)
         _, at = self._heard.get(name, (0, waiting.monotonic_now()))
         return at + (self.lease.lease_s if known is None else known.lease_s)
 
     def is_lapsed(self, name: str) -> bool:
-        """Tell whether the lease of another executor has ended here."""
+        """Tell whether the lease of another executor has ended for this process."""
         return name != self.name and self.until(name) <= waiting.monotonic_now()
 
     def takers(self) -> set[str]:
-        """Return the live executors that claim partitions, and this one if it does."""
+        """Return the live executors that claim partitions, including this one if it does so."""
         others = self.owners.executors.items()
         live = {name for name, known in others if known.takes and not self.is_lapsed(name)}
         return live | {self.name} if self.takes else live
 
     def is_claimable(self, partition: int) -> bool:
-        """Tell whether a partition has no owner, or a dead one."""
+        """Tell whether a partition has no owner, or a dead owner."""
         owners = self.owners.owners
         if not owners:
             return partition < self.count
@@ -196,8 +197,8 @@ class ExecutorMember:
         return due
 
     def due_releases(self) -> list[int]:
-        """Return the partitions of this process for which another executor is preferred, if that
-        executor has been live for a lease.
+        """Return the partitions of this process for which another executor is preferred. Only
+        executors that have been live for a lease are considered.
         """
         now, lease_s = waiting.monotonic_now(), self.lease.lease_s
         for name in [name for name in self._seen if name not in self.owners.executors]:
@@ -210,8 +211,8 @@ class ExecutorMember:
         return [p for p in self.owned() if preferred(p, takers) != self.name]
 
     def collected(self) -> list[int]:
-        """Return the partitions whose ended runs this process collects: its own, and its share of
-        those without an owner.
+        """Return the partitions whose ended runs this process collects: its own partitions, and its
+        share of the partitions without an owner.
         """
         takers = self.takers()
         return [
@@ -229,23 +230,25 @@ class ExecutorMember:
         )
 
     def executors_known(self) -> bool:
-        """Tell whether another executor is known whose lease has not ended here."""
+        """Tell whether another executor is known whose lease has not ended for this process."""
         names = self.owners.executors
         return any(name != self.name and not self.is_lapsed(name) for name in names)
 
     def unsure_until(self) -> float | None:
-        """Return when this process may claim partitions again after lost records; None: now."""
+        """Return when this process may claim partitions again after lost records; None: it may
+        claim them now.
+        """
         return self._unsure_until if self._is_unsure() else None
 
     def next_lapse(self) -> float | None:
-        """Return when the next lease of another executor ends here; None if none is known."""
+        """Return when the next lease of another owner ends here; None: no other owner exists."""
         names = {o.executor for o in self.owners.owners if o.executor not in {"", self.name}}
         return min((self.until(name) for name in names), default=None)
 
     # --- writing
 
     async def join(self, log: Log, claims: Iterable[int] = ()) -> None:
-        """Renew the lease, and claim those of `claims` that have no owner or a dead one.
+        """Renew the lease, and claim those partitions of `claims` that have no live owner.
 
         Raises:
             Stopped: the log is unavailable, or slower than the lease.
@@ -335,8 +338,8 @@ class ExecutorMember:
 
 
 def share_of(member: ExecutorMember) -> list[int]:
-    """Return the partitions that a process should claim before it starts a run: its share, or a
-    single partition if the process has no driver.
+    """Return the partitions that a process should claim before it starts a run: its share if the
+    process has a driver, else a single partition.
     """
     if member.takes and (due := member.due_claims((), all_free=True)):
         return due

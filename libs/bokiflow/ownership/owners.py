@@ -1,20 +1,23 @@
 """Derives which executor owns each partition, from the records of executors alone.
 
 A busy executor writes a heartbeat before its lease ends, and no other executor claims its
-partitions meanwhile. When its lease has ended, others claim them, and the order of the log decides
-which claim takes effect.
+partitions meanwhile. When its lease has ended, other executors claim these partitions. The order of
+the log decides which claim takes effect.
 
 **Clocks.** Correctness does not depend on clocks of other machines. Each process counts a lease by
 its own monotonic clock, from when it read the heartbeat. The executor itself counts from before it
-sent the heartbeat, so it considers its lease ended first. A claim says up to which seqnum its
-author has read. It takes effect for a partition of another executor only if that executor has no
-record at or after this seqnum. So the effect of a claim follows from the records alone, and every
-process agrees.
+sent the heartbeat, so the lease ends first for the executor.
+
+**Claims.** A claim has the seqnum below which its author has read all records. For a partition of
+another executor, the claim takes effect only if that executor has no record at or after this
+seqnum. So the effect of a claim follows from the records alone, and every process agrees.
 
 **Lost records** are skipped. Each heartbeat lists the partitions of its executor. So a process that
-has lost a claim or a release learns the owner from the owner's next heartbeat. Until then it claims
-nothing: all leases count anew from the loss. A record of a later version is refused, because its
-rules may differ.
+has lost a claim or a release learns the owner from the owner's next heartbeat. Until then the
+process claims nothing: all leases count anew from the loss. A record of a later version is refused,
+because its rules may differ.
+
+`member` keeps a replica of `Owners`.
 """
 
 from __future__ import annotations
@@ -48,8 +51,7 @@ EXECUTORS: Final = SubStream(
 _DEAD_MAX: Final = 1024
 """Largest number of dead executors whose last heartbeat is kept; the oldest are dropped first."""
 _FORGOTTEN_LEASES: Final = 4.0
-"""Leases without a record after which an executor that owns nothing is forgotten, by the log's
-time.
+"""Leases of log time without a record, after which an executor that owns no partition is forgotten.
 """
 
 
@@ -100,7 +102,7 @@ class Owners(State[bool]):
     Attributes:
         owners: the owner of each partition; empty before the first record.
         executors: live executors, and dead ones that own partitions, by name.
-        dead: for executors whose partitions were claimed after their lease, the seqnum of their
+        dead: the dead executors whose partitions were claimed, by name, each with the seqnum of its
             last heartbeat.
     """
 
@@ -228,7 +230,7 @@ class Owners(State[bool]):
 
 
 def mask(partitions: Iterable[int], count: int) -> bytes:
-    """Return a set of partitions as one bit each."""
+    """Return a set of partitions as bytes, with one bit for each partition."""
     bits = 0
     for partition in partitions:
         bits |= 1 << partition
@@ -242,10 +244,10 @@ def has(owns: bytes, partition: int) -> bool:
 
 
 def preferred(partition: int, executors: Iterable[str]) -> str:
-    """Return which of `executors` should own a partition (rendezvous hashing)."""
+    """Return the executor of `executors` that should own a partition (rendezvous hashing)."""
     return max(executors, key=lambda name: weight(name, partition))
 
 
 def weight(name: str, partition: int) -> int:
-    """Return the weight of an executor for a partition; the largest is preferred."""
+    """Return the weight of an executor for a partition; the largest weight is preferred."""
     return xxh3_64_intdigest(f"{name}/{partition}".encode())

@@ -1,4 +1,8 @@
-"""A partition that this process owns, and the lease on its runs."""
+"""A partition that this process owns, and the lease on its runs.
+
+An `OwnedPartition` is a replica of the partition's open runs. `executor` keeps the owned
+partitions; lists of runs also read partitions of other executors through this class.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,10 @@ class OwnedPartition:
     Attributes:
         number: its number, from 0.
         since: seqnum of the claim.
-        is_owned: whether this process still owns it under this claim.
-        is_releasing: whether another executor is about to get it, so that no body of its runs may
-            begin.
-        is_loaded: whether its open runs are taken, or scheduled.
+        is_owned: whether this process still owns the partition under this claim.
+        is_releasing: whether the partition is about to be released to another executor, so that no
+            body of its runs may begin.
+        is_loaded: whether its open runs are being executed, or are scheduled.
     """
 
     def __init__(self, number: int, since: SeqNum) -> None:
@@ -38,12 +42,12 @@ class OwnedPartition:
 
     @property
     def state(self) -> PartitionState:
-        """The open runs, as of the records read so far."""
+        """The open runs after the records read so far."""
         return self._replica.state
 
     @property
     def unread(self) -> int:
-        """Number of records that are known to be in the log, and may not be applied yet."""
+        """Number of records that are known to be in the log and may not be applied yet."""
         return self._appended - self._applied
 
     def note_record(self) -> None:
@@ -56,15 +60,15 @@ class OwnedPartition:
         return self.is_owned and not self.is_releasing
 
     async def catch_up(self, log: Log, own: SeqNum = -1) -> None:
-        """Read new records, and skip lost ones. A lost record is also a record of a run, and this
-        run then cannot be read.
+        """Read new records, and skip lost ones. Each lost record is also a record of a run; that
+        run cannot be read.
         """
         appended = self._appended
         await catch_up_readable(self._replica, log, own)
         self._applied = max(self._applied, appended)
 
     async def save_if_due(self, log: Log) -> None:
-        """Write a checkpoint after some hundred records."""
+        """Write a checkpoint if 256 records (more with over 1,024 open runs) are unsaved."""
         if self._replica.unsaved >= max(_SAVE_EVERY, len(self.state.runs) // 4):
             await self._replica.save(log)
 
@@ -86,5 +90,5 @@ class PartitionLease:
 
 
 def new_replica(number: int) -> Replica[PartitionState, None]:
-    """Return a copy of a partition's state, to be read from the log."""
+    """Return a replica of a partition's state before its first record."""
     return Replica(partition_stream(number), PartitionState, PartitionState.restore)

@@ -1,7 +1,8 @@
 """Derives which runs of a partition are open, from the records that begin, end and wake runs.
 
 The rules are those of `bokiflow.runs.run_state`, without the records of steps. Steps do not change
-whether a run is open, so both states agree. Ended runs are not kept.
+whether a run is open, so both states agree. Ended runs are not kept. `ownership.partition` keeps
+replicas of `PartitionState`; `taking` and `run_lists` read the open runs.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ class OpenRun(msgspec.Struct, array_like=True, gc=False):
         began: time of its start, seconds since 1970.
         epoch: its current epoch.
         phase: whether it executes, waits or is parked.
-        until: time of the log at which a waiting run is due; None: no time.
+        until: log time at which a waiting run is due; None: no time is set.
         what: the reason why the run waits or is parked, as text.
         since: time of the record that began the phase, seconds since 1970.
         crashes: how many executors in a row crashed right after they got the run.
-        is_notified: whether a record for the run came while it was waiting or parked.
+        is_notified: whether a record for the run came while the run was waiting or parked.
         limit: name of the limit of the run; empty: it has none.
-        notified_at: seqnum of the last record for the run that is not of its execution, such as a
-            signal; -1: there is none.
+        notified_at: seqnum of the last record for the run that its execution did not write, such as
+            a signal; -1: there is none.
         round_at: seqnum of the record that began its current round; -1: not known.
         code: the deployment with whose code it continues; None: it is not known.
         executor: its current or last executor; empty: it has had none, or it is not known.
@@ -110,10 +111,10 @@ class PartitionState(State[None]):
 
     Attributes:
         runs: the open runs, by id, in the order of their starts.
-        parked: the ids of those that are parked.
+        parked: the ids of the parked runs.
         codes: number of open runs of each deployment.
-        void_ends: seqnums of records of an end that had no effect, because they were of an earlier
-            epoch or repeated. Lists of ended runs leave these records out.
+        void_ends: seqnums of `RunFinished` records without effect: their epoch was not the current
+            one, or the run had ended. Lists of ended runs leave these records out.
     """
 
     def __init__(self) -> None:
@@ -218,7 +219,7 @@ class PartitionState(State[None]):
                 run.notified_at = record.seqnum
                 run.is_notified = run.is_notified or run.phase != Phase.RUNNING
             case _:
-                pass  # it is of another epoch
+                pass  # the record is of another epoch
 
     def _enter(
         self,
@@ -238,7 +239,7 @@ class PartitionState(State[None]):
             self.parked.pop(id_, None)
 
     def _set_code(self, run: OpenRun, code: CodeVersion | None) -> None:
-        """Note with which code a run continues. Many runs share one object."""
+        """Note the code with which a run continues. Many runs share one object."""
         if run.code is not None:
             self.codes[run.code] -= 1
             if not self.codes[run.code]:

@@ -1,4 +1,8 @@
-"""Skips lost records and unreadable runs, so that they do not delay the other records and runs."""
+"""Skips lost records and unreadable runs, so that they do not delay other records and runs.
+
+Each skipped run or loss is logged or returned. `taking` wraps each takeover in `SkipUnreadable`;
+replicas of executors, partitions and limits use `catch_up_readable`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from indilog.sdk import SeqNum
 
 
 class SkipUnreadable:
-    """Context manager for the takeover of one run. An error that is not transient is logged, not
-    raised.
+    """Context manager for the takeover of one run. It logs an error that is not transient, instead
+    of raising it.
 
     Attributes:
         failed: whether there was an error that is not transient.
@@ -39,7 +43,8 @@ class SkipUnreadable:
 async def catch_up_readable(
     replica: Replica[Any, Any], log: Log, own: SeqNum = -1
 ) -> DataLossError | None:
-    """Do the same as `Replica.catch_up`, and skip lost records. Return the last loss, if any.
+    """Do the same as `Replica.catch_up`, and skip lost records. Return the last loss; None: no
+    record was lost.
 
     Raises:
         DataLossError: a checkpoint is lost, or the loss has no known end.
