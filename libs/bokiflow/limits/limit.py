@@ -1,7 +1,8 @@
 """The limit of a workflow, as its decorator `Flow.workflow` sets it.
 
-`bokiflow.limits.limit_state` applies it: which runs have their turn follows from records in the
-log.
+`definition` makes a `Limit`, which checks the decorator's arguments and gives each run its
+`RunLimit`. `bokiflow.limits.limit_state` applies the limit: the records in the log decide which
+runs have their turn.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Limit:
         given: the arguments of its decorator.
 
     Attributes:
-        name: as given.
+        name: name of the limit.
         settings: the numbers of the limit, as each start of a run records them.
 
     Raises:
@@ -145,7 +146,7 @@ def _count(name: str, what: str, count: object) -> int | None:
 
 
 def _chosen(name: str, what: str, chosen: object, there: list[str]) -> Chosen | None:
-    """Return the source of the key or the priority. All arguments that it takes must be `there`."""
+    """Return the source of the key or the priority. It may take only arguments in `there`."""
     if chosen is None:
         return None
     if isinstance(chosen, str) and chosen in there:

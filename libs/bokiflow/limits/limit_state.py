@@ -2,14 +2,15 @@
 
 The records that start, take, park and end the limited runs have the tag of the limit. So a start
 requests a turn, and an end or a parking frees a place, without a further record. The order of the
-log decides which run is next, so every process derives the same turns.
+log decides which run is next, so every process derives the same turns. `turns` keeps replicas of
+`LimitState`.
 
-**Order.** Of the runs with one key, those with a larger priority come first, then those that
-started earlier. Keys are served round robin: when a run has begun, its key goes to the end of the
-queue of keys.
+**Order.** Of the runs with one key, runs with a larger priority come first, then runs that started
+earlier. Keys are served round robin: when a run has begun, its key goes to the end of the queue of
+keys.
 
-**Time** is `Record.ordered_at`. A run may wait only for the end of its interval. It then gets its
-turn with the next record of the limit, so a process appends a reminder when the turn is due.
+**Time** is `Record.ordered_at`. If a run waits only for the end of its interval, it gets its turn
+with the next record of the limit. So a process appends a reminder when the turn is due.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ class Turn(enum.IntEnum):
     SKIPPED = 3
     """The run had to begin at once, and no place was free. Its owner ends it."""
     REFUSED = 4
-    """Too many runs waited when this one started. Its owner ends it."""
+    """Too many runs were waiting when this run started. Its owner ends it."""
     DEADLOCKED = 5
     """When the run started, each place that it needs was held by a run that waits for this run, or
-    for another run in the same position. Its owner ends it.
+    for another waiting run. Its owner ends it.
     """
 
 
@@ -77,7 +78,7 @@ class LimitedRun(msgspec.Struct, array_like=True, gc=False):
         priority: its priority.
         epoch: its current epoch.
         turn: its state.
-        has_begun: whether it had its turn before.
+        has_begun: whether the run has had its turn before.
         awaited_by: ids of the runs that cannot end before this run has ended.
     """
 
@@ -101,10 +102,10 @@ class _Key:
         runs: number of open runs with the key.
         having: number of open runs that have their turn.
         waiting: a heap of the runs that wait. Entries of runs that no longer wait are skipped.
-        begun: times at which the last runs got their turn, at most as many as may begin in an
+        begun: times at which the last runs got their turn; at most as many as may begin in an
             interval.
-        due: when the interval lets the next run with this key begin, or lets the key be forgotten;
-            None: neither depends on the time.
+        due: when the interval lets the next run with this key begin. If no run has the key: when
+            the key can be forgotten. None: neither depends on the time.
     """
 
     __slots__ = ("begun", "due", "having", "runs", "waiting")
@@ -121,12 +122,12 @@ class Waiting(NamedTuple):
     """Why a run waits for its turn.
 
     Attributes:
-        before: number of runs with its key that are before it.
-        having: ids of the runs that have the places for which it waits.
-        places: number of these places; None: it waits for its interval.
+        before: number of runs with the same key that are before the run.
+        having: ids of the runs that hold the places for which the run waits.
+        places: number of these places; None: the run waits for its interval.
         due: when the interval lets the next run with its key begin; None: the interval delays no
             run.
-        is_total: whether the places are those of all keys together.
+        is_total: whether the places are for all keys together.
     """
 
     before: int
@@ -145,17 +146,17 @@ class _LimitSnapshot(msgspec.Struct, array_like=True):
 
 
 class LimitState(State[None]):
-    """The open runs of a limit, as of the records read so far.
+    """The open runs of a limit, after the records read so far.
 
     Attributes:
         settings: the settings of the limit, as the newest record says.
         clock: `ordered_at` of the last record, seconds since 1970.
         runs: the open runs, by id, in the order of their starts.
-        having: the ids of those that have their turn.
-        waiting: number of those that wait.
-        ended_at_start: the ids of those that are skipped, refused or deadlocked.
-        granted: the ids of those that got their turn and that no reader has removed from here yet.
-            Not a part of the state.
+        having: the ids of the runs that have their turn.
+        waiting: number of runs that wait for their turn.
+        ended_at_start: the ids of the runs that are skipped, refused or deadlocked.
+        granted: the ids of runs that got their turn, until a reader removes them from here. Not a
+            part of the state.
     """
 
     def __init__(self) -> None:
@@ -168,14 +169,14 @@ class LimitState(State[None]):
         self.granted: dict[str, None] = {}
         self._keys: dict[str, _Key] = {}
         self._ready: OrderedDict[str, None] = OrderedDict()
-        """Keys of which a run may begin, unless the total is reached; the next one is first."""
+        """Keys with a run that may begin as soon as `total` permits. The next key is first."""
         self._due: list[tuple[float, str]] = []
         """When runs of keys may begin by their interval, as a heap."""
         self._idle: list[tuple[float, str]] = []
         """When keys without runs are forgotten, as a heap."""
         self._awaiting: Counter[tuple[str | None, str]] = Counter()
-        """By a key (None: any key) and the id of a run: how many runs with this key wait for their
-        turn, and must end before that run can end.
+        """The key of an entry is the key of waiting runs (None: any key) and the id of another run.
+        The value is the number of these waiting runs that must end before the other run can end.
         """
 
     # --- applying records
@@ -229,7 +230,7 @@ class LimitState(State[None]):
             case RunFinished(epoch=epoch) if epoch == run.epoch:
                 self._end(id_, run)
             case _:
-                pass  # it is of another epoch, or does not concern the limit
+                pass  # the record is of another epoch, or does not concern the limit
 
     def _start(self, id_: str, seqnum: SeqNum, started: RunStarted) -> None:
         limit = started.limit
@@ -255,10 +256,10 @@ class LimitState(State[None]):
             self._leave(id_, run, Turn.DEADLOCKED)
 
     def _is_deadlocked(self, run: LimitedRun) -> bool:
-        """Whether a run waits for places of which none becomes free before the run begins.
+        """Whether a run waits for places, and no such place can become free before the run begins.
 
-        That is certain if each run with such a place can end only after a run that itself waits for
-        such a place. Cycles through several limits, or several keys, are not found.
+        That is certain if each run with such a place can end only after a run that is itself
+        waiting for such a place. Deadlocks through several limits, or several keys, are not found.
         """
         if not any(id_ in self.having for id_ in run.awaited_by):
             return False
@@ -293,7 +294,7 @@ class LimitState(State[None]):
         self._update(run.key)
 
     def _leave(self, id_: str, run: LimitedRun, turn: Turn | None) -> None:
-        """Remove a run from the counts of its turn. With a next turn, enter that turn."""
+        """Remove a run from the counts of its turn. If `turn` is given, enter that turn."""
         if run.turn == Turn.WAITS:
             self.waiting -= 1
             self._count_awaiting(run, -1)
@@ -320,7 +321,7 @@ class LimitState(State[None]):
         self._update(run.key)
 
     def _grant(self) -> None:
-        """Give turns to runs while any may begin."""
+        """Give turns to runs while a run may begin."""
         while self._ready and self._has_place():
             key, _ = self._ready.popitem(last=False)
             known = self._keys[key]
@@ -361,8 +362,8 @@ class LimitState(State[None]):
         known.due = due
 
     def _forget(self, key: str, known: _Key) -> None:
-        """Forget a key without runs, as soon as a new run with it need not wait for the
-        interval.
+        """Forget a key without runs. If a new run with this key would have to wait for the
+        interval, forget the key later.
         """
         known.due = known.begun[-1] + self.settings.interval_s if known.begun else self.clock
         if known.due <= self.clock:
@@ -390,8 +391,8 @@ class LimitState(State[None]):
         return self.waiting >= WAITING_MAX
 
     def next_due(self) -> tuple[float, str] | None:
-        """Return when the next run gets its turn by time alone, and its id; None: no run waits only
-        for time.
+        """Return the time at which the next run gets its turn by time alone, and its id. None: no
+        run waits only for time.
         """
         while self._due and self._has_place():
             due, key = self._due[0]
@@ -402,8 +403,10 @@ class LimitState(State[None]):
         return None
 
     def why_waits(self, id_: str, *, counts: bool = True) -> Waiting | None:
-        """Return why a run waits for its turn; None: it does not wait. Without `counts`, `before`
-        is 0, and the call takes time only in proportion to the number of runs with a turn.
+        """Return why a run waits for its turn; None: it does not wait.
+
+        Without `counts`, `before` is 0. Then the call does not take time for each waiting run, but
+        only for each run with a turn.
         """
         run = self.runs.get(id_)
         if run is None or run.turn != Turn.WAITS:
@@ -437,7 +440,7 @@ class LimitState(State[None]):
         """Return the state of an encoded snapshot."""
         kept, state = msgspec.msgpack.decode(content, type=_LimitSnapshot), cls()
         state.settings, state.clock, state.runs = kept.settings, kept.clock, kept.runs
-        for key, begun in kept.begun.items():  # in the order of the state, which decides turns
+        for key, begun in kept.begun.items():  # in the order of the snapshot, which decides turns
             known = state._keys[sys.intern(key)] = _Key()
             known.begun.extend(begun)
         for run in kept.runs.values():

@@ -1,4 +1,4 @@
-"""Says for people why a run waits for its turn."""
+"""Says for people why a run waits for its turn. `inspection` and `run_lists` show the texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def turn_wait(name: str, state: LimitState, id_: str, *, is_brief: bool = False)
         name: name of the limit.
         state: the runs of the limit.
         id_: id of the run.
-        is_brief: whether to leave out the number of runs before it. Counting them takes time in
+        is_brief: whether to leave out the number of runs before the run. Counting takes time in
             proportion to that number.
     """
     why = state.why_waits(id_, counts=not is_brief)
