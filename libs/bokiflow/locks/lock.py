@@ -2,9 +2,11 @@
 
 `async with Lock(log, "hotel:7") as held:` queues for the lock, acquires it, and releases it when
 the block ends. At every seqnum of the log, at most one holder has the lock. `held.token` is larger
-than the tokens of all earlier holders. A holder whose lease has ended gets an error, but a process
-that was paused may get the error too late. So the guarded resource should refuse a token that is
-smaller than the largest token it has seen.
+than the tokens of all earlier holders.
+
+A holder whose lease has ended gets an error, but a process that was paused may get the error too
+late. So the guarded resource should refuse a token that is smaller than the largest token that it
+has seen. Applications use `Lock`, and `operations.run_lock` uses it for runs.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ LEASE_S: Final = 30.0
 _LEASE_S_MIN: Final = 0.001
 _REMINDER_S_MIN: Final = 0.001
 _PLACE_S: Final = 1.0
-"""Seconds by which a waiting caller delays its reminder, for each place before it in the queue."""
+"""Seconds by which a waiting caller delays its reminder for each place before it in the queue."""
 
 
 def seconds_now() -> float:
-    """Return seconds of a monotonic clock, which decides only when to read, not who holds the
+    """Return the seconds of a monotonic clock. It decides only when to read, not who holds the
     lock.
     """
     return time.monotonic()
@@ -58,7 +60,7 @@ class HeldLock:
 
     Attributes:
         name: name of the lock.
-        token: the fencing token: the seqnum of the record that queued the caller.
+        token: the fencing token, which is the seqnum of the record that queued the caller.
     """
 
     def __init__(self, log: Log, name: str, replica: LockReplica, token: SeqNum) -> None:
@@ -82,12 +84,12 @@ class HeldLock:
 
         Raises:
             LockLostError: the lease had already ended, so the lock was released before.
-            AppendOutcomeUnknownError: the release may have taken effect. If not, the end of the
-                lease releases the lock.
+            AppendOutcomeUnknownError: the release may or may not have taken effect. If it did not,
+                the end of the lease releases the lock.
         """
         await self._append_command(Release(self.token))
         if self._replica.is_save_due:
-            with contextlib.suppress(IndilogError):  # the lock is released, even if this fails
+            with contextlib.suppress(IndilogError):  # the lock is released even if this fails
                 await self._replica.save(self._log)
 
     async def _append_command(self, command: ExtendLease | Release) -> None:
@@ -103,13 +105,13 @@ class Lock:
     """A named lock on a log. `Lock` objects are cheap.
 
     An `async with` block acquires the lock on entering and releases it on leaving. If the lease has
-    ended before, leaving raises `LockLostError`, unless the block raised another error. With
-    `renew`, the block ends with `LockLostError` as soon as the loss of the lease is detected.
+    ended before, leaving the block raises `LockLostError`, unless the block raised another error.
+    With `renew`, the block ends with `LockLostError` as soon as the loss of the lease is detected.
 
     Args:
-        log: log of the lock; it may also hold other records.
+        log: log of the lock. The log may also hold other records.
         name: name of the lock, unique in the log.
-        lease: seconds after which the lock is released, unless the lease is extended before.
+        lease: seconds after which the lock is released, unless the lease is extended in time.
         wait: seconds to wait for the lock; None: without limit.
         owner: an id of the caller. If this owner already holds the lock or waits for it, `acquire`
             returns the same token. So the owner may retry after an interruption, and keeps its
@@ -151,9 +153,9 @@ class Lock:
             LockTimeoutError: the lock was not acquired within `wait` seconds; the caller left the
                 queue.
             LockQueueFullError: too many callers are queued.
-            AppendOutcomeUnknownError: the caller may be queued, or hold the lock. With an `owner`
-                it may retry and keeps its place. Without an `owner`, its place ends after `wait`
-                seconds or one lease.
+            AppendOutcomeUnknownError: the caller may be queued, or hold the lock. With an `owner`,
+                the caller may retry and keeps its place. Without an `owner`, the place ends after
+                `wait` seconds or one lease.
         """
         owner = self._owner or secrets.token_hex(8)
         ends = math.inf if self._wait_s is None else seconds_now() + self._wait_s
@@ -205,8 +207,9 @@ class Lock:
 class _PlaceInQueue:
     """One caller's place in the queue of a lock.
 
-    Waiting is one read that the log answers when the lock has a new record. When a lease should
-    have ended, a waiting caller appends a reminder, whose `ordered_at` ends the lease.
+    The caller waits with one read, which the log answers when the lock has a new record. When the
+    holder's lease should have ended, a waiting caller appends a reminder. The reminder's
+    `ordered_at` ends the lease.
     """
 
     def __init__(self, log: Log, name: str, replica: LockReplica, lease_s: float) -> None:
@@ -215,9 +218,7 @@ class _PlaceInQueue:
         self._replica = replica
         self._lease_s = lease_s
         self._log_time = 0.0
-        """Log time of this caller's last record. `_time` is the time of the same event by this
-        process's clock.
-        """
+        """Log time of this caller's last record; `_time` is the same moment by `seconds_now`."""
         self._time = 0.0
 
     async def acquire(self, owner: str, ends: float, *, leaves: bool) -> SeqNum | None:
@@ -227,7 +228,7 @@ class _PlaceInQueue:
         Args:
             owner: owner of the place in the queue.
             ends: when to leave the queue, in the time of `seconds_now`.
-            leaves: whether to leave the queue when the wait is interrupted, instead of keeping the
+            leaves: whether an interrupted wait leaves the queue. If False, the owner keeps its
                 place.
         """
         token: SeqNum | None = None
@@ -242,7 +243,7 @@ class _PlaceInQueue:
                 raise
 
     async def _wait_until_held(self, token: SeqNum, ends: float) -> SeqNum | None:
-        """Wait until the token holds the lock, and return the token; None: it is no longer
+        """Wait until the token holds the lock, and return the token; None: the token is no longer
         queued.
         """
         while not self._replica.state.holds(token):
@@ -255,8 +256,8 @@ class _PlaceInQueue:
         return token
 
     async def _has_left(self, owner: str) -> bool:
-        """Leave the queue, and tell whether the place has certainly ended. If not, it ends after
-        the wait or one lease.
+        """Leave the queue, and tell whether the place has certainly ended. If it has not, the place
+        ends after the wait or one lease.
         """
         with contextlib.suppress(IndilogError):
             await self.leave(owner)
@@ -288,7 +289,7 @@ class _PlaceInQueue:
         self._time = seconds_now()
 
     async def _wait_for_records(self, token: SeqNum, ends: float) -> None:
-        """Wait for a record of the lock, for the end of the holder's lease, or until `ends`."""
+        """Wait for a record of the lock, at most until the lease ends or `ends` is reached."""
         now = seconds_now()
         due_s = self._due_s(token, now)
         wait_s = max(_REMINDER_S_MIN, min(due_s, ends - now))

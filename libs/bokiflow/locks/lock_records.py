@@ -1,7 +1,8 @@
 """The records of a lock: commands and checkpoints.
 
 All commands of a lock have the lock's tag, so the sub-stream of this tag is the lock's whole
-history. Checkpoints have a separate tag. `indilog.sdk.record_format` defines the frame of a record.
+history. Checkpoints have a separate tag. `lock` creates the commands, and `LockState` applies them.
+`indilog.sdk.record_format` defines the frame of a record.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _Owner = Annotated[str, msgspec.Meta(max_length=OWNER_CHARACTERS_MAX)]
 class Acquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
     """Adds `owner` to the queue.
 
-    If the owner is already queued, it keeps its place. If it holds the lock, its lease ends
+    If the owner is already queued, it keeps its place. If the owner holds the lock, its lease ends
     `lease_s` seconds after this record.
 
     `wait_s`: seconds for which the owner waits in the queue; None: without limit.
@@ -42,7 +43,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """Removes the request `token` from the queue, or releases its lock."""
+    """Removes the place with this `token` from the queue, or releases the lock that it holds."""
 
     token: _SeqNum
 
@@ -64,7 +65,8 @@ Command: TypeAlias = Acquire | Release | ExtendLease | Remind
 class QueuePlace(msgspec.Struct, frozen=True, array_like=True):
     """A place in the queue, as part of a checkpoint.
 
-    `until`: for the first place the end of the lease, for all others the end of the wait.
+    `until`: for the first place the end of the lease, for all other places the end of the wait;
+    seconds since 1970. None: the wait has no limit.
     """
 
     token: _SeqNum
@@ -76,8 +78,8 @@ class QueuePlace(msgspec.Struct, frozen=True, array_like=True):
 class LockSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """The state of a lock, as the content of a checkpoint (`indilog.replayed`).
 
-    `clock`: time of the last record, by the log. `released`: tokens that were released last, the
-    oldest first.
+    `clock`: log time of the last record, seconds since 1970. `released`: the tokens that were
+    released last, the oldest first.
     """
 
     clock: float

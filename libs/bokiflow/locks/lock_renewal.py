@@ -1,4 +1,4 @@
-"""Renews a lease while a block runs, and ends the block when the lease is lost."""
+"""Renews a lease while a block runs, and ends the block when the lease is lost. `Lock` uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RENEWALS_PER_LEASE: Final = 3
 
 
 class Renewal:
-    """Extends a lease periodically, for the task that creates it.
+    """Extends a lease periodically while the task that created this object runs its block.
 
     If no renewal reaches the log before the lease has ended, the lease counts as lost: another
     holder may then have the lock.
@@ -51,7 +51,7 @@ class Renewal:
         """Stop renewing; return whether the block ends because the lease was lost.
 
         Args:
-            kind: type of the error with which the block ended, if any.
+            kind: type of the error with which the block ended; None: there is no error.
         """
         self._task.cancel()
         await asyncio.wait([self._task])

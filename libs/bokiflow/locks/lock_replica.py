@@ -1,7 +1,8 @@
 """Replicas of locks in a process: their states after the records read so far.
 
 All callers of a lock in one process share a replica. Every few hundred records, a caller that
-releases the lock writes a checkpoint and trims superseded commands (`indilog.replayed`).
+releases the lock writes a checkpoint and trims superseded commands (`indilog.replayed`). `lock` and
+`operations.run_lock` get replicas here.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from indilog import Log
 from indilog.replayed import Replica, ReplicaCache, SubStream
 
 CHECKPOINT_EVERY: Final = 256
-"""Records of a lock between two checkpoints."""
+"""Smallest number of records of a lock between two checkpoints."""
 _LOCKS_MAX: Final = 4096
-"""Largest number of replicas in memory for one platform; beyond it, the least recently used is
-evicted.
+"""Largest number of replicas in memory for one platform. The least recently used replicas are
+evicted first.
 """
 
 LockReplica: TypeAlias = Replica[LockState, CommandOutcome]
@@ -41,5 +42,5 @@ def new_replica(name: str) -> LockReplica:
 
 
 def replica_of(log: Log, name: str) -> LockReplica:
-    """Return the replica that all callers of a platform share in this process (`Log.scope`)."""
+    """Return the replica that all callers of this lock share in this process (`Log.scope`)."""
     return _REPLICAS.get(log, name, lambda: new_replica(name))

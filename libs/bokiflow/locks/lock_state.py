@@ -2,9 +2,10 @@
 
 The requests queue in the order of the log, and the first request in the queue holds the lock. The
 seqnum of a request's record identifies the request and is its fencing token. Requests get the lock
-in their order, so each holder's token is larger than those of all earlier holders. Time is that of
-the log (`Record.ordered_at`), not of a writer or reader. So all processes agree when a lease has
-ended.
+in their order, so each holder's token is larger than the tokens of all earlier holders.
+
+Time is log time (`Record.ordered_at`), not the time of a writer or reader. So all processes agree
+on when a lease has ended. `lock_replica` keeps replicas of `LockState`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from indilog.replayed import State
 from indilog.sdk import SeqNum
 
 _RELEASED_MAX: Final = 256
-"""Number of released tokens that are kept, so that a release may be repeated."""
+"""Number of released tokens that are kept, so that a release can be repeated."""
 QUEUE_MAX: Final = 4096
 """Largest number of requests in the queue of one lock, including the holder's."""
 
@@ -42,8 +43,8 @@ class CommandOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class LockRequest:
-    """A place in the queue. For the holder, `until` is the end of the lease; for others, the end of
-    their wait (seconds since 1970; None: no limit).
+    """A place in the queue. `until`: for the holder the end of its lease, for other requests the
+    end of their wait; seconds since 1970. None: no limit.
     """
 
     token: SeqNum
@@ -56,7 +57,7 @@ class LockState(State[CommandOutcome]):
     """Applies the records of a lock in order.
 
     Attributes:
-        clock: `ordered_at` of the last applied record, seconds since 1970.
+        clock: latest `ordered_at` of the applied records, seconds since 1970.
     """
 
     def __init__(self, snapshot: LockSnapshot | None = None) -> None:
@@ -78,8 +79,8 @@ class LockState(State[CommandOutcome]):
         """Apply the next record; return the token that it affected.
 
         For an `Acquire`, this is the token of the place in the queue, or None if the queue is full.
-        For a `Release` (first or repeated) or `ExtendLease`, it is the holder's token, or None if
-        the token does not hold the lock.
+        For an `ExtendLease` or `Release`, it is the command's token, or None if that token does not
+        hold the lock. A repeated `Release` also returns the token.
         """
         command = decode_command(record.data)
         self.clock = max(self.clock, record.ordered_at)
@@ -101,8 +102,8 @@ class LockState(State[CommandOutcome]):
         return token
 
     def _on_clock(self) -> None:
-        """End waits and leases by the log's time. Waits end first, so that an expired wait gets no
-        lock.
+        """End waits and leases by the log's time. Waits end first, so that a request whose wait has
+        ended does not get the lock.
         """
         holder = self.holder
         for request in list(self._queue.values()):
@@ -169,7 +170,7 @@ class LockState(State[CommandOutcome]):
         return next(iter(self._queue.values()), None)
 
     def holds(self, token: SeqNum) -> bool:
-        """Whether `token` is the holder's."""
+        """Whether `token` is the token of the holder."""
         return (holder := self.holder) is not None and holder.token == token
 
     def token_of(self, owner: str) -> SeqNum | None:
