@@ -76,7 +76,7 @@ def _flows_in(file: Path, app: str) -> list[Flow]:
     sys.path.insert(0, str(file.resolve().parent))
     try:
         module = importlib.import_module(file.stem)
-    except Exception as error:  # noqa: BLE001 - of the code of a user
+    except Exception as error:  # noqa: BLE001 - code of a user may raise anything
         _stop(f"{file} cannot be imported: {type(error).__name__}: {error}", 2)
     finally:
         sys.path.pop(0)
@@ -92,7 +92,7 @@ def _flows_in(file: Path, app: str) -> list[Flow]:
 async def _check(flows: list[Flow], app: str, limit: int, url: str | None) -> list[ReplayMismatch]:
     found: list[ReplayMismatch] = []
     async with indilog.connect(*([] if url is None else [url])) as client:
-        await client.runs(app, limit=1)  # it fails if there is no such application
+        await client.runs(app, limit=1)  # raises if there is no such application
         for flow in flows:
             flow.attach(client)
             found += await flow.check_replay(limit=limit)

@@ -1,4 +1,4 @@
-"""What people can do about a run that does not continue by itself."""
+"""Advice for people about a run that does not continue by itself. `inspection` shows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bokiflow.runs.states import State
 
 
 def advice_for(id: str, run: RunState) -> str | None:  # noqa: A002
-    """Return what people can do about a run that does not continue by itself."""
+    """Return what people can do about a run that does not continue by itself; None: nothing."""
     if run.parked is not None and run.crashes:
         return (
             "It is executed again after a pause. Deploy code or give workers memory so that the "

@@ -3,7 +3,8 @@ the outcomes of calls that are held for such runs.
 
 A driver (`driver`) does this for the partitions that its process owns, and for its share of the
 partitions without an owner. It reads the ends of runs that are older than the retention period.
-Open runs are not read, however old they are. Floors only grow, so concurrent collections are safe.
+Open runs are not read, however old they are. Trims only advance, so several processes may collect
+the same runs.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from indilog.sdk.runs import holder_of
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 32
-"""Runs that are read and trimmed concurrently, so that their trims share entries of the metalog."""
+"""Runs that are read and trimmed concurrently. Their trims then share entries of the metalog."""
 _RELISTED_TOGETHER: Final = 100
 _ENTRIES_PER_KEPT: Final = 8
 """See `_PINNED_MAX`."""
 _PINNED_MAX: Final = 256
-"""Kept runs are listed anew when they pin more entries of their list than this, plus
-`_ENTRIES_PER_KEPT` for each kept run.
+"""Kept runs are listed anew if a cursor has passed more entries than this since the last time, plus
+`_ENTRIES_PER_KEPT` for each kept run. Until then their old entries prevent the trim of the others.
 """
 INTERVAL_S_MIN: Final = 1.0
 INTERVAL_S_MAX: Final = 600.0
@@ -63,11 +64,11 @@ class Collector:
         self._retention_s = retention_s
         self._cursors: dict[int, SeqNum] = {}
         self._kept: dict[int, dict[str, SeqNum]] = {}
-        """Ended runs that a cursor has passed and that are still kept, by partition: children of
-        open runs, and runs with late records.
+        """Ended runs that a cursor has passed and that are still kept, by partition, with the
+        seqnum of their entry. These are children of open runs, and runs with late records.
         """
         self._pinned: dict[int, int] = {}
-        """Entries that a cursor has passed while there were such runs, by partition."""
+        """Number of entries that a cursor has passed while there were kept runs, by partition."""
         self._floors: dict[str, SeqNum] = {}
 
     @property
@@ -76,8 +77,8 @@ class Collector:
         return min(max(self._retention_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
 
     async def collect(self, log: Log, now: float) -> int:
-        """Trim runs that ended more than the retention period before `now` (time of the log);
-        return how many.
+        """Trim the runs that ended more than the retention period before `now` (log time). Return
+        the number of trimmed runs.
         """
         before, collected = now - self._retention_s, 0
         await self._runner.member.look_once(log)
@@ -87,7 +88,7 @@ class Collector:
             collected += await self._collect_partition(log, number, before, lists)
         for tag, floor in lists.items():
             await self._trim(log, tag, floor)
-        for number in mine:  # the lists come first: the records trimmed here have their names
+        for number in mine:  # the lists are trimmed first, because these records name the lists
             kept = self._kept[number].values()
             await self._trim(log, ended_tag(number), min((*kept, self._cursors.get(number, 0))))
         if 0 in mine:
@@ -95,11 +96,11 @@ class Collector:
         return collected
 
     async def release_calls(self, ctx: Context) -> int:
-        """Release the outcomes of calls that are held for runs that are not open: the executor of
+        """Release the outcomes of calls that are held for runs that are not open. The executor of
         such a run crashed after the end of the run. Return the number of these runs.
 
-        The holders are read before the partitions. So a run that holds a call and is open is found
-        in its partition.
+        The holders are read before the partitions. So if a run holds a call and is open, the later
+        read finds the run in its partition.
         """
         runner, prefix = self._runner, holder_of(self._runner.log_name, "")
         holders = dict[int, list[str]]()
@@ -118,8 +119,8 @@ class Collector:
     async def _collect_partition(
         self, log: Log, number: int, before: float, lists: dict[str, SeqNum]
     ) -> int:
-        """Trim ended runs of a partition. Add to `lists` the lists that name these runs, each with
-        the seqnum below which all its records are old.
+        """Trim ended runs of a partition. Add to `lists` the lists that name these runs. The value
+        is the seqnum below which all records of the list are old.
         """
         kept = self._kept.setdefault(number, {})
         collected = await self._look_again(log, number, kept, before)
@@ -174,7 +175,7 @@ class Collector:
         kept: dict[str, SeqNum],
         before: float,
     ) -> int:
-        """Trim the runs that need not be kept, some at a time; return how many were trimmed."""
+        """Trim the runs that need not be kept, in groups; return the number of trimmed runs."""
         trimmed = 0
         for first in range(0, len(runs), _AT_ONCE):
             some = runs[first : first + _AT_ONCE]
@@ -198,7 +199,7 @@ class Collector:
         kept: dict[str, SeqNum],
         before: float,
     ) -> int:
-        """Trim a run unless it must be kept; return how many runs were trimmed (0 or 1). A run that
+        """Trim a run unless it must be kept; return the number of trimmed runs (0 or 1). A run that
         cannot be read is kept.
         """
         try:
@@ -216,7 +217,7 @@ class Collector:
         return int(end > 0)
 
     async def _trim_starts(self, log: Log, before: float) -> None:
-        """Trim the lists of starts by age. A run that was open for longer is listed by its
+        """Trim the lists of starts by age. A run that has been open for longer is listed by its
         partition while it is open, and by the record of its end afterwards.
         """
         floor, workflows = self._floors.get(RUNS_TAG, 0), set[str]()
@@ -250,8 +251,8 @@ class Collector:
 async def _forgettable_end(
     log: Log, run: str, partition: OwnedPartition, before: float
 ) -> SeqNum | None:
-    """Return the seqnum below which an ended run can be trimmed: the one after its last record.
-    None: the run must be kept; 0: it is already trimmed.
+    """Return the seqnum below which an ended run can be trimmed, which is the one after its last
+    record. None: the run must be kept; 0: the run is already trimmed.
     """
     if run in partition.state.runs:
         return None
@@ -267,8 +268,8 @@ async def _forgettable_end(
 
 
 async def _has_open_parent(log: Log, run: str, partition: OwnedPartition) -> bool:
-    """Tell whether a run is a child that the current round of an open run started: the parent's
-    executor may still have to read the child's end.
+    """Tell whether a run is a child that the current round of an open run started. The executor of
+    the parent may still have to read the child's end.
     """
     if "/" not in run:
         return False

@@ -1,4 +1,8 @@
-"""The definition of a workflow: its name, body, types of arguments and result, and code version."""
+"""The definition of a workflow: its name, body, types of arguments and result, and code version.
+
+`Flow.workflow` makes a `Definition` for each decorated function. `runner` executes its body, and
+starts check arguments against its signature.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,10 @@ class FlowCode(Protocol):
 
     @property
     def code(self) -> CodeVersion | None:
-        """The version of the flow's own code; None: it is not deployed."""
+        """The version of the flow's own code; None: the flow is not deployed."""
 
     def newest_of(self, workflow: str) -> Definition | None:
-        """Return the newest code of a workflow; None: the newest deployment has none."""
+        """Return the newest code of a workflow; None: the newest deployment does not have it."""
 
 
 class Definition:
@@ -41,13 +45,14 @@ class Definition:
     Attributes:
         name: unique in its flow.
         body: the decorated function.
-        limit: how many runs may execute at a time, and begin in an interval; None: no limit.
-        version: a digest of the code, which shows whether a run began with other code.
+        limit: how many runs may execute at a time, and how many may begin in an interval; None: no
+            limit.
+        version: a digest of the body's code. It shows whether a run began with other code.
 
     Raises:
-        FlowSettingsError: the name is invalid, the body is not async, or its first parameter is not
-            the workflow. If type hints name types that are not defined yet, only `signature` checks
-            that parameter. Or a limit is invalid.
+        FlowSettingsError: the name or a limit is invalid, the body is not async, or its first
+            parameter is not the workflow. If type hints name types that are not defined yet, only
+            `signature` checks that parameter.
     """
 
     def __init__(
@@ -76,14 +81,15 @@ class Definition:
 
     @property
     def code(self) -> CodeVersion | None:
-        """The deployment of the code; None: it is not deployed."""
+        """The deployment of the code; None: the code is not deployed."""
         return None if self._flow is None else self._flow.code
 
     @cached_property
     def is_pinned(self) -> bool:
-        """Whether runs of earlier deployments keep their code. If the workflow does not say, they
-        keep it, unless the body calls `Workflow.patched`, itself or through functions of its
-        module.
+        """Whether runs of earlier deployments keep their code.
+
+        The decorator's `pinned` decides. Without it, runs keep their code unless the body calls
+        `Workflow.patched`, itself or through functions of its module.
         """
         return not _calls_patched(self.body) if self._pinned is None else self._pinned
 
@@ -94,7 +100,7 @@ class Definition:
 
         Raises:
             FlowSettingsError: the first parameter is not the workflow.
-            TypeError: as `Signature`.
+            TypeError: as for `Signature`.
         """
         signature = Signature(self.name, self.body, Workflow)
         if not signature.takes_context:
@@ -105,7 +111,7 @@ class Definition:
         """Return the limit of a run with these arguments, which are a JSON object.
 
         Raises:
-            InvalidArgumentsError: the limit has no key or no priority for them.
+            InvalidArgumentsError: the arguments give no valid key or priority of the limit.
         """
         if self.limit is None:
             return None
@@ -119,7 +125,7 @@ class Definition:
         """Return the arguments of a start as a JSON object.
 
         Raises:
-            InvalidArgumentsError: they do not fit the type hints, or have no JSON form.
+            InvalidArgumentsError: the arguments do not fit the type hints, or have no JSON form.
         """
         text = self.arguments_text(given, named)
         self.signature.arguments(text)
@@ -129,7 +135,7 @@ class Definition:
         """Return the arguments of a start as a JSON object. Types are not checked.
 
         Raises:
-            InvalidArgumentsError: too many arguments, or one has no JSON form.
+            InvalidArgumentsError: there are too many arguments, or an argument has no JSON form.
         """
         parameters = self._parameters
         if len(given) > len(parameters):
@@ -143,8 +149,8 @@ class Definition:
         """Run the body and return its result as JSON text.
 
         Raises:
-            ContinuedAsNew: the run continues; the arguments of the next round fit the type hints.
-            InvalidArgumentsError: these arguments do not fit.
+            ContinuedAsNew: the run continues with a next round, whose arguments fit the type hints.
+            InvalidArgumentsError: the arguments of the next round do not fit.
         """
         try:
             result = await self.body(wf, **arguments)
@@ -156,7 +162,9 @@ class Definition:
         return self.signature.result_text(result)
 
     def _following(self, arguments: bytes) -> Definition:
-        """Return the code for a round with these arguments: the newest that takes them."""
+        """Return the code for a round with these arguments: the newest code if it takes them, else
+        this code.
+        """
         newest = None if self._flow is None else self._flow.newest_of(self.name)
         if newest is None:
             return self
@@ -171,7 +179,7 @@ def check_workflow(id: str, workflow: str, begun: str, advice: str = "") -> None
     """Check that a run that began with workflow `begun` is a run of `workflow`.
 
     Raises:
-        RunIdInUseError: the run is of another workflow; the message ends with `advice`.
+        RunIdInUseError: the run is of another workflow. The message ends with `advice`.
     """
     if begun != workflow:
         raise RunIdInUseError(
@@ -222,8 +230,8 @@ def _takes_no_workflow(name: str) -> FlowSettingsError:
 
 
 def _calls_patched(body: Callable[..., object]) -> bool:
-    """Tell whether a function calls `Workflow.patched`, itself or through functions of its module
-    that are named in the code.
+    """Tell whether a function calls `Workflow.patched`: itself, or through functions of its module
+    that its code names.
     """
     left, seen = [body], {body}
     while left:

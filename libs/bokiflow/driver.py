@@ -7,10 +7,11 @@ lease duration.
 
 Rendezvous hashing over the live drivers gives the preferred owner of each partition. When the lease
 of an owner has ended, each driver claims those partitions of this owner for which the driver is
-preferred. A driver releases a partition of its own process if another driver is preferred.
+preferred. If another driver is preferred for a partition of its own process, the driver releases
+the partition.
 
-`taking` executes the open runs of claimed partitions. `ownership` has the records and the state of
-executors and partitions.
+`Flow.drive` runs a `Driver`. `taking` executes the open runs of claimed partitions. `ownership` has
+the records and the state of executors and partitions.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Driver:
         self._runner = runner
         self._collector = Collector(runner, retention_s)
         self._released_at = 0.0
-        """When the last release began, by the monotonic clock."""
+        """When the last release began (`waiting.monotonic_now`)."""
 
     async def drive(self, logs: Logs) -> None:
         """Watch the executors and claim partitions until cancelled. Then leave, so that other
@@ -111,7 +112,7 @@ class Driver:
         await self._wait()
 
     async def _wait(self) -> None:
-        """Wait until an executor begins or stops, or until heartbeats are to be read."""
+        """Wait until an executor begins or stops, or until it is time to read heartbeats again."""
         runner, member = self._runner, self._runner.member
         now, lease_s = waiting.monotonic_now(), member.lease.lease_s
         next_lapse = member.next_lapse()

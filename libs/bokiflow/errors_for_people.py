@@ -1,4 +1,8 @@
-"""Errors of flows as errors of the platform, for operations of applications."""
+"""Raises errors of flows as errors of the platform, for operations of applications.
+
+The operations `runs.*` and `schedules.*` use this, because the platform's errors have an HTTP
+status.
+"""
 
 from __future__ import annotations
 

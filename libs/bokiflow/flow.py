@@ -6,6 +6,9 @@ flow = bokiflow.Flow(app)
 async def reserve(wf: bokiflow.Workflow, order: Order) -> Receipt: ...
 
 handle = await reserve.start(order, id="order-42")
+
+A `Flow` has one `Runner` per process and platform, which executes the runs. `Flow` adds operations
+(`inspection`, `moving`) and schedules to its application.
 """
 
 from __future__ import annotations
@@ -86,19 +89,20 @@ class Startable(Generic[_ResultT_co]):
         """Start a run with these arguments, and execute it in this process.
 
         When this returns, the run is durable: it reaches its end despite crashes. If a run with
-        this `id` exists, no run is started and the handle is on the existing run, so a start can be
-        repeated. A repetition with other arguments logs a warning and does not change the run's
+        this `id` exists, no run is started, and the handle is on the existing run. So a start can
+        be repeated. A repetition with other arguments logs a warning and does not change the run's
         arguments. Without an `id`, each call starts a new run.
 
         Raises:
             InvalidArgumentsError: the arguments do not fit the type hints; nothing was started.
             RunIdInUseError: the id belongs to a run of another workflow.
-            OverloadedError: this process executes too many runs; nothing was started.
+            OverloadedError: this process executes too many runs, or too many runs wait for their
+                turn; nothing was started.
             DiskFullError: the log has no disk space; nothing was started, and nothing was retried.
             NotReadyError: the platform was unavailable for half a minute or more; nothing was
                 started.
             OutcomeUnknownError: the run may have started. With an `id`, repeat the call.
-            FlowSettingsError: called outside of a function, and `Flow.attach` was not called.
+            FlowSettingsError: no function is running, and `Flow.attach` was not called.
         """
         return await self._flow.start_run(self.definition, arguments, named, id)
 
@@ -106,7 +110,7 @@ class Startable(Generic[_ResultT_co]):
         """Refuse a direct call of the workflow.
 
         Raises:
-            FlowSettingsError: always; the message says how to start it.
+            FlowSettingsError: always. The message says how to start the workflow.
         """
         raise FlowSettingsError(
             f"Workflow {self.name!r} must be started, not called: {self.name}.start(...), or in a "
@@ -114,17 +118,18 @@ class Startable(Generic[_ResultT_co]):
         )
 
     def handle(self, id: str) -> Handle[_ResultT_co]:  # noqa: A002
-        """Return a handle on the run `id`, which need not exist."""
+        """Return a handle on the run `id`. The run need not exist."""
         run_tag(id)
         flow = self._flow
         return Handle(flow.runner, self.definition, id, flow.logs(), flow.queries)
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule by which the platform starts runs: pauses, resumes and backfills it.
+        """The schedule by which the platform starts runs of the workflow. Its methods pause,
+        resume and backfill the schedule.
 
         Raises:
-            FlowSettingsError: the workflow has none.
+            FlowSettingsError: the workflow has no schedule.
         """
         if self._schedule is None:
             raise FlowSettingsError(
@@ -136,7 +141,7 @@ class Startable(Generic[_ResultT_co]):
 
     @property
     def log_name(self) -> str:
-        """The name of the log of its runs."""
+        """The name of the log of the workflow's runs."""
         return self._flow.log_name
 
     def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
@@ -153,7 +158,7 @@ class Startable(Generic[_ResultT_co]):
         await flow.runner.start(flow.logs(), self.definition, arguments, id, parent=parent)
 
     def result_of(self, text: bytes) -> _ResultT_co:
-        """Return the value of a result's JSON text."""
+        """Return the value of a result, given as JSON text."""
         value: Any = self.definition.signature.result(text)
         result: _ResultT_co = value
         return result
@@ -170,17 +175,17 @@ class Flow:
         log: name of the log of the runs, which must hold no other records; default: `<app>/flow`.
         lease: seconds without a heartbeat after which other processes take over the runs of a
             process (0.05 to 3,600).
-        executions: largest number of runs that one process executes concurrently (1 or more); a
-            further start is refused. A run that only waits (for a time, a signal, a child) counts
+        executions: largest number of runs that one process executes concurrently (1 or more).
+            Further starts are refused. A run that only waits (for a time, a signal, a child) counts
             as a sixteenth.
         retention: seconds for which an ended run is kept (0 or greater).
         passive_after: seconds after which a run that only waits (for a time, a signal, a child) is
             removed from memory (0 or greater). The run is replayed when its wait may be over.
-        cancel_grace: seconds after the cancellation of a run until a body of a step that still runs
-            is ended (0 or greater; infinite: never). Default: 30.
+        cancel_grace: seconds from the cancellation of a run until bodies of its steps that still
+            run are ended (0 or greater; infinite: never). Default: 30.
         query_timeout: seconds after which a query fails (greater than 0). Default: 10.
         partitions: number of partitions of the runs (1 to 1,024). The first process that uses the
-            log fixes it; a later value is ignored.
+            log fixes the number; a later value is ignored.
 
     Attributes:
         log_name: name of the log of the runs.
@@ -253,10 +258,10 @@ class Flow:
     def runner_of(self, logs: Logs) -> Runner:
         """Return the executor of runs in this process for a platform.
 
-        The flow keeps one executor, whose leases, partitions and cancellations are those of one
-        platform. For another platform (as in tests, each with its own logs), the flow makes a new
-        executor. An attached source of logs counts as one platform, also if it uses several
-        connections. The flow of an earlier deployment returns the executor of the newest one.
+        The flow keeps one executor, whose leases, partitions and cancellations belong to one
+        platform. For another platform, such as new logs in a test, the flow makes a new executor.
+        An attached source of logs counts as one platform, even if it uses several connections. The
+        flow of an earlier deployment returns the executor of the newest deployment's flow.
         """
         if isinstance(newest := self._versions.newest, Flow) and newest is not self:
             return newest.runner_of(logs)
@@ -305,30 +310,30 @@ class Flow:
     ) -> Any:
         """Make an async function a workflow of this flow.
 
-        With a `schedule`, the platform starts one run at each due time, across all compute nodes
-        and restarts; its id is `<workflow>@<due time>`. Its parameter `due` gets the due time (a
-        datetime in UTC); all others need defaults. The flow must be that of an application.
+        With a `schedule`, the platform starts one run at each due time, across nodes and restarts.
+        The run's id is `<workflow>@<due time>`. The parameter `due` gets the due time (a datetime
+        in UTC); all other parameters need defaults. The flow must be that of an application.
 
         With `concurrency` or `rate`, runs above the limit are durable, and wait for their *turn* in
         the order of their starts. The limits hold for all processes together. A run keeps its turn
-        from its first line until it ends or is parked, also while it waits.
+        from its first line until it ends or is parked, even while it waits.
 
         Args:
             body: the function, if the decorator has no arguments.
             schedule: a cron expression with five fields, as in `App.schedule`.
             timezone: time zone of the expression, such as `Europe/Berlin`.
             catch_up: which missed due times run, as in `App.schedule`.
-            overlap: what happens at a due time while an earlier run of the schedule is open: `skip`
-                (the run is cancelled at once), `queue` (it waits for earlier ones), `concurrent`.
-            concurrency: largest number of runs that execute at a time (1 to 10,000); with `key`, of
-                the runs with one key.
-            total: with `key`, the same for all keys together, which are served round robin.
-            rate: largest number of runs that begin in an interval, such as `10/s`, `100/min`
-                or `5/2h`; with `key`, of the runs with one key.
+            overlap: while an earlier run of the schedule is open, `skip` cancels a new run at once,
+                `queue` lets it wait for the earlier runs, and `concurrent` lets it execute.
+            concurrency: largest number of runs (with `key`: of one key) that execute at a time (1
+                to 10,000).
+            total: with `key`, the largest number for all keys together, served round robin.
+            rate: largest number of runs (with `key`: of one key) that begin in an interval, such as
+                `10/s`, `100/min` or `5/2h`.
             key: the key of a run: the name of an argument, or a function whose parameters are
                 arguments. Its value as text has 1 to 256 characters.
-            priority: a whole number, up to 1,000,000: the name of an argument, or a function of
-                arguments. Of the waiting runs with one key, those with a larger number are first.
+            priority: a whole number up to 1,000,000: the name of an argument, or a function of
+                arguments. Of the waiting runs with one key, a larger number begins first.
             pinned: whether runs of earlier deployments keep their code, while the platform has it,
                 or continue with this code. None: they keep it, unless this code calls `wf.patched`.
 
@@ -374,9 +379,9 @@ class Flow:
 
         `Handle.query` and `indilog runs query` answer the query for a run of any workflow, in any
         state. The first parameter of the function is a `RunView`. Its `vars` are the values that
-        the workflow has put into `wf.vars` up to the last durable outcome. For this, the run is
-        replayed; nothing is executed or appended. The function runs in a thread, and fails after
-        `Flow(query_timeout=)`. Its other parameters and its result have JSON forms.
+        the workflow has put into `wf.vars` up to the last durable outcome. The run is replayed to
+        find these values; nothing is executed or appended. The function runs in a thread, and fails
+        after `Flow(query_timeout=)`. Its other parameters and its result have JSON forms.
 
         Raises:
             FlowSettingsError: the function is async, takes no `RunView`, or the flow has a query of
@@ -391,8 +396,8 @@ class Flow:
     async def drive(self, logs: Logs) -> None:
         """Take over the runs of crashed processes, until cancelled.
 
-        Each worker of a deployed application runs this by itself. Any other program that starts
-        workflows must run it in a task.
+        Each worker of a deployed application does this without a call. Any other program that
+        starts workflows must run this method in a task.
         """
         await Driver(self.runner_of(logs), retention_s=self._settings.retention_s).drive(logs)
 
@@ -401,7 +406,8 @@ class Flow:
         self._attached = logs
 
     def logs(self) -> Logs:
-        """Return the source of logs: the context of the running function, else the attached source.
+        """Return the source of logs: the context of the running function; without one, the attached
+        source.
 
         Raises:
             FlowSettingsError: no function is running, and no source is attached.
@@ -467,7 +473,8 @@ class Flow:
         limit: int = 100,
         before: RunPlace | None = None,
     ) -> RunPage:
-        """Return runs, newest first: by their starts; with an ended `state`, by their ends.
+        """Return runs, newest first. Runs are ordered by their starts; with an ended `state`, by
+        their ends.
 
         The histories of runs are not read, so the time of a call does not depend on the number of
         runs. The next page continues at the same place, even if runs begin and end meanwhile.
@@ -476,10 +483,11 @@ class Flow:
             workflow: only runs of this workflow.
             state: only runs in this state.
             id_prefix: only runs whose id begins with this.
-            older_s: only runs that began so many seconds ago, or earlier; with an ended `state`,
-                that ended so.
-            newer_s: only runs that began (ended) at most so many seconds ago.
-            version: only runs that continue (ended) with the code of this deployment.
+            older_s: only runs that began at least this many seconds ago. With an ended `state`, the
+                time of the end counts.
+            newer_s: only runs that began at most this many seconds ago. With an ended `state`, the
+                time of the end counts.
+            version: only runs that continue, or have ended, with the code of this deployment.
             limit: largest number of runs (1 to 1,000).
             before: `next` of the page before.
 
@@ -503,15 +511,16 @@ class Flow:
         return await list_runs(log, self.runner, wanted, limit)
 
     async def check_replay(self, *, limit: int = 1000) -> list[ReplayMismatch]:
-        """Check whether the code of this flow continues the open runs; return those for which it
-        does not.
+        """Check whether the code of this flow continues the open runs. Return the runs that it does
+        not continue.
 
         Nothing is executed or written: each workflow is replayed against the decided outcomes of
-        its runs. Use it before a deployment, with a program that imports the new code and is
+        its runs. Use this before a deployment, in a program that imports the new code and is
         attached to the platform. A run that cannot be read is left out and logged.
 
         Args:
-            limit: largest number of running, and of parked, runs to check (1 or more).
+            limit: largest number of runs to check in each of the states running and parked (1 or
+                more).
 
         Raises:
             FlowSettingsError: `limit` is less than 1.
@@ -550,12 +559,12 @@ class Flow:
         """Start a new run that continues from a step of another run, with the current code.
 
         The new run has the arguments of the other run, and the outcomes that were decided before
-        `step`; these operations do not run again. The other run does not change. The steps of the
-        new run have their own idempotency keys.
+        `step`. Operations with these outcomes do not run again. The other run does not change. The
+        steps of the new run have their own idempotency keys.
 
         Args:
             id: id of the other run.
-            step: number or name of the step; a name means the first step with that name.
+            step: number or name of the step. A name means the first step with this name.
 
         Raises:
             UnknownRunError: there is no such run.

@@ -1,8 +1,9 @@
 """A handle on a run: waits for its result, reads its status, sends signals, and cancels it.
 
-A handle reads everything from the log, so it gives the same answers in every process. In the
-process that executes the run, the result needs no read. A signal, a cancellation or a retry is one
-append, and reads only the run's partition, however long the history of the run is.
+A handle reads everything from the log, so it gives the same answers in every process. If this
+process executes the run, waiting for the result needs no read. A signal, a cancellation or a retry
+is one append, and reads only the run's partition, however long the history of the run is.
+`Startable` and `Flow` make handles; `inspection` uses them for operations.
 """
 
 from __future__ import annotations
@@ -89,10 +90,10 @@ class Handle(Generic[_ResultT_co]):
         Raises:
             RunFailedError: the run ended with an error.
             RunCancelledError: the run was cancelled.
-            TimeoutError: the run has not ended within `timeout` seconds; the message says why a
+            TimeoutError: the run has not ended within `timeout` seconds. The message says why a
                 parked run waits.
             UnknownRunError: there is no such run, or it was trimmed after its retention.
-            RunIdInUseError: the id is that of a run of another workflow.
+            RunIdInUseError: the run with this id is of another workflow.
         """
         ends = math.inf if timeout is None else waiting.monotonic_now() + timeout
         finished: RunFinished | None = None
@@ -132,10 +133,10 @@ class Handle(Generic[_ResultT_co]):
     async def status(self) -> Status:
         """Return the status of the run.
 
-        It reads the last records of the run. They do not suffice after a takeover, until two
-        further operations are decided, and while branches run concurrently. Then the first call in
-        a process reads the whole history. Later calls read only new records, if the run is one of
-        the 64 runs whose status was read last.
+        The call reads the last records of the run. These records do not suffice while branches run
+        concurrently, or after a takeover until two further operations are decided. Then the first
+        call in a process reads the whole history. Later calls read only new records, if the run is
+        one of the 64 runs whose status was read last.
 
         Raises:
             UnknownRunError, RunIdInUseError: as `result`.
@@ -151,16 +152,16 @@ class Handle(Generic[_ResultT_co]):
         except UnknownRunError:
             if run.started is None:
                 raise
-            run = RunState()  # it was trimmed; another run may have its id
+            run = RunState()  # the run was trimmed; another run may have its id
             await self._read(self._log(), run)
         self._check(run)
         self._runner.runs_read[self.id] = run
         return status_of(self.id, run)
 
     async def _take_known(self) -> RunState:
-        """Return the run as read for its last status, and remove it from the runs that were read,
-        so that no concurrent call changes it. If it is not known, or may have been trimmed, return
-        a run without records.
+        """Return the run as read for its last status, and remove it from `Runner.runs_read`, so
+        that no concurrent call changes it. If the run is not known, or may have been trimmed,
+        return a run without records.
         """
         run = self._runner.runs_read.pop(self.id, None) or RunState()
         if run.finished is None:
@@ -172,8 +173,8 @@ class Handle(Generic[_ResultT_co]):
         return run if end is not None and end.seqnum == run.ended_at else RunState()
 
     async def events(self, after: SeqNum = -1) -> AsyncIterator[PublishedEvent]:
-        """Yield what the run publishes (`Workflow.publish`): first the events so far, then new
-        ones. The iteration ends when the run has ended. Of a run with rounds
+        """Yield the events that the run publishes (`Workflow.publish`): first the events so far,
+        then new events. The iteration ends when the run has ended. For a run with rounds
         (`Workflow.continue_as_new`), events of trimmed rounds are missing.
 
         Args:
@@ -200,18 +201,20 @@ class Handle(Generic[_ResultT_co]):
             await log.read_next(run_tag(self.id), run.end, wait=WAIT_S_MAX)
 
     async def cancel(self) -> None:
-        """Request the cancellation of the run: its next operation raises `Cancelled` in it.
+        """Request the cancellation of the run. The run's next operation then raises `Cancelled` in
+        the workflow.
 
-        A step that is executing finishes first. Cancelling a cancelled run has no effect.
+        A step that is executing finishes first, or is ended after `Flow(cancel_grace=)`. Cancelling
+        a cancelled run has no effect.
 
         Raises:
             UnknownRunError: there is no such run.
-            RunEndedError: the run has ended, but was not cancelled.
-            RunIdInUseError: the id is that of a run of another workflow of this flow.
+            RunEndedError: the run has ended without a cancellation.
+            RunIdInUseError: the run with this id is of another workflow of this flow.
         """
         info = await self._find()
         if info.workflow in self._runner.definitions:
-            # if the workflow has no code any more, only this handle can end the run
+            # if the run's workflow has no code any more, only this handle can end the run
             check_workflow(self.id, self._definition.name, info.workflow)
         if info.state == State.CANCELLED:
             return
@@ -238,10 +241,11 @@ class Handle(Generic[_ResultT_co]):
         await self._append_record(RetryAsked())
 
     async def move(self, version: int | None = None) -> int:
-        """Continue the run with the code of another deployment, and return its number.
+        """Continue the run with the code of another deployment. Return that deployment's number.
 
-        The run is replayed with that code first. When this returns, the request is durable. The
-        owner of the run lets bodies of steps end, replays it again, and moves it.
+        First, this call replays the run with that code. When the call returns, the request is
+        durable. The owner of the run then lets bodies of steps end, replays the run again, and
+        moves it.
 
         Args:
             version: number of a deployment whose code is kept; None: the newest one.
@@ -249,7 +253,7 @@ class Handle(Generic[_ResultT_co]):
         Raises:
             UnknownRunError, RunIdInUseError: as `result`.
             RunEndedError: the run has ended.
-            RunNotMovedError: the code does not continue its history.
+            RunNotMovedError: the code of that deployment does not continue the run's history.
             FlowSettingsError: there is no such code, or the run would not stay with it.
         """
         run = RunState()
@@ -258,7 +262,7 @@ class Handle(Generic[_ResultT_co]):
         return await self.move_read(run, version)
 
     async def move_read(self, run: RunState, version: int | None) -> int:
-        """Do the same as `move` for a run that was read."""
+        """Do the same as `move` for a run that was already read."""
         assert run.started is not None, "a run that was read has begun"
         if run.finished is not None:
             raise RunEndedError(f"Run {self.id!r} has ended; it is not moved.")
@@ -283,13 +287,13 @@ class Handle(Generic[_ResultT_co]):
         Args:
             name: name of the signal.
             value: any value that has a JSON form.
-            key: idempotency key: of several signals to a run with the same key, only the first
-                takes effect.
+            key: idempotency key. Of several signals to a run with the same key, only the first
+                takes effect. None: a new key.
 
         Raises:
             UnknownRunError: there is no such run.
             RunEndedError: the run has ended.
-            RunIdInUseError: the id is that of a run of another workflow; nothing was sent.
+            RunIdInUseError: the run with this id is of another workflow; nothing was sent.
             FlowSettingsError: the name is empty, or the value has no JSON form; nothing was sent.
         """
         check_name(name)
@@ -301,9 +305,9 @@ class Handle(Generic[_ResultT_co]):
         await self._append_record(Signalled(name, text, waiting.new_name() if key is None else key))
 
     async def query(self, name: str, /, **arguments: object) -> Any:  # noqa: ANN401 - any JSON value
-        """Return the answer of a query (`Flow.query`), as of the durable outcomes of the run.
+        """Return the answer of a query (`Flow.query`) about the run after its durable outcomes.
 
-        The run is replayed with the code with which it continues; nothing is executed or appended.
+        The run is replayed with the code with which it continues. Nothing is executed or appended.
 
         Args:
             name: name of the query.
@@ -312,9 +316,9 @@ class Handle(Generic[_ResultT_co]):
         Raises:
             UnknownRunError, RunIdInUseError: as `result`.
             FlowSettingsError: the flow has no such query.
-            InvalidArgumentsError: the arguments do not fit it.
-            QueryFailedError: the code does not match the run, or the query raised, or did not
-                answer within `Flow(query_timeout=)`.
+            InvalidArgumentsError: the arguments do not fit the query.
+            QueryFailedError: the code does not match the run, the query raised, or the query did
+                not answer within `Flow(query_timeout=)`.
         """
         run = RunState()
         await self._read(self._log(), run)
@@ -322,7 +326,7 @@ class Handle(Generic[_ResultT_co]):
         return await self.answer(run, name, arguments)
 
     async def answer(self, run: RunState, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401
-        """Return the answer of a query for a run that was read; see `query`."""
+        """Return the answer of a query for a run that was already read; see `query`."""
         runner = self._runner
         versions = runner.versions
         if (why := versions.missing(run)) is not None:
@@ -345,7 +349,7 @@ class Handle(Generic[_ResultT_co]):
             await append_with_retry(log, [entry])
 
     async def _find(self) -> RunInfo:
-        """Return the run as its partition and its end show it; its history is not read.
+        """Return the run as its partition or its end shows it. Its history is not read.
 
         Raises:
             UnknownRunError: there is no such run.

@@ -1,4 +1,4 @@
-"""Finds the outcomes that a fork (a new run) copies from an old run."""
+"""Finds the outcomes that a fork (a new run) copies from an old run. `Flow.fork` uses it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bokiflow.runs.run_state import RunState
 def decided_before(run: RunState, step: str) -> tuple[str, list[StepDecided]]:
     """Return the number of a step, and the outcomes decided before it, in log order.
 
-    The returned outcomes are those of epoch 1, the first epoch of the fork, and have no `nth`. A
-    decision `RETURN` (the workflow returned before all operations were awaited) is omitted, because
+    The returned outcomes are of epoch 1, the first epoch of the fork, and have no `nth`. A decision
+    `RETURN` is omitted: it says that the workflow returned before all operations were awaited, but
     the current code may not return there.
 
     Args:
         run: the old run.
-        step: number or name of the step; a name means the first step with that name.
+        step: number or name of the step. A name means the first step with this name.
 
     Raises:
         FlowSettingsError: the run has no such decided step.

@@ -1,8 +1,8 @@
 """Lets people see and steer the runs of an application: the operations `runs.*` of its flows.
 
 The gateway, the command line and clients call these operations in a worker of the application
-(`indilog.App.add_operation`, `indilog.sdk.runs`). The operations read everything from the log, so
-any worker can answer, also while the executor of a run hangs or is dead.
+(`indilog.App.add_operation`, `indilog.sdk.runs`). The operations read everything from the log. So
+any worker can answer, even while the executor of a run hangs or is dead. `Flow` registers them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from indilog import (
 from indilog.sdk import Logs, SeqNum, plain_value, runs
 
 _VALUE_BYTES_MAX: Final = 2_000
-"""Larger results are shown as the first characters of their JSON text."""
+"""Larger results are shown by the first characters of their JSON text."""
 _EVENTS_BYTES_MAX: Final = 256 * 1024
 """Bytes of the records of events in one answer. A larger first record is answered alone."""
 _PAGE: Final = 1_000
@@ -80,14 +80,14 @@ class InspectedFlow(VersionedFlow, Protocol):
         """Start a run by the name of its workflow."""
 
     async def fork(self, id: str, step: str) -> Handle[Any]:  # noqa: A002
-        """Start a new run from a step of another one."""
+        """Start a new run from a step of another run."""
 
 
 class RunOperations:
     """The operations of an application with flows.
 
     Attributes:
-        flows: its flows.
+        flows: the application's flows.
     """
 
     def __init__(self, app: App) -> None:
@@ -123,8 +123,8 @@ class RunOperations:
         limit: int = 100,
         before: runs.RunPlace | None = None,
     ) -> runs.RunPage:
-        """List runs of this application, newest first: by their starts; with an ended state, by
-        their ends.
+        """List runs of this application, newest first. Runs are ordered by their starts; with an
+        ended state, by their ends.
 
         Args:
             ctx: context of the call.
@@ -132,10 +132,10 @@ class RunOperations:
             state: only runs in this state.
             id: only the run with this id.
             id_prefix: only runs whose id begins with this.
-            older_s: only runs that began so many seconds ago, or earlier; with an ended state, that
-                ended so.
-            newer_s: only runs that began (ended) at most so many seconds ago.
-            version: only runs that continue (ended) with the code of this deployment.
+            older_s: only runs that began at least this many seconds ago. With an ended state, the
+                time of the end counts.
+            newer_s: only runs that began (in an ended state: ended) at most this many seconds ago.
+            version: only runs that continue, or have ended, with the code of this deployment.
             limit: largest number of runs (1 to 1,000).
             before: `next` of the page before.
         """
@@ -195,7 +195,7 @@ class RunOperations:
         after: int = -1,
         log: str = "",
     ) -> runs.RunEvents:
-        """Return what a run published, and the changes of its state, oldest first.
+        """Return the values that a run published, and the changes of its state, oldest first.
 
         Args:
             ctx: context of the call.
@@ -210,8 +210,8 @@ class RunOperations:
     async def check(self, ctx: Context, limit: int = 100) -> runs.RunsCheck:
         """Check whether the deployed code continues the open runs, without executing them.
 
-        The newest runs are checked first. The check ends after some seconds, even if further runs
-        follow.
+        The newest runs are checked first. The check ends after some seconds, even if there are
+        further runs.
 
         Args:
             ctx: context of the call.
@@ -261,7 +261,7 @@ class RunOperations:
             ctx: context of the call.
             workflow: name of the workflow.
             arguments: arguments of the workflow, by name.
-            id: id of the run; None: a new one.
+            id: id of the run; None: a new id.
             log: name of the log of its flow, if several flows have such a workflow.
         """
         flows = [flow for flow in self.flows if workflow in flow.definitions]
@@ -281,7 +281,7 @@ class RunOperations:
             return runs.StartedRun((await flows[0].start(workflow, arguments or {}, id=id)).id)
 
     async def result(self, ctx: Context, id: str, log: str = "") -> runs.FoundResult:  # noqa: A002
-        """Return how a run ended, or that it has not ended. Its history is not read.
+        """Return how a run ended, or that it has not ended. The run's history is not read.
 
         Args:
             ctx: context of the call.
@@ -306,7 +306,7 @@ class RunOperations:
         )
 
     async def cancel(self, ctx: Context, id: str, log: str = "") -> None:  # noqa: A002
-        """Cancel a run: its next operation raises `Cancelled` in it."""
+        """Cancel a run. The run's next operation then raises `Cancelled` in the workflow."""
         handle = await self._handle(ctx, id, log)
         with errors_for_people():
             await handle.cancel()
@@ -323,7 +323,7 @@ class RunOperations:
         Args:
             ctx: context of the call.
             id: id of the run.
-            step: number or name of the step; a name means the first step with that name.
+            step: number or name of the step. A name means the first step with this name.
             log: name of the log of its flow, if several flows have a run with this id.
         """
         flow = self.flow_of(await self.find(ctx, id, log))
@@ -393,12 +393,12 @@ class RunOperations:
         events_after: int | None = None,
         round: int | None = None,  # noqa: A002
     ) -> _Found:
-        """Return a run with its last steps, and its events after a seqnum; with a round, those of
-        that round.
+        """Return a run with its last steps, and its events after a seqnum. If a round is given,
+        return the steps and events of this round.
 
         Raises:
             NotFoundError: no flow has a run with this id.
-            InvalidArgumentsError: several flows have one.
+            InvalidArgumentsError: several flows have a run with this id.
         """
         with errors_for_people():
             run_tag(id)
@@ -417,7 +417,7 @@ class RunOperations:
         return self._flow_with(found.log, found.workflow)
 
     def _flow_with(self, log: str, workflow: str) -> InspectedFlow:
-        """Return the flow with the code of a workflow; if there is none, a flow of the log."""
+        """Return the flow with the code of a workflow; without such a flow, one of the log."""
         of_log = [flow for flow in self.flows if flow.log_name == log]
         return next((flow for flow in of_log if workflow in flow.definitions), of_log[0])
 
@@ -437,7 +437,7 @@ class RunOperations:
         return None if mismatch is None else mismatch.reason
 
     async def _info(self, ctx: Context, id: str, log: str) -> runs.RunInfo:  # noqa: A002
-        """Return what a list shows of a run. The history of the run is not read.
+        """Return a run as lists show it. The history of the run is not read.
 
         Raises:
             NotFoundError, InvalidArgumentsError: as `find`.
@@ -468,7 +468,7 @@ class RunOperations:
         flow = self._flow_with(log, workflow)
         runner = flow.runner_of(ctx)
         definition = runner.definitions.get(workflow)
-        if definition is None:  # the workflow has no code any more; that of another one will do
+        if definition is None:  # the workflow has no code any more; a handle accepts any other code
             definition = next(iter(runner.definitions.values()), None)
         if definition is None:
             raise WrongStateError(f"App {self._app.name} has no code of workflow {workflow}.")
@@ -478,8 +478,8 @@ class RunOperations:
         """Check that exactly one log has a run.
 
         Raises:
-            NotFoundError: none has it.
-            InvalidArgumentsError: several have it.
+            NotFoundError: no log has the run.
+            InvalidArgumentsError: several logs have the run.
         """
         if not logs:
             raise NotFoundError(
@@ -493,8 +493,8 @@ class RunOperations:
 
     async def _waits(self, ctx: Context, found: _Found) -> tuple[runs.RunWait, ...]:
         """Return the operations of a run that have begun and not ended. If this process executes
-        the run, all are returned. Otherwise those that the log has: timers, operations that take
-        long, and the waits of a run that has left memory.
+        the run, all such operations are returned. Otherwise only those in the log are returned:
+        timers, operations that take long, and the waits of a run that has left memory.
         """
         if found.run.state is not State.RUNNING or found.has_successor:
             return ()
@@ -529,8 +529,8 @@ class RunOperations:
 
 
 def add_run_operations(app: App, flow: InspectedFlow) -> RunOperations | None:
-    """Add the runs of a flow to the operations of its application. Return the operations if the
-    flow is the first one of the application.
+    """Add a flow to the operations of its application. If the flow is the application's first flow,
+    return the operations.
     """
     flows = flows_of(app)
     operations = None if flows else RunOperations(app)
@@ -542,7 +542,7 @@ def add_run_operations(app: App, flow: InspectedFlow) -> RunOperations | None:
 
 
 class _Events:
-    """Collects a page of the events of a run: after a seqnum, the oldest ones first."""
+    """Collects a page of the events of a run: the oldest events after a seqnum."""
 
     def __init__(self, after: SeqNum) -> None:
         self._after = after
@@ -551,7 +551,7 @@ class _Events:
         self._has_more = False
 
     def add(self, record: Record, run: RunState, known: RunRecord, before: State | None) -> None:
-        """Take a record of the run that took effect; `before` is the state before it."""
+        """Take a record of the run that took effect; `before` is the run's state before it."""
         if record.seqnum <= self._after:
             return
         if isinstance(known, StepDecided) and known.kind == EVENT and known.failure is None:
@@ -583,15 +583,15 @@ class _Events:
 
 
 class _Found:
-    """A run, and what its history says.
+    """A run, as its history shows it.
 
     Attributes:
         steps: its last decided operations, each with the time of its decision.
         events: collects its events; None: they are not needed.
-        now: time of the log when it was read; seconds since 1970.
-        changed: when its last record that took effect was ordered, other than a note.
-        waits_since: when the record `RunState.waits` was ordered, if there is one.
-        has_successor: whether the shown round has ended and the next one has begun.
+        now: log time when the run was read, seconds since 1970.
+        changed: when the last record that took effect, except a note, was ordered.
+        waits_since: when the record `RunState.waits` was ordered; 0: there is none.
+        has_successor: whether the shown round has ended and the next round has begun.
     """
 
     def __init__(
@@ -688,7 +688,7 @@ async def _read(log: Log, found: _Found) -> bool:
         try:
             page = await log.read_range(tag, bound, limit=_PAGE)
         except TrimmedError as error:
-            found.run = run = RunState()  # old rounds of the run were trimmed, or the whole run
+            found.run = run = RunState()  # old rounds of the run, or the whole run, were trimmed
             found.steps.clear()
             run.end = max(bound, error.first_seqnum)
             continue
@@ -746,7 +746,7 @@ def _step(at: float, step: StepDecided) -> runs.RunStep:
 
 
 def _wait(what: str, until: float | None, note: OperationNoted | None, now: float) -> runs.RunWait:
-    """Return an operation that has not ended, with what is noted about it."""
+    """Return an operation that has not ended, with the content of its note."""
     if note is None:
         return runs.RunWait(what=what, until=until)
     is_due = note.next_at is not None and note.next_at > now
@@ -761,12 +761,12 @@ def _wait(what: str, until: float | None, note: OperationNoted | None, now: floa
 
 
 def _result(step: StepDecided) -> bytes:
-    """Return the JSON text of what an operation returned to the workflow."""
+    """Return the value, as JSON text, that an operation returned to the workflow."""
     return value_of(step) if step.kind == SIGNAL else step.result
 
 
 def _number_after(number: str) -> str:
-    """Return the number of the operation that follows one in its branch."""
+    """Return the number of the operation that follows the operation `number` in its branch."""
     branch, dot, last = number.rpartition(".")
     return f"{branch}{dot}{int(last) + 1}"
 
@@ -780,7 +780,7 @@ def _origin(origin: Origin | None) -> str | None:
 
 
 def _shown(text: bytes) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the value of a JSON text; of a large one, the first characters of the text."""
+    """Return the value of a JSON text. For a large text, return its first characters."""
     if len(text) <= _VALUE_BYTES_MAX:
         return plain_value(text) if text else None
     start = text[:_VALUE_BYTES_MAX].decode(errors="ignore")

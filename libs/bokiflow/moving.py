@@ -1,5 +1,8 @@
 """Moves open runs to the code of another deployment: the operations `runs.move` and
 `runs.move_all` (docs/decisions/0089-moved-runs.md).
+
+An operation only requests the move, after a replay with the other code. The owner of the run then
+moves it. `Flow` registers the operations, which use `RunOperations` and `Handle.move_read`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class _MoveOperations:
         version: int | None = None,
         log: str = "",
     ) -> runs.MovedRun:
-        """Continue a run with the code of another deployment, if that continues its history.
+        """Continue a run with the code of another deployment, if that code continues its history.
 
         Args:
             ctx: context of the call.
@@ -59,9 +62,9 @@ class _MoveOperations:
         limit: int = 100,
         page: str | None = None,
     ) -> runs.MovedRuns:
-        """Do the same as `runs.move` for runs of a list, newest first.
+        """Do the same as `runs.move` for the runs of a list, newest first.
 
-        A call ends after some seconds, even if further runs follow.
+        A call ends after some seconds, even if there are further runs.
 
         Args:
             ctx: context of the call.
@@ -69,10 +72,10 @@ class _MoveOperations:
             workflow: only runs of this workflow.
             state: only runs in this state: running or parked.
             id_prefix: only runs whose id begins with this.
-            older_s: only runs that began so many seconds ago, or earlier.
-            newer_s: only runs that began at most so many seconds ago.
+            older_s: only runs that began at least this many seconds ago.
+            newer_s: only runs that began at most this many seconds ago.
             from_version: only runs that continue with the code of this deployment.
-            limit: largest number of runs that are looked at (1 to 1,000).
+            limit: largest number of runs that one call tries to move (1 to 1,000).
             page: `next` of the page before.
         """
         if state not in _OPEN:
@@ -107,7 +110,7 @@ class _MoveOperations:
             except RunNotMovedError as error:
                 refused.append(runs.RunMismatch(run.id, run.workflow, str(error)))
             except (RunEndedError, NotFoundError):
-                pass  # it ended meanwhile
+                pass  # the run has ended meanwhile
             if waiting.monotonic_now() > end_s and run is not listed.runs[-1]:
                 end = run.place()
                 break

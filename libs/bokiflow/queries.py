@@ -1,10 +1,11 @@
 """Queries: read-only functions over a run, for people and programs (`Flow.query`).
 
-A query is answered by a replay: the workflow runs again against the outcomes that the log has, up
-to the first operation without an outcome. Nothing is executed or appended. So any process can
-answer, also for a run that has ended, or whose executor hangs.
+A query is answered by a replay: the workflow runs again against the outcomes in the log, up to the
+first operation without an outcome. Nothing is executed or appended. So any process can answer, even
+for a run that has ended, or whose executor hangs.
 
 The query runs in a thread and has a time limit, so a query that does not end blocks no other work.
+`Handle.query` and `inspection` ask queries; `replay_check` replays the run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _THREADS: Final = 4
 
 
 class QueryLimits:
-    """What bounds the queries of one executor.
+    """The limits of the queries of one executor.
 
     Attributes:
         timeout_s: seconds after which a query fails.
@@ -50,7 +51,7 @@ class RunView:
         state: its state.
         round: number of its round, from 1.
         arguments: the arguments of its workflow, by name.
-        vars: what the workflow has put into `Workflow.vars`.
+        vars: the values that the workflow has put into `Workflow.vars`.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Query:
 
     @cached_property
     def signature(self) -> Signature:
-        """Types of the arguments and the result; evaluated at first use.
+        """Types of the arguments and the result. They are evaluated at first use.
 
         Raises:
             FlowSettingsError: the first parameter is not a `RunView`.
@@ -124,12 +125,12 @@ class Query:
             logs: source of logs for the workflow.
             run: id and state of the run, which has begun.
             arguments: arguments of the query.
-            limits: bound replay and query.
+            limits: limits of the replay and the query.
 
         Raises:
             InvalidArgumentsError: the arguments do not fit the query.
             QueryFailedError: the code does not match the run's decided operations, the query
-                raised, or the time is up.
+                raised, or the time limit is reached.
         """
         given = self.signature.arguments(arguments_text(dict(arguments)))
         late = (

@@ -2,8 +2,10 @@
 
 The workflow is executed against the decided outcomes of a run. An operation that is not decided
 never ends here. The replay ends when all coroutines of the workflow wait. The code continues the
-run if it has asked for every decided operation, with the same name and kind. An execution
-(`bokiflow.runs.execution`) finds the same mismatches when it reaches them, and parks the run then.
+run if it has asked for every decided operation, with the same name and kind.
+
+An execution (`bokiflow.runs.execution`) finds the same mismatches when it reaches them, and then
+parks the run. `queries`, `taking`, `handle`, `inspection` and `flow` replay runs here.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from indilog import InvalidArgumentsError, Log
 from indilog.sdk import Logs
 
 _ITERATIONS: Final = 64
-"""After so many iterations of the event loop without a request, a workflow counts as waiting."""
+"""Iterations of the event loop without a request after which a workflow counts as waiting."""
 
 
 class ReplayMismatch(NamedTuple):
@@ -44,7 +46,7 @@ class ReplayMismatch(NamedTuple):
 
 
 class _NoLease:
-    """The lease of an execution that decides nothing."""
+    """The lease of a replay, which decides nothing: it never ends."""
 
     def is_sure(self) -> bool:
         """See `LeaseCheck.is_sure`."""
@@ -140,8 +142,8 @@ async def replay(
     run_id: str,
     run: RunState,
 ) -> AsyncIterator[Replayed | str]:
-    """Enter a block with a replayed run. If the code does not continue the run, the block gets a
-    text instead, which says why.
+    """Enter a block with a replayed run. If the code does not continue the run, the block gets the
+    reason as text instead.
 
     Args:
         definition: the workflow with the code to replay.
@@ -179,8 +181,8 @@ async def find_mismatch(
     run_id: str,
     run: RunState,
 ) -> ReplayMismatch | None:
-    """Replay a run with the code of a definition; None: the code continues the run. The arguments
-    are those of `replay`.
+    """Replay a run with the code of a definition. Return None if the code continues the run. The
+    arguments are those of `replay`.
     """
     async with replay(definition, log, logs, run_id, run) as replayed:
         reason = replayed if isinstance(replayed, str) else None

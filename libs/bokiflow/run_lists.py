@@ -1,16 +1,18 @@
-"""Lists the runs of a flow, newest first, and finds single ones, without reading their histories.
+"""Lists the runs of a flow, newest first, and finds single runs, without reading their histories.
 
 Open runs are in the states of their partitions. The record that ends a run has all that a list
 shows of the run. There are tags for the starts of all runs, the starts of each workflow, and the
 ends in each state. So a page reads about as many records as it lists runs, whatever the number of
-runs. A prefix of ids is compared with the newest starts in memory (`bokiflow.runs.recent_starts`),
-then with each older start that fits the other filters. In a list by ends, it is compared with each
-end that fits them.
+runs.
 
-The list of starts is trimmed by age. A page continues after it with the runs that began earlier:
-open ones, and those whose end has the tag `flows-late`.
+A prefix of ids is compared with the newest starts in memory (`bokiflow.runs.recent_starts`), and
+then with each older start that fits the other filters. A list by ends compares the prefix with each
+end that fits the other filters.
 
-`inspection`, `handle` and `flow` list and find runs here.
+The list of starts is trimmed by age. After its last entry, a page continues with runs that began
+earlier: open runs, and runs whose end has the tag `flows-late`.
+
+`inspection`, `handle` and `flow` list and find runs with this module.
 """
 
 from __future__ import annotations
@@ -51,10 +53,10 @@ from indilog.sdk import MAX_SEQNUM, SeqNum, runs
 
 OPEN: Final = frozenset({State.RUNNING, State.PARKED})
 SCAN_S_MAX: Final = 2.0
-"""Seconds after which a page ends even if it is not full."""
+"""Seconds after which a page ends, even if it is not full."""
 _LATE_RECORDS_MAX: Final = 16
-"""Records at the end of a run's sub-stream that are read to find the end of the run. If there are
-more records after that end, the whole run is read.
+"""Records at the end of a run's sub-stream that are read to find the end of the run. If the end is
+not among them, the whole run is read.
 """
 _TICK_S: Final = 1e-6
 """Resolution of the time of the log."""
@@ -65,8 +67,8 @@ _UNREADABLE: Final = "unreadable"
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The runs of a log that are listed, and the place where the list begins.
 
-    The time of a run in a list is that of its start; in a list of runs that ended in one state, it
-    is that of its end.
+    The time of a run in a list is the time of its start. In a list of runs that ended in one state,
+    it is the time of its end.
 
     Attributes:
         app: name of the application.
@@ -74,8 +76,8 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
         workflow: only runs of this workflow.
         state: only runs in this state.
         id_prefix: only runs whose id begins with this.
-        version: only runs that continue (ended) with the code of this deployment.
-        time_max, time_min: bounds of the time, seconds since 1970.
+        version: only runs that continue, or have ended, with the code of this deployment.
+        time_max, time_min: bounds of the time of a run, seconds since 1970.
         after: only runs after this place in the list (`RunPlace.key`).
     """
 
@@ -97,8 +99,8 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
         newer_s: float | None,
         before: runs.RunPlace | None,
     ) -> RunFilter:
-        """Return a narrower filter: for runs that are at least `older_s` and at most `newer_s`
-        seconds old by the time of the log, and come after the place `before`.
+        """Return a narrower filter. Its runs are at least `older_s` and at most `newer_s` seconds
+        old by log time, and come after the place `before`.
         """
         now = 0.0 if older_s is None and newer_s is None else await log.now()
         return msgspec.structs.replace(
@@ -110,7 +112,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_end(self) -> bool:
-        """Whether the runs are listed by their ends."""
+        """Whether the runs are listed by their ends, not by their starts."""
         return self.state is not None and self.state not in OPEN
 
     def place(self, time: float, seqnum: SeqNum) -> runs.RunPlace:
@@ -134,7 +136,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
         return self.version in {None, version}
 
     def has(self, info: runs.RunInfo) -> bool:
-        """Whether a run is listed."""
+        """Whether a run fits all conditions of this filter."""
         place = info.place(by_end=self.by_end)
         is_in_state = self.state is None or info.state == self.state
         named = self.has_name(info.id, info.workflow) and self.has_version(info.version)
@@ -149,7 +151,7 @@ class _Listed(NamedTuple):
 
 
 async def list_runs(log: Log, runner: Runner, wanted: RunFilter, limit: int) -> runs.RunPage:
-    """Return the first runs that are wanted, newest first: `limit` or fewer.
+    """Return the first runs that the filter wants, newest first: `limit` runs or fewer.
 
     Raises:
         IndilogError: the errors of reads of the log.
@@ -173,7 +175,7 @@ def _page(found: Sequence[runs.RunInfo], wanted: RunFilter, limit: int) -> runs.
 
 
 async def find_run(log: Log, runner: Runner, id: str, app: str = "") -> runs.RunInfo | None:  # noqa: A002
-    """Return a run; None: there is none, or it was trimmed. Its history is not read.
+    """Return a run; None: the run does not exist or was trimmed. Its history is not read.
 
     Raises:
         DataLossError: the end of the run is lost.
@@ -188,7 +190,7 @@ async def find_run(log: Log, runner: Runner, id: str, app: str = "") -> runs.Run
 
 
 async def find_open(log: Log, state: PartitionState, id: str) -> OpenRun | None:  # noqa: A002
-    """Return a run of a partition; None: it is not open."""
+    """Return a run of a partition; None: the run is not open."""
     run = state.runs.get(id)
     return None if run is None or await _is_repeated(log, state, id, run) else run
 
@@ -196,8 +198,8 @@ async def find_open(log: Log, state: PartitionState, id: str) -> OpenRun | None:
 async def _is_repeated(log: Log, state: PartitionState, id_: str, run: OpenRun) -> bool:
     """Tell whether a start in the state of a partition repeats the start of a run that has ended.
 
-    The partition's owner removes such a start soon. A run that was executed, waits or is parked is
-    no repetition.
+    The partition's owner removes such a start soon. A run that was executed before, waits or is
+    parked is no repetition.
     """
     if run.phase != Phase.RUNNING or run.epoch > 1:
         return False
@@ -207,7 +209,7 @@ async def _is_repeated(log: Log, state: PartitionState, id_: str, run: OpenRun) 
 async def _find_ended(
     log: Log, state: PartitionState, id_: str, app: str, bound: SeqNum
 ) -> runs.RunInfo | None:
-    """Return the run whose end is at seqnum `bound` or below; None: there is none."""
+    """Return the run whose end is at seqnum `bound` or below; None: there is no such end."""
     for _ in range(_LATE_RECORDS_MAX):
         if bound < 0:
             return None
@@ -238,7 +240,7 @@ async def _read_whole(log: Log, id_: str, app: str, bound: SeqNum) -> runs.RunIn
 
 
 async def _limits(log: Log, runner: Runner, found: Iterable[OpenRun]) -> dict[str, LimitState]:
-    """Return the limits for which these runs may wait, by name."""
+    """Return the limits for which the runs `found` may wait, by name."""
     names = {run.limit for run in found if run.limit}
     states = await asyncio.gather(*(runner.taking.turns.read(log, name) for name in names))
     return dict(zip(names, states, strict=True))
@@ -295,7 +297,7 @@ def _ended_info(
 async def _open_page(
     log: Log, runner: Runner, wanted: RunFilter, limit: int, below: SeqNum
 ) -> list[runs.RunInfo]:
-    """Return the first open runs that are wanted and began below a seqnum."""
+    """Return the first open runs that the filter wants and that began below the seqnum `below`."""
     count, found = runner.member.count, list[runs.RunInfo]()
     while len(found) < limit:
         states, missing = await all_states(log, runner), limit - len(found)
@@ -318,7 +320,7 @@ def _started_at(listed: _Listed) -> SeqNum:
 
 
 def _newest_first(state: PartitionState, wanted: RunFilter, below: SeqNum) -> Iterator[_Listed]:
-    """Yield the open runs of a partition that are wanted and began below a seqnum."""
+    """Yield the open runs of a partition that the filter wants and that began below `below`."""
     known = state.runs
     if wanted.state is State.PARKED:
         ids: Iterable[str] = sorted(state.parked, key=lambda id_: -known[id_].started_at)
@@ -338,7 +340,7 @@ def _newest_first(state: PartitionState, wanted: RunFilter, below: SeqNum) -> It
 
 
 async def all_states(log: Log, runner: Runner) -> list[PartitionState]:
-    """Return the open runs of all partitions."""
+    """Return the states of all partitions, by number."""
     numbers = range(runner.member.count)
     return await asyncio.gather(*(runner.read_partition(log, number) for number in numbers))
 
@@ -417,10 +419,11 @@ async def _whole_page(log: Log, runner: Runner, wanted: RunFilter, limit: int) -
 
 
 class _Starts:
-    """Reads the starts of runs that are wanted, newest first.
+    """Reads the starts of runs that the filter wants, newest first.
 
     Attributes:
-        looked_at: the place where the reading ended early because it took long; else None.
+        looked_at: the place where the reading ended early because it took long; None: it has not
+            ended early.
     """
 
     def __init__(self, log: Log, wanted: RunFilter, bound: SeqNum) -> None:
@@ -432,11 +435,11 @@ class _Starts:
 
     @property
     def floor(self) -> SeqNum:
-        """The seqnum below which the starts that are wanted are trimmed."""
+        """The seqnum below which the wanted list of starts is trimmed; 0: not needed."""
         return 0 if self._has_ended else self._backwards.floor
 
     async def next(self, count: int, end_s: float) -> list[RecentStart]:
-        """Return the next `count` starts. Fewer: there are no more, or the time is `end_s`."""
+        """Return the next `count` starts, or fewer if the list or the time (`end_s`) ends."""
         found = self._left
         while len(found) < count and not self._has_ended and self.looked_at is None:
             page = await self._read(count - len(found))
@@ -448,7 +451,7 @@ class _Starts:
         return found[:count]
 
     async def _read(self, missing: int) -> _StartPage | None:
-        """Return further starts; None: there are none."""
+        """Return further starts; None: there are no more."""
         page = await self._backwards.page(_page_size(self._wanted, missing))
         if not page:
             return None
@@ -460,8 +463,8 @@ class _Starts:
         return _StartPage(starts, (page[-1].ordered_at, page[-1].seqnum))
 
     def _note(self, last: tuple[float, SeqNum] | None, end_s: float) -> None:
-        """End the reading if it is complete, or took long. A page that ends early must end after
-        the place where it began, so that the next page makes progress.
+        """End the reading if all wanted starts were read, or if it took long. A page that ends
+        early must end after the place where it began, so that the next page makes progress.
         """
         if last is None:
             return
@@ -474,8 +477,8 @@ class _Starts:
 
 
 class _StartPage(NamedTuple):
-    """Starts, newest first, and the time and seqnum of the last start that was read; None: they are
-    not known.
+    """A page of starts, newest first. `last`: time and seqnum of the last start that was read;
+    None: not known.
     """
 
     starts: Sequence[RecentStart]
@@ -491,7 +494,7 @@ class _NamedStarts(_Starts):
         self._recent: RecentStarts | None = recent
         self._has_begun = False
         self._before: SeqNum = 0
-        """The starts at or above this seqnum were read."""
+        """The starts at or above this seqnum were read from memory."""
 
     @property
     def floor(self) -> SeqNum:
@@ -522,14 +525,14 @@ def _is_start_wanted(start: RecentStart, wanted: RunFilter) -> bool:
 
 
 def _may_be_named(record: Record, wanted: RunFilter) -> bool:
-    """Whether the id of a run in this record may have the wanted prefix, without decoding it."""
+    """Whether this record may name a run with the wanted prefix. The record is not decoded."""
     return not wanted.id_prefix or f"{RUN_PREFIX}{wanted.id_prefix}".encode() in record.names
 
 
 async def _runs_of(
     log: Log, runner: Runner, wanted: RunFilter, starts: Sequence[RecentStart]
 ) -> list[runs.RunInfo | None]:
-    """Return the runs that began with these records; None: the start had no effect."""
+    """Return the runs that these starts began, in their order; None: a start had no effect."""
     ended = await _ends_after(log, runner, wanted, starts)
     left = [start for start in starts if start.seqnum not in ended]
     count = runner.member.count
@@ -560,7 +563,7 @@ async def _ends_after(
         try:
             return await log.read_range(tag, first, limit=limit)
         except (TrimmedError, DataLossError):
-            return []  # the runs are looked up one by one
+            return []  # `_run_of` then finds the runs one by one
 
     records = [record for page in await asyncio.gather(*map(read, tags)) for record in page]
     places = {start.seqnum for start in starts}
@@ -592,7 +595,7 @@ async def _run_of(
 
 
 def _unreadable(start: RecentStart, wanted: RunFilter, problem: str) -> runs.RunInfo:
-    """Return a run whose end is lost, or was written by a later version."""
+    """Return a run whose end is lost, or was written by another version."""
     return runs.RunInfo(
         id=start.id,
         workflow=start.workflow,
@@ -608,7 +611,7 @@ def _unreadable(start: RecentStart, wanted: RunFilter, problem: str) -> runs.Run
 async def _earlier_runs(
     log: Log, runner: Runner, wanted: RunFilter, limit: int, floor: SeqNum
 ) -> list[runs.RunInfo]:
-    """Return the first runs whose starts are trimmed from the list: they began below `floor`."""
+    """Return the first runs that began below `floor`: the list no longer has their starts."""
     found = await _open_page(log, runner, wanted, limit, floor)
     backwards = Backwards(log, LATE_TAG)
     while page := await backwards.page(runs.RUNS_MAX):
@@ -625,7 +628,7 @@ async def _earlier_runs(
 
 
 async def _first_bound(log: Log, wanted: RunFilter) -> SeqNum:
-    """Return a seqnum above which no run is wanted."""
+    """Return a seqnum above which the filter wants no run."""
     times = [wanted.time_max] if wanted.time_max is not None else []
     bound = MAX_SEQNUM
     if wanted.after is not None:
@@ -640,6 +643,6 @@ async def _first_bound(log: Log, wanted: RunFilter) -> SeqNum:
 
 
 def _page_size(wanted: RunFilter, missing: int) -> int:
-    """Return how many records are read together: more if only few of them fit the filters."""
+    """Return how many records one read asks for. It is more if only few records fit the filters."""
     is_rare = wanted.id_prefix or wanted.version is not None
     return runs.RUNS_MAX if is_rare else max(missing, _PAGE_MIN)

@@ -1,10 +1,12 @@
 """The status of a run, from its last records if they suffice.
 
-The state of a run's partition has the epoch of the run, and all that a list shows of it. The last
-decisions of a run have the number of its decisions, and the place where the status was set
-(`bokiflow.runs.decision_numbers`). So the status of a run with a long history costs a few reads. If
-the last records do not suffice, as after a takeover or while branches decide concurrently, the
-whole run is read.
+The state of a run's partition has the epoch of the run, and all that a list shows of the run. The
+last decisions of a run have the number of all its decisions, and the seqnum at which the status was
+set (`bokiflow.runs.decision_numbers`). So the status of a run with a long history costs a few
+reads.
+
+The last records do not suffice after a takeover, for example, or while branches decide
+concurrently. Then the whole run is read. `Handle.status` and `inspection` show statuses.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from indilog import DataLossError, Log, TrimmedError
 from indilog.sdk import MAX_SEQNUM, SeqNum, plain_value
 
 _LOOK: Final = 12
-"""Number of records at the end of the run that are read."""
+"""Largest number of records at the end of the run that are read to find its status."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,16 @@ class Status:
         steps: number of decided operations.
         epoch: 1 for the first executor, and one more for each later executor.
         executor: name of the current or last executor.
-        problem: why the run is parked or failed; for a running run, how many processes in a row
-            crashed right after they had begun to execute it; else None.
+        problem: why the run is parked or failed. For a running run: how many processes in a row
+            crashed right after they had begun to execute it. None: there is no problem.
         place: seqnum of the record of its start.
         began: time of the start, seconds since 1970.
-        value: what the workflow set last with `Workflow.set_status`; None if it has set nothing.
-        round: number of its current round, from 1 (`Workflow.continue_as_new`). Steps and value are
-            those of this round.
-        version: number of the deployment with whose code it continues; None: it was not started by
-            a deployed application.
+        value: the value that the workflow set last with `Workflow.set_status`; None: it has set no
+            value.
+        round: number of its current round, from 1 (`Workflow.continue_as_new`). `steps` and `value`
+            are those of this round.
+        version: number of the deployment with whose code the run continues; None: the run was not
+            started by a deployed application.
     """
 
     id: str
@@ -90,16 +93,16 @@ def status_of(id: str, run: RunState) -> Status:  # noqa: A002
 
 
 class _LastRecords:
-    """The facts in the last records of a run, from records that certainly take effect.
+    """Collects the facts in the last records of a run, from records that certainly take effect.
 
     Args:
-        open_run: the run in the state of its partition; None: it has ended.
+        open_run: the run in the state of its partition; None: the run has ended.
 
     Attributes:
-        finished: the record of its end.
-        parked: the record that parked it.
-        last: its last decision; None: none was found.
-        is_whole: whether `last` is final, so that no more records need to be read.
+        finished: the seqnum and the record of its end; None: not found.
+        parked: the record that parked it; None: not found.
+        last: its last decision; None: not found.
+        is_whole: whether the collected facts are final, so that no more records are needed.
         is_unclear: whether the whole run must be read.
     """
 
@@ -124,11 +127,11 @@ class _LastRecords:
         return "" if self.finished is None else self.finished[1].executor
 
     def take(self, seqnum: SeqNum, record: RunRecord) -> None:
-        """Take the record that precedes those taken so far."""
+        """Take the next older record."""
         match record:
             case RunFinished() if self._open is None and self.finished is None:
                 self.finished = seqnum, record
-                self.is_unclear = not record.executor  # of an earlier version
+                self.is_unclear = not record.executor  # an earlier version wrote the record
             case StepDecided():
                 self._take_decision(record)
             case RunTaken() if record.epoch == self._epoch and record.executor == self._executor:
@@ -187,7 +190,7 @@ async def brief_status(log: Log, runner: Runner, id: str) -> Status | None:  # n
 
 
 async def _read_back(log: Log, id_: str, found: _LastRecords) -> bool:
-    """Read records from the end of the run; return whether they suffice."""
+    """Read records backwards from the end of the run; return whether they suffice."""
     bound = MAX_SEQNUM
     for _ in range(_LOOK):
         record = await log.read_prev(run_tag(id_), bound)
@@ -202,7 +205,7 @@ async def _read_back(log: Log, id_: str, found: _LastRecords) -> bool:
 
 
 async def _value(log: Log, last: StepDecided | None) -> object:
-    """Return the value that the run has set last as its status.
+    """Return the value that the run has last set as its status.
 
     Raises:
         ValueError: the record that should have the value does not have it.

@@ -1,11 +1,12 @@
 """Executes the runs of one process.
 
 A run that is started here begins in a partition that this process owns, so no other process
-executes the run. After an interrupted execution, the next execution has a new epoch. So appends of
-the interrupted execution that are still in flight have no effect.
+executes the run. After an interrupted execution, the next execution has a new epoch. So if appends
+of the interrupted execution are still in flight, they have no effect.
 
-`flow` starts runs here. `taking` takes over the open runs of a partition. `runs.execution` executes
-one run.
+`flow` starts runs with `Runner`. `taking` takes over the open runs of a partition.
+`runs.execution` executes one run. The base classes are in `taking`, `turns` and
+`ownership.executor`.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ from indilog.sdk import Logs, SeqNum
 EXECUTIONS_MAX: Final = 1024
 """Default for the number of runs that a process executes concurrently."""
 RUNS_PER_EXECUTION: Final = 16
-"""Waiting runs that count as much as one executing run."""
+"""Number of waiting runs that count as much as one executing run."""
 _CANCELS_MAX: Final = 4096
 _RUNS_READ_MAX: Final = 64
 """Largest number of runs that are kept in memory after a read of their status. The least recently
-used one is dropped first. Each takes as much memory as an executing run.
+used run is dropped first. Each run takes as much memory as an executing run.
 """
 _AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 60.0
@@ -126,15 +127,15 @@ class Runner(RunExecutor):
 
     Args:
         log_name: name of the log of the runs.
-        versions: the workflows, in the deployments that are loaded here.
+        versions: the workflows, in the deployments that are loaded in this process.
         scope: the platform whose runs are executed (`Log.scope`).
-        settings: as the attribute.
+        settings: the settings of this executor.
 
     Attributes:
-        settings: its settings.
-        recent_starts: the newest starts, by which runs are found by the beginning of their ids.
+        scope, settings: see the arguments.
+        recent_starts: the newest starts, in which runs are found by the beginning of their ids.
         taking: takes over open runs of the partitions that this process owns.
-        runs_read: runs, by id, as read for their last status.
+        runs_read: the runs whose status was read last, by id.
         query_limits: limits of the queries that this process answers.
     """
 
@@ -149,13 +150,13 @@ class Runner(RunExecutor):
         self.recent_starts = RecentStarts()
         self.runs_read: LRUCache[str, RunState] = LRUCache(_RUNS_READ_MAX)
         self._partitions_read: dict[int, OwnedPartition] = {}
-        """Partitions of other executors, as read last in order to list or find runs."""
+        """Partitions of other executors, as read by the last list or search of runs."""
         self._starting = 0
         self._resting = 0
         self._exclusive: dict[str, _Exclusive] = {}
         self._cancels: LRUCache[str, SeqNum] = LRUCache(_CANCELS_MAX)
-        """By run, the seqnum of its last cancellation that was read. It is kept because a run may
-        have been read before its cancellation, and be executed after it.
+        """The seqnum of the last cancellation that was read for a run, by the run's id. A run may
+        have been read before its cancellation and be executed after it.
         """
 
     # --- beginning runs
@@ -171,13 +172,15 @@ class Runner(RunExecutor):
         limit: RunLimit | None = None,
     ) -> tuple[str, LocalRun | None]:
         """Start a run, unless a run with this id exists. Return the id, and the run if this process
-        executes it. `limit` is the limit of the run; None: that of its workflow, if there is one.
+        executes it. `limit`: the limit of the run; None: the limit of its workflow, if there is
+        one.
 
         Raises:
             RunIdInUseError: a run of another workflow has this id.
-            OverloadedError: this process executes too many runs, or too many wait for their turn;
-                nothing was done.
-            InvalidArgumentsError: the limit has no key for these arguments; nothing was done.
+            OverloadedError: this process executes too many runs, or too many runs wait for their
+                turn; nothing was done.
+            InvalidArgumentsError: the arguments give no valid key or priority of the limit; nothing
+                was done.
         """
         if id is not None and (running := self.running.get(id)) is not None:
             running.check_same_run(definition, arguments)
@@ -208,7 +211,7 @@ class Runner(RunExecutor):
             self._starting -= 1
 
     async def _place(self, logs: Logs, id_: str | None) -> str:
-        """Return the id of a run to start, in a partition that this process owns if possible."""
+        """Return the id of a run to start. Its partition is owned by this process, if possible."""
         member, log = self.member, self.own_log(logs)
         await member.look_once(log)
         if id_ is None:
@@ -249,7 +252,7 @@ class Runner(RunExecutor):
         run = RunState()
         if partition is not None:
             partition.note_record()
-        if partition is not None and is_new and not again:  # no earlier copy can be the start
+        if partition is not None and is_new and not again:  # no earlier copy of the start exists
             run.apply(seqnum, max(0.0, log_clock(log).now()), started)
         else:
             await read_run(log, run_id, run, seqnum, is_reused=True)
@@ -280,7 +283,7 @@ class Runner(RunExecutor):
             self.hop(number)
 
     def _want_started(self, run_id: str, limit: RunLimit | None) -> None:
-        """Execute a run that has started, when it has its turn."""
+        """Execute a run that has started, as soon as it has its turn."""
         if limit is None:
             self.taking.want(run_id)
         else:
@@ -294,7 +297,7 @@ class Runner(RunExecutor):
         forked: Origin,
         decided: Sequence[StepDecided],
     ) -> str:
-        """Start a run with decided outcomes; return its id.
+        """Start a run with outcomes that are already decided; return its id.
 
         Raises:
             TooLargeError: the outcomes do not fit into one batch of records; nothing was done.
@@ -359,7 +362,7 @@ class Runner(RunExecutor):
     @asynccontextmanager
     async def _looked_for(self, run: str) -> AsyncIterator[None]:
         """Enter a block that appends the start of a run. If the append fails, its record may be in
-        flight or in the log, so this process looks for the run afterwards.
+        flight or in the log. So this process looks for the run afterwards.
         """
         try:
             yield
@@ -372,7 +375,8 @@ class Runner(RunExecutor):
 
     async def read_partition(self, log: Log, number: int, *, own: SeqNum = -1) -> PartitionState:
         """Return the open runs of a partition of any executor. They reflect all records that the
-        session of `log` sees, and the record of the partition at seqnum `own`, if it is given.
+        session of `log` sees. If `own` is given, they also reflect the partition's record at this
+        seqnum.
         """
         partition = self.owned.get(number)
         if partition is None:
@@ -407,7 +411,7 @@ class Runner(RunExecutor):
         )
 
     def _count_waiting(self, running: LocalRun, by: int) -> None:
-        """Count an operation of a run that begins (1) or stops (-1) waiting."""
+        """Count an operation of a run that begins to wait (`by` is 1) or stops waiting (-1)."""
         was_resting = running.waits > 0
         running.waits += by
         assert running.waits >= 0, "each wait ends once"
@@ -480,7 +484,9 @@ class Runner(RunExecutor):
             self.taking.want(id_)
 
     async def _execute_with_retry(self, logs: Logs, running: LocalRun) -> RunFinished | None:
-        """Execute a run until it ends, with retries. None: another process executes the run."""
+        """Execute a run until it ends, with retries. Return None if only the execution ended: the
+        run was parked, leaves memory, or is executed by another process, now or soon.
+        """
         wait_s, is_again = _AGAIN_S, False
         while True:
             try:
@@ -516,7 +522,7 @@ class Runner(RunExecutor):
                 await self._begin_round(logs, running)
 
     async def _begin_round(self, logs: Logs, running: LocalRun) -> None:
-        """Begin the next round of a run whose round has ended here.
+        """Begin the next round of a run after its round has ended in this process.
 
         Raises:
             Stopped: another process may execute the run now.
@@ -550,7 +556,7 @@ class Runner(RunExecutor):
         except ContinuedAsNew:
             await calls.release_all()
             raise
-        except ChangedWorkflowError:  # it is parked
+        except ChangedWorkflowError:  # the run is parked
             await calls.release_recorded()
             raise
         await calls.release_all()
@@ -559,8 +565,8 @@ class Runner(RunExecutor):
     async def _next_execution(
         self, logs: Logs, running: LocalRun
     ) -> Execution | RunFinished | None:
-        """Return the next execution of a run if this process still owns its partition, else the
-        run's end.
+        """Return the next execution of a run if this process still owns its partition. Otherwise
+        return the run's end, or None if the run has not ended.
         """
         before, partition = running.execution, running.partition
         log, id_ = before.log, before.id
@@ -661,7 +667,7 @@ class Runner(RunExecutor):
                 self.begin(f"passive {id_}", partial(self._make_passive, running))
 
     async def _make_passive(self, running: LocalRun) -> None:
-        """End an execution that only waits; the run is taken when its wait may be over."""
+        """End an execution that only waits. The run is taken again when its wait may be over."""
         execution, task = running.execution, running.task
         if running.is_passive or not running.may_be_passive or task is None or task.done():
             return
@@ -669,7 +675,7 @@ class Runner(RunExecutor):
         what = ", ".join(map(str, execution.asked.left()))
         running.is_passive = execution.is_passive = True
         running.is_notified = False
-        # Records read up to here were handled long ago; a later record may be being handled now.
+        # Records before `end` were handled long ago. A later record may be being handled now.
         end = running.waits_end
         try:
             await execution.note_waits(None if until == math.inf else until, what, end)
@@ -678,7 +684,7 @@ class Runner(RunExecutor):
             page = await execution.log.read_range(run_tag(execution.id), end)
             running.is_notified = running.is_notified or len(page) > 1
         except BaseException:
-            running.is_notified = True  # it is taken again
+            running.is_notified = True  # so that the run is taken again
             raise
         finally:
             task.cancel()
@@ -687,7 +693,7 @@ class Runner(RunExecutor):
             self.taking.wake_at(execution.id, until - log_clock(execution.log).now())
 
     async def _end_for_move(self, running: LocalRun) -> None:
-        """End an execution when its bodies have ended; then `Taking` takes the run again."""
+        """End an execution when its bodies have ended. Then `Taking` takes the run again."""
         running.is_passive = running.execution.is_passive = True
         while (task := running.task) is not None and not task.done():
             if running.may_stop:
@@ -717,8 +723,8 @@ class Runner(RunExecutor):
 def _start_tags(run: str, started: RunStarted, partition: int, *, is_here: bool) -> tuple[str, ...]:
     """Return the tags of a start.
 
-    `is_here`: whether the executor that appends the start executes the run. Then no other executor
-    needs to read the record at once.
+    `is_here`: whether the executor that appends the start executes the run. If so, no other
+    executor needs to read the record at once.
     """
     wakes = () if is_here else (INBOX_TAG,)
     lists = (starts_tag(None), starts_tag(started.workflow), *limit_tags(started.limit))

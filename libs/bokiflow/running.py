@@ -1,4 +1,8 @@
-"""A run that this process executes, and the callers in this process that wait for it."""
+"""A run that this process executes, and the callers in this process that wait for it.
+
+`runner` makes a `LocalRun` for each run that it begins to execute. `Handle.result` waits for its
+end.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,15 @@ class LocalRun:
 
     Attributes:
         definition: its workflow.
-        execution: its current execution; each retry and each round has its own.
+        execution: its current execution; each retry and each round has a separate one.
         partition: its partition.
         ended: a future with the record that ended the run. Its result is None if only the execution
-            ended: another process continues the run, the run is parked, or it left memory while it
-            waits.
-        task: the task that executes the run; None: it has not begun.
+            ended: another process continues the run, the run is parked, or the run left memory.
+        task: the task that executes the run; None: the execution has not begun.
         waits_since: when this process first found that the run only waits (monotonic time); None:
             the run also does something else.
-        waits_end: the end of the run's history at `waits_since`. When the history has grown, both
-            are set anew.
+        waits_end: the end of the run's history at `waits_since`. When the history has grown,
+            `waits_since` and `waits_end` are set anew.
         waits: number of its operations that wait for a record or a time.
         is_notified: whether a record for the run arrived during this execution. If the run then
             leaves memory, it is executed again at once.
@@ -57,7 +60,7 @@ class LocalRun:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the execution has ended."""
+        """Whether the run has ended in this execution."""
         return self.ended.done() and self.ended.result() is not None
 
     @property
@@ -67,25 +70,25 @@ class LocalRun:
 
     @property
     def may_stop(self) -> bool:
-        """Whether the execution can be ended now, for example to release the run's partition: all
-        operations in progress wait for a record, a time or a lock.
+        """Whether the execution can be ended now, for example to release the run's partition. That
+        is so if all operations in progress wait for a record, a time or a lock.
 
-        A wait for a lock must not keep the partition here: the holder of the lock may be a run of
-        the same partition, which would then never continue in another process. The next execution
-        of the waiting run keeps its place in the queue of the lock.
+        A wait for a lock must not keep the partition in this process. The holder of the lock may be
+        a run of the same partition, which could then never continue in another process. The next
+        execution of the waiting run keeps its place in the queue of the lock.
         """
         execution = self.execution
         return 0 < self.waits + execution.lock_waits == len(execution.in_progress)
 
     @property
     def may_be_passive(self) -> bool:
-        """Whether the run only waits, and its execution holds no state that a replay lacks. Then
-        the run can leave memory.
+        """Whether the run can leave memory: it only waits, and its execution holds no state that a
+        replay lacks.
         """
         execution = self.execution
         if not self.only_waits or execution.pins or execution.has_unflushed:
             return False
-        # A task that the workflow's own code began would not end with the execution.
+        # If the workflow's own code began a task, that task would not end with the execution.
         return all(task is self.task for _, task, is_main in execution.waits.values() if is_main)
 
     def check_same_run(self, definition: Definition, arguments: bytes) -> None:
@@ -95,13 +98,15 @@ class LocalRun:
         check_same_run(self.execution.id, definition, arguments, self.execution.run)
 
     def end(self, finished: RunFinished | None) -> None:
-        """Notify the callers that wait for the run."""
+        """Notify the callers that wait for the run. `finished`: see `ended`."""
         if not self.ended.done():
             self.ended.set_result(finished)
 
 
 async def await_body(body: Coroutine[Any, Any, bytes]) -> bytes:
-    """Return the result of a workflow. If its code raises CancelledError itself, it has failed."""
+    """Return the result of a workflow. If the workflow's code raises CancelledError itself, the
+    workflow has failed.
+    """
     try:
         return await body
     except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:

@@ -2,8 +2,9 @@
 
 The platform calls a function of the application at each due time, as for `App.schedule`. The
 function starts a run whose id contains the due time. So each due time starts one run, however often
-the function is called. All runs of a schedule are in one partition, whose owner decides which of
-them may begin.
+the function is called. All runs of a schedule are in one partition. The limit of the schedule
+decides which of these runs may begin. `Flow` makes a `Schedule`, which starts runs through
+`Runner`.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ from indilog.sdk import (
 )
 
 Overlap: TypeAlias = Literal["skip", "queue", "concurrent"]
-"""What happens at a due time while an earlier run of the schedule is open."""
+"""The treatment of a due time while an earlier run of the schedule is open."""
 OVERLAPS: Final = ("skip", "queue", "concurrent")
 BACKFILL_MAX: Final = 1000
 """Largest number of runs that one backfill starts."""
 _DUE: Final = "due"
 """Name of the workflow's parameter that gets the due time."""
 _SCHEDULES: Final = "bokiflow schedules"
-"""Name of the operations among what libraries keep with an application."""
+"""Key of these operations in `App.of_libraries`."""
 _TRIES: Final = 60
 _PAUSE_S: Final = 1.0
 
@@ -82,7 +83,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a schedule of a workflow.
 
     `next_due`: the next due time, seconds since 1970; None: there is none. `open_runs`: the ids of
-    its runs that have not ended, 1,000 at most.
+    the schedule's runs that have not ended, 1,000 at most.
     """
 
     workflow: str
@@ -103,13 +104,13 @@ class Schedule:
         definition: the workflow. It has no parameters without a default, except perhaps `due`,
             which gets the due time.
         spec: when runs start.
-        overlap: what happens while an earlier run is open.
+        overlap: the treatment of a due time while an earlier run is open.
 
     Attributes:
         workflow: name of the workflow.
         module: name of the workflow's module.
         spec: when runs start.
-        overlap: what happens while an earlier run is open.
+        overlap: the treatment of a due time while an earlier run is open.
 
     Raises:
         FlowSettingsError: the workflow has other parameters, or `overlap` is unknown.
@@ -150,7 +151,7 @@ class Schedule:
 
     async def start_due(self, ctx: Context) -> str | None:
         """Start the run of the due time for which `ctx` was made; return its id. None: the schedule
-        is paused. For up to a minute it retries while the process is overloaded.
+        is paused. While the process is overloaded, the start is retried for up to a minute.
 
         Raises:
             InvalidArgumentsError: no schedule called the function.
@@ -177,7 +178,7 @@ class Schedule:
 
     async def pause(self) -> None:
         """Start no further runs at due times, until `resume`. Open runs continue. Due times that
-        pass meanwhile do not run later; `backfill` starts them.
+        pass meanwhile start no runs later, unless `backfill` starts them.
         """
         await self._set(is_paused=True)
 
@@ -188,9 +189,9 @@ class Schedule:
     async def backfill(self, start: datetime, end: datetime) -> list[str]:
         """Start the runs of the due times from `start` to before `end`; return their ids.
 
-        A due time that has a run gets no further one. If runs must not overlap, these runs wait for
-        each other, in the order of their due times. A paused schedule can be backfilled too. If the
-        call fails, repeat it.
+        A due time that has a run gets no further run. If runs must not overlap, these runs wait for
+        each other, in the order of their due times. A paused schedule can also be backfilled. If
+        the call fails, repeat it.
 
         Raises:
             FlowSettingsError: a time has no time zone or has not passed, or there are more than
@@ -328,7 +329,7 @@ class ScheduleOperations:
 
 
 def add_schedule(app: App, schedule: Schedule) -> None:
-    """Have the platform start runs of a workflow.
+    """Register a schedule with the application, so that the platform starts runs of its workflow.
 
     Raises:
         FlowSettingsError: the schedule is invalid, there are too many, or the application has

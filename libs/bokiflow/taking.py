@@ -1,13 +1,13 @@
 """Takes over the open runs of the partitions that this process owns.
 
 When this process begins to own a partition, it reads which runs of the partition are open. It
-executes those that do not wait, as many at a time as its limits permit. Runs that wait stay out of
-memory until their time has come or a record for them arrives. Crash-looping runs are taken in small
-groups (`bokiflow.ownership.crash_loops`).
+executes the runs that do not wait, as many at a time as its limits permit. Runs that wait stay out
+of memory until their time has come or a record for them arrives. Crash-looping runs are taken in
+small groups (`bokiflow.ownership.crash_loops`).
 
 A process executes a run at most once at a time: it takes the run within `RunExecutor.exclusive`.
 
-`driver` claims the partitions, and `runner` executes the runs.
+`driver` claims the partitions. `Runner` has a `Taking` and executes the runs.
 """
 
 from __future__ import annotations
@@ -67,15 +67,16 @@ _TAKEN_AT_ONCE: Final = 16
 _PROBLEM_S: Final = 1.0
 _WATCH_BEATS: Final = 2
 _LOOKS: Final = 64
-"""For how many heartbeats this process looks for a run whose start has an unknown outcome."""
+"""Number of heartbeats for which this process looks for a run whose start has an unknown outcome.
+"""
 _UNCERTAIN_MAX: Final = 1024
-"""Largest number of starts with an unknown outcome that are kept. Of further ones, only the
+"""Largest number of starts with an unknown outcome that are kept. For further starts, only the
 partition is kept.
 """
 _FAILURES_MAX: Final = 6
 _GIVES_WAY_MAX: Final = 4
-"""The last pause before a run of a later deployment is taken, counted from 0. The pauses grow;
-together they last about 8 leases.
+"""The last of the growing pauses before a run of a later deployment is taken, counted from 0. All
+pauses together last about 8 leases.
 """
 _TICK_S_MIN: Final = 0.001
 _TAKE: Final = "take"
@@ -83,7 +84,7 @@ _TIMERS: Final = "timers"
 
 
 class RunExecutor(LimitExecutor):
-    """The executor for which runs are taken over.
+    """The part of an executor for which `Taking` takes over runs.
 
     Attributes:
         running: the runs that this process executes, by id.
@@ -98,21 +99,21 @@ class RunExecutor(LimitExecutor):
     @property
     @abstractmethod
     def room(self) -> int:
-        """How many more runs this process may execute; a run that only waits counts as a
+        """Number of further runs that this process may execute. A run that only waits counts as a
         sixteenth.
         """
 
     @abstractmethod
     def exclusive(self, run: str) -> AbstractAsyncContextManager[None]:
-        """Return a block with exclusive access to a run, in which to begin its execution."""
+        """Return a block with exclusive access to a run. Its execution begins in such a block."""
 
     @abstractmethod
     def want(self, run: str) -> None:
         """Execute a run of an owned partition if it is open.
 
         If a task has exclusive access to the run, the run is taken when that access ends, unless
-        the task has begun to execute it. The task may have found that another process owned the
-        partition, and this process may have become the owner since.
+        the task has begun to execute the run. That task may have found that another process owned
+        the partition, although this process has become the owner since.
         """
 
     @abstractmethod
@@ -125,9 +126,9 @@ class RunExecutor(LimitExecutor):
         crashes: int,
         code: CodeVersion | None = None,
     ) -> bool:
-        """Begin a new epoch of a run that is executed here; with other code, if `code` is given.
-        From then on, appends in flight of earlier executions have no effect. Return whether the run
-        is open and this executor owns it.
+        """Begin a new epoch of a run that is executed here. With `code`, the run continues with
+        other code. From then on, appends in flight of earlier executions have no effect. Return
+        whether the run is open and this executor owns it.
         """
 
     @abstractmethod
@@ -147,8 +148,8 @@ class Taking:
 
     Attributes:
         turns: the limits of the runs.
-        uncertain: runs that this process may have started, each with the number of heartbeats for
-            which it is still looked for.
+        uncertain: runs that this process may have started. The value is the number of heartbeats
+            for which the run is still looked for.
         lost_sight_of: partitions of runs that are no longer looked for. The record that starts such
             a run may still arrive.
     """
@@ -159,9 +160,9 @@ class Taking:
         self._timers: list[tuple[float, str]] = []
         self._timer_changed = asyncio.Event()
         self._again: set[str] = set()
-        """Crash-looping parked runs whose pause has ended."""
+        """Crash-looping parked runs that must be executed again, because their pause has ended."""
         self._paused: set[str] = set()
-        """Runs that were parked as crash-looping, and whose timer is set."""
+        """Runs that were parked as crash-looping and have a timer for their next try."""
         self._retried: set[str] = set()
         """Parked runs to retry with the current code."""
         self._failures: dict[str, int] = {}
@@ -241,8 +242,8 @@ class Taking:
         return self._runner.owns(partition_of(run, self._runner.member.count))
 
     def tidy(self) -> None:
-        """Look for runs whose start has an unknown outcome, and check turns. Called after each
-        heartbeat.
+        """Look for runs whose start has an unknown outcome, and check turns. The executor calls
+        this after each heartbeat.
         """
         self.turns.tidy()
         for run, looks in list(self.uncertain.items()):
@@ -275,15 +276,15 @@ class Taking:
             if id_ in runner.running:
                 continue
             limited = turns.get(run.limit, {}).get(id_)
-            # A run that waits for its turn need not be read, unless it was executed before or has
-            # a notification, such as a cancellation.
+            # A run that waits for its turn is not read, unless it was executed before or has a
+            # notification, such as a cancellation.
             if limited is None or limited.turn != Turn.WAITS or run.epoch or run.notified_at >= 0:
                 self._schedule(log, id_, run)
         for name in limits:
             self.turns.look(name)
 
     def _schedule(self, log: Log, id_: str, run: OpenRun) -> None:
-        """Take a run now or later, according to its phase. A parked run is retried with the current
+        """Take a run now or later, depending on its phase. A parked run is retried with the current
         code.
         """
         if run.phase == Phase.WAITING and not run.is_notified:
@@ -330,13 +331,13 @@ class Taking:
         return None if running is None else running.task
 
     def retry(self, run: str) -> None:
-        """Execute a parked run again now, also one that is crash-looping."""
+        """Execute a parked run again now, even if it is crash-looping."""
         self._retried.add(run)
         self._again.add(run)
         self.want(run)
 
     def _on_turn(self, id_: str, is_parked: bool) -> None:  # noqa: FBT001 - a callback
-        """Execute a run that has got its turn, or end one that gets none."""
+        """Execute a run that has got its turn, or end a run that gets no turn."""
         partition = self._partition(id_)
         if partition is None or id_ in self._runner.running:
             return
@@ -348,14 +349,14 @@ class Taking:
             self.want(id_)
 
     def _begin_group(self, id_: str) -> None:
-        """Take a run that was parked as crash-looping, alone."""
+        """Take one run that was parked as crash-looping, separately from all other runs."""
         self._again.add(id_)
         taking = partial(self._crash_loops.take_group, [id_], self._take_one)
         self._crash_loops.begin(id_, taking)
 
     async def _take(self, id_: str, crash_looping: dict[str, int] | None) -> None:
-        """Take an open run and execute it. If `crash_looping` is given, a crash-looping run is not
-        executed: it is added to `crash_looping`, with its number of crashes.
+        """Take an open run and execute it. If `crash_looping` is given and the run is
+        crash-looping, do not execute it: add it to `crash_looping`, with its number of crashes.
         """
         partition, runner = self._partition(id_), self._runner
         is_again, is_retried = id_ in self._again, id_ in self._retried
@@ -411,7 +412,7 @@ class Taking:
 
     async def _has_turn(self, log: Log, id_: str, run: RunState, partition: OwnedPartition) -> bool:
         """Tell whether a run with a limit may execute now. If it may neither execute nor wait, end
-        it.
+        the run.
         """
         limited = await self.turns.find(log, id_, run)
         if limited is None or limited.turn == Turn.HAS_TURN:
@@ -454,7 +455,7 @@ class Taking:
         return f"Skipped, because {other} of the same schedule had not ended."
 
     def _is_paused(self, log: Log, id_: str, run: RunState) -> bool:
-        """Tell whether a run was parked as crash-looping; set its timer."""
+        """Tell whether a run was parked as crash-looping. If so, set the timer for its retry."""
         if run.crashes < CRASHES_PARKED:
             return False
         waited_s = max(0.0, log_clock(log).now() - run.parked_at)
@@ -463,8 +464,8 @@ class Taking:
         return True
 
     async def _forget(self, log: Log, id_: str, run: RunState, partition: OwnedPartition) -> None:
-        """Remove a run from the partition's open runs if the start that the partition has read
-        opened no run, because it repeated an earlier start.
+        """Remove a run from the partition's open runs if its start there repeated an earlier start,
+        and so opened no run.
         """
         if run.finished is not None:
             self.uncertain.pop(id_, None)
@@ -486,7 +487,7 @@ class Taking:
         definition = runner.versions.choose(run)
         code = None if definition is None else code_after(run, definition)
         if run.move_asked is not None:
-            code = None  # the run is moved later, when earlier executions can decide nothing more
+            code = None  # the run is moved below, when earlier executions can decide nothing more
         if await self._waits_for_code(log, id_, run) or self._gives_way(id_, run, code):
             return
         if not await runner.take_epoch(log, id_, run, partition, crashes, code):
@@ -510,8 +511,8 @@ class Taking:
             runner.execute(runner.logs, definition, id_, run, partition)
 
     async def _waits_for_code(self, log: Log, id_: str, run: RunState) -> bool:
-        """Tell whether the code of a run is kept but not loaded here. Then take the run again
-        later, and note in its history why.
+        """Tell whether the code of a run is kept but not loaded in this process. If so, note the
+        reason in the run's history, and take the run again later.
         """
         why = self._runner.versions.missing(run)
         if why is None:
@@ -530,8 +531,8 @@ class Taking:
     async def _move(
         self, log: Log, id_: str, run: RunState, definition: Definition | None
     ) -> Definition | None:
-        """Return the code with which to continue a run that was asked to move: the wanted code if
-        it can continue the run, else `definition`, the present code.
+        """Return the code with which a run continues after a request to move it: the wanted code if
+        that can continue the run, else `definition`, the present code.
         """
         assert run.move_asked is not None, "the move was asked for"
         assert run.started is not None, "only a run that has begun is moved"
@@ -549,8 +550,8 @@ class Taking:
         return definition
 
     def _gives_way(self, id_: str, run: RunState, code: CodeVersion | None) -> bool:
-        """Postpone a run whose deployment is later than that of this process, because this process
-        is likely to get that deployment soon. Return whether the run was postponed.
+        """Postpone a run whose deployment is later than the deployment of this process, because
+        this process is likely to get the later one soon. Return whether the run was postponed.
 
         Args:
             id_: id of the run.
@@ -567,8 +568,8 @@ class Taking:
         return True
 
     async def _park_crash_loop(self, execution: Execution) -> None:
-        """Park a crash-looping run. If it also crashed a process after its cancellation, end it
-        instead.
+        """Park a crash-looping run. If the run crashed a process again after its cancellation, end
+        it instead.
 
         A cancelled run is executed once more, alone, so that it can run its compensations.
         """

@@ -1,8 +1,9 @@
 """Tools for tests of workflows: time that passes at once, forced replay, crashes
 (docs/guides/testing.md).
 
-Runs are executed by the code that the platform uses. A test stops the executor of a run and starts
-it again, as a deployment does.
+The code that executes the runs is the code that the platform uses. A test stops the executor of a
+run and starts it again, as a deployment does. Tests of applications use these functions with
+`indilog.testing`.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ SKIPPED: Final = "$skipped"
 """Name of the signals by which `skip` wakes waiting runs. No workflow waits for it."""
 _LOOK_S: Final = 0.01
 _LOOKS_AT_REST: Final = 5
-"""Runs count as waiting after so many looks that found no newly decided operation."""
+"""Number of successive looks without a newly decided operation after which runs count as waiting.
+"""
 _LOOKS_MAX: Final = 3000
 _DAYS_MAX: Final = 20_000
-"""Days after which a run that still waits does not wait for a timer."""
+"""If a run still waits after this many skipped days, it does not wait for a timer."""
 _ID: Final = "tested"
 
 
 class Skipping(Protocol):
-    """A platform whose time a test moves: `indilog.testing.cluster()`, or `MemoryLogs`."""
+    """A platform whose time a test can move: `indilog.testing.cluster()`, or `MemoryLogs`."""
 
     async def skip(self, *, days: float, hours: float, minutes: float, seconds: float) -> None:
         """Let time pass at once."""
@@ -60,8 +62,8 @@ async def skip(
 ) -> None:
     """Let time pass at once: timers, timeouts of signals and leases of the flows' runs end.
 
-    First this call waits until no run has decided an operation for 50 ms, so that a run that was
-    just started reaches its timer. A timer that ends after the skipped time continues to wait.
+    First, this call waits until no run has decided an operation for 50 ms. So a run that was just
+    started reaches its timer. A timer that ends after the skipped time continues to wait.
 
     Raises:
         ValueError: the duration is negative or no number.
@@ -83,19 +85,19 @@ async def replayed(
     logs: MemoryLogs | None = None,
     **named: Any,  # noqa: ANN401
 ) -> _ResultT:
-    """Return the result of a run that is executed again from its first line after each decided
-    operation. Timers end at once.
+    """Return the result of a run that begins again at its first line after each decided operation.
+    Timers end at once.
 
     Args:
         flow: the flow of the workflow.
         workflow: the workflow.
         arguments: its arguments.
-        fakes: the functions that it calls, as in `indilog.testing.context`.
-        logs: where records go; None: new `MemoryLogs`.
+        fakes: the functions that the workflow calls, as in `indilog.testing.context`.
+        logs: logs for the records; None: new `MemoryLogs`.
         named: its arguments by name.
 
     Raises:
-        RunParkedError: an execution differs from an earlier one.
+        RunParkedError: an execution differs from an earlier execution.
         RunFailedError: the workflow raised.
         FlowSettingsError: the workflow waits for a signal that the test does not send.
     """
@@ -113,17 +115,17 @@ async def crashed(
     logs: MemoryLogs | None = None,
     **named: Any,  # noqa: ANN401
 ) -> _ResultT:
-    """Return the result of a run whose executor crashes when `after` operations are decided, and
-    that is then continued. Timers end at once.
+    """Return the result of a run whose executor crashes when `after` operations are decided. The
+    run is then continued. Timers end at once.
 
     Args:
         flow: the flow of the workflow.
         workflow: the workflow.
         arguments: its arguments.
-        after: the number of operations. One append may decide several operations; then the crash
-            comes after that append.
-        fakes: the functions that it calls, as in `indilog.testing.context`.
-        logs: where records go; None: new `MemoryLogs`.
+        after: number of operations. If one append decides several operations, the crash comes after
+            that append.
+        fakes: the functions that the workflow calls, as in `indilog.testing.context`.
+        logs: logs for the records; None: new `MemoryLogs`.
         named: its arguments by name.
 
     Raises:
@@ -158,13 +160,13 @@ async def changed(
             and both flows the same name of their log.
         arguments: the arguments of the old workflow.
         after: the number of operations.
-        fakes: the functions that it calls, as in `indilog.testing.context`.
-        logs: where records go; None: new `MemoryLogs`.
+        fakes: the functions that the workflow calls, as in `indilog.testing.context`.
+        logs: logs for the records; None: new `MemoryLogs`.
         named: its arguments by name.
 
     Raises:
         RunParkedError: the new code does not continue the run.
-        FlowSettingsError: as `crashed`; or the names differ.
+        FlowSettingsError: as for `crashed`; or the names differ.
     """
     if (old[0].log_name, old[1].name) != (new[0].log_name, new[1].name):
         raise FlowSettingsError(
@@ -184,13 +186,13 @@ class _Tested:
     """A run whose executor is stopped right after it has appended a decision.
 
     Args:
-        stops_at: number of decided operations at which it is stopped.
-        is_stopped_again: whether it is also stopped after each further operation.
-        then: the flow with which the run continues after the stop; None: the same.
+        stops_at: number of decided operations at which the executor is stopped.
+        is_stopped_again: whether the executor is also stopped after each further operation.
+        then: the flow with which the run continues after the stop; None: the same flow.
 
     Attributes:
-        logs: the logs, whose appends to the log of the runs stop the executor.
-        stops: how often it was stopped.
+        logs: the logs. Appends to the log of the runs stop the executor.
+        stops: number of times that the executor was stopped.
     """
 
     def __init__(
@@ -238,7 +240,7 @@ class _Tested:
                 vars(flow).update(attributes)
 
     async def _executed(self, handle: Handle[Any], ctx: Context) -> object:
-        """Execute the run until it has ended; stop its executor as often as wanted."""
+        """Execute the run until it has ended. Stop its executor as often as the test wants."""
         ending = asyncio.create_task(handle.result())
         try:
             while True:
@@ -255,8 +257,8 @@ class _Tested:
             ending.cancel()
 
     async def _ended_before_stop(self, handle: Handle[Any], ending: asyncio.Task[object]) -> bool:
-        """Wait until the run has ended, or its executor must be stopped. Let time pass while the
-        run waits.
+        """Wait until the run has ended, or its executor must be stopped. While the run waits, let
+        time pass. Return whether the run has ended.
         """
         stopped = asyncio.create_task(self._is_stopped.wait())
         days = 1
@@ -288,7 +290,7 @@ class _Tested:
 
     async def appended(self) -> None:
         """Called after each append to the log of the runs. If the executor must be stopped, this
-        call never returns, and the executor is cancelled: this stands for a crash of the process.
+        call never returns, and the executor is cancelled. This stands for a crash of the process.
         """
         if self._stops_at is None:
             return
@@ -305,7 +307,7 @@ class _Tested:
 
 
 class _StoppingLog(MemoryLog):
-    """The log of the runs, whose appends may not return."""
+    """The log of the runs. Its appends do not return if the executor must be stopped."""
 
     def __init__(self, name: str, tested: _Tested, session: Any) -> None:  # noqa: ANN401 - not public
         super().__init__(name, logs=tested.logs, session=session)

@@ -5,7 +5,8 @@ record that may free a place arrives with the inbox, so a waiting run needs no r
 run waits only for the interval of its rate, the owner of the run appends a reminder when the
 interval has passed.
 
-`limits` has the records and the state of a limit; `taking` executes the runs that get their turn.
+`limits` has the records and the state of a limit. `taking` makes a `Turns` and executes the runs
+that get their turn.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _SAVE_EVERY: Final = 256
 
 
 class LimitExecutor(Executor):
-    """The executor whose runs have limits.
+    """The part of an executor that its limits need: the workflows.
 
     Attributes:
         definitions: the workflows of this process's code, by name.
@@ -68,7 +69,7 @@ class _Opened:
     """A limit in this process.
 
     Attributes:
-        is_due: whether records of the limit are to be read.
+        is_due: whether records of the limit must be read.
         has_settings: whether the settings of this process's code are known to be in the log.
         changed: set when records of the limit were read.
     """
@@ -84,7 +85,7 @@ class _Opened:
 
     @property
     def state(self) -> LimitState:
-        """The runs of the limit, as of the records read so far."""
+        """The runs of the limit, after the records read so far."""
         return self.replica.state
 
 
@@ -93,8 +94,8 @@ class Turns:
 
     Args:
         executor: the executor of this process.
-        on_turn: called with each run of an owned partition that has got its turn, or is to be
-            ended; its second argument says whether the run was parked.
+        on_turn: called with each run of an owned partition that has got its turn, or must be ended.
+            Its second argument tells whether the run was parked.
     """
 
     def __init__(self, executor: LimitExecutor, on_turn: Callable[[str, bool], None]) -> None:
@@ -123,13 +124,13 @@ class Turns:
     # --- reading
 
     async def read(self, log: Log, name: str) -> LimitState:
-        """Return the runs of a limit, as of all records that the session of `log` sees."""
+        """Return the runs of a limit, after all records that the session of `log` sees."""
         opened = self._open(name)
         await catch_up_readable(opened.replica, log)
         return opened.state
 
     def is_full(self, name: str) -> bool:
-        """Tell whether a further run would be refused, because too many are known to wait."""
+        """Tell whether a further run would be refused, because too many runs are known to wait."""
         opened = self._opened.get(name)
         return opened is not None and opened.state.is_full
 
@@ -182,7 +183,7 @@ class Turns:
         self._on_turn(id_, id_ in partition.state.parked)
 
     async def _set(self, log: Log, opened: _Opened) -> None:
-        """Record the settings of this process's code once, if those of the log differ."""
+        """Record the settings of this process's code once, if the settings in the log differ."""
         definition = self._executor.definitions.get(opened.name)
         if opened.has_settings or definition is None or not opened.state.runs:
             return
@@ -198,11 +199,11 @@ class Turns:
         await catch_up_readable(opened.replica, log, seqnum)
 
     async def _remind(self, log: Log, opened: _Opened) -> None:
-        """Append a reminder whenever the next run is due by its interval, and no other record has
-        arrived meanwhile.
+        """Append a reminder when the next run is due by its interval, unless another record of the
+        limit has arrived before. Repeat this while runs wait for the interval.
 
-        For a run in a partition of another process, the reminder is appended a lease later: that
-        process appends it itself, unless it has crashed.
+        For a run in a partition of another process, the reminder is appended a lease later. By
+        then, the other process has appended its own reminder or has crashed.
         """
         while self._executor.owned and (due := opened.state.next_due()) is not None:
             at, id_ = due
@@ -226,8 +227,8 @@ class Turns:
     # --- single runs
 
     async def find(self, log: Log, id_: str, run: RunState) -> LimitedRun | None:
-        """Return a run in its limit; for a parked run, after asking for its turn. None: the limit
-        cannot count the run, because its records there are lost.
+        """Return a run as its limit knows it. For a parked run, request a turn first. None: the
+        limit cannot count the run, because records of the run in the limit are lost.
         """
         assert run.started is not None, "only a run that has begun has a limit"
         assert run.started.limit is not None, "only a limited run waits for a turn"
@@ -248,7 +249,7 @@ class Turns:
     # --- periodic work
 
     def tidy(self) -> None:
-        """Check the turns of runs of this process, and write checkpoints; after a heartbeat."""
+        """Check the turns of runs of this process, and save checkpoints, after a heartbeat."""
         for opened in list(self._opened.values()):
             self._tasks.begin(f"tidy {opened.name}", partial(self._tidy, opened))
 
@@ -271,8 +272,8 @@ class Turns:
     async def _check(
         self, log: Log, opened: _Opened, id_: str, run: LimitedRun, partition: OwnedPartition
     ) -> None:
-        """Free the place of a run that is not open: its start was a repetition, or was that of
-        another workflow.
+        """Free the place of a run that is not open: its start repeated an earlier start, or was the
+        start of another workflow with the same id.
         """
         known = partition.state.runs.get(id_)
         if known is None or known.started_at != run.started_at:

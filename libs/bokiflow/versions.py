@@ -2,7 +2,8 @@
 
 A worker has loaded the newest deployment of an application, and the earlier deployments whose code
 open runs need. Only the flow of the newest deployment executes runs. It gets the workflows of the
-earlier deployments from `Versions`.
+earlier deployments from `Versions`, which `runner`, `taking` and `handle` ask for the code of a
+run.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Versions:
 
     @property
     def code(self) -> CodeVersion | None:
-        """The version of the flow's own code; None: it is not deployed."""
+        """The version of the flow's own code; None: the flow is not deployed."""
         deployed = self._deployed
         return None if deployed is None else CodeVersion(deployed.version, deployed.code)
 
@@ -69,8 +70,8 @@ class Versions:
 
     @property
     def newest(self) -> VersionedFlow:
-        """The flow of the same log in the newest deployment. If that deployment has no such flow,
-        this flow itself.
+        """The flow of the same log in the newest deployment. If the newest deployment has no such
+        flow, this flow itself.
         """
         deployed = self._deployed
         if deployed is None or deployed.newest is self._app:
@@ -78,21 +79,22 @@ class Versions:
         return next(self._of_log(deployed.newest), self._flow)
 
     def newest_of(self, workflow: str) -> Definition | None:
-        """Return the newest code of a workflow; None: the newest deployment has none."""
+        """Return the newest code of a workflow; None: the newest deployment does not have it."""
         return self.newest.definitions.get(workflow)
 
     def choose(self, run: RunState) -> Definition | None:
         """Return the code with which a run continues; None: no loaded code has its workflow.
 
-        This is the code with which the run began, as long as it is kept; call `missing` first. If
-        the run is parked, or the newest code of its workflow is not pinned, it is the newest code.
+        If the run is parked, or the newest code of its workflow is not pinned, the run continues
+        with the newest code. Otherwise it continues with the code with which it began, as long as
+        that code is kept. Call `missing` first.
         """
         assert run.started is not None, "only a run that has begun continues"
         return self._chosen(run).definitions.get(run.started.workflow)
 
     def missing(self, run: RunState) -> str | None:
-        """Return why a run must wait: its code is kept, but not loaded here. None: the run need not
-        wait.
+        """Return a text that says why a run must wait: its code is kept, but not loaded here. None:
+        the run need not wait.
         """
         assert run.started is not None, "only a run that has begun waits for its code"
         newest = self._flow.definitions.get(run.started.workflow)
@@ -108,7 +110,9 @@ class Versions:
         return self._chosen(run).queries
 
     def of(self, code: CodeVersion, workflow: str) -> Definition | None:
-        """Return the code of a workflow in a deployment; None: it is not loaded, or has none."""
+        """Return the code of a workflow in a deployment; None: the deployment is not loaded, or has
+        no such workflow.
+        """
         deployed = self._deployed
         app = None if deployed is None else deployed.loaded.get(code.digest)
         return None if app is None else self._definition_in(app, workflow)
@@ -167,7 +171,9 @@ class Versions:
 
 
 def code_after(run: RunState, definition: Definition) -> CodeVersion | None:
-    """Return the version of the code of a definition, if the run was executed with other code."""
+    """Return the code version of `definition` if the run was executed with other code before. None:
+    the code is the same, or is not deployed.
+    """
     code = definition.code
     if code is None or (run.code is not None and run.code.digest == code.digest):
         return None

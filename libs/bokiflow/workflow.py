@@ -1,8 +1,8 @@
 """The `Workflow` object that a workflow's body gets: steps whose outcomes are decided once, and
 values that are the same in every re-execution.
 
-`runner` makes one for each execution of a run, and `replay_check` for each replay. `Operations` has
-the other operations.
+`runner` makes a `Workflow` for each execution of a run, and `replay_check` for each replay. The
+base class `Operations` has the other operations.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Workflow(Operations):
     def key(self) -> str:
         """The idempotency key of the step whose body is running, to pass to external services.
 
-        All attempts and re-executions of the step have the same key; no other step has it.
+        All attempts and re-executions of the step have the same key. No other step has it.
         """
         key = KEY.get()
         if key is None:
@@ -128,8 +128,8 @@ class Workflow(Operations):
 
         The body may run several times (after an error, after a crash, concurrently with a stalled
         executor). So its external effects should be idempotent, or carry `wf.key`. The step's
-        outcome is decided once, and every execution uses that outcome. If the first parameter is
-        named `ctx`, it gets the function's context. A sync body runs in a thread.
+        outcome is decided once, and every execution uses that outcome. If the first parameter of
+        the body is named `ctx`, it gets the function's context. A sync body runs in a thread.
 
         Args:
             body: a function; the result is converted to its return type.
@@ -137,15 +137,16 @@ class Workflow(Operations):
             retries: further attempts after the first one raised (0 to 1,000). Each re-execution
                 counts from 0. `Cancelled` is not retried. A cancellation of the run ends the pause
                 before a retry.
-            backoff: seconds before the first retry; doubled for each further retry, at most 60.
+            backoff: seconds before the first retry. The pause doubles with each further retry, up
+                to 60.
             retry: a whole policy instead of `retries` and `backoff`.
-            timeout: seconds (or a timedelta) after which an attempt has failed with `TimeoutError`.
-                An async body is cancelled then. A sync body continues in its thread, and its result
-                is dropped. None: without limit.
+            timeout: seconds (or a timedelta) after which an attempt fails with `TimeoutError`. An
+                async body is cancelled then. A sync body continues in its thread, and its result is
+                dropped. None: without limit.
             give_up_on: a type of errors, or several types, after which no further attempt is made.
             name: name of the step in the log; default: the name of the body.
-            compensate: function that undoes the step. It is called with the step's result, as a
-                separate step, if the workflow fails or is cancelled later.
+            compensate: function that undoes the step. If the workflow later fails or is cancelled,
+                the function is called with the step's result, as a separate step.
 
         Raises:
             StepFailedError: the last attempt raised; this failure is the decided outcome.
@@ -160,7 +161,8 @@ class Workflow(Operations):
         return self.execution.asked.add(number, do.name, STEP, step)
 
     def compensate(self, undo: Callable[..., Any], /, *arguments: object) -> None:
-        """Run `undo(*arguments)` as a separate step if the workflow fails or is cancelled later.
+        """Register `undo(*arguments)` to run as a separate step if the workflow later fails or is
+        cancelled.
 
         Use it to undo the effects of `wf.run`, `wf.call` or `wf.transact`.
         """
@@ -209,19 +211,19 @@ class Workflow(Operations):
     def continue_as_new(self, *arguments: object, **named: object) -> Never:
         """End this round of the run, and begin the next one with these arguments.
 
-        Use it in a workflow that has no end, so that its history stays short: a new round begins
+        Use it in a workflow that has no end, so that its history stays short. The new round begins
         with an empty history, at the first line of the newest code. The run keeps its id, so
         handles and signals reach the current round. Signals that no operation has consumed remain.
         Compensations of the round are dropped, as when the workflow returns. Children that have not
-        ended continue. The code after the call does not run. One record ends the round and
-        begins the next one, so neither happens without the other.
+        ended continue. The code after the call does not run. One record ends the round and begins
+        the next one, so a crash cannot separate the two.
 
         Args:
             arguments: the arguments of the next round.
-            named: its arguments by name.
+            named: the arguments of the next round by name.
 
         Raises:
-            FlowSettingsError: it was called in a step, a branch or a task.
+            FlowSettingsError: the caller is a step, a branch or a task.
             Cancelled: a cancellation is requested; the round does not end.
             InvalidArgumentsError: the arguments do not fit the type hints; the run fails.
             UnfinishedOperationError: an operation has not finished; the run fails.
@@ -247,8 +249,8 @@ class Workflow(Operations):
         self.execution.decide_now(EVENT, EVENT, lambda: text)
 
     def set_status(self, value: object) -> None:
-        """Set what `Status.value` shows until the next call. Durability and errors are those of
-        `publish`.
+        """Set the value that `Status.value` shows until the next call. Durability and errors are
+        those of `publish`.
         """
         text = plain_text(f"Status of run {self.id!r}", value)
         self.execution.decide_now(STATUS, STATUS, lambda: text)
@@ -258,10 +260,10 @@ class Workflow(Operations):
     def patched(self, name: str) -> bool:
         """Tell whether this run takes the path of the changed code; the log decides it once.
 
-        Write `if wf.patched("name"): new steps; else: old steps` to deploy changed code while runs
-        of the old code are open. Runs that had already passed this place keep the old path; all
-        other runs take the new path. When no run of the old code is left, delete the old path and
-        this call.
+        To deploy changed code while runs of the old code are open, write
+        `if wf.patched("name"): new steps; else: old steps`. Runs that had already passed this place
+        keep the old path; all other runs take the new path. When no run of the old code is left,
+        delete the old path and this call.
 
         Args:
             name: name of the change, unique among the changes of the workflow.
@@ -276,7 +278,7 @@ class Workflow(Operations):
     # --- values that stay the same
 
     def now(self) -> float:
-        """Return seconds since 1970 as of the first execution of this line."""
+        """Return the time of the first execution of this line, seconds since 1970."""
         decided = self.execution.decide_now(NOW, NOW, lambda: b"%r" % waiting.seconds_now())
         return float(decided.result)
 
@@ -319,7 +321,7 @@ _BODIES: Final[LRUCache[object, Body]] = LRUCache(_BODIES_MAX)
 
 
 def body_of(body: Callable[..., Any], name: str | None = None) -> Body:
-    """Return the description of a step's body, cached by its place in the code."""
+    """Return the description of a step's body. Descriptions are cached by the body's code."""
     code = getattr(body, "__code__", None)
     key = (code, name, str(getattr(body, "__annotations__", {}).get("return")))
     known: Body | None = _BODIES.get(key) if code is not None else None
