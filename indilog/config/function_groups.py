@@ -108,7 +108,7 @@ class FunctionsConfig(SettingsGroup):
     """Workers and the calls that they run."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset(
-        {"workers", "workers_max", "versions_kept_max"}
+        {"workers", "workers_max", "versions_kept_max", "worker_memory_bytes_max"}
     )
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (
         (
@@ -134,6 +134,11 @@ class FunctionsConfig(SettingsGroup):
     worker_environment: str = ""
     """Names, separated by commas, of environment variables that are passed to functions, besides
     `PATH`, `HOME` and others that a process needs. Use it for secrets.
+    """
+    worker_memory_bytes_max: int = 0
+    """Bytes of memory that one worker process may allocate, besides the stacks of its threads; 0:
+    no limit. A call that needs more fails with `MemoryError`. Without a limit, it may use up the
+    machine's memory.
     """
     worker_calls_max: int = 256
     """Calls that one worker process runs concurrently; further calls wait."""

@@ -20,7 +20,6 @@ from indilog.config import NodeConfig
 from indilog.link.link_messages import Failed
 from indilog.link.worker_messages import Invoke, Load, Loaded
 from indilog_compute.workers import pool, process
-from indilog_compute.workers.process import output_limits
 from tests.cluster.function_platform import DEMO, Platform, running, until
 from tests.support.link_pair import LIMITS
 from tests.support.repeated import repeated
@@ -447,7 +446,7 @@ async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> Non
         LIMITS,
         directory=tmp_path / "0",
         threads_max=4,
-        output=output_limits(NodeConfig()),
+        functions=NodeConfig().functions,
         serve=lambda *_: None,
         on_lost=lambda _: lost.set(),
     )

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from indilog.apps.app import App
 from indilog.base.deployed import ServiceState, code_digest
 from indilog.base.errors import DeployError
+from indilog.config.function_groups import FunctionsConfig
 from indilog.link.link import Link
 from indilog.link.link import Serve as ServeLink
 from indilog.link.link_messages import LINK_VERSION, Greeting, Limits, Question, Welcome
@@ -26,7 +27,7 @@ from indilog.link.link_pair import link_pair
 from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
 from indilog_compute.workers.host import FunctionHost
 from indilog_compute.workers.loader import LoadedDeployment, check_app, load
-from indilog_compute.workers.process import STOP_S, OutputLimits, Serve, Worker, handle_message
+from indilog_compute.workers.process import STOP_S, Serve, Worker, handle_message
 from indilog_compute.workers.runner import WorkerRunner
 
 _LOADED: Final = itertools.count(1)
@@ -148,8 +149,7 @@ class InProcessWorkers:
         *,
         directory: Path,
         threads_max: int,
-        output: OutputLimits,  # noqa: ARG002 - functions write to the streams of this process
-        environment: Collection[str] = (),  # noqa: ARG002 - and have its environment
+        functions: FunctionsConfig,  # noqa: ARG002 - output, environment and memory are this process's
         serve: Serve,
         on_lost: Callable[[Worker], None],
         on_threads_left: Callable[[Worker], None] = lambda _: None,

@@ -26,7 +26,7 @@ from indilog.link.link_messages import (
     error_from,
 )
 from indilog.link.worker_messages import Load, Loaded
-from indilog_compute.workers.process import StartWorker, Worker, output_limits
+from indilog_compute.workers.process import StartWorker, Worker
 
 _TRIALS_MAX: Final = 2
 """Largest number of concurrent trial processes; further imports wait."""
@@ -90,8 +90,7 @@ class Trials:
         self._start = start
         self._directory = directory
         self._import_timeout_s = node.functions.import_timeout_s
-        self._output = output_limits(node)
-        self._environment = node.functions.environment_passed
+        self._functions = node.functions
         self._numbers = itertools.count(1)
         self._running: set[Worker] = set()
         self._stopping = False
@@ -134,8 +133,7 @@ class Trials:
             self._limits,
             directory=directory,
             threads_max=1,
-            output=self._output,
-            environment=self._environment,
+            functions=self._functions,
             serve=_refused,
             on_lost=lambda _: None,
         )

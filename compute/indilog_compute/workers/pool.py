@@ -22,7 +22,7 @@ from indilog.base.errors import NotReadyError
 from indilog.base.restart_pauses import RestartPauses
 from indilog.config import NodeConfig
 from indilog.link.link_messages import Limits
-from indilog_compute.workers.process import STOP_S, Serve, StartWorker, Worker, output_limits
+from indilog_compute.workers.process import STOP_S, Serve, StartWorker, Worker
 
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
@@ -180,8 +180,7 @@ class WorkerPool:
                 self._limits,
                 directory=directory,
                 threads_max=2 * self._node.functions.worker_calls_max,
-                output=output_limits(self._node),
-                environment=self._node.functions.environment_passed,
+                functions=self._node.functions,
                 serve=self._serve,
                 on_lost=self._lost,
                 on_threads_left=self._threads_left,

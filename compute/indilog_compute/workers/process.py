@@ -15,14 +15,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import structlog
 
 from indilog.base.deployed import ServiceState
-from indilog.config import NodeConfig
+from indilog.config.function_groups import FunctionsConfig
 from indilog.link.link import Link, SocketLink
 from indilog.link.link_messages import LINK_VERSION, Greeting, Limits, Question, Welcome
 from indilog.link.worker_messages import Ready, ServicesChanged, ThreadsLeft
@@ -48,22 +48,6 @@ _SIGNALS_OF_OTHERS: Final = frozenset(
 )
 """Signals that people, supervisors and the out-of-memory killer send; a crash causes other signals.
 """
-
-
-class OutputLimits(NamedTuple):
-    """Largest number of lines and bytes of a worker's output that are logged in a second; further
-    output is dropped.
-    """
-
-    lines_per_s_max: int
-    bytes_per_s_max: int
-
-
-def output_limits(node: NodeConfig) -> OutputLimits:
-    """Return the configured limits of a worker's output."""
-    return OutputLimits(
-        node.functions.worker_output_lines_per_s_max, node.functions.worker_output_bytes_per_s_max
-    )
 
 
 class Worker(Protocol):
@@ -156,8 +140,7 @@ class StartWorker(Protocol):
         *,
         directory: Path,
         threads_max: int,
-        output: OutputLimits,
-        environment: Collection[str] = (),
+        functions: FunctionsConfig,
         serve: Serve,
         on_lost: Callable[[Worker], None],
         on_threads_left: Callable[[Worker], None] = ...,
@@ -169,8 +152,7 @@ class StartWorker(Protocol):
             limits: the limits that the worker must know.
             directory: the private directory for deployed sources; the worker creates it.
             threads_max: largest number of sync functions that the worker runs at once.
-            output: limits on the logged output of the worker.
-            environment: names of further environment variables that the worker gets.
+            functions: settings of workers: memory, logged output, environment variables.
             serve: gets the questions of the worker.
             on_lost: called when the link of the worker is lost, before its calls fail.
             on_threads_left: called when `threads_left` changes.
@@ -192,7 +174,7 @@ class WorkerProcess:
         ready: asyncio.Event,
         directory: Path,
         claims: NodeClaims,
-        output: OutputLimits,
+        functions: FunctionsConfig,
     ) -> None:
         self.index = index
         self.link = link
@@ -208,8 +190,8 @@ class WorkerProcess:
         self._ready = ready
         self._lines = OutputLines(
             structlog.get_logger().bind(worker=index, pid=process.pid),
-            lines_per_s_max=output.lines_per_s_max,
-            bytes_per_s_max=output.bytes_per_s_max,
+            lines_per_s_max=functions.worker_output_lines_per_s_max,
+            bytes_per_s_max=functions.worker_output_bytes_per_s_max,
         )
         self._lost = asyncio.Event()
         self._over = asyncio.Event()
@@ -331,8 +313,7 @@ async def start(
     *,
     directory: Path,
     threads_max: int,
-    output: OutputLimits,
-    environment: Collection[str] = (),
+    functions: FunctionsConfig,
     serve: Serve,
     on_lost: Callable[[Worker], None],
     on_threads_left: Callable[[Worker], None] = lambda _: None,
@@ -345,7 +326,7 @@ async def start(
     memory, (ours, theirs) = claims_memory(), socket.socketpair()
     try:
         claims = NodeClaims(memory)
-        process = await _spawn(theirs, memory, limits, directory, threads_max, environment)
+        process = await _spawn(theirs, memory, limits, directory, threads_max, functions)
     except BaseException:
         ours.close()
         raise
@@ -367,7 +348,7 @@ async def start(
         on_lost(worker)
 
     link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lost)
-    worker = WorkerProcess(index, process, link, ready, directory, claims, output)
+    worker = WorkerProcess(index, process, link, ready, directory, claims, functions)
     ours.setblocking(False)  # noqa: FBT003 - its only form
     try:
         await asyncio.get_running_loop().create_unix_connection(lambda: SocketLink(link), sock=ours)
@@ -385,7 +366,7 @@ async def _spawn(
     limits: Limits,
     directory: Path,
     threads_max: int,
-    environment: Collection[str],
+    functions: FunctionsConfig,
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -396,10 +377,11 @@ async def _spawn(
         *("--threads", str(threads_max)),
         *("--message-bytes-max", str(limits.message_bytes_max)),
         *("--open-files", str(given_limit())),
+        *("--memory-bytes-max", str(functions.worker_memory_bytes_max)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         pass_fds=(stream.fileno(), claims),
-        env=environment_of_worker(environment),
+        env=environment_of_worker(functions.environment_passed),
         start_new_session=True,  # Ctrl-C at the terminal must reach the node only
     )

@@ -95,6 +95,7 @@ class WorkerRunner:
             sync function is refused.
         claims: shows the compute node which calls have begun.
         around_import: returns a context manager; each import of deployed code runs inside it.
+        on_thread: called in each new thread of sync functions.
         load: imports deployed sources, as `indilog_compute.workers.loader.load` does.
         scope: the `Log.scope` of the logs that functions get (`RemoteLogs`).
     """
@@ -106,6 +107,7 @@ class WorkerRunner:
         threads_max: int,
         claims: WorkerClaims,
         around_import: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_thread: Callable[[], None] | None = None,
         load: LoadSources = load,
         scope: object | None = None,
     ) -> None:
@@ -114,7 +116,7 @@ class WorkerRunner:
         self._around_import = around_import
         self._directory = directory
         self._claims = claims
-        self._threads = FunctionThreads(threads_max, self._threads_left)
+        self._threads = FunctionThreads(threads_max, self._threads_left, on_thread)
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._deployments: dict[int, LoadedDeployment] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}

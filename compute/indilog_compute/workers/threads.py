@@ -21,16 +21,24 @@ class FunctionThreads:
         threads_max: largest number of running threads, including threads that are left; a further
             call is refused.
         on_left: called with the number of threads that are left when this number changes.
+        on_thread: called in each new thread.
 
     Attributes:
         used: number of running threads.
         left: number of running threads whose calls have ended.
     """
 
-    def __init__(self, threads_max: int, on_left: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        threads_max: int,
+        on_left: Callable[[int], None],
+        on_thread: Callable[[], None] | None = None,
+    ) -> None:
         self._threads_max = threads_max
         self._on_left = on_left
-        self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="function")
+        self._threads = ThreadPoolExecutor(
+            threads_max, thread_name_prefix="function", initializer=on_thread
+        )
         self.used = 0
         self.left = 0
 

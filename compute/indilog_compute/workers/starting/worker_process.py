@@ -2,8 +2,9 @@
 
 `process.start` starts this program; a `WorkerRunner` does its work. The process lowers its limit of
 open files to the limit with which the platform was started, because functions must not use the
-node's raised limit. The process ends when its link closes or its parent dies. The end of its
-standard input shows that the parent has died, even while a function blocks the event loop.
+node's raised limit. It limits its memory to `worker_memory_bytes_max`. The process ends when its
+link closes or its parent dies. The end of its standard input shows that the parent has died, even
+while a function blocks the event loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Final
 
 import structlog
 import uvloop
@@ -30,6 +32,40 @@ from indilog_compute.workers.crash_location import CrashLocation
 from indilog_compute.workers.output import FunctionOutput, attributed, note_unawaited
 from indilog_compute.workers.runner import WorkerRunner
 
+_STACK_BYTES: Final = 8 << 20
+"""Address space of a thread's stack if stacks have no limit."""
+_OTHER_THREADS: Final = 8
+"""Threads besides those of sync functions whose stacks do not count as memory of the worker."""
+
+
+class _MemoryLimit:
+    """Limits the memory that this process allocates; an allocation beyond it raises `MemoryError`.
+
+    The system counts the address space of stacks as allocated. So each thread of a sync function
+    raises the limit for the stack of the next one.
+
+    Args:
+        bytes_max: the limit; 0: there is none.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        self._stack_bytes = _STACK_BYTES if stack == resource.RLIM_INFINITY else stack
+        self._threads = _OTHER_THREADS
+        self._changing = threading.Lock()
+        self.begin_thread()
+
+    def begin_thread(self) -> None:
+        """Note that a thread of a sync function has begun."""
+        if not self._bytes_max:
+            return
+        with self._changing:
+            self._threads += 1
+            limit = self._bytes_max + self._threads * self._stack_bytes
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
 
 async def _serve(given: argparse.Namespace) -> None:
     crash_location = CrashLocation(given.directory)
@@ -42,6 +78,7 @@ async def _serve(given: argparse.Namespace) -> None:
         threads_max=given.threads,
         claims=claims,
         around_import=crash_location.note_exits,
+        on_thread=_MemoryLimit(given.memory_bytes_max).begin_thread,
     )
     limit = given.message_bytes_max
     link = Link(runner.serve, message_bytes_max=limit, on_lost=lambda _: ended.set())
@@ -73,6 +110,11 @@ def _die_with_parent() -> None:
     os._exit(1)
 
 
+def _limit_open_files(given: argparse.Namespace) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (given.open_files, hard))
+
+
 def main() -> None:
     """Read the arguments, and run the worker until its link closes."""
     parser = argparse.ArgumentParser(prog="indilog_compute.workers")
@@ -82,9 +124,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--message-bytes-max", type=int, required=True)
     parser.add_argument("--open-files", type=int, required=True)
+    parser.add_argument("--memory-bytes-max", type=int, required=True)
     given = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (given.open_files, hard))
+    _limit_open_files(given)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     configure_logging("json", processors=(attributed,), counts_repeats=False)
     note_unawaited()

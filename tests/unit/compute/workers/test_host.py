@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from indilog.base.deployed import ScheduleSpec
-from indilog.base.errors import DeployError, OverloadedError, UnknownFunctionError
+from indilog.base.errors import (
+    DeployError,
+    OverloadedError,
+    UnknownFunctionError,
+)
 from indilog.config import Config, node_config
-from indilog.link.link_messages import Returned
+from indilog.link.link_messages import Failed, Returned
 from indilog.runtime import descriptors
 from indilog.testing import MemoryLogs
 from indilog_compute.deployments import Deployment
@@ -151,6 +155,39 @@ async def test_functions_have_the_limit_of_open_files_that_the_platform_was_star
                 await host.stop()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+GREEDY = """
+import time
+import indilog
+app = indilog.App("greedy")
+@app.function
+async def take(ctx, mib: int) -> int:
+    return len(bytearray(mib << 20))
+@app.function
+def sleep(ctx) -> None:
+    time.sleep(0.2)
+"""
+
+
+async def test_a_call_that_needs_more_memory_than_its_worker_may_have_fails_alone(
+    tmp_path: Path,
+) -> None:
+    settings = node_config(workers=1, data_dir=tmp_path, worker_memory_bytes_max=256 << 20)
+    host = FunctionHost(Config(node=settings), MemoryLogs())
+    await host.start()
+    try:
+        await host.deploy({"app.py": GREEDY})
+        pids = [worker.pid for worker in host._pool.workers]
+        outcome = await host.call("greedy.take", b'{"mib": 600}').outcome
+        assert isinstance(outcome, Failed)
+        assert "MemoryError" in outcome.message
+        slow = [host.call("greedy.sleep", b"{}").outcome for _ in range(100)]
+        assert set(await asyncio.gather(*slow)) == {Returned(0, b"null")}, "stacks do not count"
+        assert await host.call("greedy.take", b'{"mib": 16}').outcome == Returned(0, b"16777216")
+        assert [worker.pid for worker in host._pool.workers] == pids
+    finally:
+        await host.stop()
 
 
 GARBAGE = """
