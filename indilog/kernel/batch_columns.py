@@ -26,7 +26,7 @@ _HEADER: Final = np.dtype(
     ]
 )  # fmt: skip
 _UNSTATED_BYTES: Final = 4
-"""Bytes at the end of a header, its own CRC, that this CRC does not cover."""
+"""Size in bytes of a header's own CRC, the end of the header, which the CRC does not cover."""
 
 Counts = NDArray[np.int64]
 assert _HEADER.itemsize == HEADER_BYTES
@@ -135,7 +135,7 @@ class BatchColumns:
         return np.frombuffer(crcs, np.uint32).astype(np.int64)
 
     def names(self) -> tuple[bytes, Counts]:
-        """Return the joined names of all records, and the end of each record's names in them."""
+        """Return the joined names of all records, and for each record where its names end there."""
         starts = self._column_starts + RECORD_OVERHEAD_BYTES * self.records
         return self._joined(starts, self._data_starts), self._ends(4, "names")
 
@@ -167,7 +167,7 @@ class BatchColumns:
         ]
 
     def damaged_records(self, batches: Sequence[int]) -> Counts:
-        """Return the indexes, among all records, of those in these batches whose data is damaged.
+        """Return which records of these batches have damaged data, as indexes among all records.
 
         `batches` has ascending indexes in `self.batches`. The returned indexes ascend, too.
         """

@@ -30,7 +30,9 @@ from indilog.base.log import LogSource, Session
 from indilog.testing.memory_log import MemoryLogs
 
 Fakes: TypeAlias = Mapping[str | Callable[..., Any], Any]
-"""For each function (itself, or `"app.function"`): the fake that a call runs, or its result."""
+"""Keys are functions, or their names (`"app.function"`). A value is the fake that a call of the
+function runs, or the result of the call.
+"""
 
 _PLAIN: Final = ResultType("a fake", Any)
 
@@ -198,7 +200,7 @@ class FakedContext(Context):
     """A context whose logs are in memory and whose calls go to fakes.
 
     Attributes:
-        logs: the logs, to look into them, or for another context.
+        logs: the logs; a test may read them, or give them to another context.
         sent: what was started with `send`, in order.
     """
 

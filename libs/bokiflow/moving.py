@@ -74,7 +74,7 @@ class _MoveOperations:
             id_prefix: only runs whose id begins with this.
             older_s: only runs that began at least this many seconds ago.
             newer_s: only runs that began at most this many seconds ago.
-            from_version: only runs that continue with the code of this deployment.
+            from_version: only runs whose code is now that of this deployment.
             limit: largest number of runs that one call tries to move (1 to 1,000).
             page: `next` of the page before.
         """

@@ -295,8 +295,8 @@ def apply_write(document: Document | None, write: Write, *, name: str) -> Docume
 
 
 def _check_condition(document: Document | None, write: Conditional, name: str) -> None:
-    """Raise for a condition that does not hold. A value of a type that the write cannot change
-    passes here; applying the write then raises `MismatchError`.
+    """Raise for a condition that does not hold. A value of the wrong type for the write is no error
+    here; applying the write then raises `MismatchError`.
 
     Raises:
         ConditionUnmetError: the condition does not hold.
@@ -417,8 +417,9 @@ def _contains(items: list[Json], value: Json) -> bool:
 def _holder(document: Document, write: Write, name: str) -> Document | list[Json]:
     """Return the object or list that contains the last step of the path; create missing objects.
 
-    Inside an object that was just created, all further steps are missing, so each of them fits. A
-    write that does not fit therefore fails before an object is created, and changes nothing.
+    A path that reaches a missing object can always be completed: each further step creates an
+    object. So a write that does not fit fails before the first object is created, and changes
+    nothing.
     """
     at: Document | list[Json] = document
     for depth, step in enumerate(write.path):

@@ -30,10 +30,12 @@ _FoundT = TypeVar("_FoundT")
 class FollowingLog(LocalLog):
     """A `shared` log until a switch of it begins; from then on, a `SegmentedLog`.
 
-    Each call looks for a switch before and after its work. If a switch has begun meanwhile, an
-    append asks whether its records are in the log (`SegmentedLog.settled`); if not, and for a read,
-    the `SegmentedLog` makes the call again. Without a switch, this costs two look-ups in a
-    dictionary. Calls on hot paths repeat a few lines of `LocalLog`, because a further coroutine
+    Each call looks for a switch before and after its work. If a switch has begun meanwhile, the
+    `SegmentedLog` makes a read again. An append first asks whether its records are in the log
+    (`SegmentedLog.settled`), and is made again only if they are not. So each record is in the log
+    once, in the order and the session of its caller. If the switch is abandoned, the log stays
+    `shared`, and calls go on here. Without a switch, this costs two look-ups in a dictionary. Calls
+    on hot paths repeat a few lines of `LocalLog`, because a further coroutine
     takes a twentieth of the time of a read.
     """
 
@@ -70,7 +72,8 @@ class FollowingLog(LocalLog):
         try:
             seqnums = await LocalLog.append_batch(self, entries, after=after)
         except (ConditionFailedError, TrimmedError, DataLossError):
-            # The record that contradicted the condition may not be in the log.
+            # The segment may have ended before the record that made the condition fail. Then that
+            # record is not in the log, and neither is the loss that `DataLossError` reports.
             if self.name not in self._routes:
                 raise
             return await self._followed().append_batch(entries, after=after)

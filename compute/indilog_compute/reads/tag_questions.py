@@ -1,18 +1,19 @@
 """Questions of an engine to the index tier that fill its Tag Cache (thesis 5.7 and 10).
 
 *Is this tag new?* With `local_index = "extended"`, an append with a tag that the Tag Cache does not
-know causes a question about the tag's first record. One question contains all tags of an iteration
-(up to 4,096). It is sent to all index shards, because any index shard may have records of a tag. No
-tag belongs to a single index shard, so tags need not move when index shards are added or removed
-(decision 0011).
+know causes a question about the tag's first record. One question contains all such tags of an
+iteration of the event loop (up to 4,096). It is sent to all index shards, because any index shard
+may have records of a tag. No tag belongs to a single index shard, so tags need not move when index
+shards are added or removed (decision 0011).
 
 *What are the newest records of this tag?* After `refill_after_misses` missed lookups, a tag is
 popular and not cached. Its newest records are then fetched into its row of the Tag Cache. At most
 `refills_per_s_max` fetches begin per second, and at most `refills_pending_max` are in flight.
 
-Both questions are about the log as of `tag_position`, which the Tag Cache has applied. No caller
-waits for the answers. A question that is not answered within `lookup_timeout_s` is dropped; then
-lookups of its tags miss as before. `Reads` calls `TagQuestions`; the answers go to `LocalIndex`.
+Both questions are about the log up to `tag_position`. The Tag Cache has applied the index data of
+all metalog entries up to there. No caller waits for the answers. A question that is not answered
+within `lookup_timeout_s` is dropped; then lookups of its tags miss as before. `Reads` calls
+`TagQuestions`; the answers go to `LocalIndex`.
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ class ExtendLease(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
 
 
 class Remind(msgspec.Struct, frozen=True, array_like=True, tag="remind"):
-    """A reminder, whose `ordered_at` may end a lease. It has no other effect."""
+    """A reminder. Every record has a log time (`Record.ordered_at`), and a lease that ended by then
+    is over for all readers. A reminder has no other effect.
+    """
 
 
 Command: TypeAlias = Acquire | Release | ExtendLease | Remind

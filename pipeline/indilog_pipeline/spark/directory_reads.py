@@ -48,7 +48,9 @@ class DirectoryReads:
         self._batch_rows = batch_rows
 
     def range_of(self, bounds: Bounds) -> tuple[SeqNum, SeqNum]:
-        """Return the seqnums [start, end) that bounds name, up to the end of the log now."""
+        """Return the range [start, end) of seqnums within `bounds`, at most to the present end of
+        the log.
+        """
         image = LogImage.read(self._path)
         start, end = bounds.start, min(bounds.end, image.tail)
         if bounds.ordered_start_us is not None:
