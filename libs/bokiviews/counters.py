@@ -1,6 +1,7 @@
 """Counters: integers without a limit.
 
-`Views.counter` returns a `Counter`, whose state is a `CounterMachine`.
+`Views.counter` returns a `Counter`, whose state is a `CounterMachine`. Commands are records of the
+log, and the machines of all processes apply them in log order (`bokiviews.machine`).
 """
 
 from __future__ import annotations

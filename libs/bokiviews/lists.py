@@ -1,6 +1,7 @@
 """Lists of values.
 
-`Views.list` returns a `List`, whose state is a `ListMachine`.
+`Views.list` returns a `List`, whose state is a `ListMachine`. Commands are records of the log, and
+the machines of all processes apply them in log order (`bokiviews.machine`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Maps: values by key.
 
-`Views.map` returns a `Map`, whose state is a `MapMachine`.
+`Views.map` returns a `Map`, whose state is a `MapMachine`. Commands are records of the log, and the
+machines of all processes apply them in log order (`bokiviews.machine`).
 """
 
 from __future__ import annotations

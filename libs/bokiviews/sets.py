@@ -1,6 +1,7 @@
 """Sets of keys.
 
-`Views.set` returns a `Set`, whose state is a `SetMachine`.
+`Views.set` returns a `Set`, whose state is a `SetMachine`. Commands are records of the log, and the
+machines of all processes apply them in log order (`bokiviews.machine`).
 """
 
 from __future__ import annotations

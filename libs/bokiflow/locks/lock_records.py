@@ -1,8 +1,9 @@
 """The records of a lock: commands and checkpoints.
 
 All commands of a lock have the lock's tag, so the sub-stream of this tag is the lock's whole
-history. Checkpoints have a separate tag. `lock` creates the commands, and `LockState` applies them.
-`indilog.sdk.record_format` defines the frame of a record.
+history. The token of a place in the queue is the seqnum of its first `Acquire`; the first place
+holds the lock. Checkpoints have a separate tag. `lock` creates the commands, and `LockState`
+applies them. `indilog.sdk.record_format` defines the frame of a record.
 """
 
 from __future__ import annotations
