@@ -356,10 +356,12 @@ class CellLog(Log):
 
         async def once() -> Record | None:
             self._check_floor(tag, bound)
+            found = None
             async for seqnum, table in self._lookups.ascending(hashed, bound):
                 if (found := await self._matching(seqnum, table, tag)) is not None:
-                    return found
-            return None
+                    break
+            self._check_floor(tag, bound)  # what was trimmed meanwhile is not skipped
+            return found
 
         return await self._read_until_found(once, wait_s, fresh=fresh)
 
@@ -377,7 +379,7 @@ class CellLog(Log):
                     break
                 if (found := await self._matching(seqnum, table, tag)) is not None:
                     return found
-            if floor:
+            if (floor := self._floor(tag)) > 0:
                 raise TrimmedError(floor)
             return None
 
@@ -409,6 +411,7 @@ class CellLog(Log):
                 page.append(found)
                 if len(page) == limit:
                     break
+            self._check_floor(tag, bound)
             return page
 
         return await self._read_until_found(once, wait_s, fresh=fresh) or []

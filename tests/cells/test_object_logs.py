@@ -84,6 +84,11 @@ def cell_sizes(directory: Path) -> dict[int, int]:
     }
 
 
+def kept_in(directory: Path) -> list[str]:
+    """Return the names of all objects with a content."""
+    return [path.name for path in directory.glob("**/*") if path.is_file() and path.stat().st_size]
+
+
 async def test_concurrent_appends_share_objects(tmp_path: Path) -> None:
     async with opened(DirectoryStore(tmp_path)) as (logs, cells):
         log = logs.log("orders")
@@ -287,3 +292,60 @@ async def test_of_many_writers_of_an_object_one_succeeds(tmp_path: Path) -> None
     assert await store.get("a/b") == b"%d" % took.index(True)
     assert await store.names("a") == ["b"]
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"], "no temporary file is left"
+
+
+@pytest.mark.parametrize("tag", [None, "t"])
+async def test_a_read_that_a_trim_overtakes_skips_no_record(
+    tmp_path: Path, tag: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path)
+    cells = await ObjectCells.created(store, "log")
+    async with driver_running(cells, cache_bytes_max=0) as driver:
+        log = CellLogs(driver).log("orders")
+        for n in range(4):
+            await log.append(b"%d" % n, tags=["t"])
+        read, until = cells.read, 0
+
+        async def overtaken(position: int, *, is_applied: bool = False) -> bytes | None:
+            nonlocal until
+            if is_applied and until:
+                until, floor = 0, until
+                await log.trim(floor)
+            return await read(position, is_applied=is_applied)
+
+        monkeypatch.setattr(cells, "read", overtaken)
+        for until, call in ((1, log.read_next), (2, log.read_range)):
+            with pytest.raises(TrimmedError) as error:
+                await call(tag, until - 1)
+            assert not until, "it was trimmed meanwhile"
+        until = 4
+        with pytest.raises(TrimmedError) as error:
+            await log.read_prev(tag)
+        assert error.value.first_seqnum == 4
+
+
+async def test_a_process_that_left_takes_no_cell_of_a_released_log(tmp_path: Path) -> None:
+    """It did not read the end of the log. Whatever it does fails, also in a new driver."""
+    store = DirectoryStore(tmp_path)
+    async with opened(store, is_shared=True, timeout_s=0.3) as (left, _):
+        async with opened(store, is_shared=True) as (logs, cells):
+            log = logs.log("orders")
+            await log.append(b"early")
+            assert await left.log("orders").tail() == 1
+            for n in range(20):
+                await log.append(b"%d" % n)
+            await log.trim(await logs.end())
+        for _ in range(2):
+            await cells.release()
+            assert not any(cell_sizes(tmp_path).values())
+            assert kept_in(tmp_path) == ["LOG"]
+        late = left.log("orders")
+        for call in (late.tail, late.read_next, late.read_prev, late.now):
+            with pytest.raises((NotReadyError, AppendOutcomeUnknownError)):
+                await call()
+        with pytest.raises((NotReadyError, AppendOutcomeUnknownError)):
+            await late.append(b"lost")
+    with pytest.raises(NotReadyError):
+        async with opened(store, is_shared=True, timeout_s=0.3):
+            pass
+    assert not any(cell_sizes(tmp_path).values())
