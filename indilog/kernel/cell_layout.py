@@ -200,7 +200,14 @@ def repaired(
 
 def space_of(folder: str, epoch: int) -> str:
     """Return the name of the space of replicas that join a log in the layout of `epoch`."""
-    return f"{folder}@{epoch}"
+    return f"{spaces_of(folder)}{epoch}"
+
+
+def spaces_of(folder: str) -> str:
+    """Return how the names of all spaces of a log begin. Those of no other log begin like that,
+    because a folder has no `@`.
+    """
+    return f"{folder}@"
 
 
 def _replica(node: NodeId, folder: str, epoch: int, *, is_filling: bool = False) -> CellReplica:

@@ -25,6 +25,7 @@ import structlog
 
 from indilog.base.ids import NodeId
 from indilog.config import Config
+from indilog.kernel.cell_layout import spaces_of
 from indilog.runtime.journal.segment import synced_directory
 from indilog.wire.cell_messages import (
     CELLS_LISTED_MAX,
@@ -33,6 +34,7 @@ from indilog.wire.cell_messages import (
     CellKeysWanted,
     CellOutcome,
     CellQuestion,
+    CellsDrop,
     CellSection,
     CellsSeal,
     CellsTrim,
@@ -173,7 +175,7 @@ class CellStore:
             if self._file.in_transaction:
                 self._file.execute("ROLLBACK")
             raise
-        if any(isinstance(question, CellsTrim) for question in questions):
+        if any(isinstance(question, CellsTrim | CellsDrop) for question in questions):
             # `executescript`, because `execute` would free only one page.
             self._file.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")
         return answers
@@ -181,6 +183,9 @@ class CellStore:
     def _serve(self, question: CellQuestion) -> CellAnswer:
         """Check the space and the epoch of a question, then answer it."""
         request, epoch = question.request, question.epoch
+        if isinstance(question, CellsDrop):
+            self._drop(question.space)
+            return CellAnswer(request, CellOutcome.DONE)
         found = _space(self._file, question.space)
         if found is None and isinstance(question, CellsSeal) and question.opens:
             self._file.execute(
@@ -231,6 +236,18 @@ class CellStore:
         if key.section == CellSection.RECORDS and key.position >= end:
             self._raise_end(space, key.position + 1)
         return CellOutcome.DONE
+
+    def _drop(self, folder: str) -> None:
+        """Delete all spaces of a folder. No trace stays: an asker with an old layout gets `ABSENT`,
+        which never means that a cell is unwritten.
+        """
+        start = spaces_of(folder)
+        for (space,) in self._file.execute(
+            "SELECT id FROM spaces WHERE substr(name, 1, ?) = ?", (len(start), start)
+        ).fetchall():
+            self._file.execute("DELETE FROM cells WHERE space = ?", (space,))
+            self._file.execute("DELETE FROM floors WHERE space = ?", (space,))
+            self._file.execute("DELETE FROM spaces WHERE id = ?", (space,))
 
     def _raise_end(self, space: int, end: int) -> None:
         self._file.execute("UPDATE spaces SET end = max(end, ?) WHERE id = ?", (end, space))

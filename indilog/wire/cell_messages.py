@@ -58,7 +58,7 @@ class CellOutcome(enum.IntEnum):
     SEALED = 4
     """The epoch of the question is too old; nothing was done."""
     ABSENT = 5
-    """There is no such space: it was never opened, or the disk was lost."""
+    """There is no such space: it was never opened, or was deleted, or the disk was lost."""
     DAMAGED = 6
     """The content of the cell does not match its checksum."""
     REFUSED = 7
@@ -139,6 +139,19 @@ class CellsSeal(WireMessage, frozen=True):
     opens: bool = False
 
 
+class CellsDrop(WireMessage, frozen=True):
+    """engine → storage: delete all spaces of the folder `space` with their cells. From then on,
+    questions about these spaces are answered with `ABSENT`.
+
+    Lost: resent until the deadline of the question.
+    Repeated: deleted already.
+    """
+
+    request: int
+    space: str
+    epoch: int = 0
+
+
 class CellAnswer(WireMessage, frozen=True):
     """storage → engine: the answer to a question about cells. A write that is `DONE` is on disk.
 
@@ -161,4 +174,6 @@ class CellAnswer(WireMessage, frozen=True):
     """The position after the last cell of records that was written or trimmed."""
 
 
-CellQuestion: TypeAlias = CellWrite | CellWanted | CellsTrim | CellKeysWanted | CellsSeal
+CellQuestion: TypeAlias = (
+    CellWrite | CellWanted | CellsTrim | CellKeysWanted | CellsSeal | CellsDrop
+)

@@ -46,6 +46,7 @@ from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, Meta
 from indilog.wire.cell_messages import (
     CellAnswer,
     CellKeysWanted,
+    CellsDrop,
     CellsSeal,
     CellsTrim,
     CellWanted,
@@ -608,6 +609,7 @@ Message: TypeAlias = (
     | CellsTrim
     | CellKeysWanted
     | CellsSeal
+    | CellsDrop
     | CellAnswer
     | OwnerAppend
     | OwnerAnswer

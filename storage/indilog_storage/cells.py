@@ -18,6 +18,7 @@ from indilog.wire.cell_messages import (
     CellKeysWanted,
     CellOutcome,
     CellQuestion,
+    CellsDrop,
     CellsSeal,
     CellsTrim,
     CellWanted,
@@ -56,7 +57,7 @@ def _is_valid(question: CellQuestion) -> bool:
             numbers += [section, until]
         case CellKeysWanted(section=section, after=after):
             numbers += [section, *_numbers(after)]
-        case CellsSeal():
+        case CellsSeal() | CellsDrop():
             pass
         case CellWrite(key=key) | CellWanted(key=key):
             numbers += _numbers(key)

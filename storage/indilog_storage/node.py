@@ -62,7 +62,14 @@ from indilog.roles.role import (
     TermBegun,
 )
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
-from indilog.wire.cell_messages import CellKeysWanted, CellsSeal, CellsTrim, CellWanted, CellWrite
+from indilog.wire.cell_messages import (
+    CellKeysWanted,
+    CellsDrop,
+    CellsSeal,
+    CellsTrim,
+    CellWanted,
+    CellWrite,
+)
 from indilog.wire.messages import (
     AppendBatch,
     AuxSet,
@@ -403,7 +410,12 @@ class StorageNode:
             ) as message:
                 return [*self._heartbeat.inform(event), *self._on_reader(event, message, now)]
             case (
-                CellWrite() | CellWanted() | CellsTrim() | CellKeysWanted() | CellsSeal() as message
+                CellWrite()
+                | CellWanted()
+                | CellsTrim()
+                | CellKeysWanted()
+                | CellsSeal()
+                | CellsDrop() as message
             ):
                 room = self._appends.room is None
                 return [serve_cells(event, message, self._view.engines, has_room=room)]

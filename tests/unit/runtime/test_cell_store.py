@@ -25,6 +25,7 @@ from indilog.wire.cell_messages import (
     CellKeysWanted,
     CellOutcome,
     CellQuestion,
+    CellsDrop,
     CellSection,
     CellsSeal,
     CellsTrim,
@@ -116,6 +117,25 @@ def test_trims_free_space_on_the_disk(store: CellStore, tmp_path: Path) -> None:
         again.serve([trim(until)])
     again.close()
     assert (tmp_path / "cells").stat().st_size < before / 2
+
+
+def test_no_trace_stays_of_the_spaces_of_a_folder(store: CellStore, tmp_path: Path) -> None:
+    """A later question about them is not answered as if the cells were unwritten."""
+    spaces = ["log@1", "log@12", "log", "logs@1", "other-log@1"]
+    store.serve([CellsSeal(0, space, 1, opens=True) for space in spaces])
+    store.serve([CellWrite(0, space, 1, key(7), b"x") for space in spaces])
+    store.serve([CellsTrim(0, space, 1, RECORDS, 3) for space in spaces])
+    for _ in range(2):
+        assert outcomes(store, CellsDrop(0, "log")) == [DONE]
+        found = outcomes(store, *(CellWanted(0, space, 1, key(7)) for space in spaces))
+        assert found == [ABSENT, ABSENT, DONE, DONE, DONE]
+    assert outcomes(store, CellWrite(0, "log@1", 1, key(9), b"y")) == [ABSENT]
+    assert outcomes(store, CellsSeal(0, "log@12", 5)) == [ABSENT]
+    assert store.look_up(CellWanted(0, "log@1", 1, key(7))) is None
+    with sqlite3.connect(tmp_path / "cells") as file:
+        for table, left in (("cells", 3), ("floors", 3), ("spaces", 4)):
+            assert file.execute(f"SELECT count(*) FROM {table}").fetchone() == (left,)
+    file.close()
 
 
 def test_trims_beyond_the_end_hold(store: CellStore) -> None:

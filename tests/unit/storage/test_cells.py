@@ -13,6 +13,7 @@ from indilog.wire.cell_messages import (
     CellKey,
     CellOutcome,
     CellQuestion,
+    CellsDrop,
     CellsSeal,
     CellsTrim,
     CellWanted,
@@ -54,7 +55,7 @@ def test_a_full_disk_refuses_what_grows() -> None:
     assert effects(node, WRITE) == [Send(ENGINE, CellAnswer(5, CellOutcome.REFUSED))]
     opens = CellsSeal(7, "s", 1, opens=True)
     assert effects(node, opens) == [Send(ENGINE, CellAnswer(7, CellOutcome.REFUSED))]
-    for question in (READ, CellsTrim(8, "s", 1, 0, 9), CellsSeal(9, "s", 1)):
+    for question in (READ, CellsTrim(8, "s", 1, 0, 9), CellsSeal(9, "s", 1), CellsDrop(10, "s")):
         assert effects(node, question) == [AskCells(ENGINE, question)]
 
 
@@ -67,6 +68,7 @@ def test_a_full_disk_refuses_what_grows() -> None:
         CellWrite(1, "s" * 600, 1, CellKey(0, 1), b""),
         CellWanted(1, "s", 1, CellKey(0, 1, 1 << 63)),
         CellsTrim(1, "s", 1, 0, 1 << 64),
+        CellsDrop(1, ""),
     ],
 )
 def test_impossible_numbers_and_names_are_ignored(question: CellQuestion) -> None:
