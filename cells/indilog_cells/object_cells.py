@@ -135,6 +135,23 @@ class ObjectCells:
             self.requests["replace"] += 1
             await self._store.replace(self._cell(position), b"")
 
+    async def release(self) -> None:
+        """Delete what is kept of a log that no process of the platform uses any more. Harmless for
+        a released log.
+
+        The cells become empty objects, as after a trim. So a process that left the platform takes
+        no cell for an unwritten one, and finds no checkpoint to continue from.
+
+        Raises:
+            CellsError: some contents may be left.
+        """
+        for stripe in range(self._stripes):
+            folder = f"{self._folder}/cells/{stripe:04d}"
+            for name in await self._store.names(folder):
+                await self._store.replace(f"{folder}/{name}", b"")
+        for notes in ("index", "checkpoints"):
+            await self._store.delete_folder(f"{self._folder}/{notes}")
+
     # --- notes
 
     def _generation(self, start: int) -> str:

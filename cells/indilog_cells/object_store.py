@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -50,6 +51,9 @@ class ObjectStore(Protocol):
 
     async def delete(self, name: str) -> None:
         """Delete an object, if it exists."""
+
+    async def delete_folder(self, folder: str) -> None:
+        """Delete all objects in a folder, and in folders in it. Some may be left after an error."""
 
 
 def object_store_at(place: str, *, timeout_s: float) -> ObjectStore:
@@ -87,6 +91,10 @@ class DirectoryStore:
     async def delete(self, name: str) -> None:
         """See `ObjectStore.delete`."""
         await self._run(partial(self._delete, name))
+
+    async def delete_folder(self, folder: str) -> None:
+        """See `ObjectStore.delete_folder`."""
+        await self._run(partial(self._delete_folder, folder))
 
     @staticmethod
     async def _run(work: Callable[[], _FoundT]) -> _FoundT:
@@ -141,6 +149,10 @@ class DirectoryStore:
     def _delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
             (self._directory / name).unlink()
+
+    def _delete_folder(self, folder: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._directory / folder)
 
 
 def _sync_directory(directory: Path) -> None:
@@ -234,6 +246,17 @@ class S3ObjectStore:
             await self._store.delete_async(name)
         except FileNotFoundError:
             return
+        except (BaseError, OSError) as error:
+            raise _failed(error) from error
+
+    async def delete_folder(self, folder: str) -> None:
+        """See `ObjectStore.delete_folder`."""
+        from obstore.exceptions import BaseError
+
+        try:
+            found = await self._store.list(f"{folder}/").collect_async()
+            if found:
+                await self._store.delete_async([info["path"] for info in found])
         except (BaseError, OSError) as error:
             raise _failed(error) from error
 

@@ -36,6 +36,10 @@ class CountingStore:
         found = (name.removeprefix(f"{folder}/") for name in self.objects)
         return sorted(name for name in found if "/" not in name)
 
+    async def delete_folder(self, folder: str) -> None:
+        for name in await self.names(folder):
+            await self.delete(f"{folder}/{name}")
+
     async def delete(self, name: str) -> None:
         self.requests["delete"] += 1
         self.objects.pop(name, None)
