@@ -10,12 +10,17 @@ from collections.abc import Callable
 
 import pytest
 
-from indilog.base.errors import AppendOutcomeUnknownError, ConditionFailedError, IndilogError
+from indilog.base.errors import (
+    AppendOutcomeUnknownError,
+    ConditionFailedError,
+    IndilogError,
+    TrimmedError,
+)
 from indilog.base.ids import MAX_SEQNUM, NodeId
 from indilog.base.log import After, Entry, Log
 from indilog.base.log_kinds import LogKind
 from tests.cells.switch_world import ENGINES, SimulatedNode, SwitchWorld, VirtualLoop, kinds_of_seed
-from tests.cells.switching import CHAIN, TAG, Append, History, Read
+from tests.cells.switching import CHAIN, TAG, Append, History, Read, Trim
 
 NAME = "log"
 _APPENDS_MAX = 25
@@ -38,6 +43,8 @@ class Callers:
         self._numbers = dict.fromkeys(ENGINES, 0)
         self._lines: dict[NodeId, list[tuple[int, bytes]]] = {node: [] for node in ENGINES}
         self._is_over = False
+        self._kept = 0
+        """All records below this seqnum are in the history."""
 
     async def run(self) -> None:
         """Run until all switches are done, then without faults until all callers have ended."""
@@ -47,13 +54,14 @@ class Callers:
                 self._nodes[name] = SimulatedNode(world, name)
             await asyncio.gather(*(node.start() for node in self._nodes.values()))
             await self._create()
-            disturbing = [asyncio.create_task(world.disturb()), asyncio.create_task(self._crash())]
+            works = world.disturb(), self._crash(), self._trim()
+            disturbing = [asyncio.create_task(work) for work in works]
             for node in self._nodes.values():
                 self._begin(node)
             for kind in self.kinds[1:]:
                 await asyncio.sleep(self.random.uniform(0.0, 0.4))
                 await self._switch(kind)
-            await asyncio.sleep(self.random.uniform(0.0, 0.3))
+            await asyncio.sleep(self.random.choice([0.0, 0.3, 2.0]))
             self._is_over = True
             world.heal()
             await asyncio.gather(*disturbing)
@@ -89,7 +97,9 @@ class Callers:
             await asyncio.sleep(0.1)
 
     async def _crash(self) -> None:
-        """Let one node at a time crash and begin again, some times."""
+        """Let one node at a time crash and begin again, some times. It may have left the view
+        before, and not know it.
+        """
         for _ in range(self.random.randrange(_CRASHES_MAX + 1)):
             await asyncio.sleep(self.random.uniform(0.1, 1.5))
             if self._is_over:
@@ -99,6 +109,10 @@ class Callers:
             if self.random.random() < 0.5:  # it left the view before, and does not know it yet
                 node.reaches_shared = False
                 self.world.absent.add(name)
+                if self.random.random() < 0.7:  # its callers are idle until much has happened
+                    await node.cancel()
+                    await asyncio.sleep(self.random.uniform(0.5, 6.0))
+                    self._begin(node)
                 await asyncio.sleep(self.random.uniform(0.1, 2.0))
             await node.crash()
             self.crashes += 1
@@ -118,13 +132,54 @@ class Callers:
         history = self.history
         await self._until(lambda: all(n >= _APPENDS_MAX for n in self._numbers.values()))
         await asyncio.sleep(1.0)  # for the last appends
-        log, bound = self._nodes[ENGINES[0]].log(NAME), 0
-        while page := await log.read_range(bound=bound, fresh=True):
-            history.final += [(r.seqnum, r.data, r.ordered_at, r.tags) for r in page]
-            bound = page[-1].seqnum + 1
+        await self._keep(self._nodes[ENGINES[0]].log(NAME), MAX_SEQNUM)
         lines = sum(TAG in tags for *_, tags in history.final)
         await self._until(lambda: all(len(each) >= lines for each in self._lines.values()))
         history.followed = list(self._lines.values())
+        await self._free()
+
+    async def _free(self) -> None:
+        """Trim the log, and wait until nothing is kept of its closed segments."""
+        node = self._nodes[ENGINES[0]]
+        state = node.kinds._catalog.logs[NAME]
+        freed = [each.folder for each in (*state.segments[:-1], *state.unreleased) if each.folder]
+        tail = await node.log(NAME).tail()
+        self.history.trims.append(Trim(tail, self.history.step()))
+        await node.log(NAME).trim(tail)
+        await self._until(lambda: len(state.segments) == 1 and not state.unreleased)
+        self.history.left = [left for folder in freed for left in self.world.kept_of(folder)]
+
+    async def _trim(self) -> None:
+        """Trim what the subscriptions of all nodes in the view have seen, after reading it into the
+        history.
+        """
+        history = self.history
+        while not self._is_over:
+            await asyncio.sleep(self.random.uniform(0.1, 0.5))
+            present = [name for name in ENGINES if name not in self.world.absent]
+            seen = (self._lines[name][-1:] for name in present)
+            until = min(lines[0][0] + 1 if lines else 0 for lines in seen)
+            if until > max((trim.until for trim in history.trims), default=0):
+                node = self._pick()
+                await asyncio.wait([node.spawn(self._trim_below(node.log(NAME), until))])
+
+    async def _trim_below(self, log: Log, until: int) -> None:
+        try:
+            await self._keep(log, until)
+            self.history.trims.append(trim := Trim(until, self.history.step()))
+            await log.trim(until)
+            trim.ended = self.history.step()
+        except IndilogError:
+            pass  # the next trim is further
+
+    async def _keep(self, log: Log, until: int) -> None:
+        """Read the records below `until` into the history."""
+        while page := await log.read_range(bound=self._kept, fresh=True):
+            kept = [record for record in page if record.seqnum < until]
+            self.history.final += [(r.seqnum, r.data, r.ordered_at, r.tags) for r in kept]
+            self._kept = max(self._kept, page[len(kept) - 1].seqnum + 1 if kept else 0)
+            if len(kept) < len(page):
+                return
 
     @staticmethod
     async def _until(holds: Callable[[], bool]) -> None:
@@ -195,17 +250,27 @@ class Callers:
             is_prev = bound == MAX_SEQNUM or what == 2
             read = Read(bound, is_prev, history.step(), newest if is_fresh else -1)
             asked = log.read_prev if is_prev else log.read_next
-            found = await asked(None, bound, fresh=is_fresh)
-            read.found = None if found is None else found.seqnum
+            try:
+                found = await asked(None, bound, fresh=is_fresh)
+                read.found = None if found is None else found.seqnum
+            except TrimmedError as error:
+                read.floor = error.first_seqnum
+            read.ended = history.step()
             history.reads.append(read)
 
     async def _follow(self, node: SimulatedNode, log: Log) -> None:
         lines = self._lines[node.node]
+        bound = 0
         while True:
-            bound = lines[-1][0] + 1 if lines else 0
+            bound = max(bound, lines[-1][0] + 1 if lines else 0)
             try:
                 async for record in log.subscribe(TAG, bound):
                     lines.append((record.seqnum, record.data))
+            except TrimmedError as error:
+                seen, floor = lines[-1][0] if lines else -1, error.first_seqnum
+                kept = (line for line in self.history.final if seen < line[0] < floor)
+                lines += [(seqnum, data) for seqnum, data, _, tags in kept if TAG in tags]
+                bound = floor
             except IndilogError:
                 await asyncio.sleep(0.05)
 

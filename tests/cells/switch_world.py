@@ -34,12 +34,14 @@ from indilog.runtime.cell_store import CellStore
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
-from indilog_cells import opening
+from indilog_cells import opening, releasing
 from indilog_cells.cells import CellsError
 from indilog_cells.driver import driver_running
+from indilog_cells.releasing import release_log
 from indilog_compute.log_kinds import kinds
 from indilog_compute.log_kinds.catalog_records import CreatedLog
-from indilog_compute.log_kinds.kinds import LogKinds, OtherLogs
+from indilog_compute.log_kinds.kinds import LogKinds
+from indilog_compute.log_kinds.opened_segment import OtherLogs
 
 ENGINES = [NodeId(f"engine-{n}") for n in range(3)]
 STORAGE = [NodeId(f"storage-{n}") for n in range(3)]
@@ -108,13 +110,15 @@ class SwitchWorld:
                 cell_replace_after_s=1.0,
                 append_timeout_s=40.0,
                 read_timeout_s=40.0,
+                retention_interval_s=0.2,
             ),
         )
         patch.setattr(kinds, "_FOLLOW_S", 2.0)
         patch.setattr(kinds, "_FINISH_S", 3.0)
-        patch.setattr(
-            opening, "object_store_at", lambda _place, timeout_s: Objects(self, timeout_s)
-        )
+        for module in (opening, releasing):
+            patch.setattr(
+                module, "object_store_at", lambda _place, timeout_s: Objects(self, timeout_s)
+            )
         patch.setattr(opening, "driver_running", self._driver_running)
         patch.setattr(secrets, "token_hex", lambda n: self.random.randbytes(n).hex())
         patch.setattr(secrets, "randbits", self.random.getrandbits)
@@ -168,6 +172,14 @@ class SwitchWorld:
         """Deliver an answer, unless it is lost."""
         if not self.lost():
             self.loop.call_later(self.delay_s(), deliver)
+
+    def kept_of(self, folder: str) -> list[str]:
+        """Return the names of objects with a content, and of spaces, of a folder."""
+        found = [name for name, content in self.objects.items() if content]
+        for node, disk in self.disks.items():
+            names = disk._file.execute("SELECT name FROM spaces")
+            found += [f"{folder}/{node}" for (name,) in names if name.startswith(f"{folder}@")]
+        return [each for each in found if each.startswith(f"{folder}/") and "/LOG" not in each]
 
     # --- faults of storage nodes
 
@@ -232,6 +244,10 @@ class Objects:
 
     async def delete(self, name: str) -> None:
         await self._do(partial(self._objects.pop, name, None))
+
+    async def delete_folder(self, folder: str) -> None:
+        for name in [each for each in self._objects if each.startswith(f"{folder}/")]:
+            await self.delete(name)
 
 
 class SharedLog(Log):
@@ -361,6 +377,7 @@ class SimulatedNode:
             view=lambda: world.view,
             open_logs=self._open,
             requests=self,
+            release=self._release,
             config=world.config,
             has_directory=True,
             serves=lambda: world.view.engines[0] == name,
@@ -386,11 +403,15 @@ class SimulatedNode:
     async def crash(self) -> None:
         """End at once; what was sent may still arrive."""
         self.is_alive = self.reaches_shared = False
+        await self.cancel()
+        await self.kinds.stop()
+
+    async def cancel(self) -> None:
+        """Cancel what runs on the node for callers."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.kinds.stop()
 
     # --- what the node offers to `LogKinds` and to callers
 
@@ -415,6 +436,9 @@ class SimulatedNode:
             created, self.kinds, config, None, is_new=is_new, is_shared=True
         ) as logs:
             yield logs
+
+    async def _release(self, created: CreatedLog) -> None:
+        await release_log(created, self.kinds, self.world.config, None, is_shared=True)
 
     async def ask_cells(self, node: NodeId, question: CellQuestion) -> CellAnswer:
         world = self.world

@@ -112,6 +112,18 @@ class Read:
     must_see: int
     """Seqnum of the newest record that the read must see."""
     found: int | None = None
+    floor: int | None = None
+    """The floor in the error of a read that was refused, because records were trimmed."""
+    ended: int | None = None
+
+
+@dataclass
+class Trim:
+    """A trim below `until`: when it began, and when it ended (steps of the history)."""
+
+    until: int
+    began: int
+    ended: int | None = None
 
 
 @dataclass
@@ -125,7 +137,11 @@ class History:
     """Seqnums that a `tail` had to be above, and what it was."""
     times: list[tuple[float, int, int]] = field(default_factory=list)
     """What `now` returned, and the steps at which the call began and ended."""
+    trims: list[Trim] = field(default_factory=list)
     final: list[tuple[int, bytes, float, tuple[int | str, ...]]] = field(default_factory=list)
+    """All records; those that were trimmed were read before."""
+    left: list[str] = field(default_factory=list)
+    """What is kept of freed segments."""
     kinds: list[str] = field(default_factory=list)
     steps: int = 0
 
@@ -298,6 +314,8 @@ def check(history: History) -> list[str]:
     found += [fault for read in history.reads for fault in _read_faults(read, seqnums)]
     found += [f"the tail was {t}, but {above} existed" for above, t in history.tails if t <= above]
     found += _time_faults(history)
+    found += [f"{left} was not deleted" for left in history.left]
+    found += [fault for read in history.reads for fault in _trim_faults(read, history.trims)]
     wanted = [(seqnum, data) for seqnum, data, _, tags in history.final if TAG in tags]
     found += [
         f"a subscription saw {lines[-3:]} of {len(lines)} instead of {wanted[-3:]} of {len(wanted)}"
@@ -359,17 +377,36 @@ def _chain_faults(history: History) -> list[str]:
 def _read_faults(read: Read, seqnums: Sequence[int]) -> list[str]:
     if read.found is not None and read.found not in seqnums:
         return [f"a read found {read.found}, which is no record"]
+    floor = read.floor or 0
     if read.is_prev:
-        least = max((s for s in seqnums if s <= min(read.bound, read.must_see)), default=None)
+        least = max(
+            (s for s in seqnums if floor <= s <= min(read.bound, read.must_see)), default=None
+        )
         is_stale = least is not None and (read.found is None or read.found < least)
         if is_stale:
             return [f"a read up to {read.bound} found {read.found}, not {least}"]
         return []
     if read.found is None:
         missed = [s for s in seqnums if read.bound <= s <= read.must_see]
+        if read.floor is not None:
+            return (
+                [] if read.bound < floor else [f"a read from {read.bound} found the floor {floor}"]
+            )
         return [f"a read from {read.bound} found nothing, not {missed[0]}"] if missed else []
     missed = [s for s in seqnums if read.bound <= s < read.found]
     return [f"a read from {read.bound} found {read.found}, not {missed[0]}"] if missed else []
+
+
+def _trim_faults(read: Read, trims: Sequence[Trim]) -> list[str]:
+    """Find a read of what is trimmed, or a floor that no trim has set."""
+    before = max((t.until for t in trims if t.ended and t.ended < read.began), default=0)
+    least = read.found if read.is_prev else read.bound
+    if read.found is not None and least is not None and least < before:
+        return [f"a read from {read.bound} found {read.found}, but the floor was {before}"]
+    begun = max((t.until for t in trims if t.began < (read.ended or 0)), default=0)
+    if read.floor is not None and read.floor > begun:
+        return [f"a read found the floor {read.floor}, but no trim was above {begun}"]
+    return []
 
 
 def _time_faults(history: History) -> list[str]:

@@ -15,19 +15,21 @@ import pytest
 from indilog.base.errors import IndilogError
 from indilog.base.ids import SeqNum
 from indilog.base.log_kinds import LOG_KINDS, LogKind
+from indilog.runtime.cell_store import CellStore
 from indilog_cells.log import CellLogs
-from indilog_compute.log_kinds import catalog_records
+from indilog_compute.log_kinds import catalog_records, freeing
 from indilog_compute.log_kinds.catalog_records import NewSegment
 from indilog_compute.log_kinds.kinds import LogKinds
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segmented_log import SegmentedLog
 from indilog_compute.log_kinds.segments import LogSegment, bridged
 from tests.cells.switch_callers import simulated
+from tests.cells.switch_world import SwitchWorld
 from tests.cells.switching import check
 from tests.support.repeated import first_of
 
 SEEDS = 8
-FOUND = (512,)
+FOUND = (11,)
 """Seeds that showed a fault: a subscription waited in a segment that had ended."""
 CAUGHT_WITHIN = 100
 
@@ -96,7 +98,9 @@ def _acknowledging(patch: pytest.MonkeyPatch) -> None:
     async def settled(
         self: SegmentedLog, number: SeqNum, placed: list[SeqNum], _deadline: float | None = None
     ) -> list[SeqNum]:
-        return [self._route.segment(number).seqnum(each) for each in placed]
+        segment = self._route.segment(number)
+        assert segment is not None
+        return [segment.seqnum(each) for each in placed]
 
     patch.setattr(SegmentedLog, "settled", settled)
 
@@ -111,6 +115,26 @@ def _shared_folder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogKinds, "_new_segment", same)
 
 
+def _unwritten(patch: pytest.MonkeyPatch) -> None:
+    """Let a storage node keep the empty spaces of freed segments."""
+
+    def drop(self: CellStore, folder: str) -> None:
+        spaces = "SELECT id FROM spaces WHERE name LIKE ?"
+        for table in ("cells", "floors"):
+            deletion = f"DELETE FROM {table} WHERE space IN ({spaces})"
+            self._file.execute(deletion, (f"{folder}@%",))
+
+    patch.setattr(CellStore, "_drop", drop)
+    patch.setattr(SwitchWorld, "kept_of", lambda *_: [])
+
+
+def _untrimmed(patch: pytest.MonkeyPatch) -> None:
+    async def is_trimmed(_: Route, segment: LogSegment) -> bool:
+        return segment.local_end is not None
+
+    patch.setattr(freeing, "_is_trimmed", is_trimmed)
+
+
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a segment in cells has no end for a process that left the view": _endless,
     "a segment begins one seqnum too low": _small,
@@ -118,6 +142,8 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a switch does not wait for the other nodes": _hasty,
     "a node acknowledges what a switch overtook": _acknowledging,
     "all segments of a log have one layout": _shared_folder,
+    "a storage node takes deleted cells for unwritten ones": _unwritten,
+    "a segment is freed before its records are trimmed": _untrimmed,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -404,3 +405,35 @@ async def test_the_time_of_a_log_does_not_go_back_to_a_slower_clock(
         assert await log.find_time(times[-1]) == 1, "the first one at this time"
         assert await log.find_time(times[-1] + 1) == await log.tail()
         assert await log.find_time(times[0]) == 0
+
+
+async def test_the_last_record_of_a_trimmed_log_is_read_after_a_switch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the log is held, it is unknown whether a record follows the trimmed ones."""
+    async with platform_with(tmp_path, engines=1) as platform:
+        log = await filled(platform, ["object-store"])
+        await log.trim(await log.tail())
+        bridge = ReplayedCatalog.bridge
+        is_sealing, may_end = asyncio.Event(), asyncio.Event()
+
+        async def late(self: ReplayedCatalog, *given: object, **named: object) -> None:
+            is_sealing.set()
+            await may_end.wait()
+            await bridge(self, *given, **named)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(ReplayedCatalog, "bridge", late)
+        switching = asyncio.create_task(kinds_of(platform.logs).switch("events", "owned"))
+        await is_sealing.wait()
+        appending = asyncio.create_task(log.append(b"x"))
+        reading = asyncio.create_task(log.read_prev())
+        with pytest.raises(TrimmedError):
+            await log.read_prev(bound=0)  # the switch cannot change this answer
+        assert not reading.done()
+        may_end.set()
+        await switching
+        seqnum = await appending
+        with suppress(TrimmedError):  # it may have been read before the append
+            found = await reading
+            assert found is not None
+            assert found.seqnum == seqnum

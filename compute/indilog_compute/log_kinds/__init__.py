@@ -4,6 +4,8 @@
 |---|---|
 | `catalog`, `catalog_records` | replay the catalog of created and switched logs |
 | `kinds` | creates and switches logs, and opens those that are not `shared` |
+| `opened_segment` | opens a segment of another kind than `shared` |
+| `freeing` | frees trimmed segments of switched logs |
 | `segments` | the parts of a switched log, and their seqnums |
 | `route`, `segmented_log` | send the calls of one log to its segments |
 | `following_log` | a `shared` log that becomes a `SegmentedLog` when a switch begins |
@@ -13,6 +15,7 @@
 from __future__ import annotations
 
 from indilog_compute.log_kinds.catalog_records import CreatedLog
-from indilog_compute.log_kinds.kinds import LogKinds, OpenLogs, OtherLogs
+from indilog_compute.log_kinds.kinds import LogKinds
+from indilog_compute.log_kinds.opened_segment import OpenLogs, OtherLogs
 
 __all__ = ["CreatedLog", "LogKinds", "OpenLogs", "OtherLogs"]

@@ -17,24 +17,29 @@ record. So a switch has one outcome, even if several nodes continue it:
 - `switched`, the bridge: names the place where the old segment ends and the new one begins.
 - `reopened`, in place of `sealing`: a compute node did not answer, so the kind stays.
 
+A record `freed` has the whole state of a log, without segments that are trimmed. So it supersedes
+all earlier records of the log, which are trimmed then (`freeing`).
+
 `kinds` appends these records, and routes calls by the states that follow from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 import msgspec
 import structlog
 
-from indilog.base.errors import ConditionFailedError, DataLossError
+from indilog.base.errors import ConditionFailedError, DataLossError, TrimmedError
 from indilog.base.ids import NodeId, SeqNum
 from indilog.base.log import After, Entry, LogSource, Session
 from indilog.kernel.cell_layout import CellLayout
 from indilog_compute.log_kinds.catalog_records import (
     CATALOG_LOG,
+    CATALOG_VERSION,
     FOLLOWED_TAG,
+    FREED_VERSION,
     Change,
     Closing,
     CreatedLogState,
@@ -45,9 +50,11 @@ from indilog_compute.log_kinds.catalog_records import (
     NewSegment,
     Reopened,
     Sealing,
+    SegmentsFreed,
     Switched,
     layout_tag,
 )
+from indilog_compute.log_kinds.segments import LogSegment
 
 
 class ReplayedCatalog:
@@ -76,9 +83,7 @@ class ReplayedCatalog:
 
     @property
     def last(self) -> SeqNum | None:
-        """Seqnum of the last record by which another node created a log or began a switch; None:
-        there is none.
-        """
+        """See `LogCatalogState.last`."""
         return self._state.last
 
     async def create(self, log: str, segment: NewSegment) -> None:
@@ -114,9 +119,59 @@ class ReplayedCatalog:
         """
         await self._append_after(last, Switched(log=log, end=end, time=time))
 
-    async def _append_after(self, last: SeqNum | None, change: Creation | Change) -> None:
+    async def free(
+        self, log: str, *, segments: Sequence[LogSegment], unreleased: Sequence[LogSegment]
+    ) -> bool:
+        """Record the whole state of a log, with other segments than before, unless the log has
+        changed; then catch up. Return whether it is recorded.
+
+        Args:
+            log: the log; no switch of it is under way.
+            segments: the segments of the log.
+            unreleased: see `CreatedLogState`.
+        """
+        state = self.logs[log]
+        layouts = {
+            each.folder: self._state.layouts[each.folder]
+            for each in (*segments, *unreleased)
+            if each.folder in self._state.layouts
+        }
+        freed = SegmentsFreed(
+            log=log,
+            created=msgspec.structs.replace(state.created, place="", folder=""),
+            segments=tuple(segments),
+            unreleased=tuple(unreleased),
+            switches=state.switches,
+            layouts=layouts,
+        )
+        await self._append_after(state.last, freed)
+        return (state.segments, state.unreleased) == (freed.segments, freed.unreleased)
+
+    async def shorten(self, log: str, nodes: Collection[NodeId]) -> None:
+        """Trim what the last record `freed` of a log supersedes, and announcements of nodes that
+        have announced since.
+
+        Args:
+            log: the log.
+            nodes: the compute nodes whose announcements are needed.
+        """
+        if (freed_at := self.logs[log].freed_at) is not None:
+            await self._log.trim(freed_at, tag=log)
+        needed = [at for node, at in self._state.followed_at.items() if node in nodes]
+        if needed:
+            await self._log.trim(min(needed), tag=FOLLOWED_TAG)
+
+    async def forget_layouts(self, folder: str) -> None:
+        """Trim all layouts of a segment whose storage is released."""
+        known = self._state.layouts.get(folder)
+        if known is not None and known.seqnum is not None:
+            await self._log.trim(self._bound, tag=layout_tag(folder))
+
+    async def _append_after(
+        self, last: SeqNum | None, change: Creation | SegmentsFreed | Change
+    ) -> None:
         entry = Entry(msgspec.json.encode(change), [change.log])
-        with suppress(ConditionFailedError):
+        with suppress(ConditionFailedError, TrimmedError):
             await self._log.append_batch([entry], after=After(change.log, last))
         await self.catch_up()
 
@@ -126,30 +181,37 @@ class ReplayedCatalog:
 
     async def change_layout(self, folder: str, before: CellLayout, after: CellLayout) -> bool:
         """Record `after` as the layout that follows `before`. Return whether it is the newest
-        layout; False: another layout was recorded.
+        layout; False: another layout was recorded, or the segment is freed.
 
         Raises:
             AppendOutcomeUnknownError: the layout may be recorded.
         """
-        known = self._state.layouts[folder]
-        if known.layout != before:
+        known = self._state.layouts.get(folder)
+        if known is None or known.layout != before:
             return False
         tag = layout_tag(folder)
         laid = Laid(log=known.log, folder=folder, layout=after)
         entry = Entry(msgspec.json.encode(laid), [tag])
-        with suppress(ConditionFailedError):
+        with suppress(ConditionFailedError, TrimmedError):
             await self._log.append_batch([entry], after=After(tag, known.seqnum))
         await self.catch_up()
-        return self.layout(folder) == after
+        found = self._state.layouts.get(folder)
+        return found is not None and found.layout == after
 
     async def announce(self, seqnum: SeqNum) -> None:
         """Record that this node has replayed the catalog up to `seqnum`."""
-        followed = Followed(node=self._node, seqnum=seqnum)
+        followed = Followed(node=self._node, seqnum=seqnum, reads=CATALOG_VERSION)
         await self._log.append(msgspec.json.encode(followed), tags=[FOLLOWED_TAG])
 
     def has_followed(self, node: NodeId, seqnum: SeqNum) -> bool:
         """Whether a node has replayed the catalog up to `seqnum`."""
-        return self._state.followed.get(node, -1) >= seqnum
+        found = self._state.followed.get(node)
+        return found is not None and found.seqnum >= seqnum
+
+    def reads_freed(self, nodes: Collection[NodeId]) -> bool:
+        """Whether all nodes but this one have announced that their release reads `freed`."""
+        found = [self._state.followed.get(node) for node in nodes if node != self._node]
+        return all(each is not None and each.reads >= FREED_VERSION for each in found)
 
     async def catch_up(self, *, wait_s: float | None = None) -> None:
         """Read all records of the catalog that were appended before this call.

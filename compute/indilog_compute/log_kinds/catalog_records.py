@@ -21,6 +21,10 @@ from indilog_compute.log_kinds.segments import FIRST, LogSegment, bridged
 CATALOG_LOG: Final = "$logs"
 FOLLOWED_TAG: Final = "$followed"
 """The tag of records about how far nodes have followed. No log has such a name."""
+FREED_VERSION: Final = 3
+"""The first version of the catalog that has records `freed`."""
+CATALOG_VERSION: Final = FREED_VERSION
+"""The version that this process reads."""
 
 
 def layout_tag(folder: str) -> str:
@@ -136,6 +140,8 @@ class CreatedLogState(msgspec.Struct, kw_only=True):
         last: seqnum of its last record in the catalog.
         switch: the switch that is under way; None: there is none.
         switches: number of completed switches.
+        unreleased: the freed segments whose cells or objects may still exist.
+        freed_at: seqnum of its last record `freed`; None: there is none.
         position: the metalog position at which `last` was read. A session at this position sees
             all records of the closed `shared` segments.
     """
@@ -145,6 +151,8 @@ class CreatedLogState(msgspec.Struct, kw_only=True):
     last: SeqNum
     switch: Switch | None = None
     switches: int = 0
+    unreleased: tuple[LogSegment, ...] = ()
+    freed_at: SeqNum | None = None
     position: MetalogPosition = 0
 
     @property
@@ -182,11 +190,18 @@ class Laid(msgspec.Struct, frozen=True, kw_only=True, tag="layout"):
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True, tag="followed"):
-    """A record: a node has replayed the catalog up to and including `seqnum`."""
+    """A record: a node has replayed the catalog up to and including `seqnum`.
+
+    Attributes:
+        node, seqnum: the node, and the seqnum.
+        reads: the newest version of the catalog that the node's release reads. Releases before
+            version 3 do not write it.
+    """
 
     version: Literal[1] = 1
     node: NodeId
     seqnum: SeqNum
+    reads: int = 2
 
 
 class Closing(msgspec.Struct, frozen=True, kw_only=True, tag="closing"):
@@ -232,13 +247,6 @@ class Switched(msgspec.Struct, frozen=True, kw_only=True, tag="switched"):
     time: float
 
 
-Change: TypeAlias = Closing | Sealing | Reopened | Switched
-
-CatalogRecord: TypeAlias = Creation | Laid | Followed | Change
-
-_decoder = msgspec.json.Decoder(CatalogRecord)
-
-
 class RecordedLayout(NamedTuple):
     """A layout, its log, and the seqnum of its record; None: the first layout of a segment, which
     is in the record that creates the segment.
@@ -249,15 +257,47 @@ class RecordedLayout(NamedTuple):
     seqnum: SeqNum | None
 
 
+class SegmentsFreed(msgspec.Struct, frozen=True, kw_only=True, tag="freed"):
+    """A record: the whole state of a log, after its oldest segments were freed, or their storage
+    was released. All earlier records of the log are superseded.
+
+    Attributes:
+        log: the log.
+        created: its creation. The place and the folder are empty, because the first segment is
+            freed.
+        segments: the segments that are left.
+        unreleased: see `CreatedLogState`.
+        switches: number of completed switches.
+        layouts: the newest layouts of all these segments that are on storage nodes, by folder.
+    """
+
+    version: Literal[3] = 3
+    log: str
+    created: CreatedLog
+    segments: tuple[LogSegment, ...]
+    unreleased: tuple[LogSegment, ...] = ()
+    switches: int
+    layouts: dict[str, RecordedLayout]
+
+
+Change: TypeAlias = Closing | Sealing | Reopened | Switched
+
+CatalogRecord: TypeAlias = Creation | Laid | Followed | SegmentsFreed | Change
+
+_decoder = msgspec.json.Decoder(CatalogRecord)
+
+
 class LogCatalogState:
     """The created logs, as of the records that were taken.
 
     Attributes:
         logs: the states of logs, by name.
         layouts: the newest layouts of segments on storage nodes, by folder.
-        last: seqnum of the last record by which another node created a log or began a switch; None:
-            there is none.
-        followed: up to which seqnum each node has replayed the catalog.
+        last: seqnum of the last record that this node has to follow: another node created a log or
+            began a switch, or any node freed segments. None: there is none.
+        followed: the announcement of each node with the greatest seqnum, and the version that the
+            node reads by its newest announcement.
+        followed_at: seqnums of the records of these announcements.
 
     Args:
         node: this node; empty: the reader is no node.
@@ -268,7 +308,8 @@ class LogCatalogState:
         self.logs: dict[str, CreatedLogState] = {}
         self.layouts: dict[str, RecordedLayout] = {}
         self.last: SeqNum | None = None
-        self.followed: dict[NodeId, SeqNum] = {}
+        self.followed: dict[NodeId, Followed] = {}
+        self.followed_at: dict[NodeId, SeqNum] = {}
         self._node = node
         self._on_change = on_change
 
@@ -287,18 +328,30 @@ class LogCatalogState:
             )
             return
         if isinstance(found, Followed):
-            self.followed[found.node] = max(found.seqnum, self.followed.get(found.node, -1))
+            self._note_followed(found, record.seqnum)
             return
         state = self.logs.get(found.log)
         if isinstance(found, Laid):
             folder = found.folder or (state.segments[0].folder if state is not None else "")
-            self.layouts[folder] = RecordedLayout(found.log, found.layout, record.seqnum)
+            if state is None or folder in _folders(state):
+                self.layouts[folder] = RecordedLayout(found.log, found.layout, record.seqnum)
+            return
+        if isinstance(found, SegmentsFreed):
+            self._free(found, record.seqnum, position)
             return
         if isinstance(found, Creation):
             if state is None:
                 self._create(found, record)
         elif state is None or not self._change(state, found, record.seqnum, position):
             structlog.get_logger().error("a switch of a log has no effect", seqnum=record.seqnum)
+
+    def _note_followed(self, found: Followed, seqnum: SeqNum) -> None:
+        before = self.followed.get(found.node)
+        if before is not None and before.seqnum > found.seqnum:
+            self.followed[found.node] = msgspec.structs.replace(before, reads=found.reads)
+        else:
+            self.followed[found.node] = found
+            self.followed_at[found.node] = seqnum
 
     def _create(self, found: Creation, record: Record) -> None:
         self._lay_out(found)
@@ -323,6 +376,33 @@ class LogCatalogState:
         self.logs[found.log] = state
         if found.creator != self._node:
             self.last = record.seqnum
+        self._on_change(state)
+
+    def _free(self, found: SegmentsFreed, seqnum: SeqNum, position: MetalogPosition) -> None:
+        """Replace the state of a log. The state may be unknown, or incomplete, because earlier
+        records of the log are trimmed.
+        """
+        state = self.logs.get(found.log)
+        if state is None:
+            state = CreatedLogState(created=found.created, segments=found.segments, last=seqnum)
+            self.logs[found.log] = state
+        state.created = found.created
+        if state.segments != found.segments:
+            state.segments = found.segments
+        state.switch = None
+        state.switches = found.switches
+        state.unreleased = found.unreleased
+        state.last = state.freed_at = seqnum
+        state.position = position
+        for folder, layout in found.layouts.items():
+            known = self.layouts.get(folder)
+            if known is None or known.layout.epoch < layout.layout.epoch:
+                self.layouts[folder] = layout
+        kept = _folders(state)
+        for folder in [f for f, each in self.layouts.items() if each.log == found.log]:
+            if folder not in kept:
+                del self.layouts[folder]
+        self.last = seqnum
         self._on_change(state)
 
     def _lay_out(self, found: Creation | Closing) -> None:
@@ -369,6 +449,12 @@ class LogCatalogState:
         return True
 
 
+def _folders(state: CreatedLogState) -> set[str]:
+    """Return the folders of all segments of a log whose storage may exist."""
+    found = {segment.folder for segment in (*state.segments, *state.unreleased)}
+    return found if state.switch is None else {*found, state.switch.folder}
+
+
 class MovedCatalog:
     """Rewrites the records of a catalog for a platform that keeps the segments elsewhere.
 
@@ -390,6 +476,8 @@ class MovedCatalog:
             found = _decoder.decode(data)
         except msgspec.MsgspecError:
             return data
+        if isinstance(found, SegmentsFreed):
+            return msgspec.json.encode(self._moved(found))
         if not isinstance(found, Creation | Closing | Laid):
             return data
         folder = found.folder
@@ -405,4 +493,19 @@ class MovedCatalog:
             return msgspec.json.encode(moved)
         return msgspec.json.encode(
             msgspec.structs.replace(found, place=new.place, folder=new.folder, layout=new.layout)
+        )
+
+    def _moved(self, found: SegmentsFreed) -> SegmentsFreed:
+        """Return a record `freed` whose segments are elsewhere. What was not released stays in the
+        old platform.
+        """
+        segments, layouts = [], {}
+        for segment in found.segments:
+            new = self._segments.get(segment.folder, segment)
+            segments.append(msgspec.structs.replace(segment, place=new.place, folder=new.folder))
+            if isinstance(new, NewSegment) and new.layout is not None:
+                seqnum = found.layouts[segment.folder].seqnum
+                layouts[new.folder] = RecordedLayout(found.log, new.layout, seqnum)
+        return msgspec.structs.replace(
+            found, segments=tuple(segments), unreleased=(), layouts=layouts
         )

@@ -12,7 +12,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import suppress
 from typing import Final, Protocol
 from urllib.parse import quote
 
@@ -52,6 +52,13 @@ from indilog_compute.log_kinds.catalog_records import (
     NewSegment,
     first_layout,
 )
+from indilog_compute.log_kinds.freeing import Freeing
+from indilog_compute.log_kinds.opened_segment import (
+    OpenedSegment,
+    OpenLogs,
+    ReleaseSegment,
+    freed_error,
+)
 from indilog_compute.log_kinds.route import Route
 from indilog_compute.log_kinds.segmented_log import SegmentedLog
 from indilog_compute.log_kinds.segments import FIRST, LogSegment
@@ -70,35 +77,6 @@ _ATTEMPTS_MAX: Final = 3
 """Attempts to begin a switch while other callers switch the same log."""
 
 
-class OtherLogs(LogSource, Protocol):
-    """The logs of an opened logspace of another kind than `shared`."""
-
-    async def policies(self) -> Mapping[str, Retention]:
-        """Return the retention policies of the logs, by name; a log that keeps all its records has
-        none.
-        """
-
-    async def end(self) -> SeqNum:
-        """End the logspace: every later append, by any process, raises `SealedError`. Return the
-        tail, which never grows again. Ending an ended logspace is harmless.
-        """
-
-    @property
-    def ended_at(self) -> SeqNum | None:
-        """The tail, if this process has read that the logspace ended; else None."""
-
-    @property
-    def position(self) -> int:
-        """How many cells this process has applied."""
-
-    async def append_content(self, owner: str, content: bytes) -> bytes:
-        """Append a content of another process in a tenure of this process; return the outcomes.
-
-        Raises:
-            IndilogError: it may be in the log, and is not appended later.
-        """
-
-
 class SharedLogs(LogSource, Protocol):
     """The logs of one compute node."""
 
@@ -107,70 +85,6 @@ class SharedLogs(LogSource, Protocol):
 
     def wake_readers(self) -> None:
         """Let all waiting reads of `shared` logs check again whether a switch has begun."""
-
-
-class OpenLogs(Protocol):
-    """Opens logspaces."""
-
-    def __call__(
-        self, created: CreatedLog, /, *, is_new: bool
-    ) -> AbstractAsyncContextManager[OtherLogs]:
-        """Open the logspace of a log while the block runs. A new one is created in its store."""
-
-
-class _Opened:
-    """A segment of another kind than `shared`. Its first use opens its logspace."""
-
-    def __init__(self, created: CreatedLog, open_logs: OpenLogs) -> None:
-        self.created = created
-        self._open_logs = open_logs
-        self._opening = asyncio.Lock()
-        self._stack = AsyncExitStack()
-        self._logs: OtherLogs | None = None
-
-    async def logs(self) -> OtherLogs:
-        """Return the logspace, after opening it if necessary.
-
-        Raises:
-            NotReadyError: the store does not answer.
-        """
-        if self._logs is None:
-            async with self._opening:
-                if self._logs is None:
-                    opening = self._open_logs(self.created, is_new=False)
-                    self._logs = await self._stack.enter_async_context(opening)
-        return self._logs
-
-    async def log(self) -> Log:
-        """Return the log, with a new session. It needs none of its caller's: reads of such a log
-        see all appends that were acknowledged before. Positions of different kinds cannot be
-        compared.
-        """
-        return (await self.logs()).log(self.created.log, Session())
-
-    @property
-    def ended_at(self) -> SeqNum | None:
-        """See `OtherLogs.ended_at`; None also if the logspace is not open."""
-        return None if self._logs is None else self._logs.ended_at
-
-    @property
-    def position(self) -> int | None:
-        """See `OtherLogs.position`; None: the logspace is not open."""
-        return None if self._logs is None else self._logs.position
-
-    async def append_content(self, owner: str, content: bytes) -> bytes:
-        """See `OtherLogs.append_content`.
-
-        Raises:
-            SealedError: the logspace is not open.
-        """
-        if self._logs is None:
-            raise SealedError("This process does not own the log.")
-        return await self._logs.append_content(owner, content)
-
-    async def close(self) -> None:
-        """Close the logspace, if it is open."""
-        await self._stack.aclose()
 
 
 class _OneLog:
@@ -195,6 +109,7 @@ class LogKinds:
         view: returns the newest view.
         open_logs: opens a logspace.
         requests: the requests to other nodes.
+        release: deletes the cells or objects of a freed segment.
         config: settings.
         has_directory: whether logs may be kept in a directory of the platform, which all compute
             nodes reach.
@@ -217,6 +132,7 @@ class LogKinds:
         view: Callable[[], View],
         open_logs: OpenLogs,
         requests: NodeRequests,
+        release: ReleaseSegment,
         config: Config,
         has_directory: bool,
         serves: Callable[[], bool],
@@ -236,9 +152,17 @@ class LogKinds:
         """By name, all routes that were made. A route stays after its switch was abandoned, because
         callers keep it.
         """
-        self._opened: dict[tuple[str, SeqNum], _Opened] = {}
+        self._opened: dict[tuple[str, SeqNum], OpenedSegment] = {}
         self._rounds: dict[tuple[str, bool], RetentionRounds] = {}
         """The retention rounds, by the name of the log and whether it was switched."""
+        self._closing: set[asyncio.Task[None]] = set()
+        """Tasks that close freed segments."""
+        self._freeing = Freeing(
+            self._catalog,
+            view=view,
+            wait_until_unused=self._wait_until_unused,
+            release=lambda name, segment: release(self._created_segment(name, segment)),
+        )
         self._announced = -1
         self._tasks: list[asyncio.Task[None]] = []
         self._finishing: dict[str, asyncio.Task[None]] = {}
@@ -253,7 +177,7 @@ class LogKinds:
         await self._catalog.catch_up()
         await self._announce()
         loop = asyncio.get_running_loop()
-        works = self._follow(), self._enforce(), self._keep_open()
+        works = self._follow(), self._enforce(), self._free(), self._keep_open()
         self._tasks = [loop.create_task(work) for work in works]
 
     async def stop(self) -> None:
@@ -266,6 +190,8 @@ class LogKinds:
                 await task
         for opened in self._opened.values():
             await opened.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
 
     def log(self, name: str, session: Session) -> Log | None:
         """Return the log `name`; None: it is `shared`, and no switch of it ever began."""
@@ -491,9 +417,9 @@ class LogKinds:
             "name."
         )
 
-    async def _wait_for_nodes(self, name: str, seqnum: SeqNum, author: NodeId) -> None:
-        """Wait until all compute nodes but this one and `author`, which recorded it, have replayed
-        the record at `seqnum`.
+    async def _wait_for_nodes(self, name: str, seqnum: SeqNum, author: NodeId | None) -> None:
+        """Wait until all compute nodes but this one and `author` have replayed the record at
+        `seqnum`.
 
         Raises:
             NotReadyError: a node did not replay it in time; the message names such nodes.
@@ -511,6 +437,13 @@ class LogKinds:
                     "repeat the call."
                 )
             await self._catalog.catch_up(wait_s=min(_PAUSE_S, _FOLLOW_S))
+
+    async def _wait_until_unused(self, name: str, seqnum: SeqNum) -> None:
+        """Wait until no compute node uses what the record `freed` at `seqnum` leaves out; errors
+        are those of `_wait_for_nodes`.
+        """
+        await self._announce()
+        await self._wait_for_nodes(name, seqnum, None)
 
     # --- the layouts of segments whose cells are on storage nodes
 
@@ -561,10 +494,12 @@ class LogKinds:
     def _on_change(self, state: CreatedLogState) -> None:
         """Route a log by its state in the catalog, which has changed."""
         name = state.created.log
+        self._close_freed(state)
         for segment in state.segments:
             if segment.kind != SHARED and (name, segment.number) not in self._opened:
                 self._opened_segment(name, segment)
-                self._changed.set()
+        if not state.is_plain:
+            self._changed.set()
         route = self._made.get(name)
         if route is None and not state.is_plain:
             is_first_shared = state.segments[0].kind == SHARED and not state.switches
@@ -579,6 +514,14 @@ class LogKinds:
             route.changed()
         if state.switch is not None and name not in self._finishing:
             self._start_finishing(state)
+
+    def _close_freed(self, state: CreatedLogState) -> None:
+        """Close the segments of a log that are freed."""
+        name, kept = state.created.log, {segment.number for segment in state.segments}
+        for key in [k for k in self._opened if k[0] == name and k[1] not in kept]:
+            task = asyncio.get_running_loop().create_task(self._opened.pop(key).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _new_route(self, state: CreatedLogState, scope: object | None) -> Route:
         name = state.created.log
@@ -601,17 +544,22 @@ class LogKinds:
             read_timeout_s=self._config.reads.read_timeout_s,
         )
 
-    def _opened_segment(self, name: str, segment: LogSegment) -> _Opened:
+    def _opened_segment(self, name: str, segment: LogSegment) -> OpenedSegment:
         key = (name, segment.number)
         if (found := self._opened.get(key)) is None:
-            created = msgspec.structs.replace(
-                self._catalog.logs[name].created,
-                kind=segment.kind,
-                place=segment.place,
-                folder=segment.folder,
-            )
-            found = self._opened[key] = _Opened(created, self._open_logs)
+            if all(segment.number != each.number for each in self._catalog.logs[name].segments):
+                raise freed_error(name)
+            created = self._created_segment(name, segment)
+            found = self._opened[key] = OpenedSegment(created, self._open_logs)
         return found
+
+    def _created_segment(self, name: str, segment: LogSegment) -> CreatedLog:
+        return msgspec.structs.replace(
+            self._catalog.logs[name].created,
+            kind=segment.kind,
+            place=segment.place,
+            folder=segment.folder,
+        )
 
     async def _local(self, name: str, segment: LogSegment) -> Log:
         if segment.kind == SHARED:
@@ -623,10 +571,16 @@ class LogKinds:
         await self._announce()
 
     async def _announce(self) -> None:
-        """Record that this node has followed the catalog up to the last creation or switch of
-        another node: it routes new logs, and holds logs that are being switched.
+        """Record that this node has followed the catalog up to the last record that it has to
+        follow: it routes new logs, holds logs that are being switched, and uses no freed segment.
+        The first announcement tells other nodes which records this one reads, so it is also made
+        if there is no record to follow.
         """
+        if self._closing:
+            await asyncio.wait(self._closing)
         last = self._catalog.last
+        if last is None and self._catalog.logs and len(self._view().engines) > 1:
+            last = 0
         if last is not None and last > self._announced:
             self._announced = last
             try:
@@ -686,7 +640,7 @@ class LogKinds:
         elif (opened := self._opened.get((name, FIRST))) is not None:
             await self._enforce_other(name, opened)
 
-    async def _enforce_other(self, name: str, opened: _Opened) -> None:
+    async def _enforce_other(self, name: str, opened: OpenedSegment) -> None:
         """Enforce the policies of a log of another kind that was never switched."""
         logs = await opened.logs()
         await self._run_rounds((name, False), logs, await logs.policies())
@@ -705,6 +659,15 @@ class LogKinds:
         rounds.take(policies)
         while policies and await rounds.run():
             continue
+
+    async def _free(self) -> None:
+        """Free closed segments whose records are all trimmed."""
+        await self._changed.wait()
+        await self._repeat(self._free_once, self._config.trims.retention_interval_s)
+
+    async def _free_once(self) -> None:
+        if self.serves():
+            await _each(self._freeing.run(route) for route in list(self.routes.values()))
 
     async def _keep_open(self) -> None:
         """On the compute node that checks layouts, keep the logs on storage nodes open: an open log

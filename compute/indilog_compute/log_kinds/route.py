@@ -79,15 +79,15 @@ class Route:
         local = self._ended_at(segment)
         return None if local is None else segment.seqnum(local)
 
-    def segment(self, number: SeqNum) -> LogSegment:
-        """Return the segment with a number."""
-        return next(each for each in self.state.segments if each.number == number)
+    def segment(self, number: SeqNum) -> LogSegment | None:
+        """Return the segment with a number; None: it is freed."""
+        return next((each for each in self.state.segments if each.number == number), None)
 
     async def local(self, segment: LogSegment, session: Session) -> Log:
         """Return the log of a segment.
 
         Raises:
-            NotReadyError: the store of the segment does not answer.
+            NotReadyError: the store of the segment does not answer, or the segment is freed.
         """
         if segment.kind != SHARED:
             return await self._other(segment)

@@ -38,7 +38,7 @@ from indilog.base.retention import Retention, checked_retention
 from indilog.config import MIB
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
 from indilog_compute.log_kinds.route import Route
-from indilog_compute.log_kinds.segments import LogSegment, down_from, from_bound
+from indilog_compute.log_kinds.segments import FIRST, LogSegment, down_from, from_bound
 
 _PAGE_BYTES_MAX: Final = 4 * MIB
 """A page with at least this many bytes is not filled with records of a further segment."""
@@ -80,6 +80,8 @@ class SegmentedLog(Log):
             self._session.saw(self._route.state.position)
         if (log := self._logs.get(segment.number)) is None:
             log = self._logs[segment.number] = await self._route.local(segment, self._session)
+            kept = {each.number for each in self._route.state.segments}
+            self._logs = {number: each for number, each in self._logs.items() if number in kept}
         return log
 
     # --- appends
@@ -141,6 +143,10 @@ class SegmentedLog(Log):
                 if route.is_open_since(last):
                     raise
                 continue
+            except NotReadyError:
+                if route.state.segments is segments:
+                    raise
+                continue  # a segment was freed
             if route.is_open_since(last):
                 return [segment.seqnum(each) for each in placed]
             if (settled := await self.settled(segment.number, placed, deadline)) is not None:
@@ -161,7 +167,8 @@ class SegmentedLog(Log):
             None: the records are not in the log, because the segment ended before them.
 
         Raises:
-            AppendOutcomeUnknownError: the switch did not end in time.
+            AppendOutcomeUnknownError: the switch did not end in time, or the segment was freed
+                meanwhile.
         """
         route = self._route
         if deadline is None:
@@ -172,7 +179,11 @@ class SegmentedLog(Log):
             raise AppendOutcomeUnknownError(
                 f"Log {self.name} is being switched to another kind; the record may be in the log."
             ) from error
-        segment = route.segment(number)
+        if (segment := route.segment(number)) is None:
+            raise AppendOutcomeUnknownError(
+                f"Log {self.name} was switched to another kind and trimmed meanwhile; the record "
+                "may have been in the log."
+            )
         if not segment.has(placed[-1]):
             return None
         return [segment.seqnum(each) for each in placed]
@@ -214,6 +225,8 @@ class SegmentedLog(Log):
                     found = last if newer is None else segments[-1].seqnum(newer.seqnum)
                     raise ConditionFailedError(condition.tag, found)
                 return
+        if known + 1 < segments[0].start:
+            raise await self._freed(segments, condition.tag)
 
     # --- reads
 
@@ -222,6 +235,8 @@ class SegmentedLog(Log):
         seqnum = check_bound(seqnum)
 
         async def once(segments: _Segments) -> Record | None:
+            if seqnum < segments[0].start:
+                raise await self._freed(segments, None)
             segment = next(from_bound(segments, seqnum))
             log = await self._local(segment)
             try:
@@ -281,6 +296,8 @@ class SegmentedLog(Log):
 
         async def once(segments: _Segments) -> list[Record]:
             page: list[Record] = []
+            if bound < segments[0].start:
+                raise await self._freed(segments, tag)
             for segment in from_bound(segments, bound):
                 try:
                     await self._fill(page, segment, segment.local(bound), limit, end, ask)
@@ -339,20 +356,26 @@ class SegmentedLog(Log):
         """See `Log.read_prev`."""
         bound = check_bound(bound)
 
-        async def once(segments: _Segments) -> Record | None:
+        async def once(segments: _Segments) -> Record | TrimmedError | None:
             for segment in down_from(segments, bound):
                 log, local = await self._local(segment), segment.local(bound)
                 if segment.local_end is not None:
                     local = min(local, segment.local_end - 1)
                 try:
                     found = await log.read_prev(tag, local, fresh=fresh)
-                except (TrimmedError, DataLossError) as error:
-                    raise await self._translated(segments, tag, segment, error) from error
+                except TrimmedError as error:
+                    return TrimmedError(await self._floor(segments, tag, segment, error))
+                except DataLossError as error:
+                    raise segment.loss(error) from error
                 if found is not None:
                     return segment.record(found, self.name)
-            return None
+            return await self._freed(segments, tag) if segments[0].start else None
 
-        return await self._read(once, lambda _, tail: bound < tail)
+        # A switch may add a record above the floor, so the error is a result like any other.
+        found = await self._read(once, lambda _, tail: bound < tail)
+        if isinstance(found, TrimmedError):
+            raise found
+        return found
 
     async def _unless_changed(self, reading: Coroutine[Any, Any, _FoundT]) -> _FoundT | None:
         """Return the result of a waiting read; None: the route changed first."""
@@ -383,6 +406,10 @@ class SegmentedLog(Log):
             last, segments = route.state.last, route.state.segments
             try:
                 found = await once(segments)
+            except NotReadyError:
+                if route.state.segments is segments:
+                    raise
+                continue  # a segment was freed
             except DataLossError as error:
                 tail = self._final_below(last, segments)
                 if error.seqnum is None or error.seqnum < tail:
@@ -429,6 +456,12 @@ class SegmentedLog(Log):
             return floor
         return await self._floor_from(segments, tag, floor)
 
+    async def _freed(self, segments: _Segments, tag: UserTag | None) -> TrimmedError:
+        """Return the error of a read below the first segment, which segments before it had raised
+        until they were freed.
+        """
+        return TrimmedError(await self._floor_from(segments, tag, segments[0].start))
+
     async def _floor_from(self, segments: _Segments, tag: UserTag | None, floor: SeqNum) -> SeqNum:
         """Return the floor of the log, or of a tag. All segments that end at or below `floor` are
         trimmed; the first segment with a record that is not trimmed has the result.
@@ -456,7 +489,12 @@ class SegmentedLog(Log):
         while True:
             await route.wait_until_open(deadline)
             last, segments = route.state.last, route.state.segments
-            answer = await once(segments, await self._local(segments[-1]))
+            try:
+                answer = await once(segments, await self._local(segments[-1]))
+            except (NotReadyError, AppendOutcomeUnknownError):
+                if route.state.segments is segments:
+                    raise
+                continue  # a segment was freed; to repeat a trim or a policy is harmless
             if route.is_open_since(last):
                 return answer
 
@@ -481,8 +519,8 @@ class SegmentedLog(Log):
         check_time(time)
 
         async def once(segments: _Segments, _: Log) -> SeqNum:
-            for number, segment in enumerate(segments):
-                if number and segment.time_floor >= time:
+            for segment in segments:
+                if segment.number != FIRST and segment.time_floor >= time:
                     return segment.start
                 local = await (await self._local(segment)).find_time(time)
                 if segment.local_end is None or local < segment.local_end:
@@ -534,10 +572,18 @@ class SegmentedLog(Log):
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """See `Log.set_aux`."""
         seqnum = check_bound(seqnum)
-        for segment in from_bound(self._route.state.segments, seqnum):
+
+        async def once(segments: _Segments) -> None:
+            if seqnum < segments[0].start:
+                raise await self._freed(segments, None)
+            segment = next(from_bound(segments, seqnum))
             log = await self._local(segment)
-            await log.set_aux(segment.local(seqnum), aux)
-            return
+            try:
+                await log.set_aux(segment.local(seqnum), aux)
+            except (TrimmedError, DataLossError) as error:
+                raise await self._translated(segments, None, segment, error) from error
+
+        await self._read(once, lambda _, tail: seqnum < tail)
 
 
 def _size_bytes(page: Sequence[Record]) -> int:

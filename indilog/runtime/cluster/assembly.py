@@ -252,17 +252,13 @@ async def wait_for_metalog(shell: NodeShell) -> None:
 
 
 def rank_of(logs: LocalLogs) -> int:
-    """Return the index of a compute node, from 0, among the compute nodes of the newest view that
-    it knows. If the node has left, the number of these compute nodes is returned.
-    """
+    """Return the index of a compute node in the newest view that it knows; last if it has left."""
     engines = logs.engine.placement.view.engines
     return engines.index(logs.node) if logs.node in engines else len(engines)
 
 
 def retention_of(logs: LocalLogs, config: Config) -> RetentionService:
-    """Return the service that enforces retention policies. The caller must start the service. It
-    enforces the policies while its compute node is the first one of the newest view.
-    """
+    """Return the service, not started, that enforces policies while its node is the first one."""
     logs.retention = RetentionService(
         logs, config.node, serves=lambda: rank_of(logs) == 0, routes=lambda: logs.routes
     )
@@ -314,12 +310,15 @@ async def kinds_served(
             created, kinds, config, platform_dir, is_new=is_new, is_shared=is_shared
         )
 
+    async def release(created: CreatedLog) -> None:
+        from indilog_cells.releasing import release_log
+
+        await release_log(created, kinds, config, platform_dir, is_shared=is_shared)
+
     kinds = LogKinds(
-        logs, logs.node,
-        view=lambda: logs.engine.placement.view,
-        open_logs=opened, requests=logs, config=config,
-        has_directory=platform_dir is not None,
-        serves=lambda: rank_of(logs) == 0,
+        logs, logs.node, view=lambda: logs.engine.placement.view,
+        open_logs=opened, requests=logs, release=release, config=config,
+        has_directory=platform_dir is not None, serves=lambda: rank_of(logs) == 0,
     )  # fmt: skip
     try:
         await kinds.start()

@@ -73,6 +73,10 @@ class SharedLogs(MemoryLogs):
         return None
 
 
+async def release_nothing(_created: CreatedLog) -> None:
+    raise AssertionError("no segment is freed")
+
+
 def kinds_over(
     opened: OpenedLogs,
     config: Config,
@@ -85,8 +89,8 @@ def kinds_over(
     return LogKinds(
         logs or SharedLogs(), nodes[0],
         view=lambda: cast("View", SimpleNamespace(engines=sorted(nodes))),
-        open_logs=opened.open, requests=cast("NodeRequests", SimpleNamespace()), config=config,
-        has_directory=True, serves=lambda: serves,
+        open_logs=opened.open, requests=cast("NodeRequests", SimpleNamespace()),
+        release=release_nothing, config=config, has_directory=True, serves=lambda: serves,
     )  # fmt: skip
 
 

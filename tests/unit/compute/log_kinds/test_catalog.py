@@ -108,6 +108,130 @@ async def test_layouts_of_version_1_are_those_of_the_first_segment() -> None:
     assert again.layout("one") == layout.filled(3)
 
 
+async def freed(catalog: ReplayedCatalog, log: str, count: int) -> bool:
+    """Free the oldest segments of a log, and trim what the record supersedes."""
+    state = catalog.logs[log]
+    left, gone = state.segments[count:], state.segments[:count]
+    done = await catalog.free(log, segments=left, unreleased=(*state.unreleased, *gone))
+    await catalog.shorten(log, [])
+    return done
+
+
+async def test_a_freed_log_is_the_same_for_nodes_that_read_earlier_records_and_for_others() -> None:
+    logs = MemoryLogs()
+    one, other = catalog_of(logs), catalog_of(logs, "engine-1")
+    await one.create("events", new_segment("one"))
+    await switched(one, "events", second := new_segment("two", "owned"))
+    await other.catch_up()
+    first_layout = layout_of(second)
+    assert await one.change_layout("two", first_layout, first_layout.filled(2))
+    await switched(one, "events", new_segment("three"))
+    assert await freed(one, "events", 1)
+    late = catalog_of(logs, "engine-2")
+    assert await one.change_layout("two", first_layout.filled(2), first_layout.filled(3))
+    for each in (other, late):
+        await each.catch_up()
+        expected = msgspec.structs.replace(
+            one.logs["events"], position=each.logs["events"].position
+        )
+        assert each.logs["events"] == expected
+        assert each.layout("one") == new_segment("one").layout, "its storage is not released"
+        assert each.layout("two") == first_layout.filled(3)
+        assert each.layout("three") == new_segment("three").layout
+        assert each.last == one.last, "each node has to follow, also that which freed"
+    assert [each.folder for each in late.logs["events"].segments] == ["two", "three"]
+    assert await late.change_layout("two", first_layout.filled(3), first_layout.filled(4))
+    await switched(late, "events", new_segment("four"))
+    await one.catch_up()
+    assert [each.folder for each in one.logs["events"].segments] == ["two", "three", "four"]
+    assert one.logs["events"].switches == 3
+
+
+async def test_layouts_of_released_segments_are_forgotten() -> None:
+    logs = MemoryLogs()
+    catalog, other = catalog_of(logs), catalog_of(logs, "engine-1")
+    await catalog.create("events", first := new_segment("one"))
+    await other.catch_up()
+    layout = layout_of(first)
+    assert await catalog.change_layout("one", layout, layout.filled(2))
+    await switched(catalog, "events", NewSegment(kind="shared"))
+    assert await freed(catalog, "events", 1)
+    await catalog.forget_layouts("one")
+    state = catalog.logs["events"]
+    assert await catalog.free("events", segments=state.segments, unreleased=())
+    await catalog.shorten("events", [])
+    assert not await other.change_layout("one", layout, layout.filled(3))
+    late = catalog_of(logs, "engine-2")
+    for each in (catalog, late):
+        await each.catch_up()
+        assert each._state.layouts == {}
+    assert len(await logs.log(CATALOG_LOG, Session()).read_range()) == 1
+
+
+async def test_of_a_switch_and_a_record_that_frees_the_first_is_recorded() -> None:
+    logs = MemoryLogs()
+    catalog, other = catalog_of(logs), catalog_of(logs, "engine-1")
+    await catalog.create("events", new_segment("one"))
+    await switched(catalog, "events", NewSegment(kind="shared"))
+    await other.catch_up()
+    last = other.logs["events"].last
+    assert await freed(catalog, "events", 1)
+    await other.close("events", last, new_segment("two"), tail=0)
+    assert other.logs["events"].switch is None
+    await other.close("events", other.logs["events"].last, new_segment("two"), tail=0)
+    assert not await freed(catalog, "events", 0) or catalog.logs["events"].switch is not None
+    assert catalog.logs["events"].switch is not None
+
+
+async def test_announcements_that_are_needed_are_kept() -> None:
+    logs = MemoryLogs()
+    catalogs = [catalog_of(logs, f"engine-{n}") for n in range(3)]
+    await catalogs[0].create("events", new_segment("one"))
+    for _ in range(2):
+        for each in (2, 1, 1):
+            await catalogs[each].announce(0)
+    await switched(catalogs[0], "events", NewSegment(kind="shared"))
+    await catalogs[0].free("events", segments=catalogs[0].logs["events"].segments, unreleased=())
+    nodes = [NodeId("engine-1"), NodeId("engine-2")]
+    await catalogs[0].shorten("events", nodes)
+    late = catalog_of(logs, "engine-3")
+    await late.catch_up()
+    assert all(late.has_followed(node, 0) for node in nodes)
+    assert late.reads_freed(nodes)
+    assert not late.reads_freed([*nodes, NodeId("engine-4")])
+    announcements = await logs.log(CATALOG_LOG, Session()).read_range("$followed", bound=4)
+    assert len(announcements) == 3, "the last one of engine-2, and those after it"
+
+
+async def test_the_record_of_a_freed_log_is_rewritten_for_other_places() -> None:
+    logs = MemoryLogs()
+    catalog = catalog_of(logs)
+    await catalog.create("events", new_segment("one"))
+    await switched(catalog, "events", second := new_segment("two"))
+    assert await catalog.change_layout("two", layout_of(second), layout_of(second).filled(5))
+    await switched(catalog, "events", NewSegment(kind="object-store", place="/a", folder="three"))
+    assert await freed(catalog, "events", 1)
+    moved = MovedCatalog(
+        {
+            "two": new_segment("new two"),
+            "three": NewSegment(kind="object-store", place="/b", folder="new three"),
+        }
+    )
+    rewritten = LogCatalogState(NodeId(""), lambda _: None)
+    for record in await logs.log(CATALOG_LOG, Session()).read_range():
+        data = moved.rewritten(record.data)
+        assert b"one" not in data.replace(b"none", b"")
+        rewritten.take(Record(record.seqnum, record.names, data, 0.0, 0.0), 0)
+    state = rewritten.logs["events"]
+    assert [(each.place, each.folder) for each in state.segments] == [
+        ("", "new two"), ("/b", "new three"),
+    ]  # fmt: skip
+    assert state.unreleased == ()
+    assert {folder: each.layout for folder, each in rewritten.layouts.items()} == {
+        "new two": layout_of(new_segment("new two"))
+    }
+
+
 async def test_the_records_of_a_catalog_are_rewritten_for_other_places() -> None:
     logs = MemoryLogs()
     catalog = catalog_of(logs)
