@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from indilog.base.ids import NodeId, log_tag, names_match, pack_tags
+from indilog.base.ids import NodeId, SeqNum, log_tag, names_match, pack_tags, tag_hash
 from indilog.base.log import Record
 from indilog.base.log_kinds import SHARED
 from indilog.kernel.cell_layout import CellLayout
+from indilog.kernel.floors import Trimmed
 from indilog.kernel.records import HEADER_BYTES, RecordBatch, batch_header
 from indilog_compute.log_kinds.catalog_records import CATALOG_LOG, LogCatalogState, MovedCatalog
 from indilog_compute.log_kinds.segments import LogSegment
@@ -64,6 +65,18 @@ class StoredCatalog:
             if state.switch is not None and state.switch.kind != SHARED:
                 following = state.switch.segment(name, bridge=0)
                 yield OtherSegment(name, following, self._layout(following), is_begun=False)
+
+    def freed_since(self, floors: Trimmed, tail: SeqNum) -> str | None:
+        """Return a log whose segments were freed after the catalog was taken; None: there is none.
+
+        Args:
+            floors: floors that were read later.
+            tail: all records of the catalog are below.
+        """
+        for name in sorted(self._state.logs):
+            if floors.tags.of(tag_hash(CATALOG_LOG, name)) >= tail:
+                return name
+        return None
 
     def _layout(self, segment: LogSegment) -> CellLayout | None:
         found = self._state.layouts.get(segment.folder)

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from indilog.base.errors import ConfigError, DataDirectoryError, DataLossError
+from indilog.base.errors import ConfigError, DataDirectoryError, DataLossError, NotReadyError
 from indilog.base.ids import Epoch, SeqNum
 from indilog.kernel.records import batch_header
 from indilog.runtime.journal.directory_lock import lock_directory
@@ -85,7 +85,8 @@ def create(
         ConfigError: `destination` holds something else, or a backup of another platform.
         DataDirectoryError: `data` is no data directory; or a file of the backup is damaged.
         DataLossError: records that are not trimmed cannot be read from any replica.
-        NotReadyError: a running platform moves files faster than they are read.
+        NotReadyError: a running platform moves files faster than they are read, or freed segments
+            of a switched log meanwhile.
     """
     image = LogImage.read(data)
     try:
@@ -129,10 +130,15 @@ def _create(
             kept += batch.records
             epoch = max(epoch, _epoch_of(batch))
             catalog.take(batch)
-    with closing(SegmentCopies(image.directory, destination)) as copies:
-        segments = [copies.stored(*each) for each in enumerate(catalog.segments())]
+    try:
+        with closing(SegmentCopies(image.directory, destination)) as copies:
+            segments = [copies.stored(*each) for each in enumerate(catalog.segments())]
+    except DataLossError:
+        _refuse_freed(catalog, LogImage.read(image.directory), plan.tail)
+        raise
     last = LogImage.read(image.directory)
     _refuse_loss(last, plan.tail)
+    _refuse_freed(catalog, last, plan.tail)
     manifest = Manifest(
         digest_of(destination / PLAN_FILE),
         order,
@@ -251,6 +257,17 @@ def _refuse_loss(image: LogImage, tail: SeqNum) -> None:
         raise DataLossError(
             f"The records with seqnums {start} to {end - 1} are lost, so there can be no whole "
             "backup. If a replica is being repaired, wait for it, or trim them."
+        )
+
+
+def _refuse_freed(catalog: StoredCatalog, image: LogImage, tail: SeqNum) -> None:
+    """Refuse a backup whose catalog names segments that were freed since: their cells may be
+    deleted, and the records of the catalog trimmed.
+    """
+    if (log := catalog.freed_since(image.floors, tail)) is not None:
+        raise NotReadyError(
+            f"Old segments of log {log}, which was trimmed, were freed while the backup was made. "
+            "Make a new backup in another directory."
         )
 
 

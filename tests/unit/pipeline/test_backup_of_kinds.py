@@ -26,6 +26,7 @@ from indilog.base.log_kinds import LogKind
 from indilog.client import Client
 from indilog.config import KIB, ClusterConfig, Config, node_config
 from indilog_compute.log_kinds.catalog import ReplayedCatalog
+from indilog_compute.log_kinds.kinds import LogKinds
 from indilog_pipeline.backup.create import CreatedBackup, create
 from indilog_pipeline.backup.files import verify
 from indilog_pipeline.backup.restore import restore
@@ -82,6 +83,19 @@ async def content(client: Client) -> dict[str, object]:
     return found
 
 
+def freeing_in(monkeypatch: pytest.MonkeyPatch) -> list[LogKinds]:
+    """Return a list that gets the kinds of each compute node that starts."""
+    found: list[LogKinds] = []
+    start = LogKinds.start
+
+    async def noted(self: LogKinds) -> None:
+        found.append(self)
+        await start(self)
+
+    monkeypatch.setattr(LogKinds, "start", noted)
+    return found
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the directory `data` of a platform with logs of all kinds, and `backup`."""
@@ -102,10 +116,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             await client.switch_log("switched", kind)
             await fill(switched, (number + 1) * RECORDS)
         await switched.trim((await switched.read_range(limit=RECORDS + 4))[-1].seqnum)
+        await nodes[-1]._free_once()
         return await content(client)
 
     config = config_in(folder / "data", storage_nodes=3, replicas=2)
-    expected = on(config, use)
+    with pytest.MonkeyPatch.context() as patch:
+        nodes = freeing_in(patch)
+        expected = on(config, use)
     assert len(expected) == 3 * (len(OTHER_KINDS) + 3)
     create(folder / "data", folder / "backup")
     assert on(config, content) == expected, "a backup changes nothing"
@@ -264,6 +281,77 @@ def test_the_new_kind_of_a_log_whose_switch_ends_after_the_position_is_empty(
         assert [r.data for r in await log.read_range()][RECORDS:] == [b"new"]
 
     on(config, use)
+
+
+def records_of(found: dict[str, object]) -> dict[str, object]:
+    """Return the floors and records of a `content`, without tails: those of `shared` logs differ
+    after a restore.
+    """
+    return {name: value for name, value in found.items() if " " in name}
+
+
+@pytest.mark.parametrize("last", ["shared", "owned"])
+def test_a_log_with_freed_segments_is_restored_as_it_is(
+    tmp_path: Path, last: LogKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = freeing_in(monkeypatch)
+
+    async def use(client: Client) -> dict[str, object]:
+        log = client.log("events")
+        for number, kind in enumerate(("owned", "object-store", "order-first", last)):
+            await client.switch_log("events", kind)
+            await fill(log, number * RECORDS)
+        await log.trim((await log.read_range())[RECORDS * 2 + 4].seqnum)
+        await log.set_retention(size_bytes=1 << 30)
+        await nodes[-1]._free_once()
+        await fill(log, 4 * RECORDS)
+        assert len(nodes[-1]._catalog.logs["events"].segments) == 2
+        return await content(client)
+
+    expected = on(config_in(tmp_path / "data", storage_nodes=3, replicas=2), use)
+    assert create(tmp_path / "data", tmp_path / "backup").segments == 1 + (last != "shared")
+    config = config_in(tmp_path / "new", storage_nodes=2)
+    restored(tmp_path / "backup", config)
+    assert records_of(on(config, content)) == records_of(expected)
+
+    async def go_on(client: Client) -> None:
+        log = client.log("events")
+        tail = await log.tail()
+        await log.append(b"new")
+        await client.switch_log("events", "object-store")
+        await log.trim(tail + 1)
+        await nodes[-1]._free_once()
+        assert await log.append(b"last") == tail + 1
+        with pytest.raises(TrimmedError):
+            await log.read(tail)
+
+    if last != "shared":  # its seqnums are dense
+        on(config, go_on)
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_a_backup_during_which_segments_are_freed_says_so(
+    tmp_path: Path, kind: LogKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = freeing_in(monkeypatch)
+
+    async def prepare(client: Client) -> None:
+        await client.create_log("events", kind)
+        await fill(client.log("events"), 0)
+        await client.switch_log("events", "shared")
+        await client.log("events").append(b"x")
+
+    async def meanwhile(client: Client) -> None:
+        await client.log("events").trim(RECORDS)
+        await nodes[-1]._free_once()
+
+    with pytest.raises(NotReadyError, match="Old segments of log events"):
+        during(config_in(tmp_path / "data"), tmp_path / "backup", prepare, meanwhile)
+    create(tmp_path / "data", tmp_path / "second")
+    config = config_in(tmp_path / "new")
+    restored(tmp_path / "second", config)
+    expected = on(config_in(tmp_path / "data"), content)
+    assert records_of(on(config, content)) == records_of(expected)
 
 
 # --- places
