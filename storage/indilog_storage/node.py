@@ -62,14 +62,7 @@ from indilog.roles.role import (
     TermBegun,
 )
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
-from indilog.wire.cell_messages import (
-    CellKeysWanted,
-    CellsDrop,
-    CellsSeal,
-    CellsTrim,
-    CellWanted,
-    CellWrite,
-)
+from indilog.wire.cell_messages import CellQuestion
 from indilog.wire.messages import (
     AppendBatch,
     AuxSet,
@@ -409,14 +402,7 @@ class StorageNode:
                 ReadRecords() | IndexDataWanted() | TimeLookup() | PlacesLookup() | AuxSet()
             ) as message:
                 return [*self._heartbeat.inform(event), *self._on_reader(event, message, now)]
-            case (
-                CellWrite()
-                | CellWanted()
-                | CellsTrim()
-                | CellKeysWanted()
-                | CellsSeal()
-                | CellsDrop() as message
-            ):
+            case message if isinstance(message, CellQuestion):
                 room = self._appends.room is None
                 return [serve_cells(event, message, self._view.engines, has_room=room)]
             case TermIs(term, primary):
