@@ -63,6 +63,7 @@ SHELLS = (
     "compute/indilog_compute/workers",
     "compute/indilog_compute/log_kinds/following_log.py",
     "compute/indilog_compute/log_kinds/kinds.py",
+    "compute/indilog_compute/log_kinds/opened_segment.py",
     "compute/indilog_compute/log_kinds/route.py",
     "compute/indilog_compute/log_kinds/segmented_log.py",
     "compute/indilog_compute/log_service.py",
