@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import structlog
@@ -630,7 +631,7 @@ class CellDriver:
         infos = noted.generations
         live = infos[0].start if infos else noted.position
         starts = [start for start in await self._cells.generations() if start < live]
-        for start, end in zip(starts, [*starts[1:], live], strict=True):
+        for start, end in pairwise([*starts, live]):
             await self._cells.trim(start, end)
             await self._cells.drop_generation(start)
 

@@ -14,6 +14,7 @@ exists.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import shutil
@@ -38,7 +39,9 @@ class ObjectStore(Protocol):
     """Objects by name. Every method raises `CellsError` if the store cannot be reached."""
 
     async def create(self, name: str, content: bytes) -> bool:
-        """Write an object durably unless it exists; return whether it was written."""
+        """Write an object durably unless it exists; return whether it was written. The first object
+        of a log is directly in the log's folder, all others but this one are in folders in it.
+        """
 
     async def replace(self, name: str, content: bytes) -> None:
         """Write an object durably, replacing an existing one."""
@@ -122,10 +125,17 @@ class DirectoryStore:
 
     def _written(self, path: Path, content: bytes) -> Path:
         """Return a synced temporary file with `content` in the directory of `path`."""
-        new = [folder for folder in path.parents if not folder.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for folder in new:
-            _sync_directory(folder.parent)
+        below = path.relative_to(self._directory).parts[:-1]
+        if len(below) > 1:
+            self._check_log(path)
+        folder = self._directory
+        if len(below) == 1:
+            folder.mkdir(parents=True, exist_ok=True)
+        for part in below:
+            folder /= part
+            if not folder.exists():
+                folder.mkdir(exist_ok=True)
+                _sync_directory(folder.parent)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with temporary.open("xb") as file:
             file.write(content)
@@ -134,15 +144,31 @@ class DirectoryStore:
         return temporary
 
     def _get(self, name: str) -> bytes | None:
+        path = self._directory / name
         try:
-            return (self._directory / name).read_bytes()
+            return path.read_bytes()
         except FileNotFoundError:
+            self._check_log(path)
             return None
+
+    def _check_log(self, path: Path) -> None:
+        """Check that the folder of the log exists, if `path` is in a folder of that folder. A log
+        whose folder is absent is not empty: its place is not mounted, or the log was deleted.
+
+        Raises:
+            OSError: the folder does not exist.
+        """
+        log, *rest = path.relative_to(self._directory).parts
+        if len(rest) > 1 and not (self._directory / log).is_dir():
+            raise OSError(
+                errno.ENOENT, "the folder of the log is absent", str(self._directory / log)
+            )
 
     def _names(self, folder: str) -> list[str]:
         try:
             found = [path.name for path in (self._directory / folder).iterdir()]
         except FileNotFoundError:
+            self._check_log(self._directory / folder / "any")
             return []
         return sorted(name for name in found if not name.startswith("."))
 

@@ -11,6 +11,7 @@ import pytest
 
 import indilog
 from indilog.base.errors import (
+    AppendOutcomeUnknownError,
     ConfigError,
     DataLossError,
     InvalidTagError,
@@ -180,6 +181,28 @@ async def test_logs_are_kept_in_a_bucket(tmp_path: Path) -> None:
         assert not (tmp_path / "objects").exists()
         async with indilog.open(tmp_path) as client:  # the place is in the catalog
             assert data_of(await all_of(client.log("events"), "t")) == [b"x"]
+
+
+async def test_a_place_that_is_lost_while_the_log_is_open_takes_no_append(tmp_path: Path) -> None:
+    place, away = tmp_path / "data/objects", tmp_path / "away"
+    async with indilog.open(
+        tmp_path / "data", configured(tmp_path / "data", append_timeout_s=1)
+    ) as client:
+        await client.create_log("events", kind="object-store")
+        log = client.log("events")
+        assert await log.append(b"0") == 0
+        place.rename(away)
+        place.mkdir()
+        with pytest.raises((AppendOutcomeUnknownError, NotReadyError)):
+            await log.append(b"1")
+        assert not list(place.iterdir()), "nothing is written elsewhere"
+        place.rmdir()
+        away.rename(place)
+        last = await log.append(b"2")
+    async with indilog.open(tmp_path / "data") as client:
+        found = data_of(await all_of(client.log("events")))
+        assert found in ([b"0", b"1", b"2"], [b"0", b"2"])
+        assert found[last] == b"2"
 
 
 async def test_a_log_whose_place_is_absent_is_not_created_again(tmp_path: Path) -> None:

@@ -275,6 +275,16 @@ async def test_an_ended_log_refuses_appends_of_every_process(tmp_path: Path) -> 
             await logs.log("events").append(b"late")
 
 
+async def test_nothing_is_freed_of_a_log_that_was_never_trimmed(tmp_path: Path) -> None:
+    async with opened(DirectoryStore(tmp_path)) as (logs, cells):
+        log = logs.log("events")
+        for number in range(12):
+            await log.append(b"%d" % number)
+        assert await cells.generations()
+        await logs.driver._collect()
+        assert [record.seqnum for record in await log.read_range()] == list(range(12))
+
+
 async def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log/LOG").write_text(

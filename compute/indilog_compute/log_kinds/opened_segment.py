@@ -62,25 +62,36 @@ class OpenedSegment:
     def __init__(self, created: CreatedLog, open_logs: OpenLogs) -> None:
         self.created = created
         self._open_logs = open_logs
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
+        """The newest attempt to open the logspace."""
         self._stack = AsyncExitStack()
         self._logs: OtherLogs | None = None
         self._is_closed = False
 
     async def logs(self) -> OtherLogs:
-        """Return the logspace, after opening it if necessary.
+        """Return the logspace, after opening it if necessary. Concurrent callers share one attempt,
+        so each of them waits for at most one.
 
         Raises:
             NotReadyError: the store does not answer, or the segment is closed here.
         """
         if self._logs is None:
-            async with self._opening:
-                if self._is_closed:
-                    raise freed_error(self.created.log)
-                if self._logs is None:
-                    opening = self._open_logs(self.created, is_new=False)
-                    self._logs = await self._stack.enter_async_context(opening)
+            if self._is_closed:
+                raise freed_error(self.created.log)
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.get_running_loop().create_task(self._open())
+                self._opening.add_done_callback(_retrieved)
+            opening = self._opening
+            await asyncio.wait([opening])  # if this caller is cancelled, the attempt goes on
+            if opening.cancelled():
+                raise freed_error(self.created.log)
+            opening.result()
+            assert self._logs is not None, "the attempt succeeded"
         return self._logs
+
+    async def _open(self) -> None:
+        opening = self._open_logs(self.created, is_new=False)
+        self._logs = await self._stack.enter_async_context(opening)
 
     async def log(self) -> Log:
         """Return the log, with a new session. It needs none of its caller's: reads of such a log
@@ -112,8 +123,16 @@ class OpenedSegment:
     async def close(self) -> None:
         """Close the logspace, if it is open. It is not opened again."""
         self._is_closed = True
-        async with self._opening:
-            await self._stack.aclose()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        await self._stack.aclose()
+
+
+def _retrieved(opening: asyncio.Task[None]) -> None:
+    """Mark the error of an attempt as seen, also if all callers were cancelled."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def freed_error(log: str) -> NotReadyError:

@@ -50,7 +50,7 @@ def catalog_router(kinds: LogKinds) -> APIRouter:
         info = await kinds.create(given.log, given.kind)
         return _json(msgspec.to_builtins(info), HTTPStatus.CREATED)
 
-    @router.post("/{log}/switch", openapi_extra=_body(KindIn))
+    @router.post("/{log:path}/switch", openapi_extra=_body(KindIn))
     async def switch(log: str, request: Request) -> Response:
         """Continue a log as one of another kind, while it is used."""
         body = await body_of(request, SMALL_BYTES_MAX)
