@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from indilog.kernel.records import RecordBatch
 from indilog_pipeline.log_image import NO_FILE, LogImage
 from tests.cluster.faults.test_log_image import records_in
 from tests.nemesis.load.log_load import LOG
@@ -67,7 +70,8 @@ def _known(operations: Sequence[Operation]) -> frozenset[int]:
 def judged_disks(directory: Path, scan: Sequence[Seen]) -> Iterator[str]:
     """Yield what the disks of a stopped cluster have otherwise than a scan of the log.
 
-    Every batch has all its copies again.
+    Every batch has all its copies again, unless all its records are trimmed: each replica discards
+    such a batch when it rewrites the segment file.
     """
     image = LogImage.read(directory)
     found = records_in(image, LOG)
@@ -77,6 +81,23 @@ def judged_disks(directory: Path, scan: Sequence[Seen]) -> Iterator[str]:
     if len(image.lost):
         yield f"disks: seqnums {image.lost[:5].tolist()} are lost on all disks"
     copies = (image.batches.files != NO_FILE).sum(axis=1)
-    if len(few := image.batches.seqnums[copies < REPLICAS]):
-        what = f"{len(few)} batches have fewer than {REPLICAS} copies, from seqnum {few[0]}"
+    few = [row for row in np.flatnonzero(copies < REPLICAS).tolist() if not _is_dead(image, row)]
+    if few:
+        first = image.batches.seqnums[few[0]]
+        what = f"{len(few)} batches have fewer than {REPLICAS} copies, from seqnum {first}"
         yield f"copies: {what} of {image.tail}"
+
+
+def _is_dead(image: LogImage, row: int) -> bool:
+    """Return whether all records of a batch are trimmed."""
+    places = image.batches
+    files, offsets = places.files[row], places.offsets[row]
+    replica = int(np.flatnonzero(files != NO_FILE)[0])
+    path = image.files[files[replica]]
+    assert isinstance(path, Path), "the nemesis has no cold storage"
+    start = int(offsets[replica])
+    with path.open("rb") as file:
+        file.seek(start)
+        payload = file.read(int(places.lengths[row][replica]))
+    dead = image.floors.dead(int(places.seqnums[row]), *RecordBatch(payload).tag_columns())
+    return bool(dead.all())

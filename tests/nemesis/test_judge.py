@@ -145,6 +145,17 @@ async def test_disks_that_differ_from_the_scan_or_lack_copies_are_found(tmp_path
     assert "2 records differ" in differs
 
 
+@pytest.mark.asyncio
+async def test_a_trimmed_batch_may_have_fewer_copies(tmp_path: Path) -> None:
+    config = Config(node=node_config(segment_bytes=8 * 1024 * 1024))
+    async with indilog.client.open(tmp_path / "data", config) as client:
+        for n in range(3):
+            await client.log(LOG).append(b"%d" % n)
+        await client.log(LOG).trim(2)
+    [copies] = judged_disks(tmp_path / "data", [Seen(2, b"2", ())])
+    assert "1 batches have fewer than 3 copies, from seqnum 2" in copies
+
+
 # --- transactions
 
 
