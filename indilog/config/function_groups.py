@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from indilog.base.errors import ConfigError
 from indilog.base.loopback import is_loopback
 from indilog.config.group import KIB, MIB, SettingsGroup, names_listed
+
+_WORKER_MEMORY_BYTES_MIN: Final = 128 * MIB
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,9 +138,10 @@ class FunctionsConfig(SettingsGroup):
     `PATH`, `HOME` and others that a process needs. Use it for secrets.
     """
     worker_memory_bytes_max: int = 0
-    """Bytes of memory that one worker process may allocate, besides the stacks of its threads; 0:
-    no limit. A call that needs more fails with `MemoryError`. Without a limit, it may use up the
-    machine's memory.
+    """Bytes of memory that one worker process may allocate for all its applications, besides the
+    stacks of its threads; 0: no limit. The smallest limit is 128 MiB, of which the worker needs
+    half. A call that needs more fails with `MemoryError`. If more than half stays in use after the
+    call, the worker is replaced. Without a limit, a worker may use up the machine's memory.
     """
     worker_calls_max: int = 256
     """Calls that one worker process runs concurrently; further calls wait."""
@@ -195,6 +198,11 @@ class FunctionsConfig(SettingsGroup):
     def __post_init__(self) -> None:
         """Check that the numbers of workers fit together."""
         super().__post_init__()
+        if 0 < self.worker_memory_bytes_max < _WORKER_MEMORY_BYTES_MIN:
+            raise ConfigError(
+                f"worker_memory_bytes_max is 0, or at least {_WORKER_MEMORY_BYTES_MIN:,}, not "
+                f"{self.worker_memory_bytes_max:,}."
+            )
         if self.workers_max and not 1 <= self.workers <= self.workers_max:
             raise ConfigError(
                 f"workers is 1 to workers_max ({self.workers_max}), not {self.workers}; leave out "

@@ -38,6 +38,7 @@ from indilog.link.worker_messages import (
     Invoke,
     Load,
     Loaded,
+    MemoryUsedUp,
     Ping,
     Ready,
     RunServices,
@@ -604,7 +605,7 @@ ClientQuestion: TypeAlias = (
 """All messages that a client may send. Each list in these messages has a limit. The decoder checks
 the limit before it decodes the items, so the limits bound the time to decode a message.
 """
-Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesChanged
+Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | MemoryUsedUp | ServicesChanged
 LogAnswer: TypeAlias = (
     Appended | RecordsFound | TailFound | PlacesAre | ShardFound | TimeIs | RetentionFound | Done
 )  # fmt: skip

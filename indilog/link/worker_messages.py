@@ -37,6 +37,15 @@ class ThreadsLeft(LinkStruct, frozen=True):
     count: int
 
 
+class MemoryUsedUp(LinkStruct, frozen=True):
+    """worker → compute node: a call failed for lack of memory, and most of the memory that the
+    worker may have is in use although the call has ended. The node replaces the worker.
+
+    Lost: the worker has crashed.
+    Repeated: harmless.
+    """
+
+
 class Invoke(LinkStruct, frozen=True):
     """compute node → worker: run a function or operation of a loaded deployment; answered by
     `Returned`.

@@ -76,6 +76,7 @@ class InProcessWorker:
         self.claims = claims
         self.deployments: set[int] = set()
         self.threads_left = 0
+        self.is_memory_used_up = False
         self.services: tuple[ServiceState, ...] = ()
         self.last_place: str | None = None
         self.was_ended_by_others = False
@@ -152,7 +153,7 @@ class InProcessWorkers:
         functions: FunctionsConfig,  # noqa: ARG002 - output, environment and memory are this process's
         serve: Serve,
         on_lost: Callable[[Worker], None],
-        on_threads_left: Callable[[Worker], None] = lambda _: None,
+        on_report: Callable[[Worker], None] = lambda _: None,
     ) -> InProcessWorker:
         """Return a new worker: a `StartWorker`.
 
@@ -176,7 +177,7 @@ class InProcessWorkers:
         worker = InProcessWorker(index, claims, runner)
 
         def served(_link: Link, call: int, message: Question | Greeting) -> None:
-            handle_message(worker, call, message, serve, on_threads_left)
+            handle_message(worker, call, message, serve, on_report)
 
         def lost(_link: Link) -> None:
             worker.replace()

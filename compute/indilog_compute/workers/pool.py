@@ -183,7 +183,7 @@ class WorkerPool:
                 functions=self._node.functions,
                 serve=self._serve,
                 on_lost=self._lost,
-                on_threads_left=self._threads_left,
+                on_report=self._on_report,
             )
         except OSError as error:
             structlog.get_logger().error("worker not started", worker=index, reason=str(error))
@@ -237,18 +237,24 @@ class WorkerPool:
             del self._up[worker.index]
         self._on_lost(worker)
 
-    def _threads_left(self, worker: Worker) -> None:
-        if worker.threads_left > 0:
+    def _on_report(self, worker: Worker) -> None:
+        if worker.is_memory_used_up:
+            self._replace(worker, "its functions use up worker_memory_bytes_max")
+        elif worker.threads_left > 0:
             asyncio.get_running_loop().call_later(
                 self._node.functions.worker_stop_s, self._replace_if_stuck, worker
             )
 
     def _replace_if_stuck(self, worker: Worker) -> None:
+        if worker.threads_left > 0:
+            self._replace(worker, "threads of sync functions do not end")
+
+    def _replace(self, worker: Worker, reason: str) -> None:
         is_up = self._up.get(worker.index) is worker
-        if worker.threads_left == 0 or not is_up or worker.index in self._draining:
+        if not is_up or worker.index in self._draining:
             return
         structlog.get_logger().warning(
-            "worker replaced: threads of sync functions do not end",
+            f"worker replaced: {reason}",
             worker=worker.index,
             pid=worker.pid,
             threads=worker.threads_left,

@@ -25,7 +25,7 @@ from indilog.base.deployed import ServiceState
 from indilog.config.function_groups import FunctionsConfig
 from indilog.link.link import Link, SocketLink
 from indilog.link.link_messages import LINK_VERSION, Greeting, Limits, Question, Welcome
-from indilog.link.worker_messages import Ready, ServicesChanged, ThreadsLeft
+from indilog.link.worker_messages import MemoryUsedUp, Ready, ServicesChanged, ThreadsLeft
 from indilog.runtime.descriptors import given_limit
 from indilog_compute.workers.claims import NodeClaims, claims_memory
 from indilog_compute.workers.crash_location import read_crash_location
@@ -60,6 +60,7 @@ class Worker(Protocol):
         deployments: numbers of the deployments that the worker has loaded.
         threads_left: number of threads of the worker that still run although their calls have
             ended.
+        is_memory_used_up: whether calls fail because little memory is left (`MemoryUsedUp`).
         services: the state of the worker's services.
         last_place: after the end of the worker, the line of deployed code at which it crashed;
             None: the line is not known.
@@ -72,6 +73,7 @@ class Worker(Protocol):
     claims: NodeClaims
     deployments: set[int]
     threads_left: int
+    is_memory_used_up: bool
     services: tuple[ServiceState, ...]
     last_place: str | None
     was_ended_by_others: bool
@@ -117,7 +119,7 @@ def handle_message(
     call: int,
     message: Question | Greeting,
     serve: Serve,
-    on_threads_left: Callable[[Worker], None],
+    on_report: Callable[[Worker], None],
 ) -> None:
     """Note the state that a worker reports; pass its other messages to `serve`."""
     match message:
@@ -125,7 +127,10 @@ def handle_message(
             worker.services = message.services
         case ThreadsLeft():
             worker.threads_left = message.count
-            on_threads_left(worker)
+            on_report(worker)
+        case MemoryUsedUp():
+            worker.is_memory_used_up = True
+            on_report(worker)
         case _:
             serve(worker, call, message)
 
@@ -143,7 +148,7 @@ class StartWorker(Protocol):
         functions: FunctionsConfig,
         serve: Serve,
         on_lost: Callable[[Worker], None],
-        on_threads_left: Callable[[Worker], None] = ...,
+        on_report: Callable[[Worker], None] = ...,
     ) -> Worker:
         """Return a new worker.
 
@@ -155,7 +160,7 @@ class StartWorker(Protocol):
             functions: settings of workers: memory, logged output, environment variables.
             serve: gets the questions of the worker.
             on_lost: called when the link of the worker is lost, before its calls fail.
-            on_threads_left: called when `threads_left` changes.
+            on_report: called when `threads_left` or `is_memory_used_up` changes.
 
         Raises:
             OSError: the worker cannot be started.
@@ -180,6 +185,7 @@ class WorkerProcess:
         self.link = link
         self.claims = claims
         self.threads_left = 0
+        self.is_memory_used_up = False
         self.services: tuple[ServiceState, ...] = ()
         self.deployments: set[int] = set()
         self.last_place: str | None = None
@@ -316,7 +322,7 @@ async def start(
     functions: FunctionsConfig,
     serve: Serve,
     on_lost: Callable[[Worker], None],
-    on_threads_left: Callable[[Worker], None] = lambda _: None,
+    on_report: Callable[[Worker], None] = lambda _: None,
 ) -> WorkerProcess:
     """Start a worker process; see `StartWorker` for the arguments.
 
@@ -341,7 +347,7 @@ async def start(
             assert message.version == LINK_VERSION, "a worker runs the same code"
             ready.set()
         else:
-            handle_message(worker, call, message, serve, on_threads_left)
+            handle_message(worker, call, message, serve, on_report)
 
     def lost(_link: Link) -> None:
         worker.lost()

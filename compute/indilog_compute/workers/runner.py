@@ -58,6 +58,7 @@ from indilog.link.worker_messages import (
     CheckArguments,
     Invoke,
     Load,
+    MemoryUsedUp,
     Ping,
     RunServices,
     ServicesChanged,
@@ -95,7 +96,8 @@ class WorkerRunner:
             sync function is refused.
         claims: shows the compute node which calls have begun.
         around_import: returns a context manager; each import of deployed code runs inside it.
-        on_thread: called in each new thread of sync functions.
+        on_thread: called before each new thread of sync functions begins.
+        is_memory_used_up: tells whether most of the memory is in use that this process may have.
         load: imports deployed sources, as `indilog_compute.workers.loader.load` does.
         scope: the `Log.scope` of the logs that functions get (`RemoteLogs`).
     """
@@ -107,11 +109,13 @@ class WorkerRunner:
         threads_max: int,
         claims: WorkerClaims,
         around_import: Callable[[], AbstractContextManager[None]] = nullcontext,
-        on_thread: Callable[[], None] | None = None,
+        on_thread: Callable[[], None] = lambda: None,
+        is_memory_used_up: Callable[[], bool] = lambda: False,
         load: LoadSources = load,
         scope: object | None = None,
     ) -> None:
         self._scope = scope
+        self._is_memory_used_up = is_memory_used_up
         self._load_sources = load
         self._around_import = around_import
         self._directory = directory
@@ -192,7 +196,11 @@ class WorkerRunner:
     def _threads_left(self, count: int) -> None:
         self._report(ThreadsLeft(count))
 
-    def _report(self, greeting: ThreadsLeft | ServicesChanged) -> None:
+    def _check_memory(self) -> None:
+        if self._is_memory_used_up():
+            self._report(MemoryUsedUp())
+
+    def _report(self, greeting: ThreadsLeft | MemoryUsedUp | ServicesChanged) -> None:
         if self._link is not None:
             self._link.tell(greeting)
 
@@ -265,6 +273,8 @@ class WorkerRunner:
                     raise
                 if is_operation_name(function.name) and isinstance(error, IndilogError):
                     return failed(error, session.position)
+                if isinstance(error, MemoryError):  # checked when the call has ended
+                    asyncio.get_running_loop().call_soon(self._check_memory)
                 return failed(_error_for_caller(loaded, function, error), session.position)
             finally:
                 context.end()

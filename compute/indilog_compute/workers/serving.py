@@ -59,6 +59,7 @@ from indilog.link.worker_messages import (
     CheckArguments,
     Invoke,
     Load,
+    MemoryUsedUp,
     Ping,
     Ready,
     RunServices,
@@ -278,6 +279,7 @@ class LinkServer:
                 Welcome()
                 | Ready()
                 | ThreadsLeft()
+                | MemoryUsedUp()
                 | ServicesChanged()
                 | RunServices()
                 | Invoke()

@@ -21,7 +21,7 @@ class FunctionThreads:
         threads_max: largest number of running threads, including threads that are left; a further
             call is refused.
         on_left: called with the number of threads that are left when this number changes.
-        on_thread: called in each new thread.
+        on_thread: called before each new thread begins.
 
     Attributes:
         used: number of running threads.
@@ -32,13 +32,14 @@ class FunctionThreads:
         self,
         threads_max: int,
         on_left: Callable[[int], None],
-        on_thread: Callable[[], None] | None = None,
+        on_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self._threads_max = threads_max
         self._on_left = on_left
-        self._threads = ThreadPoolExecutor(
-            threads_max, thread_name_prefix="function", initializer=on_thread
-        )
+        self._on_thread = on_thread
+        self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="function")
+        self._most = 0
+        """The largest number of threads that ran at once; no more were begun."""
         self.used = 0
         self.left = 0
 
@@ -59,8 +60,11 @@ class FunctionThreads:
         """
         assert self.used < self._threads_max, "`check_room` was called first"
         loop = asyncio.get_running_loop()
-        running = self._threads.submit(body)
         self.used += 1
+        if self.used > self._most:
+            self._most = self.used
+            self._on_thread()
+        running = self._threads.submit(body)
         over = loop.create_future()
         running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, over))
         try:

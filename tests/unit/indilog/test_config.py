@@ -233,6 +233,13 @@ def test_the_most_workers_are_those_of_workers_unless_there_is_a_greater_limit()
             node_config(workers=workers, workers_max=4)
 
 
+def test_a_limit_of_memory_leaves_room_for_the_worker_itself() -> None:
+    assert node_config().functions.worker_memory_bytes_max == 0
+    with pytest.raises(ConfigError, match="worker_memory_bytes_max is 0, or at least 134,217,728"):
+        node_config(worker_memory_bytes_max=(128 << 20) - 1)
+    assert node_config(worker_memory_bytes_max=128 << 20)
+
+
 def test_a_cut_interval_is_shorter_than_the_timeout_of_appends() -> None:
     with pytest.raises(ConfigError, match=r"cut_interval_s \(40.0\) must not exceed append"):
         config_from(overrides={"cluster": {"cut_interval_s": 40}})

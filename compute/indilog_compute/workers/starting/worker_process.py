@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import resource
 import socket
@@ -41,8 +42,8 @@ _OTHER_THREADS: Final = 8
 class _MemoryLimit:
     """Limits the memory that this process allocates; an allocation beyond it raises `MemoryError`.
 
-    The system counts the address space of stacks as allocated. So each thread of a sync function
-    raises the limit for the stack of the next one.
+    The system counts the address space of stacks as allocated. So the limit is raised for the stack
+    of each thread of a sync function.
 
     Args:
         bytes_max: the limit; 0: there is none.
@@ -53,18 +54,24 @@ class _MemoryLimit:
         stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
         self._stack_bytes = _STACK_BYTES if stack == resource.RLIM_INFINITY else stack
         self._threads = _OTHER_THREADS
-        self._changing = threading.Lock()
         self.begin_thread()
 
     def begin_thread(self) -> None:
-        """Note that a thread of a sync function has begun."""
+        """Make room for the stack of a thread that begins."""
         if not self._bytes_max:
             return
-        with self._changing:
-            self._threads += 1
-            limit = self._bytes_max + self._threads * self._stack_bytes
-            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        self._threads += 1
+        limit = self._bytes_max + self._threads * self._stack_bytes
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+    def is_used_up(self) -> bool:
+        """Whether more than half of the memory is in use, without garbage and stacks."""
+        if not self._bytes_max:
+            return False
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize() > self._bytes_max // 2
 
 
 async def _serve(given: argparse.Namespace) -> None:
@@ -73,12 +80,14 @@ async def _serve(given: argparse.Namespace) -> None:
     os.close(given.claims_fd)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
+    memory = _MemoryLimit(given.memory_bytes_max)
     runner = WorkerRunner(
         given.directory,
         threads_max=given.threads,
         claims=claims,
         around_import=crash_location.note_exits,
-        on_thread=_MemoryLimit(given.memory_bytes_max).begin_thread,
+        on_thread=memory.begin_thread,
+        is_memory_used_up=memory.is_used_up,
     )
     limit = given.message_bytes_max
     link = Link(runner.serve, message_bytes_max=limit, on_lost=lambda _: ended.set())

@@ -158,8 +158,10 @@ async def test_functions_have_the_limit_of_open_files_that_the_platform_was_star
 
 
 GREEDY = """
+import os
 import time
 import indilog
+KEPT = []
 app = indilog.App("greedy")
 @app.function
 async def take(ctx, mib: int) -> int:
@@ -167,6 +169,13 @@ async def take(ctx, mib: int) -> int:
 @app.function
 def sleep(ctx) -> None:
     time.sleep(0.2)
+@app.function
+async def keep(ctx) -> int:
+    while True:
+        KEPT.append(bytearray(1 << 20))
+@app.function
+async def pid(ctx) -> int:
+    return os.getpid()
 """
 
 
@@ -186,6 +195,14 @@ async def test_a_call_that_needs_more_memory_than_its_worker_may_have_fails_alon
         assert set(await asyncio.gather(*slow)) == {Returned(0, b"null")}, "stacks do not count"
         assert await host.call("greedy.take", b'{"mib": 16}').outcome == Returned(0, b"16777216")
         assert [worker.pid for worker in host._pool.workers] == pids
+        outcome = await host.call("greedy.keep", b"{}").outcome
+        assert isinstance(outcome, Failed)
+        async with asyncio.timeout(60):
+            while [worker.pid for worker in host._pool.workers] in (pids, []):  # noqa: ASYNC110 - none announces it
+                await asyncio.sleep(0.01)
+        found = await host.call("greedy.pid", b"{}").outcome
+        assert isinstance(found, Returned)
+        assert int(found.result) not in pids, "the worker was replaced"
     finally:
         await host.stop()
 
