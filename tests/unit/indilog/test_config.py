@@ -237,7 +237,8 @@ def test_a_limit_of_memory_leaves_room_for_the_worker_itself() -> None:
     assert node_config().functions.worker_memory_bytes_max == 0
     with pytest.raises(ConfigError, match="worker_memory_bytes_max is 0, or at least 134,217,728"):
         node_config(worker_memory_bytes_max=(128 << 20) - 1)
-    assert node_config(worker_memory_bytes_max=128 << 20)
+    limit = node_config(worker_memory_bytes_max=128 << 20).functions.worker_memory_bytes_max
+    assert limit == 128 << 20
 
 
 def test_a_cut_interval_is_shorter_than_the_timeout_of_appends() -> None:
