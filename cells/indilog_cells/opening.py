@@ -1,5 +1,7 @@
-"""Opens logs over cells with the settings of a platform: cells in an object store, or on storage
-nodes.
+"""Opens logs whose records are in cells, with the settings of a platform.
+
+A cell has a position, and takes one content (`indilog_cells.cells`). Cells are objects of a store,
+or are on storage nodes, in a space of each node for each log.
 
 `indilog_compute.log_kinds` calls this for each created log that is not `shared`. A log on storage
 nodes also gets the periodic check of its layout, which runs while the log is open.
@@ -45,7 +47,9 @@ _GROWTH_PAUSE_S: Final = 1.0
 """Seconds until a reader asks again, if no other node can tell it of growth now."""
 _PART_BITS: Final = 61
 _TOKEN_AFTER_US: Final = 1 << 60
-"""A process never writes to a log of kind `owned` without a token: `OwnedCells.acquire` ends."""
+"""Without a token, a process must not write to an `owned` log. It waits without a limit, because
+`OwnedCells.acquire` returns or raises.
+"""
 _OWNER_BYTES: Final = 8
 
 _log = structlog.get_logger(__name__)
@@ -208,7 +212,7 @@ class PlatformCells:
 
 
 class PlatformGrowth:
-    """The growth of a created log, as the compute nodes tell it each other: a `Growth`."""
+    """The growth of a created log, which the compute nodes tell one another: a `Growth`."""
 
     def __init__(self, created: Created, platform: CellPlatform) -> None:
         self._created, self._platform = created, platform
@@ -253,7 +257,7 @@ def created_logs(
         platform: the storage nodes and layouts.
         config: settings.
         platform_dir: a directory that all compute nodes reach; None: there is none.
-        is_new: see `object_logs`; the spaces of a log on storage nodes exist already.
+        is_new: see `object_logs`; not used for a log on storage nodes, whose spaces exist already.
         is_shared: whether other compute nodes may append to the log at the same time.
 
     Raises:
@@ -382,14 +386,18 @@ def _owned(
 
 
 def node_of(owner: str) -> NodeId:
-    """Return the compute node of a tenure."""
+    """Return the compute node of an owner. The name of an owner stands for one tenure: it is the
+    name of the node, `/`, and a random part.
+    """
     node, _, _ = owner.rpartition("/")
     return NodeId(node)
 
 
 def has_ended(owner: str, nodes: ComputeNodes) -> bool:
-    """Whether the process of a tenure does not append any more: it was an earlier one of this
-    compute node, or its node left the view, or there was none.
+    """Whether no process appends as this owner any more. So it is if the owner was an earlier
+    process of this compute node, if its node is not in the view, or if the log had no owner.
+
+    The present process of this node must not ask about itself.
     """
     node = node_of(owner)
     return node == nodes.node or node not in nodes.compute_nodes()
@@ -408,7 +416,9 @@ def _changes(
 
 
 def new_part() -> int:
-    """Return a number for a part of a note; no other part has it."""
+    """Return a new number for a part of a note. A note that is too long for one cell has several
+    parts (`ChainCells`).
+    """
     return secrets.randbits(_PART_BITS) + 1
 
 
@@ -432,7 +442,7 @@ def platform_place(place: str, platform_dir: Path | None) -> str:
     """Return the place of a log.
 
     Args:
-        place: the recorded place; empty: a directory in that of the platform.
+        place: the recorded place; empty: `objects` in the directory of the platform.
         platform_dir: directory of the platform; None: it is on another machine.
 
     Raises:
@@ -455,7 +465,7 @@ async def object_logs(
         place: see `indilog_cells.object_store`.
         folder: the folder of the logspace.
         config: settings of the platform.
-        is_new: whether the logs are created, unless they exist.
+        is_new: whether logs that do not exist are created; otherwise that is an error.
         growth: see `CellDriver`; None: no other process uses the folder.
 
     Raises:

@@ -2,8 +2,12 @@
 their retention.
 
 All nodes agree by the records of the catalog (`catalog`), which this module appends and follows. A
-log that is not `shared`, or that was switched, has a `Route`; calls of other logs do not pass
-through this module. `OpenLogs` opens logspaces of other kinds (`indilog_cells.opening`).
+log that is not `shared`, or that was switched, has a `Route`. Calls of all remaining logs do not
+pass through this module. `OpenLogs` opens logspaces of other kinds (`indilog_cells.opening`).
+
+A switch has these steps, and any node may do the next one: record that it begins, wait until all
+compute nodes hold the log's calls, record that it can no longer be abandoned, end the old segment,
+and record the bridge, which is the place where the old segment ends and the new one begins.
 """
 
 from __future__ import annotations
@@ -68,7 +72,9 @@ _PAUSE_S: Final = 1.0
 _FOLLOW_S: Final = 10.0
 """Seconds that a creation or a switch waits for the other compute nodes to follow the catalog."""
 _FINISH_S: Final = 15.0
-"""Seconds without a record of a switch after which any compute node ends it; > `_FOLLOW_S`."""
+"""If a switch gets no record for this many seconds, any compute node ends it. More than
+`_FOLLOW_S`.
+"""
 _SEGMENTS_MAX: Final = 64
 """Largest number of segments of one log."""
 _ON_NODES: Final = (ORDER_FIRST, OWNED)
@@ -299,7 +305,7 @@ class LogKinds:
         return state.created.kind == kind
 
     async def _complete(self, state: CreatedLogState) -> None:
-        """If a switch can only be completed, end the old segment and record the bridge."""
+        """If a switch can no longer be abandoned, end the old segment and record the bridge."""
         name, last, switch = state.created.log, state.last, state.switch
         if switch is None or not switch.is_sealing:
             return
@@ -418,8 +424,8 @@ class LogKinds:
         )
 
     async def _wait_for_nodes(self, name: str, seqnum: SeqNum, author: NodeId | None) -> None:
-        """Wait until all compute nodes but this one and `author` have replayed the record at
-        `seqnum`.
+        """Wait until all other compute nodes, except the `author` of the record at `seqnum`, have
+        replayed that record.
 
         Raises:
             NotReadyError: a node did not replay it in time; the message names such nodes.
@@ -572,7 +578,8 @@ class LogKinds:
 
     async def _announce(self) -> None:
         """Record that this node has followed the catalog up to the last record that it has to
-        follow: it routes new logs, holds logs that are being switched, and uses no freed segment.
+        follow. From then on it routes new logs, holds the calls of logs that are being switched,
+        and uses no freed segment.
         The first announcement tells other nodes which records this one reads, so it is also made
         if there is no record to follow.
         """

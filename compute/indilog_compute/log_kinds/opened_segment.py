@@ -36,10 +36,11 @@ class OtherLogs(LogSource, Protocol):
         """How many cells this process has applied."""
 
     async def append_content(self, owner: str, content: bytes) -> bytes:
-        """Append a content of another process in a tenure of this process; return the outcomes.
+        """Append a content that another process sent to this one, as the owner of the log; return
+        the outcomes. `owner` names the tenure of this process that the sender knows.
 
         Raises:
-            IndilogError: it may be in the log, and is not appended later.
+            IndilogError: the content is in the log already, or never will be.
         """
 
 
@@ -94,9 +95,9 @@ class OpenedSegment:
         self._logs = await self._stack.enter_async_context(opening)
 
     async def log(self) -> Log:
-        """Return the log, with a new session. It needs none of its caller's: reads of such a log
-        see all appends that were acknowledged before. Positions of different kinds cannot be
-        compared.
+        """Return the log, with a new session. The session of the caller is not needed: reads of
+        such a log see all appends that were acknowledged before. Positions of different kinds
+        cannot be compared.
         """
         return (await self.logs()).log(self.created.log, Session())
 
