@@ -248,6 +248,7 @@ class ClusterHealth:
         health = Health([], [])
         self._judge_sequencers(health)
         self._judge_shards(health)
+        self._judge_logs(health)
         others = self.sequencers + self.index_nodes + self.aggregators + self.engines
         silent = [node for node in others if node in self.silent]
         used = {node for shard in self.shards for node in shard.lost}
@@ -305,6 +306,11 @@ class ClusterHealth:
                 left = sum(shard.missing.values())
                 known = f"; {left:,} records are missing" if left else ""
                 health.heals.append(f"Shard {shard.shard} is being copied{known}.")
+
+    def _judge_logs(self, health: Health) -> None:
+        filling = self._status.get("filling", {})  # an earlier release does not say
+        for log, nodes in filling.items():
+            health.heals.append(f"Log {log} is being copied to {_names(nodes)}.")
 
 
 def _zones_counted(zones: list[str]) -> str:

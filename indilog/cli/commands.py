@@ -270,8 +270,8 @@ def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
         deployed = gateway.post("/apps", json=body, headers=headers)
     else:
         deployed = gateway.put(f"/apps/{name}", json=body, headers=headers)
-    functions = ", ".join(deployed["functions"])
-    show.line(f"Deployed {deployed['name']}, version {deployed['version']}: {functions}.")
+    functions = f": {', '.join(deployed['functions'])}" if deployed["functions"] else ""
+    show.line(f"Deployed {deployed['name']}, version {deployed['version']}{functions}.")
     if deployed.get("has_runs"):
         _say_parked(gateway, deployed["name"])
 

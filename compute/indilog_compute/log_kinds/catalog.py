@@ -25,7 +25,7 @@ all earlier records of the log, which are trimmed then (`freeing`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -178,6 +178,11 @@ class ReplayedCatalog:
     def layout(self, folder: str) -> CellLayout:
         """Return the newest known layout of the segment in `folder`."""
         return self._state.layouts[folder].layout
+
+    def layouts(self) -> Iterator[tuple[str, CellLayout]]:
+        """Yield each log with the newest known layouts of its segments."""
+        for log, layout, _ in self._state.layouts.values():
+            yield log, layout
 
     async def change_layout(self, folder: str, before: CellLayout, after: CellLayout) -> bool:
         """Record `after` as the layout that follows `before`. Return whether it is the newest

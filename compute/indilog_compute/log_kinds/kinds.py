@@ -283,8 +283,8 @@ class LogKinds:
         name, last = state.created.log, state.last
         if len(state.segments) >= _SEGMENTS_MAX:
             raise WrongStateError(
-                f"Log {name} was switched {len(state.segments) - 1:,} times, which is the limit; "
-                "nothing was changed."
+                f"Log {name} has {len(state.segments):,} segments, which is the limit; trim it "
+                "past its oldest ones. Nothing was changed."
             )
         segment = await self._new_segment(name, kind)
         tail = await self._logs.log(name, Session()).tail()
@@ -464,6 +464,15 @@ class LogKinds:
     def layout(self, folder: str) -> CellLayout:
         """Return the newest layout that this node knows of the segment in `folder`."""
         return self._catalog.layout(folder)
+
+    def filling(self) -> dict[str, list[NodeId]]:
+        """Return the storage nodes to which the contents of logs are being copied, by log."""
+        found: dict[str, set[NodeId]] = {}
+        for log, layout in self._catalog.layouts():
+            if layout.is_filling:
+                nodes = {each.node for chain in layout.chains for each in chain if each.is_filling}
+                found.setdefault(log, set()).update(nodes)
+        return {log: sorted(found[log]) for log in sorted(found)}
 
     async def append_content(self, folder: str, owner: str, content: bytes) -> bytes:
         """Append a content of another compute node to the log in `folder`, as its owner; see

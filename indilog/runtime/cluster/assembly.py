@@ -655,11 +655,11 @@ def status_of(
     """Return the status of the platform as this process knows it, for people: `GET /status`.
 
     `release`: the release of this process. `ready`: this compute node serves calls. `read_only`: a
-    full disk prevents appends. `nodes`: the status of roles; other processes publish the status of
-    their roles periodically. `elsewhere`: the nodes in other processes. `silent`: the nodes without
-    a recent status. `shards`: the replicas of each shard, and the replicas whose reports decide
-    which records are ordered (`counting`). `layout`: the nodes of the newest view, and the index
-    schedule. `lost_records`: records that no replica has any more; if not 0, with a `warning`.
+    full disk prevents appends. `nodes`: the status of roles; other processes publish theirs
+    periodically. `elsewhere`: nodes in other processes. `silent`: nodes without a recent status.
+    `shards`: the replicas of each shard, and those whose reports decide what is ordered
+    (`counting`). `filling`: see `LogKinds`. `layout`: nodes and index schedule of the newest view.
+    `lost_records`: records that no replica has any more; if not 0, with a `warning`.
     """
     view = logs.engine.placement.view
     published = _status_elsewhere(shell, logs, board)
@@ -681,6 +681,7 @@ def status_of(
             for shard in view.shards
         },
         "layout": {**_layout(view), "lost_storage_policy": logs.limits.lost_storage_policy},
+        "filling": {} if logs.kinds is None else logs.kinds.filling(),
         "nodes": nodes,
         "elsewhere": _elsewhere(shell, logs),
         "silent": published.silent,

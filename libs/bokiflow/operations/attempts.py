@@ -173,7 +173,7 @@ class Attempts:
             if not self._body.is_async:
                 left = waiting.threads_left()
                 execution.ended_bodies[self._number] = (
-                    f"A thread cannot be ended; {left} of cancelled bodies run in its process."
+                    f"A thread cannot be ended. Threads of cancelled bodies in its process: {left}."
                 )
             raise Woken from ended
 

@@ -21,6 +21,11 @@ class UnknownRunError(FlowError):
     """There is no run with this id, or it was trimmed after its retention."""
 
 
+def _what(kind: str, message: str) -> str:
+    """Return the description of an error; many errors of Python have no message."""
+    return f"{kind}: {message}" if message else f"{kind}."
+
+
 class StepFailedError(FlowError):
     """A step, child, call or transaction failed permanently. The log has decided this outcome, so
     every execution raises the same error.
@@ -31,7 +36,7 @@ class StepFailedError(FlowError):
     """
 
     def __init__(self, step: str, kind: str, message: str) -> None:
-        super().__init__(f"Step {step!r} failed: {kind}: {message}")
+        super().__init__(f"Step {step!r} failed: {_what(kind, message)}")
         self.step = step
         self.kind = kind
 
@@ -45,7 +50,7 @@ class RunFailedError(FlowError):
     """
 
     def __init__(self, run: str, kind: str, message: str) -> None:
-        super().__init__(f"Run {run!r} failed: {kind}: {message}")
+        super().__init__(f"Run {run!r} failed: {_what(kind, message)}")
         self.run = run
         self.kind = kind
 

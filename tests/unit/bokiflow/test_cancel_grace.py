@@ -179,7 +179,7 @@ async def test_a_thread_goes_on_and_is_counted(shop: Shop) -> None:
     try:
         problem = await ended(shop, await shop.start(lambda wf: wf.step(blocks)))
         assert problem.endswith(
-            "A thread cannot be ended; 1 of cancelled bodies run in its process."
+            "A thread cannot be ended. Threads of cancelled bodies in its process: 1."
         )
         assert waiting.threads_left() == 1
     finally:

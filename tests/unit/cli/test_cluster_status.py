@@ -93,6 +93,13 @@ def row_of(name: str, shown: Result) -> str:
     return row
 
 
+def test_logs_that_are_being_copied_are_named(platform: Platform) -> None:
+    platform.status["filling"] = {"orders": ["storage-1", "storage-2"]}
+    shown = run("status")
+    assert shown.exit_code == 1
+    assert "Log orders is being copied to storage-1, storage-2." in shown.stdout
+
+
 def test_a_healthy_cluster_is_one_screen_that_ends_so(platform: Platform) -> None:
     shown = run("status")
     assert shown.exit_code == 0, platform

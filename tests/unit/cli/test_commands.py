@@ -260,6 +260,14 @@ def test_a_file_that_needs_its_neighbour_is_refused_with_the_command_for_the_fol
     assert run("deploy", str(tmp_path)).stderr == f"{problem}\n" or name == "other.py"
 
 
+def test_an_application_without_functions_is_deployed_in_a_whole_sentence(
+    platform: type[Platform], tmp_path: Path
+) -> None:
+    (tmp_path / "wf.py").write_text("x = 1")
+    platform({"name": "wf", "version": 1, "functions": []})
+    assert run("deploy", str(tmp_path / "wf.py")).stdout == "Deployed wf, version 1.\n"
+
+
 def test_deploying_sends_the_sources_and_the_owner(
     platform: type[Platform], tmp_path: Path
 ) -> None:
