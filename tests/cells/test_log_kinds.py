@@ -23,6 +23,8 @@ from indilog.base.log import After, Entry, Log, Session
 from indilog.client import Client
 from indilog.config import MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import Platform, embedded
+from indilog_cells.object_cells import ObjectCells
+from indilog_cells.object_store import object_store_at
 from tests.contract.kinds import running_s3
 from tests.contract.reading import all_of, data_of
 from tests.support.link_pair import linked_logs
@@ -181,6 +183,27 @@ async def test_logs_are_kept_in_a_bucket(tmp_path: Path) -> None:
         assert not (tmp_path / "objects").exists()
         async with indilog.open(tmp_path) as client:  # the place is in the catalog
             assert data_of(await all_of(client.log("events"), "t")) == [b"x"]
+
+
+async def test_a_released_log_is_deleted_from_a_bucket() -> None:
+    place = f"{running_s3().partition('?')[0]}/released?{running_s3().partition('?')[2]}"
+    with credentials_set():
+        store = object_store_at(place, timeout_s=10.0)
+        for folder in ("a", "ab"):
+            cells = await ObjectCells.created(store, folder, stripes=2)
+            for position in range(4):
+                assert await cells.write(position, b"content")
+            await cells.write_generation(0, b"generation")
+            await cells.write_checkpoint(4, b"checkpoint")
+        await (kept := await ObjectCells.opened(store, "ab")).release()
+        assert [await kept.read(position) for position in range(5)] == [b""] * 4 + [None]
+        assert (await kept.generations(), await kept.newest_checkpoint()) == ([], None)
+        assert not await kept.write(2, b"other")
+        for _ in range(2):  # it may be repeated
+            await store.delete_folder("a")
+        assert await store.get("a/LOG") is None
+        assert await store.names("a/cells/0000") == []
+        assert await store.get("ab/LOG") is not None
 
 
 async def test_a_place_that_is_lost_while_the_log_is_open_takes_no_append(tmp_path: Path) -> None:
