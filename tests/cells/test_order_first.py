@@ -114,12 +114,12 @@ async def test_a_disk_that_lost_its_cells_is_filled_again(tmp_path: Path) -> Non
         (kinds,) = kinds_of(platform)
         log = platform.logs.log("events")
         await log.append(b"30", tags=["t"])
-        filled: list[object] = []
+        filled: dict[str, object] = {}
         async with asyncio.timeout(60):
             while (layout := layout_of(kinds, "events")).is_filling or layout.epoch < 3:
-                filled.append(kinds.filling())
+                filled |= kinds.filling()
                 await asyncio.sleep(0.001)
-        assert {"events": ["storage-1"]} in filled
+        assert filled.keys() == {"events"}
         assert kinds.filling() == {}
         assert all(len(chain) == 2 for chain in layout.chains)
     for file in (tmp_path / "journal" / "cells").glob("storage-0.*"):

@@ -70,25 +70,32 @@ class OpenedSegment:
         self._is_closed = False
 
     async def logs(self) -> OtherLogs:
-        """Return the logspace, after opening it if necessary. Concurrent callers share one attempt,
-        so each of them waits for at most one.
+        """Return the logspace, after opening it if necessary. Concurrent callers share one attempt.
+        A caller whose call began during a failed attempt waits for the next one, too.
 
         Raises:
             NotReadyError: the store does not answer, or the segment is closed here.
         """
         if self._logs is None:
-            if self._is_closed:
-                raise freed_error(self.created.log)
-            if self._opening is None or self._opening.done():
-                self._opening = asyncio.get_running_loop().create_task(self._open())
-                self._opening.add_done_callback(_retrieved)
-            opening = self._opening
-            await asyncio.wait([opening])  # if this caller is cancelled, the attempt goes on
-            if opening.cancelled():
-                raise freed_error(self.created.log)
-            opening.result()
-            assert self._logs is not None, "the attempt succeeded"
+            if self._opening is not None and not self._opening.done():
+                await asyncio.wait([self._opening])
+            if self._logs is None:
+                await self._attempt()
+        assert self._logs is not None, "the attempt succeeded"
         return self._logs
+
+    async def _attempt(self) -> None:
+        """Begin to open the logspace, unless an attempt is in flight; wait for its end."""
+        if self._is_closed:
+            raise freed_error(self.created.log)
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+            self._opening.add_done_callback(_retrieved)
+        opening = self._opening
+        await asyncio.wait([opening])  # if this caller is cancelled, the attempt goes on
+        if opening.cancelled():
+            raise freed_error(self.created.log)
+        opening.result()
 
     async def _open(self) -> None:
         opening = self._open_logs(self.created, is_new=False)
