@@ -1,12 +1,12 @@
 """Compares queues on logs of each kind, in one run: push, take and acknowledge by one caller after
 the other.
 
-The platform has three sequencers, `--replicas` storage nodes, and two compute nodes in this
-process. A message is taken on the compute node that pushed it, or on the other one; there the
+The platform runs in this process, with three sequencers, `--replicas` storage nodes and two compute
+nodes. A message is taken on the compute node that pushed it, or on the other one; there the
 consumer waits for the message.
 
     python -m bench.kinds.queues [--replicas 3] [--kinds shared owned ...] [--callers 1 64]
-                                 [--rounds 3] [--seconds 2] [--processes]
+                                 [--rounds 3] [--seconds 2]
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ async def main(asked: argparse.Namespace) -> None:
     }  # fmt: skip
     for callers in asked.callers:
         with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
-            config = platforms.configured(path, processes=asked.processes, cluster=cluster)
-            async with platforms.running(config, processes=asked.processes) as bench:
+            config = platforms.configured(path, cluster=cluster)
+            async with platforms.running(config) as bench:
                 nodes = [cast("LocalLogs", log.scope) for log in bench.logs]
                 sides = await operations(nodes, asked.kinds)
                 found = await interleave(
@@ -91,5 +91,4 @@ if __name__ == "__main__":
         replicas={"type": int, "default": 3, "help": "storage nodes, all with a copy"},
         kinds={"nargs": "+", "choices": LOG_KINDS, "default": LOG_KINDS, "help": "kinds of log"},
         callers={"type": int, "nargs": "+", "default": [1, 64], "help": "callers"},
-        processes={"action": "store_true", "help": "tiers as processes"},
     )
