@@ -125,15 +125,11 @@ class DirectoryStore:
 
     def _written(self, path: Path, content: bytes) -> Path:
         """Return a synced temporary file with `content` in the directory of `path`."""
-        below = path.relative_to(self._directory).parts[:-1]
-        if len(below) > 1:
-            self._check_log(path)
-        folder = self._directory
-        if len(below) == 1:
-            folder.mkdir(parents=True, exist_ok=True)
-        for part in below:
-            folder /= part
-            if not folder.exists():
+        self._check_log(path)
+        log = self._directory / path.relative_to(self._directory).parts[0]
+        for folder in reversed([path.parent, *path.parent.parents]):
+            # Only the first object of a log makes its folder, and the folders above that.
+            if not folder.exists() and (path.parent == log or log in folder.parents):
                 folder.mkdir(exist_ok=True)
                 _sync_directory(folder.parent)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

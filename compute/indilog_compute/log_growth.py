@@ -58,6 +58,8 @@ class LogGrowth:
         self._limit = config.reads.lookups_pending_max
         self.position_of: Callable[[str], int | None] = lambda _: None
         self._waits: dict[int, _Wait] = {}
+        self._starting: list[int] = []
+        """Waits that are not sent yet."""
         self._next_request = 0
         self._wanted: dict[str, dict[NodeId, _Wanted]] = {}
         """By folder and node, the requests of other nodes."""
@@ -66,7 +68,10 @@ class LogGrowth:
         self._answers: list[Effect] = []
 
     def __len__(self) -> int:
-        return len(self._waits) + len(self._answers)
+        """Return how many messages are to be sent. Waits may be there all the time, so they do not
+        count: else each append of the node would look after them.
+        """
+        return len(self._starting) + len(self._answers)
 
     def number_from(self, request: int) -> None:
         """Number requests above `request`, so no answer to an earlier incarnation matches one."""
@@ -86,15 +91,18 @@ class LogGrowth:
         self._next_request += 1
         message = GrowthWanted(self._next_request, folder, position)
         self._waits[self._next_request] = _Wait(message, nodes, waiter)
+        self._starting.append(self._next_request)
 
     def advance(self, now: Instant) -> list[Effect]:
         """Send new requests and answers; end expired waits, and forget expired requests."""
         effects, self._answers = self._answers, []
+        for request in self._starting:
+            wait = self._waits[request]
+            self._waits[request] = wait._replace(expires=Instant(now + _WAIT_S))
+            effects += [Send(node, wait.message) for node in wait.nodes]
+        self._starting.clear()
         for request, wait in list(self._waits.items()):
-            if wait.expires is None:
-                self._waits[request] = wait._replace(expires=Instant(now + _WAIT_S))
-                effects += [Send(node, wait.message) for node in wait.nodes]
-            elif now >= wait.expires:
+            if wait.expires is not None and now >= wait.expires:
                 del self._waits[request]
                 effects.append(Answer(wait.waiter, _NO_ANSWER))
         return effects
@@ -107,6 +115,7 @@ class LogGrowth:
         """Fail every wait."""
         waits = list(self._waits.values())
         self._waits.clear()
+        self._starting.clear()
         return [Answer(wait.waiter, error) for wait in waits]
 
     # --- messages of other nodes
@@ -160,5 +169,6 @@ class LogGrowth:
     def check_invariants(self) -> None:
         """Assert the limits."""
         assert len(self._waits) <= self._limit, "more waits than allowed"
+        assert self._waits.keys() >= set(self._starting), "a wait ends after it was sent"
         assert self._wanted_count == sum(map(len, self._wanted.values())) <= self._limit
         assert all(self._wanted.values()), "a log without requests is forgotten"

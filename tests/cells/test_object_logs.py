@@ -18,6 +18,7 @@ from indilog.base.errors import (
     TrimmedError,
 )
 from indilog.base.log import After, Entry
+from indilog_cells import object_store
 from indilog_cells.cells import CellsError
 from indilog_cells.core import CORE_LIMITS
 from indilog_cells.driver import driver_running
@@ -293,6 +294,19 @@ async def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataDirectoryError, match="format 2; this version reads 1"):
         async with opened(DirectoryStore(tmp_path)):
             pass
+
+
+async def test_new_folders_are_durable_before_an_object_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(object_store, "_sync_directory", synced.append)
+    store = DirectoryStore(tmp_path / "data/objects")
+    await store.create("log/LOG", b"first")
+    made = [tmp_path, tmp_path / "data", tmp_path / "data/objects", tmp_path / "data/objects/log"]
+    assert synced == made
+    await store.create("log/cells/0001/7", b"content")
+    assert synced[4:] == [made[3], made[3] / "cells", made[3] / "cells/0001"]
 
 
 async def test_of_many_writers_of_an_object_one_succeeds(tmp_path: Path) -> None:

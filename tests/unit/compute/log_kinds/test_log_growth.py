@@ -32,6 +32,15 @@ def test_the_first_answer_ends_a_wait() -> None:
     growth.check_invariants()
 
 
+def test_a_wait_that_was_sent_needs_no_work_until_it_ends() -> None:
+    growth = made()
+    growth.wait([ONE], "f", 7, "reader")
+    assert len(growth) == 1
+    growth.advance(START)
+    assert (len(growth), growth.deadline()) == (0, 1.0)
+    growth.check_invariants()
+
+
 def test_a_wait_without_an_answer_ends_after_a_second() -> None:
     growth = made()
     growth.wait([ONE], "f", 7, "reader")
