@@ -145,15 +145,18 @@ class StorageQuestions:
         """Return the error for the first missing record, and for the lost records directly after
         it.
 
-        The range of the error ends before the next record that a replica may have. A caller that
-        continues there gets another error for later lost records.
+        The range of the error ends before the next record that a replica may have, or cold storage
+        that does not answer. A caller that continues there gets another error for later lost
+        records.
         """
         first = missing[0]
         wanted = frozenset(missing)
         lost = [first]
         behind = itertools.dropwhile(lambda seqnum: seqnum != first, operation.seqnums)
         for seqnum in itertools.islice(behind, 1, None):
-            if seqnum not in wanted or self._left(operation, shard, (seqnum,)):
+            if seqnum not in wanted or seqnum in operation.away:
+                break
+            if self._left(operation, shard, (seqnum,)):
                 break
             lost.append(seqnum)
         last = max(lost)

@@ -253,6 +253,23 @@ def test_a_replica_that_lacks_one_record_is_asked_for_the_others_that_it_left_ou
     assert [record.seqnum for record in answer.value] == [0, 1]
 
 
+def test_records_on_cold_storage_that_does_not_answer_are_not_reported_as_lost() -> None:
+    driver = joined(record_cache_bytes_max=0)
+    driver.order(4)
+    driver.engine.read_page(TAG, 0, 0, 10, "pager")
+    sent = sends(driver.turn(), ReadRecords)
+    effects: list[Effect] = []
+    for _ in (A, B):
+        ((replica, request),) = sent
+        assert isinstance(request, ReadRecords)
+        unknown = RecordsRead(request.request, SHARD, (), request.seqnums, away=(2, 3))
+        effects = driver.hear(replica, unknown)
+        sent = sends(effects, ReadRecords)
+    (lost,) = answers(effects)
+    assert isinstance(lost, DataLossError)
+    assert (lost.seqnum, lost.next_seqnum) == (0, 2)
+
+
 def test_a_page_is_bounded_in_bytes_of_tags_too() -> None:
     driver = joined(record_cache_bytes_max=0, page_bytes_max=200)
     driver.order(9)
