@@ -19,6 +19,7 @@ from indilog.base.ids import SeqNum
 from indilog.wire.cell_messages import CellSection
 from indilog_cells.cells import CellsAndNotes
 from indilog_cells.content import decode
+from indilog_cells.index import GenerationInfo
 from indilog_cells.state import LogState
 
 _AT_ONCE: Final = 16
@@ -55,8 +56,11 @@ class LogCopy:
         self._is_open = is_open
         self._state = LogState(cells.generation_limits)
         self._checkpoint: bytes | None = None
+        self._generations: list[GenerationInfo] = []
         self._applied = 0
         """The cells below are in the checkpoint."""
+        self._freed = 0
+        """Records below this seqnum were trimmed, and freed, since the checkpoint was written."""
         self._ends_there = False
         """No cell above the checkpoint is in the copy."""
         self.start = 0
@@ -78,7 +82,13 @@ class LogCopy:
             raise DataLossError(f"The newest checkpoint is damaged: {error}.") from error
         state = self._state
         self._applied, self.tail = state.position, state.tail
-        self.start = state.generations[0].start if state.generations else state.position
+        kept = set(await self._cells.generations())
+        for info in state.generations:
+            if info.start in kept:
+                break
+            self._freed = info.tail
+        self._generations = [each for each in state.generations if each.tail > self._freed]
+        self.start = self._generations[0].start if self._generations else state.position
         if state.is_ended and self._is_open:
             self._checkpoint, self._ends_there = state.reopened(), True
 
@@ -92,7 +102,7 @@ class LogCopy:
         """
         if self._checkpoint is not None:
             yield [CopiedCell(CellSection.CHECKPOINT, self._applied, self._checkpoint)]
-        for info in list(self._state.generations):
+        for info in self._generations:
             if (stored := await self._cells.read_generation(info.start)) is None:
                 raise CopyOvertakenError
             yield [CopiedCell(CellSection.GENERATION, info.start, stored)]
@@ -103,7 +113,9 @@ class LogCopy:
             page = self._page(wanted, await asyncio.gather(*map(self._cells.read, wanted)))
             yield page
             if len(page) < _AT_ONCE:
-                return
+                break
+        if self._state.dead_below < self._freed:
+            raise CopyOvertakenError  # the trim is not in the copy
 
     def _page(self, wanted: range, found: Sequence[bytes | None]) -> list[CopiedCell]:
         """Return the cells of a page, up to the first one that is not in the copy."""

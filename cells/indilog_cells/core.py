@@ -287,6 +287,14 @@ class Core:
                 return True
         return False
 
+    def withdraw_records(self) -> list[int]:
+        """Forget all items with records that are in no cell; return their tickets. These items
+        never take effect.
+        """
+        withdrawn = [each.ticket for each in self._waiting if isinstance(each.item, Records)]
+        self._waiting = deque(e for e in self._waiting if not isinstance(e.item, Records))
+        return withdrawn
+
     def catch_up(self, ticket: int) -> None:
         """Apply all appends that are complete now; `CaughtUp` follows when they are applied. Call
         `handle` afterwards.

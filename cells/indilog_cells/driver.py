@@ -27,14 +27,16 @@ import structlog
 from indilog.base.errors import (
     AppendOutcomeUnknownError,
     DataLossError,
+    DiskFullError,
     IndilogError,
     MalformedFrameError,
     NotReadyError,
     OverloadedError,
     SealedError,
 )
+from indilog.roles.disk_full import no_room_on
 from indilog_cells.cells import CellsAndNotes, CellsError
-from indilog_cells.content import Content, Item, decode
+from indilog_cells.content import Content, Item, Records, decode
 from indilog_cells.core import CORE_LIMITS, Core, CoreLimits
 from indilog_cells.core_events import (
     AppendsElsewhere,
@@ -74,6 +76,9 @@ _log = structlog.get_logger(__name__)
 
 _ValueT = TypeVar("_ValueT")
 
+
+FullDisks: TypeAlias = Callable[[], Awaitable[Sequence[str]]]
+"""Returns the places whose full disks stop a log from taking records; none: it takes records."""
 
 SendToOwner: TypeAlias = Callable[[str, bytes], Awaitable[AppendedContent]]
 """Lets the owner of a log append a content. Raises `CellsError` if the outcomes are unknown; then
@@ -145,6 +150,7 @@ class CellDriver:
         clock: returns seconds since 1970.
         send_to_owner: only for `OwnedCells`: lets another process append.
         growth: what processes tell each other; None: nothing.
+        full_disks: asked before records are appended; None: never.
     """
 
     def __init__(
@@ -158,12 +164,14 @@ class CellDriver:
         clock: Callable[[], float],
         send_to_owner: SendToOwner | None = None,
         growth: Growth | None = None,
+        full_disks: FullDisks | None = None,
     ) -> None:
         self.is_shared = is_shared
         self._cells = cells
         self._owned = cells if isinstance(cells, OwnedCells) else None
         self._send_to_owner = send_to_owner
         self._growth = growth
+        self._full_disks = full_disks
         self._is_listening = False
         self._limits = limits
         self._timeout_s = timeout_s
@@ -191,6 +199,8 @@ class CellDriver:
         self._notes: set[asyncio.Task[None]] = set()
         """Tasks that write closed generations; `close` waits for them."""
         self._noting = asyncio.Lock()
+        self._freed_below = 0
+        """The cells below this one are freed, or a task frees them."""
         self._error: IndilogError | None = None
 
     @property
@@ -266,12 +276,16 @@ class CellDriver:
 
         Raises:
             OverloadedError: too many items wait.
+            DiskFullError: the item has records, and the disks of the log are full. Trims and
+                policies still take effect.
             AppendOutcomeUnknownError: the store did not answer in time, or the driver was closed;
                 the item may take effect.
             NotReadyError: the same, and the item never takes effect.
             DataLossError: a cell is damaged; the item may take effect.
         """
         self.check_open()
+        if isinstance(item, Records):
+            await self._check_disks()
         if not self._core.has_room or len(self._unwritten) > _UNWRITTEN_MAX:
             raise OverloadedError(
                 "The log's store is slower than the appends, and too many wait; nothing was "
@@ -302,6 +316,20 @@ class CellDriver:
                 "This process fell behind the log's trims; the record may be in the log."
             )
         return outcome
+
+    async def _check_disks(self) -> None:
+        """Check that the disks of the log have room for records. Else also refuse those that wait.
+
+        Raises:
+            DiskFullError: they have none.
+        """
+        if self._full_disks is None or not (places := await self._full_disks()):
+            return
+        error = no_room_on(*places)
+        for ticket in self._core.withdraw_records():
+            if (waiter := self._outcomes.get(ticket)) is not None and not waiter.done():
+                waiter.set_exception(error)
+        raise error
 
     async def append_content(self, owner: str, content: bytes) -> AppendedContent:
         """Append the content of another process, in the tenure `owner` of this process.
@@ -465,6 +493,7 @@ class CellDriver:
             self._fail(DataLossError(f"A cell of the log from {place} on is damaged: {error}."))
             return
         if self._core.state.position > before:
+            self._free_trimmed()
             self._wake_watchers()
             if self._growth is not None:
                 self._growth.here(self._core.state.position)
@@ -567,6 +596,9 @@ class CellDriver:
             _log.warning("a cell cannot be written for now", position=position, reason=str(error))
             self._handle([CellFailed(position, is_write=True)])
             return
+        if self._core.waiting:
+            with contextlib.suppress(DiskFullError):
+                await self._check_disks()
         if took and (own := decode(content)) is not None:
             self._cache.put(position, own, len(content))
         self._handle([CellWritten(position, content) if took else CellTaken(position)])
@@ -616,9 +648,22 @@ class CellDriver:
         if complete.has_trimmed:
             await self._collect()
 
+    def _free_trimmed(self) -> None:
+        """Free the closed generations that a trim has reached, before the next one is closed. On a
+        full disk, only this makes room. An ended log waits: a copy may leave out its trims.
+        """
+        state = self._core.state
+        if not state.generations or state.is_ended:
+            return
+        alive = state.dead_below
+        dead = [each.end for each in state.generations if each.tail <= alive]
+        if dead and dead[-1] > self._freed_below:
+            self._freed_below = dead[-1]
+            self._start(self._collect())
+
     async def _collect(self) -> None:
-        """Free the cells and generations that the newest stored checkpoint does not need. If that
-        fails, a later call frees them.
+        """Free the cells and generations below the newest stored checkpoint that are trimmed. If
+        that fails, a later call frees them.
         """
         try:
             stored = await self._cells.newest_checkpoint()
@@ -628,7 +673,8 @@ class CellDriver:
             _log.warning("trimmed cells stay for now", reason=str(error))
 
     async def _collect_below(self, noted: LogState) -> None:
-        infos = noted.generations
+        alive = self._core.state.dead_below
+        infos = [each for each in noted.generations if each.tail > alive]
         live = infos[0].start if infos else noted.position
         starts = [start for start in await self._cells.generations() if start < live]
         for start, end in pairwise([*starts, live]):
@@ -672,6 +718,7 @@ async def driver_running(
     clock: Callable[[], float] = time.time,
     send_to_owner: SendToOwner | None = None,
     growth: Growth | None = None,
+    full_disks: FullDisks | None = None,
 ) -> AsyncIterator[CellDriver]:
     """Open a log over cells while the block runs; arguments and errors are those of `CellDriver`
     and `CellDriver.open`.
@@ -686,6 +733,7 @@ async def driver_running(
         clock=clock,
         send_to_owner=send_to_owner,
         growth=growth,
+        full_disks=full_disks,
     )
     try:
         await driver.open()

@@ -18,19 +18,23 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
+from indilog.base.room_reserve import NO_ROOM, RoomReserve
 from indilog_cells.cells import CellsError
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 _S3_ATTEMPTS: Final = 2
+_RESERVE: Final = ".reserve"
+_LOOK_AGAIN_S: Final = 1.0
 
 _FoundT = TypeVar("_FoundT")
 
@@ -58,22 +62,41 @@ class ObjectStore(Protocol):
     async def delete_folder(self, folder: str) -> None:
         """Delete all objects in a folder, and in folders in it. Some may be left after an error."""
 
+    async def full_disks(self) -> Sequence[str]:
+        """Return the name of the store if there is no room for records. Then trims and checkpoints
+        can still be written, from a reserve.
+        """
 
-def object_store_at(place: str, *, timeout_s: float) -> ObjectStore:
+
+def object_store_at(place: str, *, timeout_s: float, reserve_bytes: int = 0) -> ObjectStore:
     """Return the store at a place.
 
     Args:
         place: see the docstring of the module.
         timeout_s: seconds after which a request over the network fails.
+        reserve_bytes: see `DirectoryStore`.
     """
-    return S3ObjectStore(place, timeout_s) if "://" in place else DirectoryStore(Path(place))
+    if "://" in place:
+        return S3ObjectStore(place, timeout_s)
+    return DirectoryStore(Path(place), reserve_bytes=reserve_bytes)
 
 
 class DirectoryStore:
-    """Objects as files of a directory that supports hard links. Each operation runs in a thread."""
+    """Objects as files of a directory that supports hard links. Each operation runs in a thread.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: the directory.
+        reserve_bytes: room that is reserved on its disk once an object was created; 0: none.
+    """
+
+    def __init__(self, directory: Path, *, reserve_bytes: int = 0) -> None:
         self._directory = directory
+        self._reserve_bytes = reserve_bytes
+        self._reserve = RoomReserve(directory / _RESERVE, reserve_bytes)
+        self._log: Path | None = None
+        """The folder of a log in which an object was created; None: none was."""
+        self._is_full = False
+        self._look_at = 0.0
 
     async def create(self, name: str, content: bytes) -> bool:
         """See `ObjectStore.create`."""
@@ -99,6 +122,19 @@ class DirectoryStore:
         """See `ObjectStore.delete_folder`."""
         await self._run(partial(self._delete_folder, folder))
 
+    async def full_disks(self) -> Sequence[str]:
+        """See `ObjectStore.full_disks`. On a full disk, look for room at most once a second."""
+        if self._is_full and (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + _LOOK_AGAIN_S
+            with suppress(CellsError):
+                await self._run(self._keep_reserve)
+        return [str(self._directory)] if self._is_full else []
+
+    def _keep_reserve(self) -> None:
+        """Reserve room, if the disk with the logs is there; find out whether it is full."""
+        if self._reserve_bytes and self._log is not None and self._log.is_dir():
+            self._is_full = not self._reserve.keep()
+
     @staticmethod
     async def _run(work: Callable[[], _FoundT]) -> _FoundT:
         try:
@@ -116,6 +152,9 @@ class DirectoryStore:
         finally:
             temporary.unlink()
         _sync_directory(path.parent)
+        self._log = self._folder_of(path)
+        if not self._is_full:
+            self._keep_reserve()
         return True
 
     def _replace(self, name: str, content: bytes) -> None:
@@ -126,17 +165,36 @@ class DirectoryStore:
     def _written(self, path: Path, content: bytes) -> Path:
         """Return a synced temporary file with `content` in the directory of `path`."""
         self._check_log(path)
-        log = self._directory / path.relative_to(self._directory).parts[0]
+        try:
+            return self._write(path, content)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self._reserve_bytes:
+                raise
+            self._is_full = True
+            if not self._reserve.release():
+                raise
+            return self._write(path, content)
+
+    def _folder_of(self, path: Path) -> Path:
+        """Return the folder of the log to which an object belongs."""
+        return self._directory / path.relative_to(self._directory).parts[0]
+
+    def _write(self, path: Path, content: bytes) -> Path:
+        log = self._folder_of(path)
         for folder in reversed([path.parent, *path.parent.parents]):
             # Only the first object of a log makes its folder, and the folders above that.
             if not folder.exists() and (path.parent == log or log in folder.parents):
                 folder.mkdir(exist_ok=True)
                 _sync_directory(folder.parent)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         return temporary
 
     def _get(self, name: str) -> bytes | None:
@@ -281,6 +339,10 @@ class S3ObjectStore:
                 await self._store.delete_async([info["path"] for info in found])
         except (BaseError, OSError) as error:
             raise _failed(error) from error
+
+    async def full_disks(self) -> Sequence[str]:
+        """See `ObjectStore.full_disks`; a store over the network has room."""
+        return ()
 
 
 def _failed(error: Exception) -> CellsError:

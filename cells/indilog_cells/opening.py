@@ -22,7 +22,7 @@ from indilog.base.errors import IndilogError, MalformedFrameError, NotReadyError
 from indilog.base.ids import NodeId
 from indilog.base.log_kinds import ORDER_FIRST, OWNED, LogKind
 from indilog.config import Config
-from indilog.kernel.cell_layout import CellLayout
+from indilog.kernel.cell_layout import CellLayout, full_nodes
 from indilog.roles.node_requests import NodeRequests
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
 from indilog_cells.cells import CellsError
@@ -196,6 +196,10 @@ class PlatformCells:
         """See `Layouts.layout`."""
         return self._platform.layout(self._folder)
 
+    async def full_disks(self) -> Sequence[NodeId]:
+        """Return the storage nodes whose full disks stop the log from taking records."""
+        return full_nodes(self.layout, self._platform.requests.full_disks())
+
     async def renew(self) -> None:
         """See `Layouts.renew`."""
         try:
@@ -315,6 +319,7 @@ async def node_logs(
                     is_shared=growth is not None,
                     send_to_owner=nodes.send_to_owner,
                     growth=growth,
+                    full_disks=nodes.full_disks,
                 )
                 try:
                     driver = await stack.enter_async_context(driving)
@@ -474,7 +479,11 @@ async def object_logs(
         DataLossError: a cell is damaged, or the store does not have the logs.
     """
     settings = config.node.object_logs
-    store = object_store_at(place, timeout_s=settings.object_timeout_s)
+    store = object_store_at(
+        place,
+        timeout_s=settings.object_timeout_s,
+        reserve_bytes=config.node.journal.disk_reserve_bytes,
+    )
     try:
         making = ObjectCells.created if is_new else ObjectCells.opened
         cells = await making(store, folder)
@@ -493,5 +502,6 @@ async def object_logs(
         timeout_s=config.node.appends.append_timeout_s,
         is_shared=growth is not None,
         growth=growth,
+        full_disks=store.full_disks,
     ) as driver:
         yield CellLogs(driver, config.cluster)

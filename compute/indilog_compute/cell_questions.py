@@ -2,7 +2,8 @@
 
 A question goes to one storage node, and is resent until the node answers or `cell_timeout_s` have
 passed. A write that is not answered in this time has an unknown outcome. `indilog_cells` asks these
-questions through `LocalLogs.ask_cells`; `Engine` drives `CellQuestions`.
+questions through `LocalLogs.ask_cells`, and begins no append while too many of the nodes have full
+disks. `Engine` drives `CellQuestions`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.roles.role import Answer, Effect, Ignore, Send
 from indilog.wire.cell_messages import CellAnswer, CellQuestion
+from indilog_compute.full_disks import FullDisks
 
 
 class _Asked:
@@ -40,7 +42,11 @@ class _Asked:
 
 
 class CellQuestions:
-    """The questions of one compute node that are in flight; at most `lookups_pending_max`."""
+    """The questions of one compute node that are in flight; at most `lookups_pending_max`.
+
+    Attributes:
+        full_disks: the notifications of nodes whose disks are full.
+    """
 
     def __init__(self, config: NodeConfig) -> None:
         self._asked_max = config.reads.lookups_pending_max
@@ -49,6 +55,7 @@ class CellQuestions:
         self._asked: dict[int, _Asked] = {}
         self._starting: list[int] = []
         self._next_request = 0
+        self.full_disks = FullDisks()
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -84,6 +91,7 @@ class CellQuestions:
 
     def advance(self, now: Instant) -> list[Effect]:
         """Send new questions, resend unanswered ones, and fail expired ones."""
+        self.full_disks.expire(now)
         effects: list[Effect] = []
         for request in self._starting:
             if (asked := self._asked.get(request)) is not None:
@@ -107,8 +115,9 @@ class CellQuestions:
         return QuorumUnavailableError(f"{node} did not answer within {self._timeout_s:g} s.")
 
     def deadline(self) -> Instant | None:
-        """When to resend or to fail a question; None: no question was sent."""
-        due = (asked.deadline() for asked in self._asked.values())
+        """When to resend or fail a question, or to drop a disk-full notification; None: never."""
+        due = [asked.deadline() for asked in self._asked.values()]
+        due.append(self.full_disks.deadline())
         return min((at for at in due if at is not None), default=None)
 
     def check_invariants(self) -> None:

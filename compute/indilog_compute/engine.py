@@ -507,8 +507,9 @@ class Engine:
 
     def _on_disk_full(self, event: Received, now: Instant, *, full: bool) -> list[Effect]:
         writer = self._writer
+        self.cells.full_disks.note(event.sender, full=full, now=now)
         if writer is None or event.sender not in (self._leadership.primary, *writer.replicas):
-            return [Ignore(event, "a full disk of a node that this engine does not use")]
+            return []
         return writer.on_disk_full(event.sender, full=full, now=now)
 
     def _on_term(

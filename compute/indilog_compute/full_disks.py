@@ -1,5 +1,6 @@
 """Keeps the disk-full notifications that nodes sent to this compute node (ARCHITECTURE 11, decision
-0009). `ShardWriter` refuses appends while the primary or too many replicas have no room.
+0009). `ShardWriter` refuses appends while the primary or too many replicas have no room. Logs whose
+records are in cells do the same (`indilog_cells.driver`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from indilog.base.errors import DiskFullError
 from indilog.base.ids import Instant, NodeId
-from indilog.roles.disk_full import BELIEVED_S
+from indilog.roles.disk_full import BELIEVED_S, no_room_on
 
 
 class FullDisks:
@@ -53,10 +54,7 @@ class FullDisks:
 
     def error(self) -> DiskFullError:
         """Return the error of a refused append."""
-        return DiskFullError(
-            f"There is no disk space left on {', '.join(sorted(self.until))}; nothing was "
-            "appended. Make room: the log takes appends again by itself."
-        )
+        return no_room_on(*sorted(self.until))
 
     def deadline(self) -> Instant | None:
         """When the next notification expires; None: there is none."""

@@ -16,6 +16,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Container,
     Iterable,
     Mapping,
@@ -138,6 +139,10 @@ class LocalLogs:
         self.hasten()
         answer: CellAnswer = await waiter
         return answer
+
+    def full_disks(self) -> Collection[NodeId]:
+        """See `NodeRequests.full_disks`."""
+        return self.engine.cells.full_disks.until.keys()
 
     async def append_through(self, node: NodeId, folder: str, owner: str, content: bytes) -> bytes:
         """See `NodeRequests.append_through`."""

@@ -110,6 +110,22 @@ def complete_of(chain: Chain) -> Chain:
     return tuple(each for each in chain if not each.is_filling)
 
 
+def full_nodes(layout: CellLayout, full: Collection[NodeId]) -> Sequence[NodeId]:
+    """Return the nodes with full disks, if some chain cannot take cells because of them.
+
+    Args:
+        layout: the layout.
+        full: all nodes with full disks.
+    """
+    found: set[NodeId] = set()
+    if full:
+        for chain in layout.chains:
+            there = [each.node for each in chain if each.node in full]
+            if len(there) > layout.lacking:
+                found.update(there)
+    return sorted(found)
+
+
 def lacking_of(copies: int) -> int:
     """Return `CellLayout.lacking` if a cell is acknowledged on a majority of `copies` replicas."""
     return (copies - 1) // 2

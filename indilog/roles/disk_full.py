@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from indilog.base.errors import DiskFullError
 from indilog.base.ids import Instant, NodeId
 from indilog.roles.role import Effect, Send
 from indilog.wire.messages import DiskFull
@@ -15,6 +16,14 @@ from indilog.wire.messages import DiskFull
 _REPEAT_S: Final = 2.0
 BELIEVED_S: Final = 5 * _REPEAT_S
 """Seconds without a notification after which a receiver treats the disk as usable again."""
+
+
+def no_room_on(*places: str) -> DiskFullError:
+    """Return the error of an append that is refused because the disks of `places` are full."""
+    return DiskFullError(
+        f"There is no disk space left on {', '.join(places)}; nothing was appended. Make room: the "
+        "log takes appends again by itself."
+    )
 
 
 class DiskFullNotifier:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from indilog.base.ids import NodeId
@@ -23,6 +23,9 @@ class NodeRequests(Protocol):
             OverloadedError: too many questions wait; this one was not sent.
             NotReadyError: the platform has stopped.
         """
+
+    def full_disks(self) -> Collection[NodeId]:
+        """Return the nodes that have reported that their disks are full."""
 
     async def append_through(
         self, node: NodeId, folder: str, owner: str, content: bytes, /

@@ -2,28 +2,34 @@
 
 All questions that arrive during a transaction share the next transaction. Their answers are
 delivered after the commit, which syncs the write-ahead log of SQLite. A question that changes
-nothing is answered at once, from the committed contents. If the disk is full, the transaction is
-rolled back. After any other failure of the disk the node refuses all questions until its process
-starts again, because a later sync could hide the failure. `NodeShell` passes the questions of other
-nodes to `CellStores`; backups read the files with `CellReader`.
+nothing is answered at once, from the committed contents. After a failure of the disk the node
+refuses all questions until its process starts again, because a later sync could hide the failure.
+
+On a full disk the transaction is rolled back, and executed again with the room of a reserve. Then
+compute nodes are notified to write no more records (`full`), and the reserve is needed for what is
+in progress and for trims. When trims or an operator have made room, the reserve is allocated
+again.
+
+`NodeShell` passes the questions of other nodes to `CellStores`; backups read the files with
+`CellReader`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 from urllib.parse import quote
 
 import structlog
 
 from indilog.base.ids import NodeId
+from indilog.base.room_reserve import NO_ROOM, RoomReserve
 from indilog.config import Config
 from indilog.kernel.cell_layout import spaces_of
 from indilog.runtime.journal.segment import synced_directory
@@ -49,7 +55,13 @@ _LOG_BYTES: Final = 1200 * (4096 + 24)
 that reaches 1,000 pages; each page takes 4,096 bytes and a header of 24 bytes.
 """
 _FREED_PAGES: Final = 256
-"""Largest number of pages that a trim returns to the file system; further free pages are reused."""
+"""Largest number of pages that a trim returns to the file system; further free pages are reused,
+or returned while the disk is full.
+"""
+_FREED_PAGES_FULL: Final = 16 * _FREED_PAGES
+"""Largest number of pages that are returned to a full disk at once."""
+_NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""Error numbers of SQLite on a full disk; the second one is of its file in shared memory."""
 _SCHEMA: Final = """
 CREATE TABLE spaces (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL,
@@ -179,6 +191,16 @@ class CellStore:
             # `executescript`, because `execute` would free only one page.
             self._file.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")
         return answers
+
+    def free_pages(self) -> None:
+        """Return pages of trimmed cells to the file system.
+
+        Raises:
+            sqlite3.Error: there is no room for this, or the disk failed.
+        """
+        for _ in range(_FREED_PAGES_FULL // _FREED_PAGES):
+            self._file.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")
+        self._file.execute("PRAGMA wal_checkpoint(PASSIVE)")  # this makes the file shorter
 
     def _serve(self, question: CellQuestion) -> CellAnswer:
         """Check the space and the epoch of a question, then answer it."""
@@ -349,7 +371,7 @@ def _allocate(log: Path) -> None:
             file.write(bytes(max(0, _LOG_BYTES - size)))
             os.fsync(file.fileno())
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_ROOM:
                 raise
             file.truncate(size)
 
@@ -365,35 +387,68 @@ class _Served:
     Attributes:
         waiting: questions for the next transaction, with their senders.
         waiting_bytes: approximate bytes of `waiting` (`size_of`).
-        is_busy: whether a transaction is in progress.
+        is_busy: whether the node's thread is working.
+        is_full: whether the disk is full, so that the reserve is in use.
     """
 
-    def __init__(self, path: Path, *, syncs: bool) -> None:
+    def __init__(self, path: Path, reserve: RoomReserve, *, syncs: bool) -> None:
         self.waiting: list[tuple[NodeId, CellQuestion]] = []
         self.waiting_bytes = 0
         self.is_busy = False
-        self._path, self._syncs = path, syncs
+        self.is_full = False
+        self._path, self._reserve, self._syncs = path, reserve, syncs
         self._store: CellStore | None = None
         self._failed = False
 
     def serve(self, questions: Sequence[CellQuestion]) -> list[CellAnswer]:
         """Answer questions. Called only in the node's thread."""
-        if not self._failed:
+        while not self._failed:
             try:
                 if self._store is None:
                     if not self._path.exists() and not any(map(_opens, questions)):
                         return [CellAnswer(q.request, CellOutcome.ABSENT) for q in questions]
-                    self._path.parent.mkdir(parents=True, exist_ok=True)
-                    self._store = CellStore(self._path, syncs=self._syncs)
-                    if self._syncs:  # SQLite does not sync the names of directories
-                        synced_directory(self._path.parent)
-                        synced_directory(self._path.parent.parent)
+                    self._store = self._opened()
                 return self._store.serve(questions)
             except (sqlite3.Error, OSError) as error:
-                full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-                self._failed = not full
-                _log.exception("cells cannot be served", file=str(self._path))
+                if not self._is_full_disk(error):
+                    continue
+                self.is_full = True
+                if not self._reserve.release():
+                    break
         return [CellAnswer(q.request, CellOutcome.REFUSED) for q in questions]
+
+    def _opened(self) -> CellStore:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.is_full:
+            self.is_full = not self._reserve.keep()
+        store = CellStore(self._path, syncs=self._syncs)
+        if self._syncs:  # SQLite does not sync the names of directories
+            synced_directory(self._path.parent)
+            synced_directory(self._path.parent.parent)
+        return store
+
+    def make_room(self) -> None:
+        """Find out whether the disk is still full. Called only in the node's thread."""
+        if self._failed:
+            self.is_full = False
+            return
+        try:
+            if self._store is not None:
+                self._store.free_pages()
+            self.is_full = not self._reserve.keep()
+        except (sqlite3.Error, OSError) as error:
+            self._is_full_disk(error)
+
+    def _is_full_disk(self, error: sqlite3.Error | OSError) -> bool:
+        """Whether a full disk caused an error. Any other one ends the service of this node."""
+        if isinstance(error, OSError):
+            is_full = error.errno in NO_ROOM
+        else:
+            is_full = getattr(error, "sqlite_errorcode", None) in _NO_ROOM
+        if not is_full:
+            self._failed = True
+            _log.exception("cells cannot be served", file=str(self._path))
+        return is_full
 
     def look_up(self, question: CellQuestion) -> CellAnswer | None:
         """Answer a question at once. Called only on the event loop. None: the question must wait
@@ -428,6 +483,8 @@ class CellStores:
         journal: directory of the journal; the files are in its directory `cells`.
         config: limits, and whether commits are synced.
         deliver: called on the event loop with the node, the sender of the question and the answer.
+        note_full: called on the event loop when the disk has become full (True), and when it has
+            room again.
     """
 
     def __init__(
@@ -435,14 +492,21 @@ class CellStores:
         journal: Path,
         config: Config,
         deliver: Callable[[NodeId, NodeId, CellAnswer], None],
+        note_full: Callable[[bool], None],
     ) -> None:
         self._journal = journal
         self._config = config.node.cells
         self._deliver = deliver
+        self._note_full = note_full
+        self._is_full = False
+        # When the disk gets full, up to a whole write-ahead log is not in the main file yet.
+        self._reserve_bytes = _LOG_BYTES + config.node.journal.disk_reserve_bytes
+        self._retry_s = config.node.journal.disk_retry_s
+        self._retry: asyncio.TimerHandle | None = None
         self._syncs = config.cluster.durability == "fsync"
         self._served: dict[NodeId, _Served] = {}
         self._threads: dict[NodeId, ThreadPoolExecutor] = {}
-        self._running: set[asyncio.Future[list[CellAnswer]]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
         self._closed = False
 
     def ask(self, node: NodeId, sender: NodeId, question: CellQuestion) -> None:
@@ -453,7 +517,8 @@ class CellStores:
         """
         if (served := self._served.get(node)) is None:
             path = cells_path(self._journal, node)
-            served = self._served[node] = _Served(path, syncs=self._syncs)
+            reserve = RoomReserve(path.with_suffix(".reserve"), self._reserve_bytes)
+            served = self._served[node] = _Served(path, reserve, syncs=self._syncs)
             self._threads[node] = ThreadPoolExecutor(1, thread_name_prefix="cells")
         if (answer := served.look_up(question)) is not None:
             self._deliver(node, sender, answer)
@@ -484,14 +549,42 @@ class CellStores:
                 return
             for (sender, _), answer in zip(asked, future.result(), strict=True):
                 self._deliver(node, sender, answer)
+            self._note_disk()
             if served.waiting:
                 self._begin(node, served)
 
         running.add_done_callback(done)
 
+    def _note_disk(self) -> None:
+        """Report whether a node has used its reserve, and look for room later in this case."""
+        is_full = any(served.is_full for served in self._served.values())
+        if is_full != self._is_full:
+            self._is_full = is_full
+            self._note_full(is_full)
+        if is_full and self._retry is None:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(self._retry_s, self._look_for_room)
+
+    def _look_for_room(self) -> None:
+        self._retry = None
+        loop = asyncio.get_running_loop()
+        for node, served in self._served.items():
+            if served.is_full:
+                looking = loop.run_in_executor(self._threads[node], served.make_room)
+                self._running.add(looking)
+                looking.add_done_callback(self._looked)
+
+    def _looked(self, looking: asyncio.Future[None]) -> None:
+        self._running.discard(looking)
+        if not self._closed and not looking.cancelled():
+            looking.result()
+            self._note_disk()
+
     async def close(self) -> None:
         """Stop after the transactions in progress have ended."""
         self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
         if self._running:
             await asyncio.wait(self._running)
         for node, thread in self._threads.items():

@@ -200,7 +200,7 @@ class NodeShell:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
         self._snapshots = SnapshotFiles(snapshots, self._wait_until_synced, self._on_snapshots)
         self._cold = ColdStore(journal.directory, config, self._wait_until_synced, self._on_cold)
-        self._cells = CellStores(journal.directory, config, self._on_cells)
+        self._cells = CellStores(journal.directory, config, self._on_cells, self._on_cells_full)
 
     def _by_stream(self) -> dict[int, Role]:
         return {self._streams[node]: role for node, role in self.roles.items()}
@@ -362,6 +362,11 @@ class NodeShell:
     def _on_cells(self, node: NodeId, to: NodeId, answer: CellAnswer) -> None:
         if not self.ended:
             self._inbox.setdefault(node, []).append(CellsAnswered(to, answer))
+            self._schedule()
+
+    def _on_cells_full(self, is_full: bool) -> None:  # noqa: FBT001 - a callback with one argument
+        self._disk_space.others_full = is_full
+        if not self.ended:
             self._schedule()
 
     def _on_frames(self, frames: Sequence[bytes]) -> None:

@@ -2,7 +2,8 @@
 
 The shell keeps the cells (`indilog.runtime.cell_store`). `StorageNode` calls `serve_cells` for each
 question. `serve_cells` checks the sender, the numbers and the room on disk, and then passes the
-question to the shell.
+question to the shell. On a full disk cells are still written, with the room of a reserve: compute
+nodes then write no records, but trims, and the records in progress.
 """
 
 from __future__ import annotations
@@ -38,14 +39,13 @@ def serve_cells(
         event: the event with the question.
         question: the question.
         engines: the compute nodes of the view.
-        has_room: whether the disk has room; otherwise writes are refused.
+        has_room: whether the disk has room; otherwise no new log is opened.
     """
     if event.sender not in engines:
         return Ignore(event, "a question about cells of a node that is no compute node")
     if not _is_valid(question):
         return Ignore(event, "a question about cells with numbers or names that no cell has")
-    grows = isinstance(question, CellWrite) or (isinstance(question, CellsSeal) and question.opens)
-    if grows and not has_room:
+    if not has_room and isinstance(question, CellsSeal) and question.opens:
         return Send(event.sender, CellAnswer(question.request, CellOutcome.REFUSED))
     return AskCells(event.sender, question)
 

@@ -15,7 +15,7 @@ import asyncio
 import random
 import secrets
 import selectors
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
@@ -116,9 +116,7 @@ class SwitchWorld:
         patch.setattr(kinds, "_FOLLOW_S", 2.0)
         patch.setattr(kinds, "_FINISH_S", 3.0)
         for module in (opening, releasing):
-            patch.setattr(
-                module, "object_store_at", lambda _place, timeout_s: Objects(self, timeout_s)
-            )
+            patch.setattr(module, "object_store_at", lambda _place, **_settings: Objects(self))
         patch.setattr(opening, "driver_running", self._driver_running)
         patch.setattr(secrets, "token_hex", lambda n: self.random.randbytes(n).hex())
         patch.setattr(secrets, "randbits", self.random.getrandbits)
@@ -216,7 +214,7 @@ def _fail(waiter: asyncio.Future[Any], error: Exception) -> None:
 class Objects:
     """An object store."""
 
-    def __init__(self, world: SwitchWorld, _timeout_s: float) -> None:
+    def __init__(self, world: SwitchWorld) -> None:
         self._world, self._objects = world, world.objects
 
     async def _do(self, apply: Callable[[], _AnswerT]) -> _AnswerT:
@@ -241,6 +239,10 @@ class Objects:
         return await self._do(
             lambda: sorted(each[len(start) :] for each in self._objects if each.startswith(start))
         )
+
+    async def full_disks(self) -> Sequence[str]:
+        """The store has room."""
+        return ()
 
     async def delete(self, name: str) -> None:
         await self._do(partial(self._objects.pop, name, None))
@@ -464,6 +466,10 @@ class SimulatedNode:
 
     def grew(self, folder: str, position: int) -> None:
         """See `growth_of`."""
+
+    def full_disks(self) -> Collection[NodeId]:
+        """All disks have room."""
+        return ()
 
     async def append_through(self, node: NodeId, folder: str, owner: str, content: bytes) -> bytes:
         """Let another node append; see `OwnerAppends`, of which this has the guarantees."""

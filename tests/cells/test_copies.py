@@ -227,6 +227,16 @@ async def test_a_copy_of_a_log_without_an_object_is_refused(tmp_path: Path) -> N
         await copy_of(await homes.cells("objects", "old", reads=True))
 
 
+async def test_a_lost_part_of_the_index_does_not_count_as_trimmed(tmp_path: Path) -> None:
+    """A trim frees parts of the index that the newest checkpoint names; here there was no trim."""
+    homes = Homes(tmp_path)
+    async with opened(await homes.cells("objects", "old")) as logs:
+        await fill(logs.log("orders"), 0, 12)
+    (tmp_path / "old" / "index" / f"{0:020d}").unlink()
+    with pytest.raises(CopyOvertakenError):
+        await copy_of(await homes.cells("objects", "old", reads=True))
+
+
 async def test_a_log_that_its_store_does_not_have_is_not_copied(tmp_path: Path) -> None:
     with pytest.raises(DataLossError, match="has no old/LOG"):
         await Homes(tmp_path).cells("objects", "old", reads=True)

@@ -13,6 +13,7 @@ from indilog.base.errors import (
     AppendOutcomeUnknownError,
     DataDirectoryError,
     DataLossError,
+    DiskFullError,
     NotReadyError,
     SealedError,
     TrimmedError,
@@ -346,6 +347,56 @@ async def test_a_read_that_a_trim_overtakes_skips_no_record(
         with pytest.raises(TrimmedError) as error:
             await log.read_prev(tag)
         assert error.value.first_seqnum == 4
+
+
+async def test_a_trim_frees_closed_generations_without_further_appends(tmp_path: Path) -> None:
+    async with opened(DirectoryStore(tmp_path)) as (logs, cells):
+        log = logs.log("orders")
+        for n in range(13):
+            await log.append(b"%d" % n)
+        await log.trim(9)
+        async with asyncio.timeout(60):
+            while await cells.generations() != [5]:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.001)
+        kept = [cell for cell, size in cell_sizes(tmp_path).items() if size]
+        assert sorted(kept) == list(range(5, 14))
+    async with opened(DirectoryStore(tmp_path)) as (logs, _):
+        found = await logs.log("orders").read_range(bound=9)
+        assert [record.data for record in found] == [b"9", b"10", b"11", b"12"]
+
+
+async def test_on_a_full_disk_records_that_wait_are_refused_and_trims_are_not(
+    tmp_path: Path,
+) -> None:
+    store = FaultyStore(tmp_path)
+    full: list[str] = []
+    cells = await ObjectCells.created(store, "log")
+
+    async def full_disks() -> list[str]:
+        return full
+
+    async with driver_running(cells, full_disks=full_disks) as driver:
+        log = CellLogs(driver).log("orders")
+        await log.append(b"first")
+        store.held = asyncio.Event()
+        begun = []
+        for n in range(CORE_LIMITS.cells_in_flight):  # one cell each
+            begun.append(asyncio.create_task(log.append(b"%d" % n)))
+            while store.waiting <= n:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0)
+        waits = asyncio.create_task(log.append(b"waits"))
+        trim = asyncio.create_task(log.trim(1))
+        await asyncio.sleep(0)
+        full.append("/mnt/logs")
+        with pytest.raises(DiskFullError, match="no disk space left on /mnt/logs; nothing was"):
+            await log.append(b"refused")
+        with pytest.raises(DiskFullError):
+            await waits
+        store.held.set()
+        await asyncio.gather(*begun, trim)
+        full.clear()
+        assert await log.append(b"again") == 1 + len(begun)
+        assert [r.data for r in await log.read_range(bound=1)] == [b"0", b"1", b"again"]
 
 
 async def test_a_process_that_left_takes_no_cell_of_a_released_log(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import errno
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -28,10 +27,10 @@ from typing import Any, Final
 from indilog.apps.app import App, Function, check_app_name
 from indilog.base.deployed import FunctionSpec, code_digest
 from indilog.base.errors import DeployError, DiskFullError, InvalidArgumentsError
+from indilog.base.room_reserve import NO_ROOM
 
 PACKAGE: Final = "indilog_deployed_"
 """Prefix of the package names of deployments."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _ENTRIES: Final = ("__init__", "app", "main")
 _NOT_IMPORTED: Final = ("__main__", "conftest", "setup")
 
@@ -123,7 +122,7 @@ def _write(home: Path, sources: Mapping[str, str]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
         except (OSError, UnicodeEncodeError) as error:
-            if isinstance(error, OSError) and error.errno in _FULL:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise DiskFullError(
                     f"There is no disk space left to write {path!r}; make room, then deploy it "
                     "again."

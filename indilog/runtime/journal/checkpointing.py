@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from indilog.base.room_reserve import NO_ROOM
 from indilog.roles.role import Checkpoints, NotesCheckpoints, Role, WantsCheckpoints
 from indilog.runtime.journal.checkpoint_files import (
     FileUse,
@@ -30,7 +31,6 @@ from indilog.runtime.journal.checkpoint_files import (
     write_checkpoint,
 )
 from indilog.runtime.journal.journal import Journal
-from indilog.runtime.journal.segment import NO_ROOM
 
 _SHARE: Final = 2
 """A checkpoint of n bytes is written after at least n / `_SHARE` bytes were appended."""

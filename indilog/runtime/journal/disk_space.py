@@ -9,7 +9,8 @@ The roles that store batches share half of the remaining room equally. When the 
 for a frame, the frame waits here, and later frames wait after it, as on a slow disk. No message
 that acknowledges a waiting frame leaves the process. Frames of sequencers do not wait for batches
 of other roles, because trims are metalog entries and free disk space. `NodeShell` writes all frames
-through `DiskSpace`.
+through `DiskSpace`. The cells of storage nodes are in other files, with a reserve of their own
+(`indilog.runtime.cell_store`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from indilog.base.ids import Instant, NodeId
+from indilog.base.room_reserve import NO_ROOM
 from indilog.config import NodeConfig
 from indilog.roles.role import METALOG_KINDS, Location, Persist, Persisted, SpaceChanged
 from indilog.runtime.journal.journal import Journal
-from indilog.runtime.journal.segment import NO_ROOM
 
 _SEGMENT_SHARE: Final = 4
 
@@ -45,6 +46,7 @@ class DiskSpace:
 
     Attributes:
         full: whether the roles have been notified to accept no more records.
+        others_full: whether other files of this process have no room on the disk.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class DiskSpace:
         self._waiting: deque[_Waiting] = deque()
         self._retry_at: Instant | None = None
         self.full = False
+        self.others_full = False
 
     @property
     def waiting(self) -> bool:
@@ -76,7 +79,7 @@ class DiskSpace:
         """Whether the disk is full, or was full at the last check. While this is False,
         `pop_change` returns None.
         """
-        return self.full or bool(self._waiting) or self._journal.starved
+        return self.full or self.others_full or bool(self._waiting) or self._journal.starved
 
     def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:
         """Write a frame and return its location. None: the frame waits for room, and `retry`
@@ -121,7 +124,8 @@ class DiskSpace:
         if self._retry_at is not None:
             self._wake_after(max(0.0, self._retry_at - now))
         room = self._journal.room
-        full = bool(self._waiting) or (self._journal.starved and room < self._reserve_bytes)
+        full = self.others_full or bool(self._waiting)
+        full = full or (self._journal.starved and room < self._reserve_bytes)
         if full == self.full:
             return None
         self.full = full

@@ -41,8 +41,6 @@ BATCH_KINDS: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind
 """Frames whose payload is a record batch."""
 SEGMENT_BYTES_MAX: Final = 2**32 - 1
 """Largest size of a segment, because `synced` and `length` have 32 bits."""
-NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of a full disk or an exhausted quota."""
 _HEADER: Final = Struct("<2sBBIQIII")
 _CRC: Final = Struct("<I")
 _KIND_AT: Final = 3

@@ -8,7 +8,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from indilog.runtime.journal.segment import NO_ROOM, prepare_segment, segment_path
+from indilog.base.room_reserve import NO_ROOM
+from indilog.runtime.journal.segment import prepare_segment, segment_path
 
 
 class SpareSegment:

@@ -27,6 +27,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from typing import Final, Self
@@ -41,9 +42,10 @@ from indilog.base.errors import (
     IndilogError,
     OverloadedError,
 )
+from indilog.base.room_reserve import NO_ROOM, RoomReserve
 from indilog.config import KIB, NodeConfig
 from indilog.runtime.journal.directory_lock import lock_directory
-from indilog.runtime.journal.segment import NO_ROOM, synced_directory
+from indilog.runtime.journal.segment import synced_directory
 from indilog.runtime.metadata.session import boot_time_s
 from indilog.runtime.metadata.store import (
     Conflict,
@@ -124,7 +126,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         self._watchers: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._failed = False
         self._expiry: asyncio.TimerHandle | None = None
-        self._reserve = file.with_name(file.name + ".reserve")
+        self._reserve = RoomReserve(file.with_name(file.name + ".reserve"), _RESERVE_BYTES)
         file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = lock_directory(file.with_name(file.name + ".lock"))
         try:
@@ -407,19 +409,12 @@ class EmbeddedMetadataStore(SessionKeeper):
             new.unlink(missing_ok=True)
             if error.errno not in NO_ROOM:
                 raise
-            self._reserve.unlink(missing_ok=True)
+            self._reserve.release()
             _written_or_full(new, data)
         new.replace(self._file)
         synced_directory(self._file.parent)
-        self._keep_reserve()
-
-    def _keep_reserve(self) -> None:
-        """Write the file that reserves room for the next write; on a full disk, do nothing."""
-        if not self._reserve.exists():
-            try:
-                _write_file(self._reserve, bytes(_RESERVE_BYTES))
-            except OSError:
-                self._reserve.unlink(missing_ok=True)
+        with suppress(OSError):  # the next write tries again
+            self._reserve.keep()
 
 
 def _version_of(found: Versioned | None) -> int:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +18,7 @@ import pytest
 import indilog.client
 from indilog.base.errors import DiskFullError
 from indilog.base.log import Log
+from indilog.base.log_kinds import LogKind
 from indilog.config import KIB, ClusterConfig, Config, node_config
 from tests.cluster.faults.small_disk import MIB, SmallDisk, small_disk
 from tests.cluster.platform_process import platform
@@ -86,6 +88,35 @@ async def test_a_full_disk_makes_the_log_read_only_until_there_is_room(disk: Sma
             count = await log.append(DATA)
     async with indilog.client.open(directory, CONFIG) as client:
         assert await client.log("load").tail() == count + 1
+
+
+@pytest.mark.parametrize("kind", ["order-first", "owned", "object-store"])
+@pytest.mark.asyncio
+async def test_a_log_of_another_kind_is_read_only_until_a_trim_has_made_room(
+    disk: SmallDisk, kind: LogKind
+) -> None:
+    """A shared log on the same disk is read-only too, if the cells are in files of its nodes."""
+    settings = CONFIG.node.journal
+    journal = dataclasses.replace(settings, disk_reserve_bytes=MIB)
+    config = dataclasses.replace(CONFIG, node=dataclasses.replace(CONFIG.node, journal=journal))
+    async with indilog.client.open(disk.directory / "data", config) as client:
+        await client.create_log("load", kind=kind)
+        log = client.log("load")
+        last = -1
+        for _ in range(1_100):  # a closed part of the index, whose records a trim frees at once
+            last = await log.append(bytes(4 * KIB))
+        disk.fill(leave_bytes=MIB)
+        last += await appended_until_full(log, last + 1)
+        assert await log.tail() == last + 1, "nothing refused was appended"
+        kept = await log.read_prev()
+        assert kept is not None
+        assert kept.seqnum == last
+        await log.trim(last)
+        assert await appended_again(log) == last + 1
+        assert (await log.read_range(bound=last))[0].data == kept.data
+        disk.free()
+    async with indilog.client.open(disk.directory / "data", config) as client:
+        assert await client.log("load").tail() == last + 2
 
 
 def post(url: str, body: bytes) -> tuple[int, bytes]:

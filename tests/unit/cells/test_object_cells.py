@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -35,6 +36,9 @@ class CountingStore:
         self.requests["list"] += 1
         found = (name.removeprefix(f"{folder}/") for name in self.objects)
         return sorted(name for name in found if "/" not in name)
+
+    async def full_disks(self) -> Sequence[str]:
+        return ()
 
     async def delete_folder(self, folder: str) -> None:
         for name in await self.names(folder):

@@ -234,7 +234,9 @@ NODE, ENGINE = NodeId("storage-0"), NodeId("engine-0")
 
 def stores(directory: Path, answers: list[CellAnswer], **limits: int) -> CellStores:
     config = Config(node=node_config(**limits))
-    return CellStores(directory, config, lambda _, __, answer: answers.append(answer))
+    return CellStores(
+        directory, config, lambda _, __, answer: answers.append(answer), lambda _is_full: None
+    )
 
 
 @pytest.mark.asyncio
@@ -306,7 +308,10 @@ async def test_the_names_of_a_new_file_are_synced_before_its_first_answer(
     monkeypatch.setattr(cell_store, "synced_directory", synced.append)
     answered: asyncio.Future[list[Path]] = asyncio.get_running_loop().create_future()
     stores = CellStores(
-        tmp_path, Config(), lambda _node, _to, _answer: answered.set_result(list(synced))
+        tmp_path,
+        Config(),
+        lambda _node, _to, _answer: answered.set_result(list(synced)),
+        lambda _is_full: None,
     )
     stores.ask(NodeId("storage-0"), NodeId("engine-0"), CellsSeal(0, "s", 1, opens=True))
     assert await answered == [tmp_path / "cells", tmp_path]

@@ -49,13 +49,13 @@ def test_only_compute_nodes_may_ask() -> None:
     assert isinstance(ignored, Ignore)
 
 
-def test_a_full_disk_refuses_what_grows() -> None:
+def test_a_full_disk_refuses_new_logs() -> None:
     node = node_of()
     node.handle([SpaceChanged(1_000)], Instant(1.0))
-    assert effects(node, WRITE) == [Send(ENGINE, CellAnswer(5, CellOutcome.REFUSED))]
     opens = CellsSeal(7, "s", 1, opens=True)
     assert effects(node, opens) == [Send(ENGINE, CellAnswer(7, CellOutcome.REFUSED))]
-    for question in (READ, CellsTrim(8, "s", 1, 0, 9), CellsSeal(9, "s", 1), CellsDrop(10, "s")):
+    trim, seal, drop = CellsTrim(8, "s", 1, 0, 9), CellsSeal(9, "s", 1), CellsDrop(10, "s")
+    for question in (READ, WRITE, trim, seal, drop):
         assert effects(node, question) == [AskCells(ENGINE, question)]
 
 

@@ -1,0 +1,63 @@
+"""A file that keeps room on a disk, for what must still be written when the disk is full.
+
+Records that arrive while the disk is full are refused. What is in progress must be completed, and
+trims must be written, because they make room. The metadata store, the cells of storage nodes and
+object stores in directories have a reserve each; the journal has one in its last segment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a full disk or an exhausted quota."""
+
+
+class RoomReserve:
+    """Keeps `size_bytes` free on the disk of `path`, by a file of this size.
+
+    Several processes may share one reserve.
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path, self._size_bytes = path, size_bytes
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the room is reserved. False: it was released, and other writes may use it."""
+        try:
+            return self._path.stat().st_size >= self._size_bytes
+        except FileNotFoundError:
+            return False
+
+    def keep(self) -> bool:
+        """Reserve the room unless it is reserved; return whether it is reserved now.
+
+        Raises:
+            OSError: the file cannot be created for another reason than a full disk.
+        """
+        if self.is_kept:
+            return True
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, self._size_bytes)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        return True
+
+    def release(self) -> bool:
+        """Make the room usable; return whether it was reserved."""
+        try:
+            self._path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
