@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +43,10 @@ def create(
     destination: Annotated[Path, typer.Argument(help="A new directory.", metavar="DESTINATION")],
     *,
     part_mib: Annotated[int, typer.Option(min=1, max=4096, help="Size of a file, in MiB.")] = 64,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out a log of another kind, which is lost. May be repeated."),
+    ] = None,
 ) -> None:
     """Back up a data directory, also while its platform runs (`indilog backup DATA DESTINATION`).
 
@@ -51,10 +55,16 @@ def create(
     with explain_mistakes(), _progress("backup") as progress:
         from indilog_pipeline.backup.create import create
 
-        made = create(data, destination, part_bytes=part_mib << 20, progress=progress)
+        made = create(
+            data,
+            destination,
+            part_bytes=part_mib << 20,
+            without=without or (),
+            progress=progress,
+        )
     show.line(
         f"Backed up {made.kept:,} records of shared logs, with seqnums below {made.tail}"
-        f"{_others(made.segments)}."
+        f"{_others(made.segments)}.{_without(made.left_out)}"
     )
 
 
@@ -100,6 +110,7 @@ def restore(
     show.line(
         f"Restored {made.kept:,} records of shared logs{_others(made.segments)}. The next seqnum "
         f"of shared logs is {made.next_seqnum}. Start it with `indilog up{option} --data {data}`."
+        f"{_without(made.left_out)}"
     )
 
 
@@ -112,7 +123,7 @@ def verify(source: Source) -> None:
         plan, manifest = verify(source)
     show.line(
         f"The backup is whole: {manifest.kept:,} records of shared logs, with seqnums below "
-        f"{plan.tail}{_others(len(manifest.segments))}."
+        f"{plan.tail}{_others(manifest.copied)}.{_without(manifest.left_out)}"
     )
 
 
@@ -120,6 +131,11 @@ def _others(segments: int) -> str:
     """Return how many segments of logs of other kinds there are, as the end of a sentence."""
     parts = "segment" if segments == 1 else "segments"
     return f", and {segments:,} {parts} of logs of other kinds" if segments else ""
+
+
+def _without(logs: Sequence[str]) -> str:
+    """Return which logs were left out, as a further sentence."""
+    return f" Left out, and lost: {', '.join(logs)}." if logs else ""
 
 
 @contextmanager

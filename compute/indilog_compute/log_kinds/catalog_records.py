@@ -458,8 +458,8 @@ def _folders(state: CreatedLogState) -> set[str]:
 class MovedCatalog:
     """Rewrites the records of a catalog for a platform that keeps the segments elsewhere.
 
-    Each record that names a segment gets the segment's new place, folder and layout. So a reader of
-    the records never learns where the segments were before.
+    Each record that names a segment gets the segment's new kind, place, folder and layout. So a
+    reader of the records never learns where the segments were before.
 
     Args:
         segments: the new segments, by the folders of before.
@@ -485,14 +485,16 @@ class MovedCatalog:
             self._first[found.log] = folder
         elif isinstance(found, Laid) and not folder:
             folder = self._first.get(found.log, "")
-        if (new := self._segments.get(folder)) is None:
-            return data
+        new = self._segments.get(folder)
+        if new is None or (isinstance(found, Laid) and new.layout is None):
+            return data  # in the second case the segment is not on storage nodes any more
         if isinstance(found, Laid):
-            assert new.layout is not None, "it is on storage nodes"
             moved = msgspec.structs.replace(found, folder=new.folder, layout=new.layout)
             return msgspec.json.encode(moved)
         return msgspec.json.encode(
-            msgspec.structs.replace(found, place=new.place, folder=new.folder, layout=new.layout)
+            msgspec.structs.replace(
+                found, kind=new.kind, place=new.place, folder=new.folder, layout=new.layout
+            )
         )
 
     def _moved(self, found: SegmentsFreed) -> SegmentsFreed:
@@ -502,7 +504,9 @@ class MovedCatalog:
         segments, layouts = [], {}
         for segment in found.segments:
             new = self._segments.get(segment.folder, segment)
-            segments.append(msgspec.structs.replace(segment, place=new.place, folder=new.folder))
+            segments.append(
+                msgspec.structs.replace(segment, kind=new.kind, place=new.place, folder=new.folder)
+            )
             if isinstance(new, NewSegment) and new.layout is not None:
                 seqnum = found.layouts[segment.folder].seqnum
                 layouts[new.folder] = RecordedLayout(found.log, new.layout, seqnum)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -101,10 +102,11 @@ class SegmentCopies:
     Args:
         data: the data directory.
         destination: directory of the backup.
+        without: names of logs that are not copied.
     """
 
-    def __init__(self, data: Path, destination: Path) -> None:
-        self._data, self._destination = data, destination
+    def __init__(self, data: Path, destination: Path, without: Collection[str]) -> None:
+        self._data, self._destination, self._without = data, destination, without
         self._disks = _Disks(data)
         self._runner = asyncio.Runner()
 
@@ -121,6 +123,8 @@ class SegmentCopies:
             NotReadyError: the object store does not answer, or trims overtake the copy.
         """
         log, segment, _, is_begun = other
+        if log in self._without:
+            return StoredSegment(log, segment.kind, segment.folder, "", is_left_out=True)
         digest = self._digest(number, other) if is_begun else ""
         return StoredSegment(log, segment.kind, segment.folder, digest)
 
@@ -139,7 +143,8 @@ class SegmentCopies:
             except DataLossError as error:
                 raise DataLossError(
                     f"Log {other.log} cannot be copied: {error} There can be no whole backup. "
-                    "Repair the log, or restore the data directory from an older backup."
+                    "Repair the log, restore the data directory from an older backup, or make a "
+                    f"backup of all other logs (`--without {shlex.quote(other.log)}`)."
                 ) from error
             except CellsError as error:
                 raise NotReadyError(
@@ -224,11 +229,13 @@ def new_segments(manifest: Manifest, config: Config, view: View) -> dict[str, Ne
         view: view of the new platform.
     """
     found = {}
-    for log, kind, folder in ((each.log, each.kind, each.folder) for each in manifest.segments):
-        if kind == OBJECT_STORE:
-            # A folder of its own, because the old platform may still use the old folder.
+    for each in manifest.segments:
+        log, kind, folder = each.log, each.kind, each.folder
+        if kind == OBJECT_STORE or each.is_left_out:
+            # A folder of its own, because the old platform may still use the old folder. A log that
+            # was left out is lost, which an object store without the folder reports.
             place = config.node.object_logs.object_place
-            found[folder] = NewSegment(kind=kind, place=place, folder=new_folder(log))
+            found[folder] = NewSegment(kind=OBJECT_STORE, place=place, folder=new_folder(log))
         else:
             layout = first_layout(kind, folder, view.storage_nodes, config.cluster.replicas)
             found[folder] = NewSegment(kind=kind, folder=folder, layout=layout)
@@ -259,6 +266,8 @@ def write_segments(
 
         async def write_all() -> None:
             for number, stored in enumerate(manifest.segments):
+                if stored.is_left_out:
+                    continue
                 await _write_segment(source, number, stored, segments[stored.folder], config, disks)
 
         try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -64,12 +64,14 @@ class CreatedBackup(NamedTuple):
     Attributes:
         tail: all seqnums of its `shared` logs are below this seqnum.
         kept: number of records of `shared` logs.
-        segments: number of segments of logs of other kinds.
+        segments: number of copied segments of logs of other kinds.
+        left_out: the logs without which it was made.
     """
 
     tail: SeqNum
     kept: int
     segments: int
+    left_out: Sequence[str] = ()
 
 
 def create(
@@ -77,12 +79,21 @@ def create(
     destination: Path,
     *,
     part_bytes: int = PART_BYTES,
+    without: Collection[str] = (),
     progress: Progress = lambda *_: None,
 ) -> CreatedBackup:
     """Make a backup of the data directory `data` in `destination`, or continue a backup there.
 
+    Args:
+        data: the data directory.
+        destination: directory of the backup.
+        part_bytes: size of a file with records.
+        without: logs of other kinds than `shared` that are left out, because they are lost.
+        progress: called with the number of parts written so far, and the number of all parts.
+
     Raises:
-        ConfigError: `destination` holds something else, or a backup of another platform.
+        ConfigError: `destination` holds something else, or a backup of another platform; or there
+            is no such log to leave out.
         DataDirectoryError: `data` is no data directory; or a file of the backup is damaged.
         DataLossError: records that are not trimmed cannot be read from any replica.
         NotReadyError: a running platform moves files faster than they are read, or freed segments
@@ -99,8 +110,8 @@ def create(
     try:
         if (destination / MANIFEST_FILE).exists():
             plan, manifest = verify(destination)
-            return CreatedBackup(plan.tail, manifest.kept, len(manifest.segments))
-        return _create(image, destination, part_bytes, progress)
+            return CreatedBackup(plan.tail, manifest.kept, manifest.copied, manifest.left_out)
+        return _create(image, destination, part_bytes, without, progress)
     except OSError as error:
         raise DataDirectoryError(
             f"The backup {destination} cannot be written: {error.strerror or error}; make room, "
@@ -111,7 +122,11 @@ def create(
 
 
 def _create(
-    image: LogImage, destination: Path, part_bytes: int, progress: Progress
+    image: LogImage,
+    destination: Path,
+    part_bytes: int,
+    without: Collection[str],
+    progress: Progress,
 ) -> CreatedBackup:
     plan = _plan_for(image, destination, part_bytes)
     order = _order(image, destination, plan)
@@ -130,8 +145,13 @@ def _create(
             kept += batch.records
             epoch = max(epoch, _epoch_of(batch))
             catalog.take(batch)
+    if unknown := sorted(set(without) - {each.log for each in catalog.segments()}):
+        raise ConfigError(
+            f"No log of another kind than shared has the name {unknown[0]}, so it cannot be left "
+            "out."
+        )
     try:
-        with closing(SegmentCopies(image.directory, destination)) as copies:
+        with closing(SegmentCopies(image.directory, destination, without)) as copies:
             segments = [copies.stored(*each) for each in enumerate(catalog.segments())]
     except DataLossError:
         _refuse_freed(catalog, LogImage.read(image.directory), plan.tail)
@@ -150,7 +170,7 @@ def _create(
     )
     write_file(destination / MANIFEST_FILE, [encoded(manifest)])
     progress(len(plan.starts), len(plan.starts))
-    return CreatedBackup(plan.tail, kept, len(segments))
+    return CreatedBackup(plan.tail, kept, manifest.copied, manifest.left_out)
 
 
 def _order(image: LogImage, destination: Path, plan: Plan) -> str:

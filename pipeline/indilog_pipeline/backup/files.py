@@ -84,13 +84,16 @@ class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
         log: name of the log.
         kind: kind of the segment.
         folder: the unique name of the segment on the old platform.
-        digest: digest of the segment's file, hexadecimal; empty: the segment has no cells.
+        digest: digest of the segment's file, hexadecimal; empty: there is no file, because the
+            segment has no cells or is left out.
+        is_left_out: whether the backup was made without this log.
     """
 
     log: str
     kind: LogKind
     folder: str
     digest: str
+    is_left_out: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup 3"):
@@ -112,6 +115,16 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup
     floors: tuple[tuple[int, SeqNum, bool, int], ...]
     kept: int
     segments: tuple[StoredSegment, ...]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The logs without which the backup was made."""
+        return sorted({each.log for each in self.segments if each.is_left_out})
+
+    @property
+    def copied(self) -> int:
+        """How many segments of logs of other kinds the backup has."""
+        return sum(not each.is_left_out for each in self.segments)
 
 
 class StoredBatch(NamedTuple):

@@ -20,7 +20,7 @@ The directory is built under another name, and renamed when all of it is durable
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -84,12 +84,14 @@ class Restored(NamedTuple):
         kept: number of records of `shared` logs.
         next_seqnum: the first seqnum that the platform assigns to a record of a `shared` log.
         segments: number of segments of logs of other kinds.
+        left_out: the logs without which the backup was made; their reads raise `DataLossError`.
     """
 
     tail: SeqNum
     kept: int
     next_seqnum: SeqNum
     segments: int
+    left_out: Sequence[str]
 
 
 def restore(
@@ -146,7 +148,7 @@ def restore(
         raise DataDirectoryError(
             f"{new} cannot be written: {error.strerror or error}; make room, and restore again."
         ) from error
-    return Restored(plan.tail, manifest.kept, after, len(manifest.segments))
+    return Restored(plan.tail, manifest.kept, after, manifest.copied, manifest.left_out)
 
 
 def _checked(plan: Plan, manifest: Manifest, next_seqnum: SeqNum | None) -> SeqNum:

@@ -16,6 +16,7 @@ import pytest
 import indilog
 from indilog.base.errors import (
     ConditionFailedError,
+    ConfigError,
     DataDirectoryError,
     DataLossError,
     NotReadyError,
@@ -478,6 +479,32 @@ def test_a_damaged_object_is_no_backup(made: Path, tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataLossError, match="Log switched cannot be copied: Records from 8 on"):
         create(tmp_path / "data", tmp_path / "second")
+
+
+def test_a_backup_may_leave_out_lost_logs(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "data", tmp_path / "data")
+    lost = ["object-store", "owned"]
+    (folder,) = (tmp_path / "data" / "objects").glob("object-store-*")
+    shutil.rmtree(folder)
+    damage_cells(tmp_path / "data", files=2, log="owned")
+    with pytest.raises(DataLossError, match=r"other logs \(`--without object-store`\)"):
+        create(tmp_path / "data", tmp_path / "backup")
+    with pytest.raises(ConfigError, match="has the name events, so it cannot be left out"):
+        create(tmp_path / "data", tmp_path / "backup", without=["events"])
+    backup = create(tmp_path / "data", tmp_path / "backup", without=lost)
+    assert backup.left_out == lost
+    assert create(tmp_path / "data", tmp_path / "backup").left_out == lost
+    restored(tmp_path / "backup", config_in(tmp_path / "new"))
+
+    async def use(client: Client) -> None:
+        for name in lost:
+            with pytest.raises(DataLossError, match=f"The object store has no {name}-"):
+                await client.log(name).tail()
+            with pytest.raises(DataLossError):
+                await client.log(name).append(b"never")
+        assert await client.log("order-first").tail() == RECORDS
+
+    on(config_in(tmp_path / "new"), use)
 
 
 def test_a_lost_disk_is_no_matter_while_another_one_has_the_log(made: Path, tmp_path: Path) -> None:
