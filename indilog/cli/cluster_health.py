@@ -308,9 +308,11 @@ class ClusterHealth:
                 health.heals.append(f"Shard {shard.shard} is being copied{known}.")
 
     def _judge_logs(self, health: Health) -> None:
-        filling = self._status.get("filling", {})  # an earlier release does not say
-        for log, nodes in filling.items():
+        found = self._status  # an earlier release does not say
+        for log, nodes in found.get("filling", {}).items():
             health.heals.append(f"Log {log} is being copied to {_names(nodes)}.")
+        for log, failure in found.get("not_opened", {}).items():
+            health.needs_operator.append(f"Log {log} cannot be opened: {failure}")
 
 
 def _zones_counted(zones: list[str]) -> str:

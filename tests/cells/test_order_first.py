@@ -117,10 +117,10 @@ async def test_a_disk_that_lost_its_cells_is_filled_again(tmp_path: Path) -> Non
         filled: dict[str, object] = {}
         async with asyncio.timeout(60):
             while (layout := layout_of(kinds, "events")).is_filling or layout.epoch < 3:
-                filled |= kinds.filling()
+                filled |= kinds.status()["filling"]
                 await asyncio.sleep(0.001)
         assert filled.keys() == {"events"}
-        assert kinds.filling() == {}
+        assert kinds.status()["filling"] == {}
         assert all(len(chain) == 2 for chain in layout.chains)
     for file in (tmp_path / "journal" / "cells").glob("storage-0.*"):
         file.unlink()

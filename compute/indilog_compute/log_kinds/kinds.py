@@ -17,7 +17,7 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -465,8 +465,15 @@ class LogKinds:
         """Return the newest layout that this node knows of the segment in `folder`."""
         return self._catalog.layout(folder)
 
-    def filling(self) -> dict[str, list[NodeId]]:
-        """Return the storage nodes to which the contents of logs are being copied, by log."""
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Return what is wrong with logs, by log: `filling` has the storage nodes to which its
+        contents are being copied, `not_opened` why this compute node cannot open it.
+        """
+        opened = self._opened.values()
+        failures = {each.created.log: each.failure for each in opened if each.failure}
+        return {"filling": self._filling(), "not_opened": failures}
+
+    def _filling(self) -> dict[str, list[NodeId]]:
         found: dict[str, set[NodeId]] = {}
         for log, layout in self._catalog.layouts():
             if layout.is_filling:

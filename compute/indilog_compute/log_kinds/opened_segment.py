@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol, TypeAlias
 
-from indilog.base.errors import NotReadyError, SealedError
+from indilog.base.errors import IndilogError, NotReadyError, SealedError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Log, LogSource, Session
 from indilog.base.retention import Retention
@@ -58,7 +58,11 @@ ReleaseSegment: TypeAlias = Callable[[CreatedLog], Coroutine[Any, Any, None]]
 
 
 class OpenedSegment:
-    """A segment of another kind than `shared`. Its first use opens its logspace."""
+    """A segment of another kind than `shared`. Its first use opens its logspace.
+
+    Attributes:
+        failure: why the newest attempt to open the logspace failed; empty: it did not.
+    """
 
     def __init__(self, created: CreatedLog, open_logs: OpenLogs) -> None:
         self.created = created
@@ -68,6 +72,7 @@ class OpenedSegment:
         self._stack = AsyncExitStack()
         self._logs: OtherLogs | None = None
         self._is_closed = False
+        self.failure = ""
 
     async def logs(self) -> OtherLogs:
         """Return the logspace, after opening it if necessary. Concurrent callers share one attempt.
@@ -99,7 +104,12 @@ class OpenedSegment:
 
     async def _open(self) -> None:
         opening = self._open_logs(self.created, is_new=False)
-        self._logs = await self._stack.enter_async_context(opening)
+        try:
+            self._logs = await self._stack.enter_async_context(opening)
+        except IndilogError as error:
+            self.failure = str(error)
+            raise
+        self.failure = ""
 
     async def log(self) -> Log:
         """Return the log, with a new session. The session of the caller is not needed: reads of

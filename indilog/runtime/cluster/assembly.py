@@ -658,7 +658,7 @@ def status_of(
     full disk prevents appends. `nodes`: the status of roles; other processes publish theirs
     periodically. `elsewhere`: nodes in other processes. `silent`: nodes without a recent status.
     `shards`: the replicas of each shard, and those whose reports decide what is ordered
-    (`counting`). `filling`: see `LogKinds`. `layout`: nodes and index schedule of the newest view.
+    (`counting`). `filling`, `not_opened`: see `LogKinds.status`. `layout`: the newest view.
     `lost_records`: records that no replica has any more; if not 0, with a `warning`.
     """
     view = logs.engine.placement.view
@@ -681,7 +681,7 @@ def status_of(
             for shard in view.shards
         },
         "layout": {**_layout(view), "lost_storage_policy": logs.limits.lost_storage_policy},
-        "filling": {} if logs.kinds is None else logs.kinds.filling(),
+        **({} if logs.kinds is None else logs.kinds.status()),
         "nodes": nodes,
         "elsewhere": _elsewhere(shell, logs),
         "silent": published.silent,

@@ -31,6 +31,7 @@ class OpenedLogs(MemoryLogs):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[str] = []
+        self.away = "away"
         self.enforced = asyncio.Event()
 
     async def end(self) -> SeqNum:
@@ -56,7 +57,7 @@ class OpenedLogs(MemoryLogs):
         if is_new:
             yield self
             return
-        if created.log == "away":
+        if created.log == self.away:
             raise NotReadyError("The store does not answer.")
         self.events.append(f"open {created.log}")
         yield self
@@ -108,6 +109,24 @@ async def test_a_log_is_opened_by_its_first_use_and_closed_when_its_node_stops()
     assert opened.events == ["open used"]
     await kinds.stop()
     assert opened.events == ["open used", "close used"]
+
+
+async def test_the_status_names_logs_that_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = OpenedLogs()
+    kinds = kinds_over(opened, Config(), serves=False)
+    await kinds.start()
+    await kinds.create("away", "object-store")
+    log = kinds.log("away", Session())
+    assert log is not None
+    with pytest.raises(NotReadyError):
+        await log.append(b"x")
+    assert kinds.status()["not_opened"] == {"away": "The store does not answer."}
+    monkeypatch.setattr(opened, "away", "")
+    await log.append(b"x")
+    assert kinds.status()["not_opened"] == {}
+    await kinds.stop()
 
 
 async def test_a_log_that_cannot_be_opened_stops_no_retention_of_others() -> None:
