@@ -10,7 +10,7 @@ import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -56,6 +56,10 @@ def explain_mistakes() -> Iterator[None]:
         stop(str(error))
 
 
+_GONE: Final = ("TrimmedError", "DataLossError")
+"""Titles of errors about records that existed."""
+
+
 class Gateway:
     """Sends the requests of one command to a gateway.
 
@@ -93,6 +97,13 @@ class Gateway:
                 return self._json(response)
             sys.stderr.write(f"warning: {_sentence(response)}\n")
             bound = behind
+
+    def had_records(self, path: str) -> bool:
+        """Whether the records at `path` exist, or were trimmed or lost."""
+        response = self._response("GET", path, query={"direction": "prev", "limit": 1})
+        if any(_next_seqnum(response, gone) is not None for gone in _GONE):
+            return True
+        return bool(self._json(response)["records"])
 
     def post(
         self,

@@ -6,6 +6,7 @@ They send requests below `/logs` to a `Gateway`. `indilog.cli.follow` prints rec
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,7 +92,14 @@ def switch(
 
     with explain_mistakes():
         body = {"kind": check_kind(kind)}
-    info = Gateway(url).post(_path(log, "switch"), json=body)
+    gateway = Gateway(url)
+    created = {info["log"] for info in gateway.get("/logs")["logs"]}
+    if log not in created and not gateway.had_records(_path(log, "records")):
+        stop(
+            f"There is no log {log}: it has no records. To create it, run "
+            f"`indilog log create {shlex.quote(log)} --kind {kind}`."
+        )
+    info = gateway.post(_path(log, "switch"), json=body)
     show.line(f"The log {info['log']} is of kind {info['kind']}.")
 
 

@@ -74,6 +74,50 @@ def test_a_trim_prints_its_effect(platform: type[Platform]) -> None:
     assert json.loads(request.content) == {"until": 7, "tag": "new", "tag_int": None}
 
 
+class LogPlatform(Platform):
+    """A platform whose log has these records, or was trimmed (None)."""
+
+    def __init__(self, records: list[object] | None) -> None:
+        super().__init__({})
+        self._records = records
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        if request.method == "POST":
+            return httpx.Response(200, json={"log": "orders", "kind": "owned"})
+        if request.url.path == "/logs":
+            return httpx.Response(200, json={"logs": [{"log": "created"}]})
+        if self._records is None:
+            trimmed = {"title": "TrimmedError", "detail": "trimmed", "next_seqnum": 7}
+            return httpx.Response(410, json=trimmed)
+        return httpx.Response(200, json={"records": self._records})
+
+
+@pytest.mark.parametrize(
+    ("log", "records", "switched"),
+    [
+        ("orders", [{"seqnum": 3}], True),
+        ("orders", None, True),
+        ("created", [], True),
+        ("ordres", [], False),
+    ],
+)
+def test_a_switch_of_a_log_without_records_creates_no_log(
+    monkeypatch: pytest.MonkeyPatch, log: str, records: list[object] | None, switched: bool
+) -> None:
+    asked, real = LogPlatform(records), httpx.Client
+    transport = httpx.MockTransport(asked)
+    monkeypatch.setattr(
+        httpx, "Client", lambda **given: real(base_url=given["base_url"], transport=transport)
+    )
+    done = run("log", "switch", log, "--kind", "owned")
+    assert any(request.method == "POST" for request in asked.asked) == switched
+    assert done.exit_code == (0 if switched else 2)
+    if not switched:
+        assert "There is no log ordres: it has no records." in done.stderr
+        assert "`indilog log create ordres --kind owned`" in done.stderr
+
+
 def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
     asked = platform({"invocation": "i-1"}, 202)
     assert run("invoke", "shop.buy", "--async").stdout == "i-1\n"
