@@ -15,11 +15,13 @@ import contextlib
 import math
 import secrets
 import time
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import structlog
@@ -283,9 +285,9 @@ class CellDriver:
             NotReadyError: the same, and the item never takes effect.
             DataLossError: a cell is damaged; the item may take effect.
         """
-        self.check_open()
         if isinstance(item, Records):
             await self._check_disks()
+        self.check_open()
         if not self._core.has_room or len(self._unwritten) > _UNWRITTEN_MAX:
             raise OverloadedError(
                 "The log's store is slower than the appends, and too many wait; nothing was "
@@ -655,10 +657,9 @@ class CellDriver:
         state = self._core.state
         if not state.generations or state.is_ended:
             return
-        alive = state.dead_below
-        dead = [each.end for each in state.generations if each.tail <= alive]
-        if dead and dead[-1] > self._freed_below:
-            self._freed_below = dead[-1]
+        dead = bisect_right(state.generations, state.dead_below, key=attrgetter("tail"))
+        if dead and (end := state.generations[dead - 1].end) > self._freed_below:
+            self._freed_below = end
             self._start(self._collect())
 
     async def _collect(self) -> None:
