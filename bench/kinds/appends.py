@@ -1,12 +1,14 @@
 """Compares appends to logs of each kind, and appends with fills of an order-first log, in one run.
 
-The platform runs in this process, with `--replicas` storage nodes; the store of the object-store
-log is a directory on the same disk. Rounds of the kinds run interleaved, so all meet the same
-machine. A fill writes junk into a cell that no writer has written, along the same chain as an
-append (CORFU 4.1).
+The platform runs in this process, with `--replicas` storage nodes. With `--processes`, each
+sequencer, storage node and index node has a process of its own, and this process is the compute
+node. The store of the object-store log is a directory on the same disk. Rounds of the kinds run
+interleaved, so all meet the same machine. A fill writes junk into a cell that no writer has
+written, along the same chain as an append (CORFU 4.1).
 
     python -m bench.kinds.appends [--replicas 1 2 3] [--sequencers 1] [--kinds shared owned ...]
                                   [--callers 1 64] [--record-bytes 256] [--rounds 3] [--seconds 2]
+                                  [--processes]
 """
 
 from __future__ import annotations
@@ -19,14 +21,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.support.harness import Report, Round, closed_loop, command, latency, table_of
+from bench.support.platforms import compute_node
 from indilog.base.ids import tag_columns
 from indilog.base.log import Session
 from indilog.base.log_kinds import LOG_KINDS
 from indilog.config import ClusterConfig, Config, node_config
-from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog_cells.chain_cells import ChainCells
 from indilog_cells.content import JUNK, Content, Records, encode
 from indilog_cells.opening import PlatformCells
+from indilog_compute.local_log import LocalLogs
 
 _CELLS_LOG: Final = "cells"
 """A log whose cells the benchmark writes itself."""
@@ -40,13 +43,13 @@ class Work(NamedTuple):
     run: Callable[[int], Awaitable[object]]
 
 
-async def works_of(platform: Platform, data: bytes, chosen: Sequence[str]) -> list[Work]:
+async def works_of(logs: LocalLogs, data: bytes, chosen: Sequence[str]) -> list[Work]:
     """Create a log of each kind; return an append for each, a write of a cell, and a fill."""
-    kinds = platform.logs.kinds
+    kinds = logs.kinds
     assert kinds is not None
 
     def appending(name: str) -> Callable[[int], Awaitable[object]]:
-        log = platform.logs.log(name, Session())
+        log = logs.log(name, Session())
         return lambda _: log.append(data, tags=["t"])
 
     columns = tag_columns(_CELLS_LOG, ("t",))
@@ -55,7 +58,8 @@ async def works_of(platform: Platform, data: bytes, chosen: Sequence[str]) -> li
         await kinds.create(kind, kind)
         works.append(Work(f"append, {kind}", appending(kind)))
     await kinds.create(_CELLS_LOG, "order-first")
-    nodes = PlatformCells(kinds, _CELLS_LOG)
+    folder = kinds._catalog.logs[_CELLS_LOG].created.folder  # noqa: SLF001 - its cells are written
+    nodes = PlatformCells(kinds, folder)
     cells = ChainCells(nodes, nodes, part_bytes=_PART_BYTES, new_part=lambda: 1)
     positions: Iterator[int] = itertools.count()
     record = Records(0, [columns.tags], [columns.names], [data])
@@ -79,8 +83,8 @@ async def measure(asked: argparse.Namespace, replicas: int, callers: int) -> dic
             ),
             node=node_config(data_dir=Path(temporary) / "data"),
         )
-        async with embedded(config) as platform:
-            works = await works_of(platform, bytes(asked.record_bytes), asked.kinds)
+        async with compute_node(config, processes=asked.processes) as logs:
+            works = await works_of(logs, bytes(asked.record_bytes), asked.kinds)
             for work in works:
                 await work.run(0)
             for _ in range(asked.rounds):
@@ -128,6 +132,7 @@ if __name__ == "__main__":
         main,
         __doc__,
         replicas={"type": int, "nargs": "+", "default": [1, 2, 3], "help": "storage nodes"},
+        processes={"action": "store_true", "help": "a process for each node"},
         sequencers={"type": int, "default": 1, "help": "sequencers, for the shared log"},
         kinds={"nargs": "+", "choices": LOG_KINDS, "default": LOG_KINDS, "help": "kinds of log"},
         callers={"type": int, "nargs": "+", "default": [1, 64], "help": "callers"},

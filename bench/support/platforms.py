@@ -18,7 +18,7 @@ from indilog.base.ids import NodeId
 from indilog.base.log import Log, Session
 from indilog.base.telemetry import configure_logging
 from indilog.config import Config, config_from
-from indilog.runtime.cluster.assembly import embedded, joined, logs_of
+from indilog.runtime.cluster.assembly import embedded, joined, kinds_served, logs_of
 from indilog.runtime.cluster.node_process import node_running
 from indilog.runtime.cluster.supervisor import supervised
 from indilog_compute.local_log import LocalLogs
@@ -83,6 +83,22 @@ async def running(config: Config, *, processes: bool = False) -> AsyncIterator[B
 async def _embedded(config: Config) -> AsyncIterator[Bench]:
     async with embedded(config) as platform:
         yield _bench_of(tuple(platform.engines.values()), config, {})
+
+
+@asynccontextmanager
+async def compute_node(config: Config, *, processes: bool) -> AsyncIterator[LocalLogs]:
+    """Run a platform; yield its first compute node, which serves logs of all kinds."""
+    if not processes:
+        async with embedded(config) as platform:
+            yield platform.logs
+        return
+    names = [NodeId(f"engine-{number}") for number in range(config.cluster.engines)]
+    async with (
+        supervised(config, left_out=names) as cluster,
+        _engine(names[0], cluster.metadata_address, config.node.messages.node_keys) as logs,
+        kinds_served(logs, config, config.node.data_dir),
+    ):
+        yield logs
 
 
 @asynccontextmanager
