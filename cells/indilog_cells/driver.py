@@ -153,6 +153,10 @@ class CellDriver:
         send_to_owner: only for `OwnedCells`: lets another process append.
         growth: what processes tell each other; None: nothing.
         full_disks: asked before records are appended; None: never.
+
+    Attributes:
+        is_shared: see above.
+        failure: why the newest read or write of a cell, or claim, failed; empty: it did not.
     """
 
     def __init__(
@@ -169,6 +173,7 @@ class CellDriver:
         full_disks: FullDisks | None = None,
     ) -> None:
         self.is_shared = is_shared
+        self.failure = ""
         self._cells = cells
         self._owned = cells if isinstance(cells, OwnedCells) else None
         self._send_to_owner = send_to_owner
@@ -555,6 +560,7 @@ class CellDriver:
             found = await owned.acquire()
         except CellsError as error:
             _log.warning("a log cannot be claimed for now", reason=str(error))
+            self.failure = str(error)
             self._handle([TokenFailed()])
             return
         if isinstance(found, Elsewhere):
@@ -596,8 +602,10 @@ class CellDriver:
             return
         except CellsError as error:
             _log.warning("a cell cannot be written for now", position=position, reason=str(error))
+            self.failure = str(error)
             self._handle([CellFailed(position, is_write=True)])
             return
+        self.failure = ""
         if self._core.waiting:
             with contextlib.suppress(DiskFullError):
                 await self._check_disks()
@@ -610,8 +618,10 @@ class CellDriver:
             content = await self._cells.read(position)
         except CellsError as error:
             _log.warning("a cell cannot be read for now", position=position, reason=str(error))
+            self.failure = str(error)
             self._handle([CellFailed(position, is_write=False)])
             return
+        self.failure = ""
         self._handle([CellRead(position, content)])
 
     async def _reload(self) -> None:

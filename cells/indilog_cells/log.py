@@ -128,6 +128,11 @@ class CellLogs:
         return state.tail if state.is_ended else None
 
     @property
+    def failure(self) -> str:
+        """Why the log cannot be used now; empty: nothing is known to be wrong."""
+        return self.driver.failure
+
+    @property
     def position(self) -> int:
         """How many cells this process has applied."""
         return self.driver.state.position

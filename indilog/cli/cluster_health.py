@@ -311,8 +311,8 @@ class ClusterHealth:
         found = self._status  # an earlier release does not say
         for log, nodes in found.get("filling", {}).items():
             health.heals.append(f"Log {log} is being copied to {_names(nodes)}.")
-        for log, failure in found.get("not_opened", {}).items():
-            health.needs_operator.append(f"Log {log} cannot be opened: {failure}")
+        for log, failure in found.get("failing", {}).items():
+            health.needs_operator.append(f"Log {log} cannot be used: {failure.rstrip('.')}.")
 
 
 def _zones_counted(zones: list[str]) -> str:

@@ -349,6 +349,21 @@ async def test_a_read_that_a_trim_overtakes_skips_no_record(
         assert error.value.first_seqnum == 4
 
 
+async def test_a_failure_of_the_store_is_known_until_the_store_answers(tmp_path: Path) -> None:
+    store = FaultyStore(tmp_path)
+    async with opened(store) as (logs, _):
+        log = logs.log("orders")
+        await log.append(b"first")
+        store.fails = True
+        append = asyncio.create_task(log.append(b"second"))
+        while not logs.failure:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+        assert logs.failure == "the store is down"
+        store.fails = False
+        await append
+        assert not logs.failure
+
+
 async def test_a_trim_frees_closed_generations_without_further_appends(tmp_path: Path) -> None:
     async with opened(DirectoryStore(tmp_path)) as (logs, cells):
         log = logs.log("orders")

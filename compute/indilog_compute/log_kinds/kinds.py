@@ -467,11 +467,11 @@ class LogKinds:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Return what is wrong with logs, by log: `filling` has the storage nodes to which its
-        contents are being copied, `not_opened` why this compute node cannot open it.
+        contents are being copied, `failing` why this compute node cannot use it.
         """
         opened = self._opened.values()
         failures = {each.created.log: each.failure for each in opened if each.failure}
-        return {"filling": self._filling(), "not_opened": failures}
+        return {"filling": self._filling(), "failing": failures}
 
     def _filling(self) -> dict[str, list[NodeId]]:
         found: dict[str, set[NodeId]] = {}

@@ -32,6 +32,10 @@ class OtherLogs(LogSource, Protocol):
         """The tail, if this process has read that the logspace ended; else None."""
 
     @property
+    def failure(self) -> str:
+        """Why the log cannot be used now; empty: nothing is known to be wrong."""
+
+    @property
     def position(self) -> int:
         """How many cells this process has applied."""
 
@@ -58,11 +62,7 @@ ReleaseSegment: TypeAlias = Callable[[CreatedLog], Coroutine[Any, Any, None]]
 
 
 class OpenedSegment:
-    """A segment of another kind than `shared`. Its first use opens its logspace.
-
-    Attributes:
-        failure: why the newest attempt to open the logspace failed; empty: it did not.
-    """
+    """A segment of another kind than `shared`. Its first use opens its logspace."""
 
     def __init__(self, created: CreatedLog, open_logs: OpenLogs) -> None:
         self.created = created
@@ -72,7 +72,8 @@ class OpenedSegment:
         self._stack = AsyncExitStack()
         self._logs: OtherLogs | None = None
         self._is_closed = False
-        self.failure = ""
+        self._failure = ""
+        """Why the newest attempt to open the logspace failed; empty: it did not."""
 
     async def logs(self) -> OtherLogs:
         """Return the logspace, after opening it if necessary. Concurrent callers share one attempt.
@@ -107,9 +108,9 @@ class OpenedSegment:
         try:
             self._logs = await self._stack.enter_async_context(opening)
         except IndilogError as error:
-            self.failure = str(error)
+            self._failure = str(error)
             raise
-        self.failure = ""
+        self._failure = ""
 
     async def log(self) -> Log:
         """Return the log, with a new session. The session of the caller is not needed: reads of
@@ -117,6 +118,11 @@ class OpenedSegment:
         cannot be compared.
         """
         return (await self.logs()).log(self.created.log, Session())
+
+    @property
+    def failure(self) -> str:
+        """See `OtherLogs.failure`. If the logspace is not open: why it cannot be opened."""
+        return self._failure if self._logs is None else self._logs.failure
 
     @property
     def ended_at(self) -> SeqNum | None:

@@ -658,7 +658,7 @@ def status_of(
     full disk prevents appends. `nodes`: the status of roles; other processes publish theirs
     periodically. `elsewhere`: nodes in other processes. `silent`: nodes without a recent status.
     `shards`: the replicas of each shard, and those whose reports decide what is ordered
-    (`counting`). `filling`, `not_opened`: see `LogKinds.status`. `layout`: the newest view.
+    (`counting`). `filling`, `failing`: see `LogKinds.status`. `layout`: the newest view.
     `lost_records`: records that no replica has any more; if not 0, with a `warning`.
     """
     view = logs.engine.placement.view

@@ -100,11 +100,11 @@ def test_logs_that_are_being_copied_are_named(platform: Platform) -> None:
     assert "Log orders is being copied to storage-1, storage-2." in shown.stdout
 
 
-def test_logs_that_cannot_be_opened_are_named(platform: Platform) -> None:
-    platform.status["not_opened"] = {"orders": "The object store has no orders-1/LOG."}
+def test_logs_that_cannot_be_used_are_named(platform: Platform) -> None:
+    platform.status["failing"] = {"orders": "The object store has no orders-1/LOG."}
     shown = run("status")
     assert shown.exit_code == 1
-    assert "Log orders cannot be opened: The object store has no orders-1/LOG." in shown.stdout
+    assert "Log orders cannot be used: The object store has no orders-1/LOG." in shown.stdout
 
 
 def test_a_healthy_cluster_is_one_screen_that_ends_so(platform: Platform) -> None:

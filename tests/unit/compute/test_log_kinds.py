@@ -42,6 +42,10 @@ class OpenedLogs(MemoryLogs):
         return None
 
     @property
+    def failure(self) -> str:
+        return ""
+
+    @property
     def position(self) -> int:
         return 0
 
@@ -122,10 +126,10 @@ async def test_the_status_names_logs_that_cannot_be_opened(
     assert log is not None
     with pytest.raises(NotReadyError):
         await log.append(b"x")
-    assert kinds.status()["not_opened"] == {"away": "The store does not answer."}
+    assert kinds.status()["failing"] == {"away": "The store does not answer."}
     monkeypatch.setattr(opened, "away", "")
     await log.append(b"x")
-    assert kinds.status()["not_opened"] == {}
+    assert kinds.status()["failing"] == {}
     await kinds.stop()
 
 
