@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bokiflow import Flow, RunFailedError, Workflow, inspection, run_lists
+from bokiflow import Flow, RunFailedError, Workflow, found_run, run_lists
 from bokiflow.runs.records import RUNS_TAG, run_tag
 from indilog import (
     App,
@@ -377,7 +377,7 @@ async def test_events_come_in_pages_of_limited_size(
     run = shop.client.run(shop.app, "a")
     whole = [event.seqnum async for event in run.events()]
     for bytes_max in (1, 300, 2_000):
-        monkeypatch.setattr(inspection, "_EVENTS_BYTES_MAX", bytes_max)
+        monkeypatch.setattr(found_run, "_EVENTS_BYTES_MAX", bytes_max)
         assert [event.seqnum async for event in run.events()] == whole
 
 
