@@ -1,12 +1,13 @@
 """One run, as its history shows it to people. `inspection` reads runs with this module.
 
 A `FoundRun` applies all records of a run in the order of the log. It remembers what people see and
-a `RunState` lacks: when each operation was decided, and which events the run published.
+a `RunState` lacks: when operations began and were decided, and which events the run published.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -14,16 +15,16 @@ import msgspec
 from bokiflow.advice import advice_for
 from bokiflow.operations.progress import EVENT
 from bokiflow.operations.signals import value_of
-from bokiflow.operations.timers import TIMER
+from bokiflow.operations.timers import SLEEP, TIMER
 from bokiflow.run_status import status_of
 from bokiflow.runs.records import (
+    CODE,
     OperationNoted,
     Origin,
     RecordedFailure,
     RunContinued,
     RunRecord,
     RunStarted,
-    RunWaits,
     StepDecided,
     run_record,
     run_tag,
@@ -90,7 +91,10 @@ class FoundRun:
         events: collects its events; None: they are not needed.
         now: log time when the run was read, seconds since 1970.
         changed: when the last record that took effect, except a note, was ordered.
-        waits_since: when the record `RunState.waits` was ordered; 0: there is none.
+        begun: when operations began, by number, as far as the log shows it; with some operations
+            that are decided. A takeover does not change these times.
+        progressed: when the last operation was decided; before that, when the run's code, or that
+            of its round, was first executed.
         has_successor: whether the shown round has ended and the next round has begun.
     """
 
@@ -109,7 +113,8 @@ class FoundRun:
         self.run = RunState()
         self.steps: deque[tuple[float, StepDecided]] = deque(maxlen=steps)
         self.events = events
-        self.now = self.changed = self.waits_since = 0.0
+        self.now = self.changed = self.progressed = 0.0
+        self.begun: dict[str, float] = {}
         self.has_successor = False
         self._round = round
 
@@ -126,16 +131,33 @@ class FoundRun:
 
     def timers(self) -> dict[str, float]:
         """Return the end of each timer that an operation waits for, by the operation's number."""
-        steps = self.run.steps
-        return {
-            after: float(step.result)
-            for step in steps.values()
-            if step.kind == TIMER and (after := _number_after(step.number)) not in steps
+        return {number: float(timer.result) for number, timer in self._timers()}
+
+    def notes(self) -> dict[str, OperationNoted]:
+        """Return what the log says about the operations in progress, by number. The decision of a
+        timer says the same about the operation that waits for the timer as a note.
+        """
+        waits = {
+            number: OperationNoted(
+                timer.epoch,
+                number,
+                timer.name,
+                SLEEP if timer.name == SLEEP else SIGNAL,
+                self.begun[number],
+            )
+            for number, timer in self._timers()
         }
+        return waits | self.run.noted
+
+    def _timers(self) -> Iterator[tuple[str, StepDecided]]:
+        steps = self.run.steps
+        for step in steps.values():
+            if step.kind == TIMER and (after := _number_after(step.number)) not in steps:
+                yield after, step
 
     def apply(self, record: Record) -> None:
         """Apply the next record of the run."""
-        known, before = run_record(record.data), self.run.state
+        known, before, is_first = run_record(record.data), self.run.state, not self.run.epoch
         if isinstance(known, RunContinued) and self._round == self.run.round:
             self.has_successor = self.has_successor or known.epoch == self.run.epoch
         if self.has_successor:
@@ -144,14 +166,44 @@ class FoundRun:
             return
         if not isinstance(known, OperationNoted):
             self.changed = self.run.clock
-        if isinstance(known, RunWaits):
-            self.waits_since = self.run.clock
+        if is_first or isinstance(known, StepDecided | RunContinued):
+            self.progressed = self.run.clock
+        self._note_beginning(known)
         if self.events is not None:
             self.events.add(record, self.run, known, before)
         if isinstance(known, StepDecided):
             self.steps.append((self.run.clock, known))
         elif isinstance(known, RunContinued):
             self.steps.clear()
+
+    def _note_beginning(self, known: RunRecord) -> None:
+        match known:
+            case OperationNoted(number=number, since=since) if number != CODE:
+                self.begun.setdefault(number, since)
+            case StepDecided(number=number, kind=kind) if kind == TIMER:
+                self.begun[_number_after(number)] = self.run.clock
+            case RunContinued():
+                self.begun.clear()
+            case _:
+                pass
+
+    def wait_of(
+        self, number: str, what: str, until: float | None, note: OperationNoted | None
+    ) -> runs.RunWait:
+        """Return an operation that has not ended, with the content of its note. `until`: the end of
+        its timer.
+        """
+        if note is None:
+            return runs.RunWait(what=what, since=self.begun.get(number), until=until)
+        is_due = note.next_at is not None and note.next_at > self.now
+        return runs.RunWait(
+            what=what,
+            since=self.begun.get(number, note.since),
+            until=until,
+            attempts=note.failed,
+            error=note.error,
+            next_attempt=note.next_at if is_due else None,
+        )
 
     def details(self, waits: tuple[runs.RunWait, ...]) -> runs.RunDetails:
         """Return the description of the run for people."""
@@ -227,23 +279,6 @@ def _step(at: float, step: StepDecided) -> runs.RunStep:
         duration_s=None if step.duration_ms is None else step.duration_ms / 1000,
         result=_shown(result_of(step)),
         error=_error(step.failure),
-    )
-
-
-def wait_of(
-    what: str, until: float | None, note: OperationNoted | None, now: float
-) -> runs.RunWait:
-    """Return an operation that has not ended, with the content of its note."""
-    if note is None:
-        return runs.RunWait(what=what, until=until)
-    is_due = note.next_at is not None and note.next_at > now
-    return runs.RunWait(
-        what=what,
-        since=note.since,
-        until=until,
-        attempts=note.failed,
-        error=note.error,
-        next_attempt=note.next_at if is_due else None,
     )
 
 

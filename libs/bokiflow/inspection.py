@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from bokiflow.errors_for_people import errors_for_people
-from bokiflow.found_run import FoundEvents, FoundRun, read_found, result_of, wait_of
+from bokiflow.found_run import FoundEvents, FoundRun, read_found, result_of
 from bokiflow.handle import Handle
 from bokiflow.limits.waits_text import turn_wait
 from bokiflow.operations.progress import status_value_in
@@ -24,7 +24,6 @@ from bokiflow.runner import Runner
 from bokiflow.runs import waiting
 from bokiflow.runs.records import (
     CODE,
-    OperationNoted,
     RunFinished,
     run_record,
     run_tag,
@@ -475,7 +474,8 @@ class RunOperations:
     async def _waits(self, ctx: Context, found: FoundRun) -> tuple[runs.RunWait, ...]:
         """Return the operations of a run that have begun and not ended. If this process executes
         the run, all such operations are returned. Otherwise only those in the log are returned:
-        timers, operations that take long, and the waits of a run that has left memory.
+        waits with a time limit, operations that take long, and the waits of a run that has left
+        memory.
         """
         if found.run.state is not State.RUNNING or found.has_successor:
             return ()
@@ -488,11 +488,10 @@ class RunOperations:
         if running is None and (note := found.run.noted.get(CODE)) is not None:
             return (runs.RunWait(what="its code", since=note.since, error=note.error),)
         if running is None and (waits := found.run.waits) is not None:
-            return (runs.RunWait(what=waits.what, since=found.waits_since, until=waits.until),)
+            return (runs.RunWait(what=waits.what, since=found.progressed, until=waits.until),)
         if running is None:
-            noted = {number: what_is_done(note) for number, note in found.run.noted.items()}
-            named = {number: f"operation {number}" for number in timers} | noted
-            notes: Mapping[str, OperationNoted] = found.run.noted
+            notes = found.notes()
+            named = {number: what_is_done(note) for number, note in notes.items()}
         else:
             named = {
                 operation.number: str(operation)
@@ -503,7 +502,7 @@ class RunOperations:
             notes = {number: one.note for number, one in begun.items()}
             named |= {n: what_is_done(note) for n, note in notes.items() if n not in named}
         return tuple(
-            wait_of(what, timers.get(number), notes.get(number), found.now)
+            found.wait_of(number, what, timers.get(number), notes.get(number))
             for number, what in named.items()
             if number not in found.run.steps
         )

@@ -71,7 +71,7 @@ class _ReplayedExecution(Execution):
         *,
         may_wait: bool = False,  # noqa: ARG002
         is_cancellable: bool = True,  # noqa: ARG002
-        is_wait: bool = False,  # noqa: ARG002
+        noted_after_s: float | None = None,  # noqa: ARG002
     ) -> StepDecided:
         """Return the decided outcome of an operation. If there is none, wait without end."""
         known = self.find_decided(number, name, kind)

@@ -185,9 +185,7 @@ class Workflow(Operations):
         undo: Body | None,
     ) -> object:
         attempts = self._attempts(number, body, arguments, policy)
-        decided = await decide_waiting(
-            self.execution, number, body.name, STEP, attempts.run, is_wait=False
-        )
+        decided = await decide_waiting(self.execution, number, body.name, STEP, attempts.run)
         if decided.failure is not None:
             raise_failure(decided, attempts.last_error)
         value = body.result(decided.result)

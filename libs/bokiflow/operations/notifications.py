@@ -129,7 +129,7 @@ async def decide_waiting(
     kind: str,
     produce: Callable[[], Awaitable[OperationOutcome]],
     *,
-    is_wait: bool = True,
+    noted_after_s: float | None = None,
 ) -> StepDecided:
     """Do the same as `Execution.decide` for an operation that waits. If a cancellation is requested
     during the wait, the cancellation is decided instead.
@@ -137,5 +137,5 @@ async def decide_waiting(
     while True:
         with suppress(Woken):
             return await execution.decide(
-                number, name, kind, produce, may_wait=True, is_wait=is_wait
+                number, name, kind, produce, may_wait=True, noted_after_s=noted_after_s
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,11 @@ from bokiflow.runs.execution import Execution, OperationOutcome, raise_failure
 from bokiflow.runs.records import StepDecided
 from bokiflow.runs.rounds import NO_SIGNAL, SIGNAL, consumed_signal
 from indilog.sdk import SeqNum
+
+NOTED_AFTER_S: Final = 0.25
+"""Seconds after which a wait for a signal without a time limit is noted (`operation_notes`). With a
+time limit, the timer's decision shows the wait.
+"""
 
 
 def check_name(name: str) -> None:
@@ -59,7 +64,10 @@ class Signals:
         async def found() -> bytes | None:
             return self._take(name)
 
-        decided = await decide_waiting(self._execution, number, name, SIGNAL, awaited)
+        noted_after_s = NOTED_AFTER_S if ends == math.inf else math.inf
+        decided = await decide_waiting(
+            self._execution, number, name, SIGNAL, awaited, noted_after_s=noted_after_s
+        )
         raise_failure(decided)
         consumed = consumed_signal(decided)
         return None if consumed is None else consumed[1]

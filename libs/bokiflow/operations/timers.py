@@ -6,6 +6,7 @@ time. Timers end by the time of the run's log (`log_time`). `Operations` uses th
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Final
 
@@ -36,7 +37,8 @@ def seconds_of(duration: float | timedelta) -> float:
 
 def start_timer(execution: Execution, name: str, duration: float | timedelta) -> float:
     """Start a timer and return its end, in seconds since 1970 by the time of the run's log. The
-    first execution decides the end.
+    first execution decides the end. The operation that waits for the timer needs no note, because
+    the decision has the time at which the wait began, and `name`.
     """
     seconds, clock = seconds_of(duration), log_clock(execution.log)
     decided = execution.decide_now(name, TIMER, lambda: b"%r" % (clock.now() + seconds))
@@ -57,4 +59,5 @@ async def sleep(execution: Execution, number: str, ends: float) -> None:
         await wait_for_record(execution, ends, nothing)
         return OperationOutcome(b"null")
 
-    raise_failure(await decide_waiting(execution, number, SLEEP, SLEEP, slept))
+    decided = await decide_waiting(execution, number, SLEEP, SLEEP, slept, noted_after_s=math.inf)
+    raise_failure(decided)

@@ -34,11 +34,7 @@ from bokiflow.runs.errors import (
 )
 from bokiflow.runs.flush_before_await import FlushBeforeAwait
 from bokiflow.runs.log_time import log_clock
-from bokiflow.runs.operation_notes import (
-    NOTED_AFTER_S,
-    WAIT_NOTED_AFTER_S,
-    OperationInProgress,
-)
+from bokiflow.runs.operation_notes import NOTED_AFTER_S, OperationInProgress
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     INBOX_TAG,
@@ -335,7 +331,7 @@ class Execution:
         *,
         may_wait: bool = False,
         is_cancellable: bool = True,
-        is_wait: bool = False,
+        noted_after_s: float | None = None,
     ) -> StepDecided:
         """Return the decided outcome of an operation. If none is decided yet, run `produce` and let
         the log decide.
@@ -345,7 +341,8 @@ class Execution:
         unless `may_wait` defers its append until the workflow continues. If a cancellation is
         requested, the cancellation is decided instead, once in each branch. If `is_cancellable` is
         False, only `produce` may decide the cancellation (`OperationOutcome.is_cancelled`).
-        `is_wait`: whether the operation waits for a record or a time.
+        `noted_after_s`: seconds after which the operation is noted for the first time
+        (`operation_notes`); None: `NOTED_AFTER_S`.
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
@@ -363,7 +360,7 @@ class Execution:
             failure = self.cancelled_at(number, name, kind)
             return await self._record(StepDecided(self.epoch, number, name, CANCEL, b"", failure))
         self.check_lease()
-        begun = self._begin_operation(number, name, kind, is_wait=is_wait)
+        begun = self._begin_operation(number, name, kind, noted_after_s)
         try:
             outcome = await produce()
         finally:
@@ -396,7 +393,7 @@ class Execution:
             self._when_durable[number] = then
 
     def _begin_operation(
-        self, number: str, name: str, kind: str, *, is_wait: bool
+        self, number: str, name: str, kind: str, noted_after_s: float | None
     ) -> OperationInProgress:
         assert number not in self.in_progress, "one coroutine performs an operation"
         begun = self.in_progress[number] = OperationInProgress(
@@ -406,7 +403,7 @@ class Execution:
             kind,
             self._append_note,
             log_clock(self.log).now,
-            noted_after_s=WAIT_NOTED_AFTER_S if is_wait else NOTED_AFTER_S,
+            noted_after_s=NOTED_AFTER_S if noted_after_s is None else noted_after_s,
         )
         return begun
 

@@ -8,6 +8,7 @@ operation; `operations.attempts` reports attempts to it, and `inspection` shows 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -16,10 +17,8 @@ from bokiflow.runs.records import OperationNoted
 from indilog import IndilogError
 
 NOTED_AFTER_S: Final = 2.0
-"""Seconds after which an operation is noted for the first time."""
-WAIT_NOTED_AFTER_S: Final = 30.0
-"""Seconds after which an operation that only waits is noted for the first time. Most waiting runs
-leave memory before.
+"""Seconds after which an operation is noted for the first time, unless its kind has a time of its
+own.
 """
 _PAUSE_S_MAX: Final = 3600.0
 _ERROR_CHARACTERS_MAX: Final = 500
@@ -35,7 +34,8 @@ class OperationInProgress:
         kind: kind of the operation.
         append: appends a note. If it raises an `IndilogError`, a later note has the content.
         clock: returns the time of the run's log, in seconds since 1970.
-        noted_after_s: seconds after which the operation is noted for the first time.
+        noted_after_s: seconds after which the operation is noted for the first time; `math.inf`:
+            it is never noted.
 
     Attributes:
         name: name of the operation.
@@ -77,7 +77,8 @@ class OperationInProgress:
         self._due = self.began + noted_after_s
         self._has_changed = True
         self._noting: waiting.Task[None] | None = None
-        self._timer = waiting.call_later(noted_after_s, self._note)
+        self._timer: waiting.Timer | None = None
+        self._note_after(noted_after_s)
 
     @property
     def duration_ms(self) -> int:
@@ -109,13 +110,17 @@ class OperationInProgress:
         if self._next_at >= self._due:
             self._note()
         elif self._timer is None:
-            self._timer = waiting.call_later(self._due - now, self._note)
+            self._note_after(self._due - now)
 
     def end(self) -> None:
         """Stop noting the operation, because it has ended."""
         self._stop_timer()
         if self._noting is not None:
             self._noting.cancel()
+
+    def _note_after(self, seconds: float) -> None:
+        if seconds < math.inf:
+            self._timer = waiting.call_later(seconds, self._note)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -138,4 +143,4 @@ class OperationInProgress:
         self._due = now + min(max(self._noted_after_s, now - self.began), _PAUSE_S_MAX)
         self._noting = None
         if self._has_changed:
-            self._timer = waiting.call_later(self._due - now, self._note)
+            self._note_after(self._due - now)

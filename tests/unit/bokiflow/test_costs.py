@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
 from bokiflow import Flow, Startable, State, UnknownRunError, Workflow, handle
+from bokiflow.operations import signals
 from bokiflow.runs.records import run_tag
 from bokistore import Store, Transaction
 from indilog.base.log import Record, Session
@@ -15,7 +18,7 @@ from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLog, Hooks, Read
 
 START_AND_END = 2
-RUNS: dict[str, Startable[int]] = {}
+RUNS: dict[str, Startable[Any]] = {}
 
 
 class Counted(MemoryLogs):
@@ -47,7 +50,7 @@ async def cost(use: Callable[[Workflow, Store], Awaitable[object]]) -> int:
     async def tried(wf: Workflow) -> None:
         await use(wf, store)
 
-    RUNS["nothing"] = nothing
+    RUNS["nothing"], RUNS["tried"] = nothing, tried
     await (await nothing.start()).result(10)  # includes the executor's first heartbeat
     before = logs.appends
     await (await nothing.start()).result(10)
@@ -114,6 +117,22 @@ async def test_attempts_that_fail_soon_cost_nothing() -> None:
 
     assert await cost(retries) == 1 - 1
     assert len(failed) == 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.leaping
+async def test_a_wait_for_a_signal_without_a_time_limit_is_noted_unless_the_signal_comes_soon() -> (
+    None
+):
+    async def listens(wf: Workflow, _: Store, *, for_s: float) -> None:
+        async def send() -> None:
+            await asyncio.sleep(for_s)
+            await RUNS["tried"].handle(wf.id).signal("x")
+
+        await wf.gather(wf.signal("x"), wf.step(send))
+
+    soon = await cost(partial(listens, for_s=0.5 * signals.NOTED_AFTER_S))
+    assert await cost(partial(listens, for_s=2 * signals.NOTED_AFTER_S)) == soon + 1
 
 
 class CountedReads(Hooks):

@@ -1,4 +1,6 @@
-"""What another process than the executor shows of a step that hangs, or fails and is retried."""
+"""What another process than the executor shows of a step that hangs, or fails and is retried, and
+of a wait.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,6 @@ NOTED_AFTER_S = 0.02
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note operations soon."""
     monkeypatch.setattr(execution, "NOTED_AFTER_S", NOTED_AFTER_S)
-    monkeypatch.setattr(execution, "WAIT_NOTED_AFTER_S", NOTED_AFTER_S)
 
 
 class Process:
@@ -39,6 +40,8 @@ class Process:
         self._body = body
         self.order: Startable[str] = self.flow.workflow(self.order_)
         self.waits: Startable[str] = self.flow.workflow(self.waits_)
+        self.listens: Startable[str] = self.flow.workflow(self.listens_)
+        self.naps: Startable[None] = self.flow.workflow(self.naps_)
 
     async def order_(self, wf: Workflow) -> str:
         async def pay() -> str:
@@ -50,10 +53,20 @@ class Process:
         async with wf.lock("x"):
             return str(await wf.signal("go"))
 
+    async def listens_(self, wf: Workflow, limit_s: float | None = None) -> str:
+        return str(await wf.signal("go", timeout=limit_s))
+
+    async def naps_(self, wf: Workflow) -> None:
+        await wf.sleep(3600)
+
+    async def show(self) -> RunDetails:
+        """Return what this process shows of run `r`."""
+        return await Client(self.logs).run(self.app, "r").show()
+
     async def shown(self, until: Callable[[RunDetails], bool]) -> RunDetails:
         """Return what this process shows of run `r`, as soon as it is so."""
         async with asyncio.timeout(20):
-            while not until(found := await Client(self.logs).run(self.app, "r").show()):  # noqa: ASYNC110
+            while not until(found := await self.show()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return found
 
@@ -119,6 +132,57 @@ async def test_a_wait_of_a_run_that_stays_in_memory_is_shown_by_another_process(
     [wait] = (await other.shown(lambda found: bool(found.waits))).waits
     assert wait.what == "signal 'go' (operation 2)"
     await executor.flow.runner.stop()
+
+
+@pytest.mark.parametrize("what", ["signal 'go' (operation 2)", "sleep (operation 2)"])
+async def test_a_wait_with_a_time_limit_is_shown_at_once_by_every_process(what: str) -> None:
+    logs = MemoryLogs()
+    executor, other = Process(logs, never), Process(logs, never)
+    await (executor.naps.start(id="r") if "sleep" in what else executor.listens.start(3600, id="r"))
+    found = await executor.shown(lambda found: bool(found.steps))
+    assert (await other.show()).waits == found.waits
+    [wait] = found.waits
+    [timer] = found.steps
+    assert (wait.what, wait.since, wait.until) == (what, timer.decided, float(timer.result))
+    await executor.flow.runner.stop()
+
+
+async def test_a_wait_without_a_time_limit_is_shown_while_the_run_is_in_memory() -> None:
+    logs = MemoryLogs()
+    executor, other = Process(logs, never), Process(logs, never)
+    await executor.listens.start(id="r")
+    [wait] = (await other.shown(lambda found: bool(found.waits))).waits
+    assert not executor.flow.runner.running["r"].is_passive
+    assert wait.what == "signal 'go' (operation 1)"
+    await executor.flow.runner.stop()
+
+
+@pytest.mark.parametrize("limit_s", [None, 3600.0])
+async def test_a_wait_shows_since_when_the_run_waits_also_after_the_run_left_memory(
+    limit_s: float | None,
+) -> None:
+    logs = MemoryLogs()
+    executor, other = Process(logs, never), Process(logs, never)
+    driver = asyncio.create_task(executor.flow.drive(logs))
+    await executor.listens.start(limit_s, id="r")
+    [first] = (await other.shown(lambda found: bool(found.waits))).waits
+    assert first.since is not None
+    for _ in range(2):  # each signal of another name makes an executor take the run again
+        async with asyncio.timeout(60):
+            while "r" in executor.flow.runner.running:  # noqa: ASYNC110
+                await asyncio.sleep(1)
+        [passive] = (await other.show()).waits
+        await executor.listens.handle("r").signal("gone")
+        async with asyncio.timeout(60):
+            while "r" not in executor.flow.runner.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        [again] = (await other.shown(lambda found: bool(found.waits))).waits
+        [own] = (await executor.show()).waits
+        since = [wait.since for wait in (passive, again, own)]
+        assert since == pytest.approx([first.since] * 3, abs=1, rel=0)
+        assert [wait.what for wait in (passive, again, own)] == [first.what] * 3
+    driver.cancel()
+    await asyncio.wait({driver})
 
 
 async def test_a_takeover_ignores_the_notes_and_shows_its_own(
