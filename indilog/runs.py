@@ -88,8 +88,8 @@ class Run:
         steps: int = STEPS_SHOWN,
         round: int | None = None,  # noqa: A002 - a run's round
     ) -> RunDetails:
-        """Return the run's state, its last decided operations, what it waits for, and what to do if
-        it does not continue.
+        """Return the run's state, its last decided operations, what it waits for, the signals that
+        no operation has consumed, and what to do if it does not continue.
 
         Args:
             steps: largest number of decided operations (0 to 1,000).

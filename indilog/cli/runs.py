@@ -446,6 +446,11 @@ def _print_run(found: Mapping[str, Any]) -> None:
     printed.pairs({name: _plain(text) for name, text in about.items() if text is not None})
     if found["waits"]:
         printed.table("\nWaits for", _WAIT_COLUMNS, list(map(_wait, found["waits"])))
+    if unconsumed := found.get("unconsumed"):
+        others = f" (and {n:,} of other names)" if (n := found["unconsumed_others"]) else ""
+        rows: list[list[object]] = [[_plain(one["name"]), one["count"]] for one in unconsumed]
+        title = f"\nSignals that no operation has consumed{others}"
+        printed.table(title, ("signal", "count"), rows)
     if found["steps"]:
         earlier = f" ({found['steps_before']:,} earlier ones)" if found["steps_before"] else ""
         title = f"\nDecided steps{earlier}"

@@ -20,6 +20,8 @@ RUNS_MAX: Final = 1_000
 STEPS_SHOWN: Final = 20
 """Decided operations of a run that are shown by default."""
 STEPS_SHOWN_MAX: Final = 1_000
+SIGNALS_SHOWN: Final = 20
+"""Largest number of names of unconsumed signals that are shown."""
 LIST_RUNS: Final = "runs.list"
 SHOW_RUN: Final = "runs.show"
 RUN_EVENTS: Final = "runs.events"
@@ -149,17 +151,28 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt: float | None = None
 
 
+class UnconsumedSignals(msgspec.Struct, frozen=True):
+    """Signals of one name that arrived at a run, and that no operation has consumed. `count`: how
+    many there are.
+    """
+
+    name: str
+    count: int
+
+
 class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
     `owner`: the executor that executes the run, or did last. `steps`: its last decided operations,
     in the order of the log; `steps_before`: how many there are before them. `waits`: operations
-    that have not ended. `advice`: what to do about a run that does not continue. `parent`,
-    `forked`: the run and step from which it was started. `result`: as that of `RunStep`. `round`:
-    number of the shown round, from 1. `predecessor`: number of the round before; None: there is
-    none. `successor`: number of the next round, if the shown one has ended as continued. `moved`:
-    when the run was moved to the code of `run.version`; None: its round began with this code.
-    `moves_to`: number of the deployment to whose code the run moves soon.
+    that have not ended. `unconsumed`: the signals that no operation has consumed, by name, in the
+    order of their arrival, at most 20 names; `unconsumed_others`: number of such signals of further
+    names. `advice`: what to do about a run that does not continue. `parent`, `forked`: the run and
+    step from which it was started. `result`: as that of `RunStep`. `round`: number of the shown
+    round, from 1. `predecessor`: number of the round before; None: there is none. `successor`:
+    number of the next round, if the shown one has ended as continued; it has the unconsumed
+    signals. `moved`: when the run was moved to the code of `run.version`; None: its round began
+    with this code. `moves_to`: number of the deployment to whose code the run moves soon.
     """
 
     run: RunInfo
@@ -169,6 +182,8 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[RunStep, ...] = ()
     steps_before: int = 0
     waits: tuple[RunWait, ...] = ()
+    unconsumed: tuple[UnconsumedSignals, ...] = ()
+    unconsumed_others: int = 0
     advice: str | None = None
     cancel_asked: bool = False
     changed: float | None = None

@@ -6,7 +6,7 @@ a `RunState` lacks: when operations began and were decided, and which events the
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
 )
-from bokiflow.runs.rounds import SIGNAL
+from bokiflow.runs.rounds import SIGNAL, unconsumed_signals
 from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import State
 from indilog import Log, Record, TrimmedError
@@ -37,6 +37,8 @@ from indilog.sdk import SeqNum, plain_value, runs
 
 _VALUE_BYTES_MAX: Final = 2_000
 """Larger results are shown by the first characters of their JSON text."""
+_NAME_CHARACTERS_MAX: Final = 200
+"""Longer names of signals are shown by their first characters."""
 _EVENTS_BYTES_MAX: Final = 256 * 1024
 """Bytes of the records of events in one answer. A larger first record is answered alone."""
 _PAGE: Final = 1_000
@@ -210,6 +212,7 @@ class FoundRun:
         run, started = self.run, self.started
         result = run.finished.result if run.finished is not None else b""
         info = _info(self.id, run, self.app, self.log)
+        unconsumed = () if self.has_successor else self._unconsumed()
         return runs.RunDetails(
             run=msgspec.structs.replace(info, state="continued") if self.has_successor else info,
             owner=run.executor,
@@ -218,6 +221,8 @@ class FoundRun:
             steps=tuple(_step(at, step) for at, step in self.steps),
             steps_before=len(run.steps) - len(self.steps),
             waits=waits,
+            unconsumed=unconsumed[: runs.SIGNALS_SHOWN],
+            unconsumed_others=sum(one.count for one in unconsumed[runs.SIGNALS_SHOWN :]),
             advice=advice_for(self.id, run),
             cancel_asked=run.cancel_asked,
             changed=self.changed,
@@ -229,6 +234,14 @@ class FoundRun:
             moves_to=None if run.move_asked is None else run.move_asked.version,
             predecessor=run.round - 1 or None,
             successor=run.round + 1 if self.has_successor else None,
+        )
+
+    def _unconsumed(self) -> tuple[runs.UnconsumedSignals, ...]:
+        left = unconsumed_signals(self.run, self.run.steps.values())
+        counts = Counter(signal.name for _, signal in left)
+        return tuple(
+            runs.UnconsumedSignals(name[:_NAME_CHARACTERS_MAX], count)
+            for name, count in counts.items()
         )
 
 

@@ -17,6 +17,7 @@ import structlog
 from bokiflow.runs.records import (
     CodeVersion,
     RunContinued,
+    Signalled,
     StepDecided,
     UnreadSignal,
     run_tag,
@@ -64,6 +65,14 @@ def consumed_signal(decided: StepDecided) -> tuple[SeqNum, Any] | None:
     return _decode_got(decided.result)
 
 
+def unconsumed_signals(
+    run: RunState, decided: Iterable[StepDecided]
+) -> list[tuple[SeqNum, Signalled]]:
+    """Return the signals to a run that no decided operation has consumed, in log order."""
+    taken = {got[0] for one in decided if (got := consumed_signal(one)) is not None}
+    return [(seqnum, signal) for seqnum, signal in run.signals if seqnum not in taken]
+
+
 def next_round(
     run: RunState,
     decided: Iterable[StepDecided],
@@ -81,7 +90,6 @@ def next_round(
     """
     started = run.started
     assert started is not None, "only a run that has begun continues"
-    taken = {got[0] for one in decided if (got := consumed_signal(one)) is not None}
     return RunContinued(
         epoch=run.epoch,
         round=run.round + 1,
@@ -95,8 +103,7 @@ def next_round(
         cancel_asked=cancel_asked,
         signals=tuple(
             UnreadSignal(seqnum, signal.name, signal.value, signal.key)
-            for seqnum, signal in run.signals
-            if seqnum not in taken
+            for seqnum, signal in unconsumed_signals(run, decided)
         ),
         keys=tuple(run.signal_keys)[-SIGNAL_KEYS_MAX:],
         parent=started.parent,

@@ -20,6 +20,7 @@ from indilog import (
     WrongStateError,
 )
 from indilog.client import Client
+from indilog.sdk import runs
 from indilog.sdk.runs import RunResult
 from indilog.testing import MemoryLogs
 from tests.support.damaged_log import DamagedView
@@ -89,6 +90,49 @@ async def test_a_run_shows_its_steps_and_what_it_waits_for(shop: Shop) -> None:
         "It has ended. To do a step again in a new run: `indilog runs fork a/1 STEP`."
     )
     assert found.run.began == found.steps[0].decided == found.changed == shop.now
+
+
+async def test_signals_that_no_operation_has_consumed_are_shown(shop: Shop) -> None:
+    await shop.order.start(7, id="a")
+    run = shop.client.run(shop.app, "a")
+    for name, key in (("payed", None), ("sent", "k"), ("payed", None), ("sent", "k")):
+        await run.signal(name, True, key=key)
+    found = await run.show()
+    assert [(one.name, one.count) for one in found.unconsumed] == [("payed", 2), ("sent", 1)]
+    assert found.unconsumed_others == 0
+    await run.signal("paid")
+    await shop.ended("a")
+    found = await run.show()
+    assert [(one.name, one.count) for one in found.unconsumed] == [("payed", 2), ("sent", 1)]
+
+
+async def test_a_limited_number_of_signals_is_shown(shop: Shop) -> None:
+    await shop.order.start(7, id="a")
+    run = shop.client.run(shop.app, "a")
+    names = [f"{number:02} {'x' * 300}" for number in range(runs.SIGNALS_SHOWN + 2)]
+    for name in (*names, names[0], names[-1]):
+        await run.signal(name)
+    found = await run.show()
+    shown = [(one.name, one.count) for one in found.unconsumed]
+    assert shown == [(n[:200], 1 + (n == names[0])) for n in names[: runs.SIGNALS_SHOWN]]
+    assert found.unconsumed_others == 3
+
+
+async def test_unconsumed_signals_are_those_of_the_current_round(shop: Shop) -> None:
+    @shop.flow.workflow
+    async def cart(wf: Workflow, rounds: int) -> None:
+        await wf.signal("add")
+        if rounds > 1:
+            wf.continue_as_new(rounds - 1)
+
+    await cart.start(3, id="a")
+    run = shop.client.run(shop.app, "a")
+    for name in ("ad", "add"):
+        await run.signal(name)
+    while (found := await run.show()).round == 1:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert [(one.name, one.count) for one in found.unconsumed] == [("ad", 1)]
+    assert (await run.show(round=1)).unconsumed == ()
 
 
 async def test_a_timer_shows_until_when_in_every_process(shop: Shop) -> None:

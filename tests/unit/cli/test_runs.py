@@ -149,6 +149,19 @@ def test_a_run_shows_what_it_waits_for_and_what_to_do(gateway: Gateway) -> None:
     assert gateway.asked[0].url.params["steps"] == "1"
 
 
+def test_a_run_shows_the_signals_that_no_operation_has_consumed(gateway: Gateway) -> None:
+    unconsumed = [{"name": "payed", "count": 2}, {"name": "\x1b[2J", "count": 1}]
+    found = details(unconsumed=unconsumed, unconsumed_others=1234)
+    gateway.answers["/runs/travel/a"] = [found]
+    lines = [line.rstrip() for line in run("show", "a", "--app", "travel").stdout.splitlines()]
+    at = lines.index("Signals that no operation has consumed (and 1,234 of other names)")
+    assert [line.split() for line in lines[at + 1 : at + 3]] == [
+        ["signal", "count"],
+        ["payed", "2"],
+    ]
+    assert "\x1b" not in lines[at + 3]
+
+
 def test_a_round_names_the_rounds_before_and_after_it(gateway: Gateway) -> None:
     gateway.answers["/runs/travel/a"] = [details(round=7, predecessor=6, successor=8)]
     done = run("show", "a", "--app", "travel", "--round", "7")
