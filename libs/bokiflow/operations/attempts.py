@@ -109,7 +109,8 @@ class Attempts:
         policy: how the step is attempted.
 
     Attributes:
-        last_error: the error of the last attempt; None: that attempt raised none.
+        last_error: the error of the last attempt; None: that attempt raised none, or is not the
+            last one.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class Attempts:
                     return OperationOutcome(b"", failure_from(self.last_error))
                 begun.fail_attempt(f"{type(self.last_error).__name__}: {self.last_error}", pause_s)
                 self._log_attempt(attempt, pause_s)
+                self.last_error = None  # it holds the memory that the attempt needed
                 await run_unless_cancelled(self._execution, waiting.pause(pause_s))
                 attempt += 1
         finally:

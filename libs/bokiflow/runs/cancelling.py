@@ -89,26 +89,31 @@ class Interruptible(Generic[_ValueT]):
         self._task = waiting.current_task()
         self._cancels = 0 if self._task is None else self._task.cancelling()
         error: BaseException | None = None
-        while True:
-            try:
-                awaited = self._body.send(None) if error is None else self._body.throw(error)
-            except StopIteration as end:
-                result: _ValueT = end.value
-                return result
-            except waiting.CancelledError as cancelled:
-                if self.interrupted_at is None or self._is_cancelled_otherwise():
-                    raise
-                raise BodyCancelledError("Its body was cancelled.") from cancelled
-            error = None
-            try:
-                yield awaited
-            except BaseException as raised:  # noqa: BLE001 - the error is raised in the coroutine
-                error = self._error(raised)
-            if self.is_abandoned:
-                self._close()
-                if self._is_cancelled_otherwise():  # cancelled for another reason
-                    raise waiting.CancelledError
-                raise BodyCancelledError("Its body ignored the cancellation and was abandoned.")
+        awaited: object = None
+        try:
+            while True:
+                try:
+                    awaited = self._body.send(None) if error is None else self._body.throw(error)
+                except StopIteration as end:
+                    result: _ValueT = end.value
+                    return result
+                except waiting.CancelledError as cancelled:
+                    if self.interrupted_at is None or self._is_cancelled_otherwise():
+                        raise
+                    raise BodyCancelledError("Its body was cancelled.") from cancelled
+                error = None
+                try:
+                    yield awaited
+                except BaseException as raised:  # noqa: BLE001 - the error is raised in the coroutine
+                    error = self._error(raised)
+                if self.is_abandoned:
+                    self._close()
+                    if self._is_cancelled_otherwise():  # cancelled for another reason
+                        raise waiting.CancelledError
+                    raise BodyCancelledError("Its body ignored the cancellation and was abandoned.")
+        finally:
+            # An error's traceback has this frame. A cycle of both would keep the body's memory.
+            error = awaited = None
 
     def _is_cancelled_otherwise(self) -> bool:
         """Whether the task was cancelled other than by `interrupt`."""

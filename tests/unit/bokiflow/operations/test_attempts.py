@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -63,8 +65,45 @@ class Failing:
         return self.calls
 
 
+class Memory:
+    """An object that an attempt needs."""
+
+
+class NeedsMemory:
+    """A body whose first attempt fails. The second one returns whether the first one's memory is
+    free.
+    """
+
+    def __init__(self) -> None:
+        self.first: weakref.ref[Memory] | None = None
+
+    def body(self) -> bool:
+        if self.first is not None:
+            return self.first() is None
+        memory = Memory()
+        self.first = weakref.ref(memory)
+        raise ValueError("not yet")
+
+    async def async_body(self) -> bool:
+        await asyncio.sleep(0)
+        return self.body()
+
+
 async def body_name() -> None:
     """Do nothing."""
+
+
+@pytest.mark.parametrize("name", ["body", "async_body"])
+async def test_a_failed_attempt_keeps_no_memory_while_the_next_one_runs(
+    flow: Flow, name: str
+) -> None:
+    body = getattr(NeedsMemory(), name)
+    gc.collect()
+    gc.disable()  # a cycle of references would be freed at some time only
+    try:
+        assert await run(flow, body, backoff=0.001) is True
+    finally:
+        gc.enable()
 
 
 async def test_pauses_grow_by_the_factor_up_to_the_longest(flow: Flow, passed: list[float]) -> None:
