@@ -140,8 +140,8 @@ class FunctionsConfig(SettingsGroup):
     worker_memory_bytes_max: int = 0
     """Bytes of memory that one worker process may allocate for all its applications, besides the
     stacks of its threads; 0: no limit. The smallest limit is 128 MiB, of which the worker needs
-    half. A call that needs more fails with `MemoryError`. If more than half stays in use after the
-    call, the worker is replaced. Without a limit, a worker may use up the machine's memory.
+    half. Code that needs more fails with `MemoryError`. If more than half of what imports have left
+    stays in use, the worker is replaced. Without a limit, a worker may use up the machine's memory.
     """
     worker_calls_max: int = 256
     """Calls that one worker process runs concurrently; further calls wait."""

@@ -38,8 +38,8 @@ class ThreadsLeft(LinkStruct, frozen=True):
 
 
 class MemoryUsedUp(LinkStruct, frozen=True):
-    """worker → compute node: a call failed for lack of memory, and most of the memory that the
-    worker may have is in use although the call has ended. The node replaces the worker.
+    """worker → compute node: code of the worker failed for lack of memory, and most of the memory
+    that the worker may have, and that imports have left, stays in use. The node replaces it.
 
     Lost: the worker has crashed.
     Repeated: harmless.

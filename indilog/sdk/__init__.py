@@ -19,7 +19,8 @@ for libraries are here:
   platform shows and steers workflow runs (`indilog.App.add_operation`).
 - **Functions**: `Signature`, `ResultType`, `arguments_text` and `plain_value` convert arguments and
   results of typed Python functions. `function_of` and `current_context` find the application's
-  function and the context of the running call.
+  function and the context of the running call. `note_error` tells a worker about an error of the
+  application's code that a library handles.
 """
 
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from indilog.base.deployed import CatchUp, ScheduleSpec
     from indilog.base.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, UserTag, can_be_in_tag
     from indilog.base.log import READ_RANGE_LIMIT_MAX, Logs, check_bound
+    from indilog.base.memory_errors import note_error
     from indilog.sdk.event import Event
     from indilog.sdk.log_clock import LogClock
     from indilog.sdk.losses import Losses, name_loss
@@ -71,6 +73,7 @@ __all__ = [
     "may_go_further",
     "name_loss",
     "next_due",
+    "note_error",
     "plain_value",
     "read_surviving_records",
     "run_in_background",
@@ -88,6 +91,7 @@ __getattr__ = lazy_names(
         "indilog.base.deployed": ["CatchUp", "ScheduleSpec"],
         "indilog.base.ids": ["MAX_SEQNUM", "TAG_BYTES_MAX", "SeqNum", "UserTag", "can_be_in_tag"],
         "indilog.base.log": ["READ_RANGE_LIMIT_MAX", "Logs", "check_bound"],
+        "indilog.base.memory_errors": ["note_error"],
         "indilog.sdk.event": ["Event"],
         "indilog.sdk.log_clock": ["LogClock"],
         "indilog.sdk.losses": ["Losses", "name_loss"],

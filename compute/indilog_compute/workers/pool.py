@@ -239,7 +239,7 @@ class WorkerPool:
 
     def _on_report(self, worker: Worker) -> None:
         if worker.is_memory_used_up:
-            self._replace(worker, "its functions use up worker_memory_bytes_max")
+            self._replace(worker, "its code uses up worker_memory_bytes_max")
         elif worker.threads_left > 0:
             asyncio.get_running_loop().call_later(
                 self._node.functions.worker_stop_s, self._replace_if_stuck, worker

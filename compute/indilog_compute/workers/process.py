@@ -60,7 +60,7 @@ class Worker(Protocol):
         deployments: numbers of the deployments that the worker has loaded.
         threads_left: number of threads of the worker that still run although their calls have
             ended.
-        is_memory_used_up: whether calls fail because little memory is left (`MemoryUsedUp`).
+        is_memory_used_up: whether its code uses up the memory that it may have (`MemoryUsedUp`).
         services: the state of the worker's services.
         last_place: after the end of the worker, the line of deployed code at which it crashed;
             None: the line is not known.

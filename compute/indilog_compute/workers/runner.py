@@ -38,6 +38,7 @@ from indilog.base.errors import (
     NotReadyError,
 )
 from indilog.base.log import Session
+from indilog.base.memory_errors import is_memory_error, note_error
 from indilog.link import worker_messages
 from indilog.link.caller import LinkCaller
 from indilog.link.link import Link
@@ -72,6 +73,10 @@ from indilog_compute.workers.services import RunningServices
 from indilog_compute.workers.threads import FunctionThreads
 
 _MESSAGE_CHARACTERS_MAX: Final = 500
+_MEMORY_CHECK_S: Final = 2.0
+"""Seconds from a `MemoryError` outside of a call to the check whether the memory stays in use. By
+then most code has handled the error. For example, BokiFlow has attempted a step four times.
+"""
 
 Answering: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
 LoadSources: TypeAlias = Callable[[int, str | None, Mapping[str, str], Path], LoadedDeployment]
@@ -97,7 +102,9 @@ class WorkerRunner:
         claims: shows the compute node which calls have begun.
         around_import: returns a context manager; each import of deployed code runs inside it.
         on_thread: called before each new thread of sync functions begins.
-        is_memory_used_up: tells whether most of the memory is in use that this process may have.
+        memory_in_use: returns the bytes of memory that this process uses.
+        is_memory_used_up: tells whether most of the memory is in use that the imports of the
+            loaded deployments have left; gets the bytes that they took.
         load: imports deployed sources, as `indilog_compute.workers.loader.load` does.
         scope: the `Log.scope` of the logs that functions get (`RemoteLogs`).
     """
@@ -110,12 +117,17 @@ class WorkerRunner:
         claims: WorkerClaims,
         around_import: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_thread: Callable[[], None] = lambda: None,
-        is_memory_used_up: Callable[[], bool] = lambda: False,
+        memory_in_use: Callable[[], int] = lambda: 0,
+        is_memory_used_up: Callable[[int], bool] = lambda _: False,
         load: LoadSources = load,
         scope: object | None = None,
     ) -> None:
         self._scope = scope
+        self._memory_in_use = memory_in_use
         self._is_memory_used_up = is_memory_used_up
+        self._import_bytes: dict[int, int] = {}
+        """Bytes of memory that the import of each loaded deployment took."""
+        self._memory_check: asyncio.TimerHandle | None = None
         self._load_sources = load
         self._around_import = around_import
         self._directory = directory
@@ -139,6 +151,7 @@ class WorkerRunner:
             case Load():
                 self._start(link, call, partial(self._load, message))
             case Unload():
+                self._import_bytes.pop(message.deployment, None)
                 if (loaded := self._deployments.pop(message.deployment, None)) is not None:
                     loaded.app.deployed = None
                     self._loading.submit(loaded.unload)
@@ -196,8 +209,17 @@ class WorkerRunner:
     def _threads_left(self, count: int) -> None:
         self._report(ThreadsLeft(count))
 
+    def note_memory_error(self) -> None:
+        """Check soon whether memory stays in use. This is called in the thread of the event loop
+        when code of this process has raised a `MemoryError` outside of a call.
+        """
+        if self._memory_check is None:
+            loop = asyncio.get_running_loop()
+            self._memory_check = loop.call_later(_MEMORY_CHECK_S, self._check_memory)
+
     def _check_memory(self) -> None:
-        if self._is_memory_used_up():
+        self._memory_check = None
+        if self._is_memory_used_up(sum(self._import_bytes.values())):
             self._report(MemoryUsedUp())
 
     def _report(self, greeting: ThreadsLeft | MemoryUsedUp | ServicesChanged) -> None:
@@ -243,10 +265,13 @@ class WorkerRunner:
             )
 
     def _imported(self, message: Load) -> LoadedDeployment:
+        before = self._memory_in_use()
         with output_of(message.name or ""), self._around_import():
-            return self._load_sources(
+            loaded = self._load_sources(
                 message.deployment, message.name, message.sources, self._directory
             )
+        self._import_bytes[message.deployment] = max(0, self._memory_in_use() - before)
+        return loaded
 
     async def _run(self, invoke: Invoke) -> Answer:
         loaded, function = self._function(invoke.deployment, invoke.function)
@@ -271,10 +296,10 @@ class WorkerRunner:
             except BaseException as error:  # user code may raise any exception
                 if _is_being_cancelled(error):
                     raise
+                if is_memory_error(error):  # checked when the call has ended
+                    asyncio.get_running_loop().call_soon(self._check_memory)
                 if is_operation_name(function.name) and isinstance(error, IndilogError):
                     return failed(error, session.position)
-                if isinstance(error, MemoryError):  # checked when the call has ended
-                    asyncio.get_running_loop().call_soon(self._check_memory)
                 return failed(_error_for_caller(loaded, function, error), session.position)
             finally:
                 context.end()
@@ -330,8 +355,10 @@ async def _answer(link: Link, call: int, answering: Answering) -> None:
     try:
         answer = await answering()
     except IndilogError as error:
+        note_error(error)
         answer = failed(error)
-    except Exception:  # noqa: BLE001 - outermost: the compute node must get an answer
+    except Exception as error:  # noqa: BLE001 - outermost: the compute node must get an answer
+        note_error(error)
         structlog.get_logger().exception("call failed in the worker")
         answer = failed(IndilogError("The function worker failed on this call; its log says why."))
     link.answer(call, answer)

@@ -13,6 +13,7 @@ import structlog
 
 from indilog.apps.app import Context, Service
 from indilog.base.deployed import ServiceActivity, ServiceState
+from indilog.base.memory_errors import note_error
 from indilog.base.restart_pauses import RestartPauses
 from indilog.link.worker_messages import ServicesChanged
 from indilog_compute.workers.loader import LoadedDeployment
@@ -103,6 +104,7 @@ class _Running:
         return None
 
     def _problem(self, error: BaseException) -> str:
+        note_error(error)
         place = self._loaded.place(error)
         structlog.get_logger().error(
             "service failed", service=self._service.qualified_name, place=place, exc_info=error

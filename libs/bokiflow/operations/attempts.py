@@ -20,6 +20,7 @@ from bokiflow.runs.cancelling import BodyCancelledError
 from bokiflow.runs.errors import Cancelled, FlowSettingsError
 from bokiflow.runs.execution import KEY, Execution, OperationOutcome, failure_from
 from indilog import FunctionFailedError
+from indilog.sdk import note_error
 
 RETRIES: Final = 3
 ATTEMPTS_MAX: Final = 100_000
@@ -144,6 +145,7 @@ class Attempts:
                 except Woken:
                     raise
                 except Exception as error:  # noqa: BLE001 - each error is an outcome
+                    note_error(error)
                     self.last_error = error
                 else:
                     return self._outcome(value)

@@ -26,6 +26,7 @@ from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import RecordedFailure
 from bokiflow.runs.run_log import is_transient
 from indilog import ConflictError, IndilogError
+from indilog.sdk import note_error
 
 if TYPE_CHECKING:
     from bokistore import Store, Transaction
@@ -73,6 +74,7 @@ async def transact(
             attempt = cancelled if execution.is_cancel_asked else wrote
             plain = await _transact_with_retry(store, attempt, txn_id)
         except Exception as error:  # noqa: BLE001 - each error is an outcome
+            note_error(error)
             errors.append(error)
             # A concurrent execution may still commit the writes. The log decides which of the two
             # commits comes first.

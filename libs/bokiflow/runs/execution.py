@@ -63,7 +63,7 @@ from bokiflow.runs.run_state import RunState
 from bokiflow.runs.states import end_state
 from bokiflow.runs.unawaited_operations import AskedOperations
 from indilog import Entry, Log, TooLargeError
-from indilog.sdk import SeqNum
+from indilog.sdk import SeqNum, note_error
 
 _DEFERRED_BYTES_MAX: Final = 16 * 1024
 """Results with more bytes are appended at once. So a result that is too large for a record becomes
@@ -561,6 +561,7 @@ class Execution:
         except ContinuedAsNew as asked:
             continued = asked
         except Exception as error:  # noqa: BLE001 - each error is an outcome
+            note_error(error)
             raised, was_cancelled = error, isinstance(error, Cancelled)
             finished = RunFinished(self.epoch, b"", failure_from(error), was_cancelled)
         if self.has_left_out(raised):

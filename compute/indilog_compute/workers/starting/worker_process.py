@@ -18,11 +18,12 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import uvloop
 
+from indilog.base import memory_errors
 from indilog.base.telemetry import configure_logging
 from indilog.link.link import Link, SocketLink
 from indilog.link.link_messages import LINK_VERSION
@@ -35,6 +36,8 @@ from indilog_compute.workers.runner import WorkerRunner
 
 _STACK_BYTES: Final = 8 << 20
 """Address space of a thread's stack if stacks have no limit."""
+_LEFT_SHARE_MIN: Final = 8
+"""If imports have left less than this part of the memory, as much counts as left."""
 _OTHER_THREADS: Final = 8
 """Threads besides those of sync functions whose stacks do not count as memory of the worker."""
 
@@ -54,6 +57,8 @@ class _MemoryLimit:
         stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
         self._stack_bytes = _STACK_BYTES if stack == resource.RLIM_INFINITY else stack
         self._threads = _OTHER_THREADS
+        self._before_bytes = self.in_use()
+        """Bytes in use before any code was imported."""
         self.begin_thread()
 
     def begin_thread(self) -> None:
@@ -65,13 +70,22 @@ class _MemoryLimit:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
-    def is_used_up(self) -> bool:
-        """Whether more than half of the memory is in use, without garbage and stacks."""
+    def in_use(self) -> int:
+        """Return the bytes of memory in use, without stacks."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
+    def is_used_up(self, imported_bytes: int) -> bool:
+        """Whether more than half of the memory that imports have left is in use, without garbage.
+        The memory that imports took (`imported_bytes`) does not count: the next process needs it,
+        too.
+        """
         if not self._bytes_max:
             return False
         gc.collect()
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * resource.getpagesize() > self._bytes_max // 2
+        needed = self._before_bytes + imported_bytes
+        left = max(self._bytes_max - needed, self._bytes_max // _LEFT_SHARE_MIN)
+        return self.in_use() - needed > left // 2
 
 
 async def _serve(given: argparse.Namespace) -> None:
@@ -87,8 +101,11 @@ async def _serve(given: argparse.Namespace) -> None:
         claims=claims,
         around_import=crash_location.note_exits,
         on_thread=memory.begin_thread,
+        memory_in_use=memory.in_use,
         is_memory_used_up=memory.is_used_up,
     )
+    memory_errors.listen(lambda: loop.call_soon_threadsafe(runner.note_memory_error))
+    _note_unhandled(loop)
     limit = given.message_bytes_max
     link = Link(runner.serve, message_bytes_max=limit, on_lost=lambda _: ended.set())
     stream = socket.socket(fileno=given.fd)
@@ -96,6 +113,23 @@ async def _serve(given: argparse.Namespace) -> None:
     await loop.create_unix_connection(lambda: SocketLink(link), sock=stream)
     link.tell(Ready(LINK_VERSION))
     await ended.wait()
+
+
+def _note_unhandled(loop: asyncio.AbstractEventLoop) -> None:
+    """Note the errors of tasks and threads that deployed code began and does not wait for."""
+
+    def of_task(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if (error := context.get("exception")) is not None:
+            memory_errors.note_error(error)
+        loop.default_exception_handler(context)
+
+    def of_thread(raised: threading.ExceptHookArgs) -> None:
+        if raised.exc_value is not None:
+            memory_errors.note_error(raised.exc_value)
+        threading.__excepthook__(raised)
+
+    loop.set_exception_handler(of_task)
+    threading.excepthook = of_thread
 
 
 def _run(given: argparse.Namespace) -> None:

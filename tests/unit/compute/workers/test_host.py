@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -174,9 +176,145 @@ async def keep(ctx) -> int:
     while True:
         KEPT.append(bytearray(1 << 20))
 @app.function
+async def hold(ctx, mib: int) -> None:
+    KEPT.append(bytearray(mib << 20))
+@app.function
 async def pid(ctx) -> int:
     return os.getpid()
 """
+
+
+async def replaced(host: FunctionHost, pids: list[int]) -> None:
+    """Wait until other workers than those with `pids` run."""
+    async with asyncio.timeout(60):
+        while [worker.pid for worker in host._pool.workers] in (pids, []):  # noqa: ASYNC110 - none announces it
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def limited_host(data_dir: Path) -> AsyncIterator[tuple[FunctionHost, list[int]]]:
+    """Run a host whose only worker may have 256 MiB; yield also the ids of its processes."""
+    settings = node_config(workers=1, data_dir=data_dir, worker_memory_bytes_max=256 << 20)
+    host = FunctionHost(Config(node=settings), MemoryLogs())
+    await host.start()
+    try:
+        yield host, [worker.pid for worker in host._pool.workers]
+    finally:
+        await host.stop()
+
+
+FILLING = """
+import asyncio
+import threading
+import bokiflow
+import indilog
+from bokistore import Store
+KEPT = []
+FILLS_SERVICE = threading.Event()
+app = indilog.App("filling")
+flow = bokiflow.Flow(app, lease=1.0)
+def fill():
+    while True:
+        KEPT.append(bytearray(1 << 20))
+async def fill_later():
+    fill()
+@flow.workflow
+async def in_step(wf: bokiflow.Workflow) -> str:
+    try:
+        return await wf.step(fill, retries=1)
+    except bokiflow.StepFailedError as error:
+        return str(error)
+@flow.workflow
+async def in_workflow(wf: bokiflow.Workflow) -> None:
+    fill()
+@flow.workflow
+async def harmless(wf: bokiflow.Workflow) -> int:
+    return len(await wf.step(lambda: "x" * (32 << 10)))
+@app.function
+async def run(ctx, name: str) -> str:
+    try:
+        return str(await (await globals()[name].start()).result(30))
+    except bokiflow.RunFailedError as error:
+        return str(error)
+@flow.workflow
+async def in_transaction(wf: bokiflow.Workflow) -> str:
+    async def body(txn) -> None:
+        fill()
+    try:
+        return await wf.transact(Store(wf.log("things")), body)
+    except bokiflow.StepFailedError as error:
+        return str(error)
+@app.service
+async def in_service(ctx) -> None:
+    while not FILLS_SERVICE.is_set():
+        await asyncio.sleep(0.01)
+    FILLS_SERVICE.clear()
+    fill()
+@app.function
+async def begin_service(ctx) -> None:
+    FILLS_SERVICE.set()
+@app.function
+async def begin_task(ctx) -> None:
+    asyncio.create_task(fill_later())
+@app.function
+async def begin_thread(ctx) -> None:
+    threading.Thread(target=fill).start()
+"""
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["in_step", "in_transaction", "in_workflow", "begin_service", "begin_task", "begin_thread"],
+)
+async def test_a_worker_whose_memory_any_code_has_used_up_is_replaced(
+    tmp_path: Path, where: str
+) -> None:
+    async with limited_host(tmp_path) as (host, pids):
+        await host.deploy({"app.py": FILLING})
+        if where.startswith("begin"):
+            assert isinstance(await host.call(f"filling.{where}", b"{}").outcome, Returned)
+        else:
+            outcome = await host.call("filling.run", b'{"name": "%s"}' % where.encode()).outcome
+            assert "MemoryError" in str(outcome)
+        await replaced(host, pids)
+        outcome = await host.call("filling.run", b'{"name": "harmless"}').outcome
+        assert isinstance(outcome, Returned)
+        assert outcome.result == b'"32768"'
+
+
+LARGE = """
+import indilog
+kept = bytearray(%d << 20)
+app = indilog.App("large")
+@app.function
+async def size(ctx) -> int:
+    return len(kept)
+"""
+
+
+async def test_a_worker_without_memory_to_import_an_application_is_replaced(tmp_path: Path) -> None:
+    async with limited_host(tmp_path) as (host, pids):
+        await host.deploy({"app.py": GREEDY})
+        held = await host.call("greedy.hold", b'{"mib": 160}').outcome
+        assert isinstance(held, Returned)
+        with pytest.raises(DeployError, match="MemoryError"):
+            await host.deploy({"app.py": LARGE % 160})
+        await replaced(host, pids)
+        await host.deploy({"app.py": LARGE % 160})
+        assert await host.call("large.size", b"{}").outcome == Returned(0, b"167772160")
+
+
+async def test_a_worker_is_not_replaced_for_memory_that_the_next_one_needs_too(
+    tmp_path: Path,
+) -> None:
+    async with limited_host(tmp_path) as (host, pids):
+        await host.deploy({"app.py": GREEDY})
+        await host.deploy({"app.py": LARGE % 170})
+        outcome = await host.call("greedy.take", b'{"mib": 200}').outcome
+        assert "MemoryError" in str(outcome)
+        found = await host.call("greedy.pid", b"{}").outcome  # answered after the check
+        assert found == Returned(0, b"%d" % pids[0])
+        assert [worker.pid for worker in host._pool.workers] == pids
 
 
 async def test_a_call_that_needs_more_memory_than_its_worker_may_have_fails_alone(
@@ -197,9 +335,7 @@ async def test_a_call_that_needs_more_memory_than_its_worker_may_have_fails_alon
         assert [worker.pid for worker in host._pool.workers] == pids
         outcome = await host.call("greedy.keep", b"{}").outcome
         assert isinstance(outcome, Failed)
-        async with asyncio.timeout(60):
-            while [worker.pid for worker in host._pool.workers] in (pids, []):  # noqa: ASYNC110 - none announces it
-                await asyncio.sleep(0.01)
+        await replaced(host, pids)
         found = await host.call("greedy.pid", b"{}").outcome
         assert isinstance(found, Returned)
         assert int(found.result) not in pids, "the worker was replaced"

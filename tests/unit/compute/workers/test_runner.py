@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -30,6 +31,7 @@ from indilog.link.link_messages import (
 from indilog.link.worker_messages import Invoke, Load, Loaded, Ping, ThreadsLeft, Unload
 from indilog.testing import MemoryLogs
 from indilog_compute.log_service import LinkLogService
+from indilog_compute.workers import runner
 from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
 from indilog_compute.workers.runner import WorkerRunner
 from tests.support.link_pair import LIMITS, link_pair
@@ -126,11 +128,11 @@ app.add_operation("things.see", see)
 class Node:
     """The compute node's end: serves the log, answers calls by doubling `n`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **options: Any) -> None:  # noqa: ANN401 - of the runner
         self.logs = MemoryLogs()
         memory = claims_memory()
         self.claims = NodeClaims(memory)
-        self.runner = WorkerRunner(directory, threads_max=1, claims=WorkerClaims(memory))
+        self.runner = WorkerRunner(directory, threads_max=1, claims=WorkerClaims(memory), **options)
         os.close(memory)
         self.threads_left: list[int] = []
         self._released = asyncio.Event()
@@ -351,6 +353,31 @@ async def test_a_revoked_call_is_not_run(node: Node) -> None:
 
 async def test_a_worker_answers_pings(node: Node) -> None:
     assert await node.link.ask(Ping()) == Done(0)
+
+
+async def test_the_memory_check_gets_what_the_imports_of_loaded_code_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_MEMORY_CHECK_S", 0.0)
+    checked: asyncio.Queue[int] = asyncio.Queue()
+
+    def is_used_up(imported_bytes: int) -> bool:
+        checked.put_nowait(imported_bytes)
+        return False
+
+    in_use = iter((100, 130, 200, 250))
+    node = Node(tmp_path, memory_in_use=in_use.__next__, is_memory_used_up=is_used_up)
+    assert isinstance(await node.load(), Loaded)
+    first, node.deployment = node.deployment, next(_numbers)
+    assert isinstance(await node.load(), Loaded)
+    for imported_bytes in (80, 50):
+        node.runner.note_memory_error()
+        node.runner.note_memory_error()  # one check is enough
+        assert await checked.get() == imported_bytes
+        node.link.tell(Unload(first))
+        assert await node.link.ask(Ping()) == Done(0)
+        assert checked.empty()
+    await node.runner.stop()
 
 
 async def test_a_result_over_the_limit_is_the_functions_failure(node: Node) -> None:
