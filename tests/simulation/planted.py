@@ -519,6 +519,12 @@ BUGS: Final = (
         "                bound = page[0].seqnum + 1\n",
     ),
     Bug(
+        "records on cold storage that does not answer count as lost",
+        "compute/indilog_compute/reads/storage_questions.py",
+        "if seqnum not in wanted or seqnum in operation.away:",
+        "if seqnum not in wanted:",
+    ),
+    Bug(
         "a page of one record is refused when storage sends it",
         "compute/indilog_compute/reads/operation.py",
         "if self.count > 1 or len(seqnums) > 1:",
