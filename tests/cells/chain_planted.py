@@ -28,6 +28,7 @@ CHAIN_BUGS = (
     Planted(
         "a storage node accepts an older epoch after a seal", CellStore, "_serve",
         "if epoch < known:", "if False:",
+        seed=14,
     ),
     Planted(
         "a fill overwrites a content", CellStore, "_write",
@@ -42,14 +43,17 @@ CHAIN_BUGS = (
     Planted(
         "a trimmed cell can be written again", CellStore, "_write",
         "if key.position < _floor(self._file, space, key.section):", "if False:",
+        seed=25,
     ),
     Planted(
         "a new replica counts as complete before it is filled", ChainUpkeep, "_copy_all",
         "await self._copy(layout, at, section, source, target)", "pass",
+        seed=2,
     ),
     Planted(
         "a backup takes what one disk has", StoredCells, "_read",
         "count + damaged >= needed", "True",
+        seed=32,
     ),
     Planted(
         "a lost replica stays in the layout", ChainUpkeep, "_is_lost",

@@ -14,11 +14,13 @@ OWNED_BUGS = (
     Planted(
         "an owner that is fenced still writes", CellStore, "_serve",
         "if epoch < known:", "if epoch < known and not isinstance(question, CellWrite):",
+        seed=149,
     ),
     Planted(
         "a claim seals no quorum", LayoutChanges, "change",
         "asked = [replica for replica in sorted(layout.replicas) if replica not in lost]",
         "return await self._record(layout, revised, epoch, layout.replicas, opened)",
+        seed=50,
     ),
     Planted(
         "a claim asks one replica what there is", OwnedCells, "recover",
@@ -32,6 +34,7 @@ OWNED_BUGS = (
     Planted(
         "a process writes in the epoch of another owner", OwnedCells, "_is_own",
         "return bool(self._owner) and layout.owner == self._owner", "return bool(self._owner)",
+        seed=10,
     ),
     Planted(
         "a request that arrives twice is executed twice", OwnerAppends, "_on_append",
@@ -71,6 +74,7 @@ OWNED_BUGS = (
     Planted(
         "an append is acknowledged when one replica has it", OwnedCells, "_write_all",
         "needed = layout.ack_quorum", "needed = 1",
+        seed=11,
     ),
     Planted(
         "a later append is acknowledged before an earlier one", Core, "_advance",
@@ -82,15 +86,18 @@ OWNED_BUGS = (
     Planted(
         "a backup takes what one disk has", StoredCells, "_read",
         "count + damaged >= needed", "True",
+        seed=37,
     ),
     Planted(
         "a backup takes only what all disks have", StoredCells, "_read",
         "len(there) - self._layout.lacking", "len(there)",
+        seed=3,
     ),
     Planted(
         "a replica that is filling gets contents that no quorum has", OwnedCells, "_write_all",
         "asks, numbers = self._writes(lag, position, content, complete, 0)",
         "asks, numbers = self._writes(lag, position, content, complete, 0)\n"
         "    self._write_filling(lag, position, content)",
+        seed=9,
     ),
 )  # fmt: skip

@@ -55,7 +55,7 @@ def test_histories_are_those_of_a_log(seeds_wanted: int | None) -> None:
 @pytest.mark.parametrize("bug", CHAIN_BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_caught(bug: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     bug.plant(monkeypatch)
-    for seed in range(CAUGHT_WITHIN):
+    for seed in bug.seeds(CAUGHT_WITHIN):
         try:
             _, found = run(seed)
         except Exception:  # noqa: BLE001 - an assertion of the core, or no end

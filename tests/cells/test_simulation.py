@@ -44,7 +44,7 @@ def test_histories_are_those_of_a_log(seeds_wanted: int | None) -> None:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_caught(bug: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     bug.plant(monkeypatch)
-    for seed in range(CAUGHT_WITHIN):
+    for seed in bug.seeds(CAUGHT_WITHIN):
         world = World(seed)
         try:
             world.run()
