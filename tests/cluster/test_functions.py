@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from typer.testing import CliRunner
 
 import indilog
 from indilog.base.errors import CallOutcomeUnknownError
 from indilog.base.ids import NodeId
+from indilog.cli.commands import app
 from indilog.config import KIB, MIB, node_config
 from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.cluster.gateway_port import keep_port, port_of
@@ -28,8 +30,10 @@ from tests.cluster.function_platform import (
     served,
     until,
 )
+from tests.support.clients import command_clients_closed
+from tests.support.repeated import repeated
 
-pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
 SOCIAL = '''
 import indilog
@@ -46,24 +50,33 @@ async def follow(ctx: indilog.Context, user: str, other: str) -> int:
         them.add_to_set("followers", user)
         return len(me["follows"])
 '''
+LOGGED = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d .*\n", re.MULTILINE)
+"""What the platform, which is in the same process, prints during a command."""
 
 
-@pytest_asyncio.fixture
-async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
-    async with running(tmp_path, workers=2) as there:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def platform(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Platform]:
+    """Run one platform for all tests that do not need one of their own."""
+    async with running(tmp_path_factory.mktemp("functions"), workers=2) as there:
         assert (await there.deploy("demo", DEMO)).status_code == 200
         yield there
 
 
-async def command(platform: Platform, *arguments: str) -> tuple[int | None, str, str]:
-    """Run `indilog` as a person would."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "indilog", *arguments, "--url", platform.url),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def nodes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[tuple[Platform, Platform]]:
+    """Run one platform of two compute nodes for all tests that need two."""
+    async with running_two(tmp_path_factory.mktemp("nodes")) as both:
+        yield both
+
+
+async def command(platform: Platform, *arguments: str) -> tuple[int, str, str]:
+    """Run a command of `indilog` in this process; return its code, output and errors."""
+    given = [*arguments, "--url", platform.url]
+    with command_clients_closed():
+        done = await asyncio.to_thread(CliRunner().invoke, app, given)
+    return done.exit_code, re.sub(LOGGED, "", done.stdout), done.stderr
 
 
 async def test_a_function_is_deployed_called_changed_and_called_by_another(
@@ -155,7 +168,7 @@ async def test_functions_that_call_each_other_without_end_are_stopped(platform: 
 
 async def test_the_outcome_of_an_asynchronous_call_is_readable(platform: Platform) -> None:
     answer = await platform.http.post(
-        "/functions/demo/count?async=1&delay=0.01", json={"name": "a"}
+        "/functions/demo/count?async=1&delay=0.01", json={"name": "async"}
     )
     assert answer.status_code == 202
     reported = await platform.http.get(f"{answer.headers['location']}?wait=60")
@@ -166,6 +179,7 @@ async def test_the_outcome_of_an_asynchronous_call_is_readable(platform: Platfor
     assert reported.json()["problem"]["title"] == "CallOutcomeUnknownError"
 
 
+@pytest.mark.repeated("tests/unit/cli/test_commands.py")
 async def test_the_outcome_of_an_asynchronous_call_is_shown_by_a_command(
     platform: Platform,
 ) -> None:
@@ -222,10 +236,10 @@ async def _first(
 
 async def test_a_client_that_was_cut_off_connects_again(platform: Platform) -> None:
     async with indilog.connect(platform.url) as client:
-        await client.log("orders").append(b"1")
+        await client.log("cut off").append(b"1")
         client.drop()
-        await client.log("orders").append(b"2")
-        assert [r.data for r in await client.log("orders").read_range()] == [b"1", b"2"]
+        await client.log("cut off").append(b"2")
+        assert [r.data for r in await client.log("cut off").read_range()] == [b"1", b"2"]
 
 
 async def test_a_refused_connection_is_one_sentence() -> None:
@@ -234,7 +248,7 @@ async def test_a_refused_connection_is_one_sentence() -> None:
             pass
 
 
-@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("chosen", [repeated(False), True])
 async def test_a_port_in_use_is_one_sentence(
     platform: Platform, tmp_path: Path, *, chosen: bool
 ) -> None:
@@ -275,42 +289,44 @@ async def test_every_deployed_function_is_described(platform: Platform) -> None:
     assert "/functions/late/count" in (await platform.http.get("/openapi.json")).json()["paths"]
 
 
-async def test_a_deployment_reaches_every_compute_node_at_once(tmp_path: Path) -> None:
-    async with running_two(tmp_path) as (first, second):
+async def test_a_deployment_reaches_every_compute_node_at_once(
+    nodes: tuple[Platform, Platform],
+) -> None:
+    first, second = nodes
 
-        def versions() -> list[list[tuple[str, int]]]:
-            return [[(a.name, a.version) for a in p.host.apps()] for p in (first, second)]
+    def versions() -> list[list[int]]:
+        return [[app.version for app in p.host.apps() if app.name == "demo"] for p in nodes]
 
-        await first.deploy("demo", DEMO)
-        await until(lambda: versions() == [[("demo", 1)]] * 2)
-        assert (await second.call("demo.count", name="a")).json() == 1
-        await asyncio.gather(
-            first.deploy("demo", DEMO.replace("version 1", "of one")),
-            second.deploy("demo", DEMO.replace("version 1", "of the other")),
-        )
-        await until(lambda: versions() == [[("demo", 3)]] * 2)
-        async with indilog.connect(first.url) as client:
-            await client.log("gate").append(b"told", tags=["release"])
-        reported = [(await p.call("demo.wait_for_release")).json() for p in (first, second)]
-        assert reported[0] == reported[1]
-        assert reported[0] in ("told by of one", "told by of the other")
+    await first.deploy("demo", DEMO)
+    await until(lambda: versions() == [[1]] * 2)
+    assert (await second.call("demo.count", name="a")).json() == 1
+    await asyncio.gather(
+        first.deploy("demo", DEMO.replace("version 1", "of one")),
+        second.deploy("demo", DEMO.replace("version 1", "of the other")),
+    )
+    await until(lambda: versions() == [[3]] * 2)
+    async with indilog.connect(first.url) as client:
+        await client.log("gate").append(b"told", tags=["release"])
+    reported = [(await p.call("demo.wait_for_release")).json() for p in nodes]
+    assert reported[0] == reported[1]
+    assert reported[0] in ("told by of one", "told by of the other")
 
 
 async def test_a_deployment_that_crashes_workers_of_another_node_is_reported_there(
-    tmp_path: Path,
+    nodes: tuple[Platform, Platform],
 ) -> None:
     """The code can be imported on the node where it was deployed, but not on the other node."""
-    async with running_two(tmp_path) as (first, second):
-        deadly = "import os\nif '/two/' in __file__: os._exit(5)\n"
-        await first.deploy("other", DEMO)
-        assert (await first.deploy("deadly", deadly + DEMO)).status_code == 200
-        await until(lambda: len(second.host.apps()) == 2)
-        assert (await first.call("deadly.count", name="a")).json() == 1
-        refused = await second.call("deadly.count", name="a")
-        assert refused.status_code == 503
-        assert "deadly.py, line 2: importing the code ends" in refused.json()["detail"]
-        assert (await second.call("other.count", name="a")).json() == 2
-        assert second.host.status()["worker_restarts"] == 0
+    first, second = nodes
+    deadly = "import os\nif '/two/' in __file__: os._exit(5)\n"
+    await first.deploy("other", DEMO)
+    assert (await first.deploy("deadly", deadly + DEMO)).status_code == 200
+    await until(lambda: {"other", "deadly"} <= {app.name for app in second.host.apps()})
+    assert (await first.call("deadly.count", name="b")).json() == 1
+    refused = await second.call("deadly.count", name="b")
+    assert refused.status_code == 503
+    assert "deadly.py, line 2: importing the code ends" in refused.json()["detail"]
+    assert (await second.call("other.count", name="b")).json() == 2
+    assert second.host.status()["worker_restarts"] == 0
 
 
 async def test_an_app_of_another_owner_is_not_replaced(platform: Platform) -> None:

@@ -25,7 +25,7 @@ from tests.support.clients import http_client
 from tests.support.moved_time import moved_time
 from tests.support.repeated import repeated
 
-pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
 APP = """
 import asyncio, os
@@ -45,7 +45,7 @@ async def work(ctx: indilog.Context, n: int) -> int:
 async def until_released(ctx: indilog.Context, n: int) -> int:
     log = ctx.log("runs")
     seqnum = await log.append(b"%d" % os.getpid(), tags=[f"n:{n}"])
-    await log.read_next("go", wait=120)
+    await log.read_next(f"go:{n}", wait=120)
     return seqnum
 
 @app.function
@@ -85,9 +85,10 @@ FAST: dict[str, Any] = {
 }
 
 
-@pytest_asyncio.fixture
-async def there(tmp_path: Path) -> AsyncIterator[Platform]:
-    async with running(tmp_path, workers=2, **FAST) as up:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def there(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Platform]:
+    """Run one platform for several tests, each with an `n` of its own."""
+    async with running(tmp_path_factory.mktemp("invocations"), workers=2, **FAST) as up:
         assert (await up.deploy("demo", APP)).status_code == 200
         yield up
 
@@ -110,13 +111,13 @@ async def outcome(http: httpx.AsyncClient, invocation: str) -> dict[str, Any]:
 async def test_an_invocation_whose_worker_is_killed_runs_again(there: Platform) -> None:
     async with indilog.connect(there.url) as client:
         log = client.log("runs")
-        id_ = await client.send("demo.until_released", n=1)
-        first = await log.read_next("n:1", wait=100)
+        id_ = await client.send("demo.until_released", n=7)
+        first = await log.read_next("n:7", wait=100)
         assert first is not None
         os.kill(int(first.data), signal.SIGKILL)
-        second = await log.read_next("n:1", first.seqnum + 1, wait=100)
+        second = await log.read_next("n:7", first.seqnum + 1, wait=100)
         assert second is not None
-        await log.append(b"", tags=["go"])
+        await log.append(b"", tags=["go:7"])
         reported = await outcome(there.http, id_)
         assert (reported["state"], reported["result"]) == ("done", second.seqnum)
 
@@ -196,13 +197,13 @@ async def test_a_cancelled_timer_never_runs_also_after_a_restart(tmp_path: Path)
 
 async def test_a_client_asks_for_invocations_and_cancels_them(there: Platform) -> None:
     async with indilog.connect(there.url) as client, asyncio.timeout(200):
-        done = await client.invocation(await client.send("demo.work", n=1), wait=50)
+        done = await client.invocation(await client.send("demo.work", n=8), wait=50)
         assert done is not None
         assert (done.function, done.state) == ("demo.work", "done")
-        recorded = await client.log("runs").read_next("n:1")
+        recorded = await client.log("runs").read_next("n:8")
         assert recorded is not None
         assert done.result() == recorded.seqnum
-        timer = await client.send("demo.work", delay=3_600, n=2)
+        timer = await client.send("demo.work", delay=3_600, n=8)
         waits = await client.invocation(timer)
         assert waits is not None
         assert waits.state == "scheduled"
@@ -222,10 +223,10 @@ async def test_a_client_asks_for_invocations_and_cancels_them(there: Platform) -
 
 
 async def test_a_cancelled_invocation_that_runs_is_asked_to_stop(there: Platform) -> None:
-    started = await there.http.post("/functions/demo/until_released?async=1", json={"n": 5})
+    started = await there.http.post("/functions/demo/until_released?async=1", json={"n": 10})
     invocation = started.json()["invocation"]
     async with asyncio.timeout(200):
-        await there.http.get("/logs/runs/records?tag=n:5&wait=50")
+        await there.http.get("/logs/runs/records?tag=n:10&wait=50")
         reported = (await there.http.delete(f"/invocations/{invocation}")).json()
         assert reported["problem"]["title"] == "InvocationCancelledError"
         assert "it was asked to stop" in reported["problem"]["detail"]
@@ -387,7 +388,9 @@ async def _send(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGKILL], ids=["paused", "killed"])
+@pytest.mark.parametrize(
+    "stop", [repeated(signal.SIGSTOP, "paused"), pytest.param(signal.SIGKILL, id="killed")]
+)
 async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals
 ) -> None:
@@ -426,6 +429,7 @@ async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
             assert len(await runs_of(log, 1)) == 2
 
 
+@pytest.mark.repeated("tests/unit/compute/invocations/test_invocation_list.py")
 async def test_invocations_are_listed_on_every_node(tmp_path: Path) -> None:
     async with running_two(tmp_path) as (first, second):
         answer = await first.deploy("demo", APP)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from indilog.sdk.runs import RunPlace, cursor_of
 from tests.cluster.function_platform import Platform, running
 from tests.support.clients import command_clients_closed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
 TRAVEL = """
 import bokiflow, indilog
@@ -114,11 +115,24 @@ HOSTILE_PLACES = [
 ]
 
 
-@pytest_asyncio.fixture
-async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
-    async with running(tmp_path, workers=2, apps_answer_s=100.0) as there:
+@asynccontextmanager
+async def with_travel(directory: Path) -> AsyncIterator[Platform]:
+    async with running(directory, workers=2, apps_answer_s=100.0) as there:
         answer = await there.deploy("travel", TRAVEL)
         assert answer.status_code == 200, answer.text
+        yield there
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
+    async with with_travel(tmp_path) as there:
+        yield there
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Platform]:
+    """Run one platform for the tests whose runs have ids of their own, and that list none."""
+    async with with_travel(tmp_path_factory.mktemp("runs")) as there:
         yield there
 
 
@@ -170,12 +184,12 @@ async def test_the_command_line_follows_a_run_to_its_end(platform: Platform) -> 
 
 
 async def test_every_worker_shows_a_step_that_hangs_and_one_that_fails(
-    platform: Platform,
+    shared: Platform,
 ) -> None:
-    await platform.call("travel.get_stuck", id="s")
+    await shared.call("travel.get_stuck", id="s")
     async with asyncio.timeout(200):
         while True:
-            asked = [platform.http.get("/runs/travel/s") for _ in range(8)]
+            asked = [shared.http.get("/runs/travel/s") for _ in range(8)]
             answers = [answer.json() for answer in await asyncio.gather(*asked)]
             since = [[wait["since"] for wait in found["waits"]] for found in answers]
             if all(len(times) == 2 and all(times) for times in since):
@@ -187,11 +201,12 @@ async def test_every_worker_shows_a_step_that_hangs_and_one_that_fails(
         assert fails["what"] == "step 'mail' (operation 1)"
         assert (fails["attempts"], fails["error"]) == (1, "ConnectionError: no route to ann")
         assert fails["next_attempt"] - fails["since"] == pytest.approx(3600, abs=30)
-    shown = await indi(platform, "runs", "show", "s")
+    shown = await indi(shared, "runs", "show", "s")
     assert "ConnectionError: no route to ann" in shown.stdout
     assert "next attempt" in shown.stdout
 
 
+@pytest.mark.repeated("tests/unit/bokiflow/test_cancel_grace.py")
 async def test_a_cancelled_run_ends_although_its_steps_hang(platform: Platform) -> None:
     code = TRAVEL.replace("Flow(app)", "Flow(app, cancel_grace=0.2)").replace(
         "    await asyncio.sleep(3600)",
@@ -215,7 +230,8 @@ async def test_a_cancelled_run_ends_although_its_steps_hang(platform: Platform) 
     assert "at step 'mail'." in shown
 
 
-async def test_mistakes_on_the_command_line_are_one_sentence(platform: Platform) -> None:
+@pytest.mark.repeated("tests/unit/cli/test_runs.py")
+async def test_mistakes_on_the_command_line_are_one_sentence(shared: Platform) -> None:
     for arguments, sentence in (
         (("show", "x"), "No deployed app has a run 'x'; `indilog runs list` shows the runs."),
         (("show", "x", "--app", "travel"), "App travel has no run 'x', or it was trimmed after"),
@@ -226,31 +242,33 @@ async def test_mistakes_on_the_command_line_are_one_sentence(platform: Platform)
         (("list", "--page", "x"), "Nothing was done: the query's field 'page' is the text `next`"),
         (("show", ""), "Give the id of a run; `indilog runs list` shows them."),
     ):
-        done = await indi(platform, "runs", *arguments)
+        done = await indi(shared, "runs", *arguments)
         assert (done.exit_code, done.stdout) == (2, ""), done.output
         assert done.stderr.startswith(sentence), done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
 
 
-async def test_a_run_with_one_id_in_two_apps_needs_the_app(platform: Platform) -> None:
-    await platform.deploy("other", OTHER)
-    await start(platform, "travel", "a/1")
-    await start(platform, "other", "a/1")
-    refused = await indi(platform, "runs", "cancel", "a/1")
+@pytest.mark.repeated("tests/unit/cli/test_runs.py")
+async def test_a_run_with_one_id_in_two_apps_needs_the_app(shared: Platform) -> None:
+    await shared.deploy("other", OTHER)
+    await start(shared, "travel", "a/1")
+    await start(shared, "other", "a/1")
+    refused = await indi(shared, "runs", "cancel", "a/1")
     assert refused.stderr == ("The apps other, travel have a run 'a/1'; name one with --app.\n")
     assert refused.exit_code == 2
-    done = await indi(platform, "runs", "cancel", "a/1", "--app", "other")
+    done = await indi(shared, "runs", "cancel", "a/1", "--app", "other")
     assert done.exit_code == 0, done.output
-    assert "Cancelled" in (await platform.call("other.ended", id="a/1")).text
-    again = await indi(platform, "runs", "signal", "a/1", "paid", "--app", "other")
+    assert "Cancelled" in (await shared.call("other.ended", id="a/1")).text
+    again = await indi(shared, "runs", "signal", "a/1", "paid", "--app", "other")
     assert again.stderr == "Run 'a/1' has ended; it would not receive the signal.\n"
-    undeployed = await platform.http.delete("/apps/other")
+    undeployed = await shared.http.delete("/apps/other")
     assert undeployed.status_code == 200
-    gone = await indi(platform, "runs", "show", "a/1", "--app", "other")
+    gone = await indi(shared, "runs", "show", "a/1", "--app", "other")
     assert gone.stderr.startswith("App other was undeployed at ")
-    assert (await indi(platform, "runs", "show", "a/1")).exit_code == 0, "only one app is left"
+    assert (await indi(shared, "runs", "show", "a/1")).exit_code == 0, "only one app is left"
 
 
+@pytest.mark.repeated("tests/unit/cli/test_runs.py")
 async def test_an_app_that_does_not_answer_is_named_and_the_others_are_listed(
     tmp_path: Path,
 ) -> None:
@@ -304,8 +322,8 @@ async def test_a_client_sees_and_steers_runs(platform: Platform) -> None:
             await client.runs("travel", state="asleep")
 
 
-async def test_operations_are_not_functions(platform: Platform) -> None:
-    http = platform.http
+async def test_operations_are_not_functions(shared: Platform) -> None:
+    http = shared.http
     answer = await http.post("/functions/travel/runs.list", json={})
     assert (answer.status_code, answer.json()["detail"]) == (
         404,
@@ -323,7 +341,7 @@ async def test_operations_are_not_functions(platform: Platform) -> None:
     [app] = (await http.get("/apps")).json()["apps"]
     assert "runs.list" in [operation["name"] for operation in app["operations"]]
     assert "runs.list" not in [function["name"] for function in app["functions"]]
-    async with indilog.connect(platform.url) as client:
+    async with indilog.connect(shared.url) as client:
         for call in (client.call, client.send):
             with pytest.raises(
                 indilog.UnknownFunctionError, match="cannot be called as a function"
@@ -346,10 +364,10 @@ HOSTILE = [
 ]
 
 
-async def test_hostile_requests_are_refused_in_a_sentence(platform: Platform) -> None:
-    await start(platform, "travel", "a")
+async def test_hostile_requests_are_refused_in_a_sentence(shared: Platform) -> None:
+    await start(shared, "travel", "a")
     for method, path, status in HOSTILE:
-        answer = await platform.http.request(method, path)
+        answer = await shared.http.request(method, path)
         assert answer.status_code == status, (path, answer.text)
         if status >= 400:
             detail: str = answer.json()["detail"]
@@ -380,22 +398,22 @@ async def test_the_example_of_the_interface_runs_unchanged(
     assert [step["result"] for step in found["steps"]] == [1, {"by": "card"}, None]
 
 
-async def test_a_watched_run_is_followed_to_its_end(platform: Platform) -> None:
-    await platform.call("travel.work", id="w")
+async def test_a_watched_run_is_followed_to_its_end(shared: Platform) -> None:
+    await shared.call("travel.work", id="w")
     seen: list[dict[str, Any]] = []
     async with (
         asyncio.timeout(200),
-        platform.http.stream("GET", "/runs/travel/w/events") as stream,
+        shared.http.stream("GET", "/runs/travel/w/events") as stream,
     ):
         async for line in stream.aiter_lines():
             seen += _events([line])
             if len(seen) == 3:
                 break  # as a lost connection
-        while platform.host.status()["calls_running"]:  # noqa: ASYNC110 - not announced
+        while shared.host.status()["calls_running"]:  # noqa: ASYNC110 - not announced
             await asyncio.sleep(0.05)  # a waiting stream occupies no slot
     last = str(seen[-1]["seqnum"])
-    signalled = asyncio.ensure_future(indi(platform, "runs", "signal", "w", "go"))
-    rest = await platform.http.get("/runs/travel/w/events", headers={"last-event-id": last})
+    signalled = asyncio.ensure_future(indi(shared, "runs", "signal", "w", "go"))
+    rest = await shared.http.get("/runs/travel/w/events", headers={"last-event-id": last})
     assert (await signalled).exit_code == 0
     seen += _events(rest.text.splitlines())
     assert [event["data"] for event in seen] == [
@@ -405,13 +423,13 @@ async def test_a_watched_run_is_followed_to_its_end(platform: Platform) -> None:
         {"percent": 100},
         {"state": "done", "problem": None},
     ]
-    printed = await indi(platform, "runs", "events", "w", "--after", last)
+    printed = await indi(shared, "runs", "events", "w", "--after", last)
     assert printed.exit_code == 0, printed.output
     assert list(map(json.loads, printed.stdout.splitlines())) == seen[3:]
-    async with indilog.connect(platform.url) as client:
+    async with indilog.connect(shared.url) as client:
         events = client.run("travel", "w").events(after=int(last))
         assert [event.seqnum async for event in events] == [event["seqnum"] for event in seen[3:]]
-    unknown = await indi(platform, "runs", "events", "x", "--app", "travel")
+    unknown = await indi(shared, "runs", "events", "x", "--app", "travel")
     assert unknown.stderr.startswith("App travel has no run 'x'")
 
 
@@ -421,6 +439,7 @@ def _events(lines: list[str]) -> list[dict[str, Any]]:
     return list(map(json.loads, data))
 
 
+@pytest.mark.repeated("tests/unit/bokiflow/runs/test_replay_check_command.py")
 async def test_a_deployment_says_which_runs_its_code_does_not_continue(
     platform: Platform, tmp_path: Path
 ) -> None:
@@ -459,29 +478,29 @@ async def test_a_deployment_says_which_runs_its_code_does_not_continue(
 
 
 async def test_runs_are_started_and_awaited_on_the_command_line_and_over_http(
-    platform: Platform,
+    shared: Platform,
 ) -> None:
-    started = await indi(platform, "runs", "start", "travel.order", "n:=7", "--id", "a/b")
+    started = await indi(shared, "runs", "start", "travel.order", "n:=7", "--id", "a/b")
     assert (started.exit_code, started.output) == (0, "a/b\n")
-    late = await indi(platform, "runs", "result", "a/b", "--wait", "0.1")
+    late = await indi(shared, "runs", "result", "a/b", "--wait", "0.1")
     assert (late.exit_code, late.output) == (1, "Run a/b is running.\n")
-    answer = await platform.http.get("/runs/travel/a/b/result")
+    answer = await shared.http.get("/runs/travel/a/b/result")
     assert answer.json() == {"state": "running", "result": None, "problem": None}
-    waiting = asyncio.create_task(platform.http.get("/runs/travel/a/b/result?wait=60"))
-    await platform.http.post("/runs/travel/a/b/signal", json={"name": "paid"})
+    waiting = asyncio.create_task(shared.http.get("/runs/travel/a/b/result?wait=60"))
+    await shared.http.post("/runs/travel/a/b/signal", json={"name": "paid"})
     problem = "ValueError: Step 'send' failed: ValueError: no stamps"
     assert (await waiting).json() == {"state": "failed", "result": None, "problem": problem}
-    failed = await indi(platform, "runs", "result", "a/b")
+    failed = await indi(shared, "runs", "result", "a/b")
     assert (failed.exit_code, failed.output) == (1, f"Run a/b is failed: {problem}\n")
 
     body = {"workflow": "double", "arguments": {"n": 21}, "id": "d"}
-    await platform.deploy("travel", TRAVEL + DOUBLE)
+    await shared.deploy("travel", TRAVEL + DOUBLE)
     for _ in range(2):
-        answer = await platform.http.post("/runs/travel", json=body)
+        answer = await shared.http.post("/runs/travel", json=body)
         assert (answer.status_code, answer.json()) == (200, {"id": "d"})
-    done = await indi(platform, "runs", "start", "travel.double", "n:=4", "--wait", "1m")
+    done = await indi(shared, "runs", "start", "travel.double", "n:=4", "--wait", "1m")
     assert (done.exit_code, done.output) == (0, "8\n")
-    async with indilog.connect(platform.url) as client:
+    async with indilog.connect(shared.url) as client:
         run = await client.start_run("travel", "double", {"n": 21}, id="d")
         assert (await run.result(wait=60)).result == 42
 
