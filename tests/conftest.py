@@ -1,11 +1,13 @@
 """Configuration of all tests: hypothesis profiles and the number of seeds.
 
 `--all` also runs the tests marked `repeated`: they repeat others with another process, layout or
-seed. `HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
-`./test` uses) always tries the same ones, `nightly` tries many. `--seeds N` gives the tests marked
-`heavy` more seeds than their own moderate number. `--messages N` gives those of queues more
-messages, and `--runs N` that of workflows more runs. `--transactions N` gives that of
-serializability more transactions.
+seed. The mark of a whole test names the file or folder of these others.
+
+`HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
+`./test` uses) always tries the same ones, fewer without `--all`, and `nightly` tries many.
+`--seeds N` gives the tests marked `heavy` more seeds than their own moderate number. `--messages N`
+gives those of queues more messages, and `--runs N` that of workflows more runs. `--transactions N`
+gives that of serializability more transactions.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ importlib.import_module("dateutil.tz")
 settings.register_profile(
     "dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
+settings.register_profile("all", settings.get_profile("dev"), derandomize=True, database=None)
+settings.register_profile("ci", settings.get_profile("all"), max_examples=20)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
@@ -51,6 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--runs", type=int, default=None, help="how many workflows run while processes are killed"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try more of the same examples with `--all`, before a test is imported."""
+    if config.getoption("--all") and os.environ.get("HYPOTHESIS_PROFILE") == "ci":
+        settings.load_profile("all")
 
 
 PROCESSES_S_MAX = 600

@@ -548,6 +548,35 @@ def test_no_folder_has_too_many_files() -> None:
     assert not [f"{name_of(f)}: {n} {s}" for (f, s), n in folders.items() if n > FOLDER_FILES_MAX]
 
 
+def repeats(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
+    """Return what shows the same as a test that is marked `repeated`, "" if it does not say so;
+    None: it is not marked.
+    """
+    for decorator in function.decorator_list:
+        text = ast.unparse(decorator)
+        if text.startswith("pytest.mark.repeated"):
+            return "".join(re.findall(r"\('([^']*)'\)$", text))
+    return None
+
+
+def test_a_repeated_test_names_tests_that_run_by_default() -> None:
+    """Else what it shows is shown with `--all` only."""
+    repeated: dict[str, str] = {}
+    by_default: set[Path] = set()
+    for path in sources("tests"):
+        if not path.name.startswith("test_"):
+            continue
+        for node in nodes_of(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                by = repeats(node)
+                if by is not None:
+                    repeated[f"{name_of(path)}::{node.name}"] = by
+                elif node.name.startswith("test_"):
+                    by_default |= {path, *path.parents}
+    assert len(repeated) > 50
+    assert not [name for name, by in repeated.items() if not by or ROOT / by not in by_default]
+
+
 ROOTS = ("ordering", "storage", "index_tier", "compute", "cells", "pipeline", "libs")
 """Folders whose packages are imported without the folder's name."""
 

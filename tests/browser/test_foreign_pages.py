@@ -242,7 +242,7 @@ def test_the_platforms_own_page_can_do_all_of_it_after_a_sign_in(
         status = "async (deploy) => (await fetch('/apps/evil', deploy)).status"
         assert page.evaluate(status, deploy) == 200
         seen, statuses = attacked(
-            world, page, world.url, modes=["cors"], kinds=[None, JSON], silent_ms=10_000
+            world, page, world.url, modes=["cors"], kinds=[None, JSON], silent_ms=4_000
         )
         read = "\n".join(text for _, text in seen)
         for text in (SECRET, "done by touch", "done by hook", "OPENED"):

@@ -32,6 +32,7 @@ from indilog_compute.log_kinds.kinds import LogKinds
 from tests.cells.switching import kinds_of, platform_with
 from tests.cells.test_log_kinds import configured, trimmed
 from tests.contract.reading import all_of, data_of
+from tests.support.repeated import repeated
 
 pytestmark = pytest.mark.asyncio
 
@@ -129,7 +130,7 @@ async def answers(log: Log, tail: int) -> list[object]:
 
 
 @pytest.mark.parametrize("kind", LOG_KINDS)
-@pytest.mark.parametrize("trims", ["to the end", "into the next one", "a tag"])
+@pytest.mark.parametrize("trims", [repeated("to the end"), repeated("into the next one"), "a tag"])
 async def test_calls_are_answered_as_before_a_segment_was_freed(
     tmp_path: Path, kind: LogKind, trims: str
 ) -> None:
@@ -175,7 +176,7 @@ STEPS: list[tuple[type | ModuleType, str]] = [
 
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step[1])
-@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("repeats", [1, repeated(2)])
 async def test_a_crash_between_two_steps_is_continued(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

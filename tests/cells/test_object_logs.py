@@ -183,7 +183,7 @@ async def test_a_store_that_is_down_is_an_error_in_time_and_then_works_again(
     tmp_path: Path,
 ) -> None:
     store = FaultyStore(tmp_path)
-    async with opened(store, timeout_s=5.0) as (logs, _):
+    async with opened(store, timeout_s=2.0) as (logs, _):
         log = logs.log("orders")
         await log.append(b"before")
         store.fails = True

@@ -135,7 +135,7 @@ async def test_a_log_without_complete_copies_says_so(tmp_path: Path) -> None:
         await platform.logs.log("events").append(b"x")
     for file in (tmp_path / "journal" / "cells").iterdir():
         file.unlink()
-    config = configured(tmp_path, append_timeout_s=5.0, cell_replace_after_s=0.1)
+    config = configured(tmp_path, append_timeout_s=2.0, cell_replace_after_s=0.1)
     async with embedded(config) as platform:
         with pytest.raises(NotReadyError, match="storage-0 has lost the log"):
             await platform.logs.log("events").append(b"y")

@@ -289,9 +289,9 @@ class _CrashedError(Exception):
 @pytest.mark.parametrize(
     "case",
     [
-        *[("seal", "object-store", "owned"), ("bridge", "shared", "order-first")],
-        *[("seal", "shared", "object-store"), ("bridge", "owned", "shared")],
-        *map(repeated, [("bridge", "shared", "object-store"), ("seal", "object-store", "shared")]),
+        *[("seal", "shared", "object-store"), ("bridge", "shared", "object-store")],
+        *map(repeated, [("seal", "object-store", "owned"), ("bridge", "owned", "shared")]),
+        *map(repeated, [("bridge", "shared", "order-first"), ("seal", "object-store", "shared")]),
         *map(repeated, [("bridge", "object-store", "owned"), ("bridge", "order-first", "owned")]),
     ],
     ids="-".join,

@@ -23,7 +23,7 @@ from tests.support.repeated import first_of
 
 pytestmark = pytest.mark.asyncio
 
-SEEDS = 9
+SEEDS = 4
 PLATFORM_SEEDS = 25
 """Seeds that share one platform."""
 CAUGHT_WITHIN = 100

@@ -178,6 +178,7 @@ async def test_clients_find_the_token_by_themselves(up: PlatformProcess) -> None
                 raise AssertionError("it was taken")
 
 
+@pytest.mark.repeated("tests/unit/link/test_access.py")
 def test_commands_find_the_token_or_say_where_it_is(up: PlatformProcess, data: Path) -> None:
     token = (data / "token").read_text().strip()
     assert indilog_says("token", "--url", up.url).stdout.strip() == token
@@ -219,6 +220,7 @@ def test_a_browser_signs_in_once_by_the_printed_link(up: PlatformProcess) -> Non
         assert again.status_code == 401
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_token_file.py")
 def test_the_token_stays_over_a_restart_and_without_one_all_is_open(tmp_path: Path) -> None:
     with platform(tmp_path) as first:
         token = reach(first.url).token
@@ -269,6 +271,7 @@ async def test_every_request_works_over_tls_as_without_it(tmp_path: Path) -> Non
                 await plain.get("/livez")
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_token_file.py")
 def test_each_compute_node_takes_the_token_of_the_platform(tmp_path: Path) -> None:
     config = tmp_path / "two.toml"
     config.write_text("[cluster]\nengines = 2\n")

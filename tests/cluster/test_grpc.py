@@ -226,6 +226,7 @@ async def test_the_error_of_a_function_reaches_its_caller(
     assert raised.value.__cause__.code() is grpc.StatusCode.UNKNOWN
 
 
+@pytest.mark.repeated("tests/cluster/test_open_files.py")
 async def test_idle_connections_leave_open_files_to_the_journal(tmp_path: Path) -> None:
     """As over HTTP: a limit of 512 open files, and more connections than that."""
     with platform(tmp_path, "--grpc-port", "0", open_files_max=512) as running:
@@ -277,6 +278,7 @@ async def test_tls_serves_the_gateways_certificate(tmp_path: Path) -> None:
                 await GrpcLogs(plain, token).ask("Tail", pb.TailRequest(log="w"), pb.TailResponse)
 
 
+@pytest.mark.repeated("tests/contract/test_log.py")
 async def test_a_client_in_another_language_uses_log_and_functions(
     running: PlatformProcess, tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ def test_every_module_of_the_wheel_can_be_imported(installed: Installed) -> None
     assert count > 500
 
 
+@pytest.mark.repeated("tests/cluster/test_installed.py")
 def test_a_project_with_folder_names_of_indilog_tests_opens_and_deploys(
     installed: Installed, tmp_path: Path
 ) -> None:

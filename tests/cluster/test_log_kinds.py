@@ -50,7 +50,7 @@ def command(url: str, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/cells/test_switches.py")
 async def test_a_log_is_switched_while_it_is_used(tmp_path: Path) -> None:
     async with asyncio.timeout(350):
         with platform(tmp_path, "--nodes", "3") as first:
@@ -94,6 +94,7 @@ async def _first(log: Log, count: int) -> list[Record]:
     raise AssertionError("a subscription does not end")
 
 
+@pytest.mark.repeated("tests/cells/test_log_kinds.py")
 async def test_a_log_in_a_directory_survives_kill_9_of_all_processes(tmp_path: Path) -> None:
     async with asyncio.timeout(350):
         with platform(tmp_path, "--processes") as first:
@@ -121,6 +122,7 @@ async def test_a_log_in_a_directory_survives_kill_9_of_all_processes(tmp_path: P
     assert list((tmp_path / "objects").glob("events-*/cells/*/*"))
 
 
+@pytest.mark.repeated("tests/cells/test_owned_logs.py")
 @pytest.mark.parametrize(
     "options",
     [

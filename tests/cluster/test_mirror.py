@@ -109,6 +109,7 @@ def wait_until(is_true: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.repeated("tests/unit/bokistream/test_mirror.py")
 def test_each_record_is_copied_once_whatever_is_killed(tmp_path: Path) -> None:
     with ExitStack() as until_end:
         source, target = (Place(tmp_path / name, until_end) for name in ("source", "target"))

@@ -117,6 +117,7 @@ async def tick(wf: bokiflow.Workflow, due: datetime) -> str:
 """
 
 
+@pytest.mark.repeated("tests/unit/bokiflow/ownership/test_schedules.py")
 async def test_a_scheduled_workflow_runs_each_due_time_once(
     tmp_path: Path, clock: MovedTime
 ) -> None:

@@ -77,6 +77,7 @@ async def test_each_worker_runs_a_service_and_a_killed_one_is_replaced(
     assert platform.host.status()["calls_running"] == 0
 
 
+@pytest.mark.repeated("tests/unit/compute/workers/test_services.py")
 async def test_a_new_version_ends_the_services_of_the_one_before(platform: Platform) -> None:
     async with indilog.connect(platform.url) as client:
         await began(client, 1, 2)
@@ -89,6 +90,7 @@ async def test_a_new_version_ends_the_services_of_the_one_before(platform: Platf
     assert (await platform.http.get("/apps/demo")).json()["services"] == ["drive"]
 
 
+@pytest.mark.repeated("tests/unit/compute/workers/test_services.py")
 async def test_a_service_that_fails_is_seen_in_the_status(platform: Platform) -> None:
     async with indilog.connect(platform.url) as client:
         await began(client, 1, 2)

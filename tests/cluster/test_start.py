@@ -57,6 +57,7 @@ def shown_until(process: subprocess.Popen[str], text: str) -> None:
     pytest.fail(f"it ended without saying {text!r}: {''.join(shown)}")
 
 
+@pytest.mark.repeated("tests/cluster/applications/test_applications.py")
 @pytest.mark.timeout(900)  # four applications, on a machine that runs other tests, too
 def test_a_demo_start_ends_by_itself_and_a_second_start_finds_its_data(tmp_path: Path) -> None:
     data, port = tmp_path / "data", free_port()

@@ -78,6 +78,7 @@ async def kill(running: PlatformProcess) -> tuple[object, ...]:
         return (*under_way, *later)
 
 
+@pytest.mark.repeated("tests/unit/link/test_link_messages.py")
 def test_when_its_compute_node_dies_a_client_learns_what_it_may_repeat(tmp_path: Path) -> None:
     with platform(tmp_path, "--processes") as running:
         call, read, later = asyncio.run(kill(running))

@@ -80,6 +80,7 @@ async def all_data(log: Log) -> dict[int, bytes]:
     return found
 
 
+@pytest.mark.repeated("tests/cluster/faults/test_kill_platform.py")
 def test_a_cluster_of_processes_keeps_acknowledged_records_over_a_restart(tmp_path: Path) -> None:
     async def first() -> dict[int, bytes]:
         async with (
@@ -137,6 +138,7 @@ def fork_server_of(process: SupervisedProcess) -> int:
     return int(stat.rpartition(")")[2].split()[1])
 
 
+@pytest.mark.repeated("tests/cluster/faults/test_kill_platform.py")
 @pytest.mark.parametrize("killed", ["every process at once", repeated("the compute node")])
 def test_a_gateway_of_a_cluster_answers_again_after_a_kill(tmp_path: Path, killed: str) -> None:
     async def story() -> None:
@@ -247,6 +249,7 @@ def indilog(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_cluster_state.py")
 def test_a_supervisor_with_other_settings_replaces_the_processes_of_the_one_before(
     tmp_path: Path,
 ) -> None:
@@ -267,6 +270,7 @@ async def is_appended(client: httpx.AsyncClient, record: Mapping[str, object]) -
         return False
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_supervised_process.py")
 @pytest.mark.parametrize("node", ["engine-0", repeated("storage-1"), repeated("sequencer-0")])
 def test_a_hung_process_is_ended_and_appends_continue(tmp_path: Path, node: str) -> None:
     """Formerly no append was acknowledged for 20 seconds, and `/readyz` answered ready."""
@@ -323,6 +327,7 @@ def test_sigterm_stops_everything_in_order(tmp_path: Path) -> None:
     assert all(journal.is_dir() for journal in journals)
 
 
+@pytest.mark.repeated("tests/cluster/test_start.py")
 def test_a_cluster_ends_with_the_program_that_started_it_if_so_configured(
     tmp_path: Path,
 ) -> None:
@@ -351,6 +356,7 @@ def test_sigterm_before_the_cluster_is_up_stops_everything_too(tmp_path: Path) -
         assert process.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.repeated("tests/unit/runtime/metadata/test_embedded.py")
 def test_a_second_supervisor_on_the_same_data_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         config = config_in(tmp_path)
@@ -378,6 +384,7 @@ def test_the_data_of_processes_is_not_opened_embedded_nor_with_another_layout(
     uvloop.run(story())
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_layout.py")
 def test_the_index_tier_of_a_cluster_may_change_between_two_starts(tmp_path: Path) -> None:
     """New index shards get later appends; storage rebuilds the rows of a retired one."""
 
@@ -397,6 +404,7 @@ def test_the_index_tier_of_a_cluster_may_change_between_two_starts(tmp_path: Pat
     uvloop.run(story())
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_supervised_process.py")
 def test_a_node_that_cannot_start_ends_the_start_with_its_error(tmp_path: Path) -> None:
     (tmp_path / "storage-0").mkdir()
     (tmp_path / "storage-0" / "FORMAT").write_text("999\n")

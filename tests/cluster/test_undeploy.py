@@ -14,6 +14,7 @@ import indilog
 from indilog.base.errors import AppNameTakenError, UnknownFunctionError
 from tests.cluster.function_platform import Platform, running, running_two, until
 from tests.support.moved_time import moved_time
+from tests.support.repeated import repeated
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -120,6 +121,7 @@ async def test_an_undeployed_app_is_gone_on_every_node_and_its_running_calls_end
         await until(lambda: not any(w.deployments for w in first.host._pool.workers))
 
 
+@pytest.mark.repeated("tests/unit/compute/workers/test_applications.py")
 async def test_a_client_undeploys_as_the_owner_who_deployed(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as platform, indilog.connect(platform.url) as client:
         await client.deploy({"demo.py": SOURCE}, owner="ann")
@@ -148,7 +150,8 @@ async def change(here: Platform, there: Platform, source: str | None, version: i
     await until(lambda: [info.version for info in there.host.apps()] == left)
 
 
-@pytest.mark.parametrize("has_read", [True, False])
+@pytest.mark.repeated("tests/unit/compute/workers/test_host.py")
+@pytest.mark.parametrize("has_read", [repeated(True), False])
 async def test_the_outcome_of_a_key_is_returned_after_any_later_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_read: bool
 ) -> None:

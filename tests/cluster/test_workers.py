@@ -46,30 +46,37 @@ async def test_a_crashed_worker_is_replaced_and_only_its_calls_fail(platform: Pl
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        (
+        pytest.param(
             "import os\nos._exit(7)\n",
             "bad.py, line 2: importing the code ends the Python process (exit status 7).",
+            marks=pytest.mark.repeated,
         ),
-        (
+        pytest.param(
             "import ctypes\n\nctypes.string_at(0)\n",
             "bad.py, line 3: importing the code ends the Python process (SIGSEGV).",
+            marks=pytest.mark.repeated,
         ),
-        (
+        pytest.param(
             "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
             "At module level importing the code ends the Python process (SIGKILL).",
+            marks=pytest.mark.repeated,
         ),
-        (
+        pytest.param(
             "n = 0\n\nwhile True: n += 1\n",
-            "bad.py, line 3: the code did not import within 10 s; move work out of module level.",
+            "bad.py, line 3: the code did not import within 5 s; move work out of module level.",
         ),
-        ("raise KeyboardInterrupt\n", "bad.py, line 1: KeyboardInterrupt."),
+        pytest.param(
+            "raise KeyboardInterrupt\n",
+            "bad.py, line 1: KeyboardInterrupt.",
+            marks=pytest.mark.repeated,
+        ),
     ],
 )
 async def test_an_import_that_ends_its_process_disturbs_no_running_call(
     tmp_path: Path, source: str, sentence: str
 ) -> None:
     hangs = "while True" in source
-    async with running(tmp_path, workers=1, import_timeout_s=10.0 if hangs else 200.0) as platform:
+    async with running(tmp_path, workers=1, import_timeout_s=5.0 if hangs else 200.0) as platform:
         assert (await platform.deploy("demo", DEMO)).status_code == 200
         async with indilog.connect(platform.url) as client:
             waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
@@ -130,6 +137,7 @@ async def until_it_answers(platform: Platform, app: str) -> list[str]:
     return reported
 
 
+@pytest.mark.repeated("tests/unit/compute/workers/test_retries.py")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -240,6 +248,7 @@ async def test_calls_and_deployments_in_flight_are_answered_when_the_host_stops(
         assert not (tmp_path / "workers").exists()
 
 
+@pytest.mark.repeated("tests/cluster/faults/test_worker_disturbances.py")
 async def test_a_killed_worker_fails_its_calls_at_once(platform: Platform) -> None:
     async with indilog.connect(platform.url) as client:
         waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
@@ -252,6 +261,7 @@ async def test_a_killed_worker_fails_its_calls_at_once(platform: Platform) -> No
         assert (await again).json() == "released by version 1"
 
 
+@pytest.mark.repeated("tests/cluster/faults/test_worker_disturbances.py")
 async def test_calls_go_around_a_worker_whose_loop_is_blocked_until_it_is_replaced(
     tmp_path: Path,
 ) -> None:
@@ -275,6 +285,7 @@ async def test_calls_go_around_a_worker_whose_loop_is_blocked_until_it_is_replac
         assert (await platform.call("demo.count", name="b")).json() == 1
 
 
+@pytest.mark.repeated("tests/cluster/faults/test_worker_disturbances.py")
 async def test_a_worker_with_a_thread_that_does_not_end_is_replaced_after_its_other_calls(
     tmp_path: Path,
 ) -> None:
@@ -303,6 +314,7 @@ async def test_a_worker_with_a_thread_that_does_not_end_is_replaced_after_its_ot
                 os.kill(before["pid"], 0)
 
 
+@pytest.mark.repeated("tests/unit/compute/workers/test_runner.py")
 async def test_an_exit_in_a_task_of_a_function_ends_its_call_only(platform: Platform) -> None:
     answer = await platform.call("demo.gathers")
     assert (answer.status_code, answer.json()["kind"]) == (500, "SystemExit")
@@ -424,6 +436,7 @@ async def test_no_amount_of_output_stops_the_worker_that_writes_it(tmp_path: Pat
     assert dropped > 2 * 64 * 32_768 - 5_000
 
 
+@pytest.mark.repeated("tests/unit/compute/workers/test_output.py")
 async def test_a_printed_line_names_its_application_and_invocation(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logged:
         async with running(tmp_path, workers=1) as platform:
@@ -492,6 +505,7 @@ async def hold(ctx: indilog.Context, name: str) -> int:
 """
 
 
+@pytest.mark.repeated("tests/unit/compute/workers/test_scale.py")
 async def test_workers_are_added_while_calls_wait_and_removed_after_their_calls(
     tmp_path: Path,
 ) -> None:

@@ -129,6 +129,7 @@ async def kill(platform: Platform, dice: random.Random) -> None:
             killed += 1
 
 
+@pytest.mark.repeated("tests/properties/libs/test_workflow_operations.py")
 async def test_operations_happen_once_while_workers_are_killed(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2) as platform:
         assert (await platform.deploy("shop", APP)).status_code == 200

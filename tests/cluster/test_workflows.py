@@ -151,6 +151,7 @@ async def test_a_new_version_continues_the_runs_of_the_old_one(platform: Platfor
     assert receipt.json()["room"] == {"hotel": "ritz"}
 
 
+@pytest.mark.repeated("tests/unit/bokiflow/test_broken_off.py")
 async def test_a_deployment_stops_the_body_of_a_step_and_runs_it_again(tmp_path: Path) -> None:
     source = """
 import bokiflow, indilog
@@ -186,6 +187,7 @@ async def outcome(ctx: indilog.Context) -> int:
         assert (await there.call("steps.outcome")).json() == 2
 
 
+@pytest.mark.repeated("tests/unit/bokiflow/ownership/test_crash_loops.py")
 async def test_a_run_whose_step_ends_its_worker_is_parked_and_others_continue(
     tmp_path: Path,
 ) -> None:

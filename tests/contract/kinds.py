@@ -54,8 +54,9 @@ class Kind:
         marks: marks of every test of this kind, e.g. `pytest.mark.cluster`.
         is_busy: the platform appends records of its own meanwhile, so seqnums have gaps; tests
             marked `exact_seqnums` are skipped.
-        is_variant: another arrangement of a kind in the table. The tests of libraries show there
-            what they show of that kind, so they run only with `--all`.
+        is_variant: another arrangement of a kind in the table, or a kind whose log is another
+            one's to libraries. The tests of libraries show there what they show of other kinds, so
+            they run only with `--all`.
         is_costly: a variant whose calls cost more than those of other kinds, and whose sessions,
             trims and waits are in code that other kinds run, too. So tests of these run there only
             with `--all`.
@@ -312,14 +313,19 @@ def running_platform(*options: str) -> PlatformProcess:
 KINDS: dict[str, Kind] = {
     "memory": Kind(open=memory),
     "embedded": Kind(open=embedded_platform, durable=True),
-    "embedded, over links": Kind(open=linked, durable=True, is_variant=True),
+    "embedded, over links": Kind(open=linked, durable=True, is_variant=True, is_costly=True),
     "remote": Kind(open=remote, marks=(pytest.mark.cluster,)),
-    "gRPC": Kind(open=over_grpc, marks=(pytest.mark.cluster,), is_variant=True),
+    "gRPC": Kind(open=over_grpc, marks=(pytest.mark.cluster,), is_variant=True, is_costly=True),
     "remote, processes": Kind(
-        open=remote_processes, marks=(pytest.mark.cluster,), is_variant=True, is_costly=True
+        open=remote_processes,
+        marks=(pytest.mark.cluster, pytest.mark.repeated),
+        is_variant=True,
+        is_costly=True,
     ),
     "embedded, three compute nodes": Kind(open=embedded_spread, durable=True, is_variant=True),
-    "embedded, switched meanwhile": Kind(open=embedded_switching, durable=True, is_busy=True),
+    "embedded, switched meanwhile": Kind(
+        open=embedded_switching, durable=True, is_busy=True, is_variant=True
+    ),
     "embedded, switched to storage nodes": Kind(
         open=functools.partial(embedded_switching, kinds=(ORDER_FIRST, OBJECT_STORE, ORDER_FIRST)),
         durable=True,
@@ -336,13 +342,19 @@ KINDS: dict[str, Kind] = {
     ),
     "object-store, directory": Kind(open=object_directory, durable=True),
     "object-store, directory, small index": Kind(
-        open=object_directory_small, durable=True, is_variant=True
+        open=object_directory_small, durable=True, is_variant=True, is_costly=True
     ),
     "object-store, directory, three processes": Kind(
-        open=object_directory_shared, durable=True, is_variant=True
+        open=object_directory_shared, durable=True, is_variant=True, is_costly=True
     ),
-    "object-store, S3": Kind(open=object_s3, durable=True, is_variant=True, is_costly=True),
-    "order-first": Kind(open=order_first, durable=True),
+    "object-store, S3": Kind(
+        open=object_s3,
+        durable=True,
+        marks=(pytest.mark.repeated,),
+        is_variant=True,
+        is_costly=True,
+    ),
+    "order-first": Kind(open=order_first, durable=True, is_variant=True),
     "owned": Kind(open=owned, durable=True, is_variant=True),
     "embedded, replicated, without local index": Kind(
         open=embedded_replicated, durable=True, is_variant=True

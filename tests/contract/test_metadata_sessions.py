@@ -40,6 +40,14 @@ LONG_S = 60.0
 """`ttl_s` of sessions that must survive a test, also on a slow machine."""
 SHORT_S = 6.0
 """`ttl_s` of sessions that must expire."""
+# Both stores have the same sessions (`HeartbeatSession`), whose tests wait for a time to pass.
+ON_SERVED = [
+    SERVED,
+    pytest.param(
+        *ZOOKEEPER.values, id=ZOOKEEPER.id, marks=[*ZOOKEEPER.marks, pytest.mark.repeated]
+    ),
+]
+ON_ZOOKEEPER = [repeated(ServedPlace, "served"), ZOOKEEPER]
 
 
 @pytest_asyncio.fixture(params=[EMBEDDED, SERVED, ZOOKEEPER])
@@ -178,6 +186,7 @@ async def test_after_its_end_every_use_of_a_session_raises(place: Place) -> None
     assert await store.get("leader") is None
 
 
+@pytest.mark.parametrize("place", [repeated(EmbeddedPlace, "embedded"), *ON_SERVED], indirect=True)
 async def test_a_session_whose_heartbeats_are_unanswered_ends_and_its_key_vanishes(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +206,7 @@ async def test_a_session_whose_heartbeats_are_unanswered_ends_and_its_key_vanish
 
 # The served store is an embedded one, whose callers are in other processes.
 @pytest.mark.parametrize(
-    "place", [repeated(EmbeddedPlace, "embedded"), SERVED, ZOOKEEPER], indirect=True
+    "place", [repeated(EmbeddedPlace, "embedded"), *ON_ZOOKEEPER], indirect=True
 )
 async def test_a_session_outlives_its_time_by_heartbeats(place: Place) -> None:
     store = await place.client()
@@ -240,6 +249,7 @@ async def ask(process: asyncio.subprocess.Process) -> str:
     return (await process.stdout.readline()).decode().strip()
 
 
+@pytest.mark.parametrize("elsewhere", ON_ZOOKEEPER, indirect=True)
 async def test_the_key_of_a_killed_process_vanishes(elsewhere: Place) -> None:
     store = await elsewhere.client()
     staying = await store.session(LONG_S)
@@ -250,6 +260,7 @@ async def test_the_key_of_a_killed_process_vanishes(elsewhere: Place) -> None:
     await staying.close()
 
 
+@pytest.mark.parametrize("elsewhere", ON_SERVED, indirect=True)
 async def test_a_process_that_was_paused_does_not_believe_that_it_holds_its_key(
     elsewhere: Place,
 ) -> None:
@@ -284,6 +295,7 @@ async def test_a_session_survives_a_store_that_is_away_for_a_short_time(elsewher
     await session.close()
 
 
+@pytest.mark.parametrize("elsewhere", ON_ZOOKEEPER, indirect=True)
 async def test_while_the_store_is_away_requests_fail_in_time_and_later_ones_succeed(
     elsewhere: Place,
 ) -> None:
@@ -309,6 +321,8 @@ async def test_while_the_store_is_away_requests_fail_in_time_and_later_ones_succ
     assert await watch == Versioned(b"", written.version)
 
 
+@pytest.mark.repeated("tests/unit/runtime/metadata/test_session.py")
+@pytest.mark.parametrize("elsewhere", ON_ZOOKEEPER, indirect=True)
 async def test_a_session_ends_for_its_owner_while_the_store_is_away(elsewhere: Place) -> None:
     store = await elsewhere.client(node_config(metadata_timeout_s=6.0))
     session = await store.session(SHORT_S)

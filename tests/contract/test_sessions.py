@@ -18,8 +18,8 @@ from tests.contract.reading import all_of
 
 pytestmark = pytest.mark.asyncio
 
-PEOPLE = 6
-ROUNDS = 8
+PEOPLE = 5
+ROUNDS = 4
 NOISE_MAX = 500
 """Maximum number of batches that an unrelated session appends concurrently."""
 

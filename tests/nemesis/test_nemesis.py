@@ -30,7 +30,7 @@ def together(topology: Topology, outcome: Outcome) -> list[str]:
 
 @pytest.mark.cluster
 @pytest.mark.heavy
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/simulation/test_simulation.py")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("topology", "policy"),

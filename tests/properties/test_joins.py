@@ -73,7 +73,7 @@ def set_engines(cluster: SimulatedCluster, *engines: NodeId) -> None:
     cluster.want_members(members)
 
 
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/properties/test_joins.py")
 def test_other_shards_do_not_notice_that_a_shard_is_added_or_finalized(
     cluster: SimulatedCluster,
 ) -> None:

@@ -105,7 +105,7 @@ def check_everything(cluster: RoleCluster, engine: int, bounds: range) -> None:
                 assert found.data == oracle.records[found.seqnum][0]
 
 
-@pytest.mark.parametrize("index_shards", [1, 3, *map(repeated, (2, 4, 5, 6))])
+@pytest.mark.parametrize("index_shards", [3, *map(repeated, (1, 2, 4, 5, 6))])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_reads_at_all_bounds_equal_a_scan_of_the_log(sizes: str, index_shards: int) -> None:
     cluster = cluster_with(sizes, index_shards, seed=index_shards)
@@ -116,9 +116,9 @@ def test_reads_at_all_bounds_equal_a_scan_of_the_log(sizes: str, index_shards: i
         check_everything(cluster, engine, range(43))
 
 
-@pytest.mark.parametrize("index_replicas", [1, 2])
+@pytest.mark.parametrize("index_replicas", [repeated(1), 2])
 @pytest.mark.parametrize("aggregation", ["master-slave", "both"])
-@pytest.mark.parametrize("index_shards", [1, repeated(2), 6])
+@pytest.mark.parametrize("index_shards", [repeated(1), repeated(2), 6])
 def test_reads_equal_a_scan_for_every_merging_node_and_replica(
     index_shards: int, aggregation: Literal["master-slave", "both"], index_replicas: int
 ) -> None:
@@ -161,7 +161,7 @@ def test_every_seqnum_is_found_through_the_empty_tag(sizes: str) -> None:
 
 
 @pytest.mark.parametrize("slow", ["engine-1", "index-0-0", "index-2-0", "storage-0"])
-@pytest.mark.parametrize("seed", [0, 1, repeated(2), repeated(3)])
+@pytest.mark.parametrize("seed", first_of(range(4), 1))
 @pytest.mark.parametrize("sizes", ["none", "small", "default", "extended small"])
 def test_reads_amid_appends_reflect_the_session_and_skip_no_record(
     sizes: str, seed: int, slow: str
@@ -312,7 +312,7 @@ def test_a_page_costs_one_index_round_trip_and_one_read_per_shard(sizes: str) ->
 
 
 @pytest.mark.parametrize("slow", ["engine-1", "index-1-0", "storage-0"])
-@pytest.mark.parametrize("seed", first_of(range(5), 2))
+@pytest.mark.parametrize("seed", first_of(range(5), 1))
 @pytest.mark.parametrize("sizes", ["none", "default"])
 def test_a_fresh_read_sees_every_acknowledged_record(sizes: str, seed: int, slow: str) -> None:
     """A20: the reader's session has seen nothing; its engine may lag far behind the writer's."""

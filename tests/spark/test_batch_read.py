@@ -148,7 +148,7 @@ def test_a_large_log_is_read_in_several_partitions(
     spark: SparkSession, url: str, on_log: OnLog
 ) -> None:
     async def fill_much(log: indilog.Log) -> list[indilog.Record]:
-        for number in range(48):
+        for number in range(18):
             await log.append_batch([indilog.Entry(bytes([number]) * 100_000)] * 2)
         return await all_records(log)
 
@@ -181,6 +181,7 @@ def test_an_empty_log_has_no_rows(spark: SparkSession, url: str) -> None:
     assert reader(spark, url, "nothing").load().count() == 0
 
 
+@pytest.mark.repeated("tests/unit/pipeline/test_spark_options.py")
 def test_a_mistake_is_one_sentence(spark: SparkSession, url: str) -> None:
     with pytest.raises(Exception, match="There is no option logs; the options are"):
         spark.read.format("indilog").option("url", url).option("logs", "x").load()

@@ -48,6 +48,7 @@ def test_volume_counts_local_and_moved_records(
     assert counted == Counter(str(tag) for entry in records.values() for tag in entry.tags)
 
 
+@pytest.mark.repeated("tests/spark/test_cold_read.py")
 def test_spark_reads_moved_records_through_the_platform(
     spark: SparkSession, cold: tuple[Path, dict[SeqNum, Entry]], tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_the_first_query_counts_the_records_of_each_log(
     ]
 
 
+@pytest.mark.repeated("tests/unit/pipeline/test_directory_reads.py")
 def test_trimmed_and_damaged_records_are_errors_or_counted(
     spark: SparkSession, directory: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_an_error_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
     assert sentence_in("java.lang.OutOfMemoryError: Java heap space") is None
 
 
+@pytest.mark.repeated("tests/spark/test_streams.py")
 def test_a_directory_is_a_stream_too(spark: SparkSession, directory: Path, tmp_path: Path) -> None:
     records, _ = asyncio.run(fill(directory))
     sink = Sink(tmp_path)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 KILLS: Final = 1
 KILL_S_MAX: Final = 6.0
-RUN_S_MAX: Final = 600.0
 ERRORS_SHOWN_MAX: Final = 4_000
 """Characters of the program's standard error in the message of a failure: its end."""
 pytestmark = [pytest.mark.spark, pytest.mark.heavy, pytest.mark.timeout(3000)]
@@ -54,10 +53,10 @@ def appending(url: str, log: str) -> Iterator[None]:
         thread.join()
 
 
-def program(url: str, folder: Path, log: str, *options: str) -> subprocess.Popen[str]:
+def program(url: str, folder: Path, log: str) -> subprocess.Popen[str]:
     with errors_of(folder).open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, copy_program.__file__, url, str(folder), log, *options],
+            [sys.executable, copy_program.__file__, url, str(folder), log],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -104,13 +103,7 @@ def test_each_record_is_in_both_sinks_once(
             time.sleep(chance.uniform(0.0, KILL_S_MAX))
             assert process.poll() is None, f"it ended by itself: {last_errors(tmp_path)}"
             kill(process)
-    last = program(url, tmp_path, "killed", "--finish")
-    try:
-        last.communicate(timeout=RUN_S_MAX)
-        assert last.returncode == 0, last_errors(tmp_path)
-    finally:
-        if last.poll() is None:
-            kill(last)
+    copy_program.run(spark, url, str(tmp_path), "killed", finishes=True)
     wanted = asyncio.run(all_of(url, "killed"))
     files = spark.read.parquet(str(tmp_path / "parquet")).orderBy("seqnum").collect()
     assert [(row.seqnum, bytes(row.data)) for row in files] == [(r.seqnum, r.data) for r in wanted]

@@ -28,6 +28,7 @@ CONFIG = Config(
 )
 
 
+@pytest.mark.repeated("tests/spark/test_rebuild.py")
 @pytest.mark.parametrize(
     ("seed", "replicas", "killed", "damaged", "sharding"),
     [

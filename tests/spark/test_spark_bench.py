@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
+@pytest.mark.repeated("tests/spark/test_batch_read.py")
 def test_all_sides_find_the_same_records(spark: SparkSession, tmp_path: Path) -> None:
     data = Data(tmp_path / "data", tmp_path / "parquet", tmp_path, 1_500, 20)
     asyncio.run(fill(data))

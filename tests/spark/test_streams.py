@@ -84,6 +84,7 @@ def test_a_query_that_was_killed_while_it_wrote_its_first_offset_starts_again(
     assert sink.batches == [appended]
 
 
+@pytest.mark.repeated("tests/unit/pipeline/test_directory_reads.py")
 def test_batches_are_bounded_in_bytes(
     spark: SparkSession, url: str, on_log: OnLog, tmp_path: Path
 ) -> None:

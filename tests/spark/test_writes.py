@@ -52,6 +52,7 @@ def test_a_batch_is_written_once(spark: SparkSession, url: str, on_log: OnLog) -
         write(copied, url, "copy", 0)
 
 
+@pytest.mark.repeated("tests/spark/test_kill_streams.py")
 def test_a_stream_writes_its_batches_once(
     spark: SparkSession, url: str, on_log: OnLog, tmp_path: Path
 ) -> None:

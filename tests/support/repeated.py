@@ -1,4 +1,8 @@
-"""Test cases that repeat another case with another process, layout or seed."""
+"""Test cases that repeat another case with another process, layout or seed.
+
+A whole test that repeats others is marked with the file or folder of those others:
+`@pytest.mark.repeated("tests/unit/ordering")`.
+"""
 
 from __future__ import annotations
 

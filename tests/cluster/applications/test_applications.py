@@ -96,7 +96,7 @@ async def run(
                 application.name,
                 application.visitors(8, seed + 1000 * len(runs)),
                 functions=application.functions,
-                seconds=3.0,
+                seconds=1.5,
             )
             runs.append(await load)
         failed = failed or bool(killed and runs[-1].all.failures)
@@ -162,6 +162,7 @@ async def test_acknowledged_posts_are_stored_once_although_workers_are_killed(
     assert application.acknowledged
 
 
+@pytest.mark.repeated("tests/cluster/test_invocations.py")
 @pytest.mark.asyncio
 async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_repeated(
     tmp_path: Path,
@@ -222,6 +223,7 @@ async def faults_after(there: PlatformProcess, application: Travel | Media | Ord
     return faults
 
 
+@pytest.mark.repeated("tests/cluster/test_invocations.py")
 @pytest.mark.parametrize("name", [repeated("travel"), repeated("media"), "orders"])
 def test_requests_in_flight_take_effect_once_after_a_kill_of_all_processes(
     tmp_path: Path, name: str

@@ -75,6 +75,7 @@ async def test_the_page_shows_the_statuses_of_one_order_live_and_continues_after
             break
 
 
+@pytest.mark.repeated("tests/unit/functions/test_orders.py")
 async def test_the_page_decides_and_cancels(tmp_path: Path) -> None:
     async with the_shop(tmp_path) as (platform, page):
         for does, end in (("approve", "paid"), ("decline", "rejected"), ("cancel", "cancelled")):

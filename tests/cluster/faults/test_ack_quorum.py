@@ -20,6 +20,7 @@ NODES = ("storage-0", "storage-1", "storage-2")
 APART = 20
 
 
+@pytest.mark.repeated("tests/simulation/test_simulation.py")
 @pytest.mark.cluster
 @pytest.mark.asyncio
 async def test_appends_continue_while_any_one_storage_node_hangs(

@@ -96,6 +96,7 @@ def test_a_backup_under_load_has_exactly_the_records_below_its_tail(tmp_path: Pa
     assert asyncio.run(append_under_load(config)) == restored.next_seqnum > beyond
 
 
+@pytest.mark.repeated("tests/unit/pipeline/test_backup.py")
 def test_a_backup_that_is_killed_continues(tmp_path: Path) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
     with load(data) as said:
@@ -208,6 +209,7 @@ async def load_and_back_up(
         return before, [await records_of(client), await records_of(client, "t1")]
 
 
+@pytest.mark.repeated("tests/unit/pipeline/test_backup_of_kinds.py")
 def test_logs_of_all_kinds_are_backed_up_under_load_and_restored_on_other_nodes(
     tmp_path: Path,
 ) -> None:

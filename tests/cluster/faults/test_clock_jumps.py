@@ -160,6 +160,7 @@ async def afterwards(url: str) -> None:
         assert time.time() - 60.0 < await story.next_tick() <= time.time() + 60.0
 
 
+@pytest.mark.repeated("tests/simulation/test_simulation.py")
 async def test_a_start_with_the_clock_a_year_ahead_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def state_of(node: str, nodes: list[dict[str, Any]]) -> str:
     return str(next(row["state"] for row in nodes if row["node"] == node))
 
 
+@pytest.mark.repeated("tests/unit/cli/test_cluster_status.py")
 @pytest.mark.cluster
 def test_a_lost_storage_node_is_shown_until_its_shard_is_copied_and_it_is_back(
     tmp_path: Path,

@@ -142,6 +142,7 @@ def is_read_only(url: str, node: str) -> bool:
     return bool(status["nodes"][node]["read_only"])
 
 
+@pytest.mark.repeated("tests/cluster/faults/test_disk_full.py")
 def test_processes_on_a_full_disk_answer_507_and_come_back(disk: SmallDisk) -> None:
     with platform(disk.directory / "data", "--processes") as running:
         assert post(running.url, b"first")[0] < 300

@@ -22,7 +22,7 @@ from indilog.runtime.journal.segment import segment_path
 from indilog.runtime.journal.segment_use import newest_noted
 from tests.cluster.platform_process import platform
 
-FLIPS = 40
+FLIPS = 16
 RECORDS = 60
 _RECENT_BYTES = 3000
 """Half of the flips are in the last bytes written: no later frame shows that they are synced."""
@@ -145,7 +145,7 @@ def test_after_any_flipped_bit_no_acknowledged_seqnum_is_assigned_again(
 
 
 @pytest.mark.cluster
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/cluster/faults/test_flipped_bits.py")
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_with_processes_no_acknowledged_seqnum_is_given_again(

@@ -98,6 +98,7 @@ async def check(log: Log, kept: Kept) -> None:
             assert found.seqnum == max(s for s in seqnums if s <= bound)
 
 
+@pytest.mark.repeated("tests/properties/storage/test_damage.py")
 @pytest.mark.heavy
 @pytest.mark.cluster
 @pytest.mark.asyncio

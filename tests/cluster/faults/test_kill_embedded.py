@@ -74,7 +74,7 @@ async def killed_repeatedly(directory: Path, seed: int, kills: int) -> None:
     check_all_there(await everything_in(directory), acknowledged)
 
 
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/cluster/faults/test_kill_embedded.py")
 @pytest.mark.cluster
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", [0, repeated(1)])

@@ -16,7 +16,7 @@ from tests.cluster.platform_process import PlatformProcess, platform
 from tests.support.clients import token_headers
 from tests.support.repeated import repeated
 
-KILLS_PER_SEED = 2
+KILLS_PER_SEED = 1
 CALLERS = 8
 APP = '''
 import indilog
@@ -115,6 +115,7 @@ def deploy(url: str) -> None:
     assert answer.status_code == httpx.codes.OK, answer.text
 
 
+@pytest.mark.repeated("tests/cluster/faults/test_kill_embedded.py")
 @pytest.mark.cluster
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)

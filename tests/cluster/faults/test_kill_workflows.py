@@ -25,7 +25,7 @@ from tests.cluster.platform_process import PlatformProcess, platform
 from tests.support.clients import http_client
 from tests.support.repeated import repeated
 
-RUNS = 40
+RUNS = 20
 PARTS = 4
 KILL_EVERY_S = 1.0
 WORKERS_SHARE = 0.7

@@ -27,6 +27,7 @@ SWITCH_S = 0.5
 """About as long as a switch takes under load: the node is killed at some time in it."""
 
 
+@pytest.mark.repeated("tests/cells/test_switched_logs.py")
 @pytest.mark.parametrize(
     "kinds",
     [

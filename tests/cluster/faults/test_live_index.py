@@ -36,7 +36,7 @@ async def append(url: str, records: int = RECORDS, *, trim: bool = False) -> Non
             await log.trim(await log.tail())
 
 
-@pytest.mark.parametrize("arrangement", [repeated(()), ("--processes",)])
+@pytest.mark.parametrize("arrangement", [(), repeated(("--processes",))])
 def test_running_index_nodes_hold_the_rows_of_the_records(
     tmp_path: Path, arrangement: tuple[str, ...]
 ) -> None:

@@ -120,6 +120,7 @@ async def _tagged(url: str, tag: str) -> list[bytes]:
         return [r.data for r in await client.log("orders").read_range(tag, bound=0, limit=1000)]
 
 
+@pytest.mark.repeated("tests/unit/cli/test_rebuild_index.py")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "engine", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.repeated])]

@@ -64,6 +64,7 @@ def _three_sequencers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INDILOG_NODE_RECORD_CACHE_BYTES_MAX", "0")
 
 
+@pytest.mark.repeated("tests/simulation/test_simulation.py")
 @pytest.mark.cluster
 @pytest.mark.asyncio
 @pytest.mark.parametrize("lose", [repeated(wipe), spoil_and_kill])
@@ -96,6 +97,7 @@ async def primary_is_learner(url: str, wanted: int) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.repeated("tests/unit/cli/test_cluster_status.py")
 @pytest.mark.cluster
 @pytest.mark.asyncio
 async def test_the_status_shows_that_a_primary_waits_for_a_backup(
@@ -115,6 +117,7 @@ async def test_the_status_shows_that_a_primary_waits_for_a_backup(
             await check(log, 10)
 
 
+@pytest.mark.repeated("tests/unit/ordering/test_primary.py")
 @pytest.mark.cluster
 @pytest.mark.asyncio
 @pytest.mark.parametrize(

@@ -55,13 +55,14 @@ async def replicas_of(url: str) -> list[str]:
     return list(found)
 
 
+@pytest.mark.repeated("tests/simulation/test_simulation.py")
 @pytest.mark.cluster
 @pytest.mark.asyncio
 async def test_the_shard_of_a_lost_storage_node_is_finalized_and_its_copies_are_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A14, `finalize_add`: the default. A34: without an operator."""
-    monkeypatch.setenv("INDILOG_NODE_STORAGE_REPLACED_S", "16")
+    monkeypatch.setenv("INDILOG_NODE_STORAGE_REPLACED_S", "12")
     data = tmp_path / "data"
     with platform(data, "--processes") as running:
         async with indilog.connect(running.url) as client:
@@ -82,6 +83,7 @@ async def test_the_shard_of_a_lost_storage_node_is_finalized_and_its_copies_are_
             await append(client.log("kept"), 2 * APART, 5)
 
 
+@pytest.mark.repeated("tests/simulation/test_simulation.py")
 @pytest.mark.cluster
 @pytest.mark.asyncio
 async def test_a_spare_replaces_a_lost_storage_node_and_gets_its_records(

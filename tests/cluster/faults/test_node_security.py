@@ -89,6 +89,7 @@ def test_a_platform_serves_while_strangers_attack_all_its_ports(tmp_path: Path) 
     uvloop.run(scenario())
 
 
+@pytest.mark.repeated("tests/cluster/faults/test_node_security.py")
 def test_the_platform_does_not_start_with_keys_of_two_clusters(tmp_path: Path) -> None:
     """The compute node has a key of another cluster: it gets nothing, and says so."""
     clusters = two_clusters(tmp_path)

@@ -79,6 +79,7 @@ async def check(log: Log, count: int) -> None:
     assert found == [b"%d" % number for number in range(count)]
 
 
+@pytest.mark.repeated("tests/simulation/test_simulation.py")
 @pytest.mark.cluster
 @pytest.mark.asyncio
 async def test_a_wiped_replica_shortens_nothing_and_is_repaired(

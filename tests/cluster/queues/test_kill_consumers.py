@@ -26,8 +26,8 @@ from tests.cluster.queues.queue_evidence import Replayed, Reported, faults
 SHARDS = 4
 CONSUMERS = 3
 PRODUCERS = 16
-MESSAGES = 2000
-DELIVERIES_BETWEEN_KILLS = 400
+MESSAGES = 800
+DELIVERIES_BETWEEN_KILLS = 160
 EMPTY_S_MAX = 600.0
 MESSAGES_PER_S_MIN = 100
 

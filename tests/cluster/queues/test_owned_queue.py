@@ -81,6 +81,7 @@ async def moved(running: PlatformProcess) -> Consumed:
     return consumed
 
 
+@pytest.mark.repeated("tests/cluster/queues/test_kill_consumers.py")
 @pytest.mark.cluster
 @pytest.mark.heavy
 def test_each_message_of_a_queue_on_an_owned_log_is_acknowledged_once(tmp_path: Path) -> None:

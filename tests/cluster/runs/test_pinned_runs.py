@@ -68,6 +68,7 @@ async def ended(client: RemoteClient, id: str) -> object:  # noqa: A002
     return found.result if found.state == "done" else found
 
 
+@pytest.mark.repeated("tests/unit/bokiflow/versions/test_pinned.py")
 @pytest.mark.parametrize(
     "options", [pytest.param((), id="embedded"), repeated(("--processes",), "processes")]
 )
@@ -122,6 +123,7 @@ async def test_each_compute_node_keeps_the_code_of_runs(tmp_path: Path) -> None:
         assert outcomes == [["begun by one", "go", "ended by one"]] * len(runs)
 
 
+@pytest.mark.repeated("tests/unit/bokiflow/versions/test_pinned.py")
 async def test_a_run_waits_while_its_code_does_not_load_in_a_worker(tmp_path: Path) -> None:
     """The newest code would park it; the run continues once its own code loads again."""
     broken = tmp_path / "broken"

@@ -45,6 +45,7 @@ def check(url: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=env)
 
 
+@pytest.mark.repeated("tests/unit/bokiflow/runs/test_replay_check_command.py")
 async def test_the_command_names_the_runs_that_changed_code_does_not_continue(
     tmp_path: Path,
 ) -> None:

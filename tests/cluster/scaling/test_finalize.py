@@ -56,6 +56,7 @@ async def islice(records: AsyncIterator[Record], count: int) -> AsyncIterator[Re
             return
 
 
+@pytest.mark.repeated("tests/properties/test_joins.py")
 def test_a_shard_is_finalized_under_load_and_no_append_fails(tmp_path: Path) -> None:
     load = Load()
 

@@ -119,7 +119,7 @@ async def wait_until_empty(log: Log) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_membership.py")
 def test_the_first_compute_node_leaves_and_its_tags_get_another_home(tmp_path: Path) -> None:
     given = settings(tmp_path)
     given["cluster"]["engines"] = 2

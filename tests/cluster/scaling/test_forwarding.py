@@ -129,6 +129,7 @@ def test_concurrent_calls_at_one_gateway_run_on_both_nodes(tmp_path: Path) -> No
     uvloop.run(story())
 
 
+@pytest.mark.repeated("tests/unit/compute/gateway/forwarding/test_offers.py")
 def test_an_operation_runs_where_there_is_room(tmp_path: Path) -> None:
     """The first node's only slot is in use."""
 
@@ -149,6 +150,7 @@ def test_an_operation_runs_where_there_is_room(tmp_path: Path) -> None:
     uvloop.run(story())
 
 
+@pytest.mark.repeated("tests/unit/compute/gateway/forwarding/test_offers.py")
 def test_calls_at_a_killed_node_are_repeated_only_if_they_have_a_key(tmp_path: Path) -> None:
     async def story() -> None:
         async with asyncio.timeout(DEADLINE_S), supervised(config(tmp_path)) as supervisor:
@@ -181,6 +183,7 @@ def test_calls_at_a_killed_node_are_repeated_only_if_they_have_a_key(tmp_path: P
     uvloop.run(story())
 
 
+@pytest.mark.repeated("tests/unit/compute/gateway/forwarding/test_offers.py")
 def test_no_call_fails_while_a_node_that_takes_calls_leaves(tmp_path: Path) -> None:
     async def story() -> None:
         only_one = config(tmp_path, engines=1)

@@ -19,6 +19,7 @@ from tests.cluster.machine import Machine, machine, machines_running, next_relea
 from tests.cluster.scaling.test_forwarding import SLOW
 from tests.cluster.scaling.test_scale import Load, command
 from tests.support.clients import http_client
+from tests.support.repeated import repeated
 from tests.support.zookeeper_server import ZooKeeperServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper]
@@ -58,6 +59,7 @@ async def wait_for_nodes(at: Machine, kind: str, wanted: set[str]) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.repeated("tests/cluster/scaling/test_machines.py")
 def test_machines_find_each_other_over_tls_and_outlive_the_loss_of_one(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:
@@ -91,6 +93,7 @@ def test_machines_find_each_other_over_tls_and_outlive_the_loss_of_one(
     assert load.checked == 3
 
 
+@pytest.mark.repeated("tests/cluster/scaling/test_scale.py")
 def test_machines_join_and_leave_or_are_drained_when_gone_while_callers_append(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:
@@ -144,7 +147,7 @@ def test_machines_join_and_leave_or_are_drained_when_gone_while_callers_append(
     assert any(data.startswith(b"fifth-") for data in load.acknowledged.values())
 
 
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/cluster/scaling/test_scale.py")
 def test_first_machines_are_replaced_by_later_ones(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:
@@ -186,8 +189,9 @@ def test_first_machines_are_replaced_by_later_ones(
                 one.kill()
 
 
+@pytest.mark.parametrize("upgraded", [1, repeated(3)])
 def test_a_rolling_upgrade_fails_no_append_at_the_other_machines(
-    tmp_path: Path, zookeeper: ZooKeeperServer
+    tmp_path: Path, zookeeper: ZooKeeperServer, upgraded: int
 ) -> None:
     """The machines change to a release with more messages, fields and settings, one by one; so each
     restart is that of a rolling restart, too.
@@ -203,7 +207,7 @@ def test_a_rolling_upgrade_fails_no_append_at_the_other_machines(
 
     async def story(machines: list[Machine]) -> int:
         count = 0
-        for one in machines:
+        for one in machines[:upgraded]:
             restarted = asyncio.Event()
             others = [append(other, restarted) for other in machines if other is not one]
             async with asyncio.TaskGroup() as tasks:
@@ -228,6 +232,7 @@ def test_a_rolling_upgrade_fails_no_append_at_the_other_machines(
         assert uvloop.run(story(machines)) > 0
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_machines.py")
 def test_a_machine_that_does_not_fit_the_cluster_is_refused_in_one_sentence(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:
@@ -269,7 +274,7 @@ def answer_to_stranger(port: int) -> bytes:
     return b""
 
 
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/cluster/scaling/test_forwarding.py")
 def test_calls_run_on_the_machine_that_has_room(tmp_path: Path, zookeeper: ZooKeeperServer) -> None:
     """With node keys; a caller without them cannot use that port."""
 

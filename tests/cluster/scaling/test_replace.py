@@ -22,6 +22,7 @@ pytestmark = pytest.mark.cluster
 DEADLINE_S = 250.0
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_processes.py")
 def test_a_process_that_cannot_start_any_more_is_replaced_under_load(tmp_path: Path) -> None:
     """Its directory is unusable, so each start of it fails; it had one of three sequencers."""
     load, data = Load(), tmp_path / "data"

@@ -207,6 +207,7 @@ def test_nodes_join_and_leave_under_load_and_the_next_start_has_them(tmp_path: P
     uvloop.run(next_start())
 
 
+@pytest.mark.repeated("tests/simulation/test_simulation.py")
 def test_a_compute_node_killed_while_it_joins_is_started_again_and_joins(tmp_path: Path) -> None:
     async def story() -> None:
         load = Load()
@@ -248,6 +249,7 @@ async def append_later(ctx: indilog.Context) -> int:
 """
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_membership.py")
 def test_a_call_at_a_compute_node_that_leaves_finishes_and_appends(tmp_path: Path) -> None:
     given = settings(tmp_path)
     given["node"] |= {"stop_timeout_s": DEADLINE_S}  # a call that has not ended then is ended
@@ -284,6 +286,7 @@ def test_a_call_at_a_compute_node_that_leaves_finishes_and_appends(tmp_path: Pat
     uvloop.run(story())
 
 
+@pytest.mark.repeated("tests/cluster/test_supervisor.py")
 @pytest.mark.parametrize("after_s", [repeated(0.0), 0.15])
 def test_a_supervisor_killed_while_the_cluster_grows_is_replaced_and_continues(
     tmp_path: Path, after_s: float

@@ -21,6 +21,7 @@ from indilog.runtime.cluster.cluster_state import layout_in
 from indilog.runtime.cluster.supervisor import processes_config, supervised
 from indilog_pipeline.journals import read_journals
 from tests.cluster.scaling.test_scale import DEADLINE_S, Load, command, settings, until
+from tests.support.repeated import repeated
 
 pytestmark = pytest.mark.cluster
 
@@ -33,13 +34,17 @@ def config_in(directory: Path, count: int = 3) -> Config:
     return processes_config(overrides=overrides, shared=count)
 
 
-def test_three_processes_outlive_the_loss_of_any_one(tmp_path: Path) -> None:
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_processes.py")
+@pytest.mark.parametrize("losses", [("node-0",), repeated(tuple(reversed(NODES)), "each")])
+def test_three_processes_outlive_the_loss_of_any_one(
+    tmp_path: Path, losses: tuple[str, ...]
+) -> None:
     load, data = Load(), tmp_path / "data"
 
     async def story() -> None:
         async with asyncio.timeout(DEADLINE_S), supervised(config_in(data)) as supervisor:
             assert tuple(supervisor.processes) == NODES
-            for lost in reversed(NODES):
+            for lost in losses:
                 process = supervisor.processes[lost]
                 other = supervisor.processes["node-1" if lost == "node-0" else "node-0"]
                 async with indilog.connect(await other.ready()) as client:
@@ -57,7 +62,7 @@ def test_three_processes_outlive_the_loss_of_any_one(tmp_path: Path) -> None:
                         await load.check(again.log("scaled"))
 
     uvloop.run(story())
-    assert load.checked == 6
+    assert load.checked == 2 * len(losses)
     layout = layout_in(data)
     journals = layout.journals(layout.view.nodes)
     assert tuple(journals) == NODES
@@ -83,7 +88,7 @@ def run(*arguments: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/cluster/faults/test_backup.py")
 def test_a_backup_is_restored_into_shared_processes(tmp_path: Path) -> None:
     load = Load()
     data, new = tmp_path / "data", tmp_path / "new"
@@ -113,7 +118,7 @@ async def _start(config: Config) -> None:
         pass
 
 
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/cluster/scaling/test_scale.py")
 def test_a_fourth_process_joins_and_leaves_under_load(tmp_path: Path) -> None:
     load = Load()
 
@@ -150,6 +155,7 @@ def test_a_fourth_process_joins_and_leaves_under_load(tmp_path: Path) -> None:
     uvloop.run(next_start())
 
 
+@pytest.mark.repeated("tests/unit/runtime/cluster/test_processes.py")
 def test_the_first_process_leaves_with_its_sequencer_under_load(tmp_path: Path) -> None:
     """`node-0` has the primary. The sequencer of `node-3` takes the place of its sequencer."""
     load = Load()

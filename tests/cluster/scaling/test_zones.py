@@ -34,6 +34,7 @@ async def shards(url: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.repeated("tests/unit/ordering")
 def test_shards_are_spread_over_zones_and_rebalanced_where_the_audit_says(
     tmp_path: Path,
 ) -> None:

@@ -28,7 +28,7 @@ ack_quorum = 0
 ZONES = ("east", "east", "west")
 
 
-@pytest.mark.repeated
+@pytest.mark.repeated("tests/unit/ordering")
 def test_machines_have_zones_and_their_shards_are_finalized_and_rebalanced(
     tmp_path: Path, zookeeper: ZooKeeperServer
 ) -> None:

@@ -125,6 +125,7 @@ def test_the_data_path_continues_while_zookeeper_is_away_and_a_lost_node_returns
     uvloop.run(story())
 
 
+@pytest.mark.repeated("tests/cluster/zookeeper/test_platform_on_zookeeper.py")
 def test_the_whole_platform_runs_on_zookeeper(tmp_path: Path, zookeeper: ZooKeeperServer) -> None:
     file = tmp_path / "indilog.toml"
     file.write_text(

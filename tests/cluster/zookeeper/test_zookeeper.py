@@ -152,6 +152,7 @@ async def test_nothing_is_lost_or_issued_twice_when_the_leader_of_an_ensemble_is
             await session.close()
 
 
+@pytest.mark.repeated("tests/contract/test_metadata_sessions.py")
 async def test_without_a_majority_requests_fail_in_time_and_nothing_is_decided(
     tmp_path: Path,
 ) -> None:
@@ -176,6 +177,7 @@ async def test_without_a_majority_requests_fail_in_time_and_nothing_is_decided(
                 assert found.value in {b"one", b"two"}, "the outcome is unknown, but one of both"
 
 
+@pytest.mark.repeated("tests/unit/runtime/metadata/test_session.py")
 async def test_servers_that_do_not_answer_are_noticed_by_the_clients_own_time(
     tmp_path: Path,
 ) -> None:
@@ -230,6 +232,7 @@ async def test_a_connection_whose_first_request_is_never_answered_is_opened_agai
     assert not unanswered
 
 
+@pytest.mark.repeated("tests/unit/runtime/metadata/test_service.py")
 async def test_requests_that_wait_for_a_silent_server_are_bounded(tmp_path: Path) -> None:
     with zookeeper_running(tmp_path) as server:
         config = config_at(server, metadata_watchers_max=50, metadata_timeout_s=12.0)

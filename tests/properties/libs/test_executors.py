@@ -62,6 +62,8 @@ CALM_S = 600.0
 SEEDS = range(6)
 FAULT_SEEDS = range(48)
 """Seeds with which a planted fault is looked for, until one shows it."""
+SHORT = (4, 9)
+"""Seeds that showed a fault with which no other test runs by default, and take little time."""
 LOG = "shop/flow"
 AHEAD: ContextVar[float] = ContextVar("ahead", default=0.0)
 
@@ -361,9 +363,8 @@ def play(seed: int, *events: str, rests: bool) -> str:
 ALL = ("crash", "cut", "be_slow")
 
 
-@pytest.mark.parametrize(
-    ("seed", "rests"), [*((seed, False) for seed in SEEDS), *((seed, True) for seed in range(3))]
-)
+@pytest.mark.parametrize("rests", [False, True])
+@pytest.mark.parametrize("seed", first_of(SEEDS, 3))
 def test_one_body_of_a_step_runs_at_a_time_and_every_run_ends(seed: int, *, rests: bool) -> None:
     play(seed, *ALL, rests=rests)
 
@@ -426,7 +427,7 @@ FAULTS_OF_PASSIVE_RUNS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("fault", [*first_of(FAULTS, 2), *first_of(FAULTS_OF_PASSIVE_RUNS, 1)])
+@pytest.mark.parametrize("fault", [*first_of(FAULTS, 1), *first_of(FAULTS_OF_PASSIVE_RUNS, 0)])
 def test_planted_faults_are_caught(fault: str) -> None:
     def caught(seed: int) -> bool:
         try:
@@ -436,4 +437,4 @@ def test_planted_faults_are_caught(fault: str) -> None:
             return True
         return False
 
-    assert any(caught(seed) for seed in FAULT_SEEDS)
+    assert any(caught(seed) for seed in (*SHORT, *FAULT_SEEDS))

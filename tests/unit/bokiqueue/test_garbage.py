@@ -21,7 +21,7 @@ from tests.support.hooked_log import HookedLog
 pytestmark = pytest.mark.asyncio
 
 SHARDS = 2
-MESSAGES = 6000
+MESSAGES = 3000
 RECORDS_PER_DELIVERY = 3
 KEPT_MAX = 2 * (CHECKPOINT_EVERY + RECORDS_PER_DELIVERY)
 DAY_S = 86_400.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -223,9 +221,8 @@ def test_up_where_it_cannot_listen_leaves_no_data_directory(tmp_path: Path) -> N
             (("--tls-cert", "/nowhere"), "tls_cert and tls_key belong together"),
             (("--tls-cert", "/no", "--tls-key", "/key"), "The certificate /no with the key /key"),
         ):
-            command = [sys.executable, "-m", "indilog", "up", "--data", str(data), *where]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-            assert (done.returncode, done.stderr.splitlines()[-1][: len(sentence)]) == (2, sentence)
+            done = run("up", "--data", str(data), *where)
+            assert (done.exit_code, done.stderr.splitlines()[-1][: len(sentence)]) == (2, sentence)
             assert not data.exists()
 
 

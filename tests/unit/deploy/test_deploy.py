@@ -96,7 +96,7 @@ def make_certificate(directory: Path) -> None:
     [
         pytest.param(unit_command(), id="unit"),
         repeated(entrypoint(), "container"),
-        pytest.param([*entrypoint(), *pod_arguments()], id="pod"),
+        repeated([*entrypoint(), *pod_arguments()], "pod"),
     ],
 )
 def test_the_command_starts_a_platform(command: list[str], tmp_path: Path) -> None:
