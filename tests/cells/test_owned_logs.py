@@ -111,6 +111,7 @@ async def test_callers_on_two_nodes_in_turn_claim_a_log_once(
         assert len(claims) == 1
 
 
+@pytest.mark.repeated("tests/cells/test_owned.py")
 async def test_an_owner_that_does_not_answer_loses_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

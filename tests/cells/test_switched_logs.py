@@ -327,7 +327,7 @@ async def test_other_nodes_end_the_switch_of_a_crashed_one(
 
 
 async def test_held_calls_fail_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured(tmp_path, engines=2, append_timeout_s=3.0, read_timeout_s=2.0)
+    config = configured(tmp_path, engines=2, append_timeout_s=2.0, read_timeout_s=1.0)
     async with embedded(config) as platform:
         first, second = platform.engines.values()
         log = first.log("events")

@@ -91,6 +91,7 @@ async def test_an_import_that_ends_its_process_disturbs_no_running_call(
         assert sorted(p.name for p in (tmp_path / "workers").iterdir()) == ["0-1"]
 
 
+@pytest.mark.repeated("tests/cluster/test_functions.py")
 async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
     tmp_path: Path,
 ) -> None:
@@ -167,6 +168,7 @@ async def test_an_app_that_did_not_import_is_loaded_when_the_cause_is_gone(
         assert second.host.status()["worker_restarts"] <= 2
 
 
+@pytest.mark.repeated("tests/unit/compute/workers/test_applications.py")
 async def test_a_worker_killed_while_it_imports_does_not_count_against_the_app(
     tmp_path: Path,
 ) -> None:

@@ -314,7 +314,7 @@ KINDS: dict[str, Kind] = {
     "memory": Kind(open=memory),
     "embedded": Kind(open=embedded_platform, durable=True),
     "embedded, over links": Kind(open=linked, durable=True, is_variant=True, is_costly=True),
-    "remote": Kind(open=remote, marks=(pytest.mark.cluster,)),
+    "remote": Kind(open=remote, marks=(pytest.mark.cluster,), is_variant=True),
     "gRPC": Kind(open=over_grpc, marks=(pytest.mark.cluster,), is_variant=True, is_costly=True),
     "remote, processes": Kind(
         open=remote_processes,

@@ -52,6 +52,7 @@ def test_records_in_a_bucket_are_read_trimmed_and_found_by_other_programs(
     uvloop.run(story())
 
 
+@pytest.mark.repeated("tests/contract/test_cold_tier.py")
 def test_a_server_that_is_down_is_a_retryable_error_in_time(
     tmp_path: Path, server: S3Server
 ) -> None:

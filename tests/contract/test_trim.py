@@ -220,7 +220,9 @@ async def agree(
         assert (last and last.seqnum) == (before[-1] if before else None)
 
 
-@pytest.mark.parametrize("name", [n for n, kind in KINDS.items() if kind.durable])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=kind.marks) for n, kind in KINDS.items() if kind.durable]
+)
 async def test_a_trim_survives_a_restart(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     async with kind.open(tmp_path) as logs:

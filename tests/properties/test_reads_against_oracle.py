@@ -133,7 +133,7 @@ def test_reads_equal_a_scan_for_every_merging_node_and_replica(
 
 
 @pytest.mark.parametrize("down", ["index-0-0", "index-1-1", "aggregator-0"])
-@pytest.mark.parametrize("aggregation", ["aggregator", "both"])
+@pytest.mark.parametrize("aggregation", [repeated("aggregator"), "both"])
 def test_a_silent_node_of_the_index_tier_delays_but_loses_no_answer(
     aggregation: Literal["aggregator", "both"], down: str
 ) -> None:
@@ -162,7 +162,7 @@ def test_every_seqnum_is_found_through_the_empty_tag(sizes: str) -> None:
 
 @pytest.mark.parametrize("slow", ["engine-1", "index-0-0", "index-2-0", "storage-0"])
 @pytest.mark.parametrize("seed", first_of(range(4), 1))
-@pytest.mark.parametrize("sizes", ["none", "small", "default", "extended small"])
+@pytest.mark.parametrize("sizes", first_of(["small", "none", "default", "extended small"], 2))
 def test_reads_amid_appends_reflect_the_session_and_skip_no_record(
     sizes: str, seed: int, slow: str
 ) -> None:

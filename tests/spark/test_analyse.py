@@ -227,7 +227,11 @@ def test_damage_is_one_sentence_or_skipped(spark: SparkSession, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["{data}", "--master", "nonsense"], "Spark does not start with master 'nonsense': "),
+        pytest.param(
+            ["{data}", "--master", "nonsense"],
+            "Spark does not start with master 'nonsense': ",
+            marks=pytest.mark.repeated,
+        ),
         (["http://", "--log", "a"], "A platform's URL has the form http://127.0.0.1:8080"),
         (["{data}", "--out", "/proc/none"], "/proc/none/tags.svg cannot be written: "),
     ],

@@ -34,6 +34,7 @@ def cold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[SeqNum, E
     return directory, asyncio.run(fill(directory))
 
 
+@pytest.mark.repeated("tests/spark/test_cold_read.py")
 def test_volume_counts_local_and_moved_records(
     spark: SparkSession, cold: tuple[Path, dict[SeqNum, Entry]]
 ) -> None:

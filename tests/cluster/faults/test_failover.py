@@ -49,7 +49,11 @@ async def primary_of(url: str, *, above: int = 0) -> tuple[str, int]:
 
 @pytest.mark.cluster
 @pytest.mark.asyncio
-async def test_another_sequencer_takes_over_from_a_primary_that_hangs(tmp_path: Path) -> None:
+async def test_another_sequencer_takes_over_from_a_primary_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STORAGE_NODES", "REPLICAS", "INDEX_SHARDS"):
+        monkeypatch.setenv(f"INDILOG_CLUSTER_{name}", "1")
     data = tmp_path / "data"
     with platform(data, "--processes") as running:
         async with indilog.connect(running.url) as client:

@@ -98,6 +98,7 @@ async def test_a_run_ends_with_the_code_that_began_it(
             assert ends == [("new", 2), ("third", 1), ("second", 1), ("first", 1)]
 
 
+@pytest.mark.repeated("tests/unit/bokiflow/versions/test_pinned.py")
 async def test_each_compute_node_keeps_the_code_of_runs(tmp_path: Path) -> None:
     """A run moves to the executor of any node, with its code."""
     text = APP.replace("from steps import name\n", STEPS)

@@ -369,6 +369,7 @@ def test_one_body_of_a_step_runs_at_a_time_and_every_run_ends(seed: int, *, rest
     play(seed, *ALL, rests=rests)
 
 
+@pytest.mark.repeated("tests/simulation/test_simulation.py")
 def test_a_seed_repeats_the_log_byte_for_byte() -> None:
     """Neither the hashes of texts nor the addresses of objects decide what happens first. Both
     differ between these two processes.

@@ -11,6 +11,7 @@ import pytest
 
 from bench.index_memory import MIB, RECORDS, Local, Side, indexed, limit_bytes, parts_of
 from indilog.config import NodeConfig, node_config
+from tests.support.repeated import repeated
 
 APPENDS = 160 * RECORDS
 
@@ -48,7 +49,7 @@ def traced_bytes(index: object, appends: int) -> list[int]:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("side", ["default", "extended"])
+@pytest.mark.parametrize("side", ["default", repeated("extended")])
 def test_local_index_bytes_stay_constant_over_new_tags(side: Side) -> None:
     config = small(side)
     index = indexed(side, config)

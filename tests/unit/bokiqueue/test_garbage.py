@@ -17,6 +17,7 @@ from indilog.base.log import Entry, Log
 from indilog.config import ClusterConfig
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.hooked_log import HookedLog
+from tests.support.repeated import repeated
 
 pytestmark = pytest.mark.asyncio
 
@@ -191,7 +192,7 @@ async def all_left(queue: Queue) -> int:
 
 @pytest.mark.parametrize("together", [1, 7, 30])
 @pytest.mark.parametrize("delay", [0.0, 0.001])
-@pytest.mark.parametrize("backlog", [1000, 1003, 1010, 1018])
+@pytest.mark.parametrize("backlog", [*map(repeated, (1000, 1003, 1010)), 1018])
 async def test_an_emptied_queue_keeps_a_bounded_number_of_records(
     backlog: int, delay: float, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,7 @@ def code(
 
     With `passive_s`, the lease is short, because what a run waits for is shown after half of it.
     """
-    lease_s, passive_s = (60.0, 10.0) if passive_s is None else (16.0, passive_s)
+    lease_s, passive_s = (60.0, 10.0) if passive_s is None else (8.0, passive_s)
     text = ORDER.replace("VERSION", version).replace("DECORATED", decorated)
     text = text.replace("CHANGE", change or "pass")
     return {"shop.py": text.replace("PASSIVE_S", str(passive_s)).replace("LEASE_S", str(lease_s))}
