@@ -29,6 +29,7 @@ from indilog_cells.object_cells import ObjectCells
 from indilog_cells.object_store import DirectoryStore
 from indilog_cells.stored_cells import StoredCells
 from tests.cells.test_chain_cells import Cluster
+from tests.support.repeated import repeated
 
 pytestmark = pytest.mark.asyncio
 
@@ -107,7 +108,7 @@ async def content(log: Log) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("trimmed", [0, 3, 32, 44])
+@pytest.mark.parametrize("trimmed", [repeated(0), 3, repeated(32), 44])
 @pytest.mark.parametrize("target", ["objects", "chains"])
 @pytest.mark.parametrize("source", ["objects", "chains"])
 async def test_a_log_that_is_made_from_a_copy_is_the_same(

@@ -34,7 +34,6 @@ async def append(url: str, *datas: bytes) -> None:
             await client.log("orders").append(data, tags=["t"])
 
 
-@pytest.mark.repeated("tests/unit/cli/test_follow.py")
 async def test_a_subscription_and_the_command_continue_after_kill_9_and_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,7 +251,6 @@ def indilog(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-@pytest.mark.repeated("tests/unit/runtime/cluster/test_cluster_state.py")
 def test_a_supervisor_with_other_settings_replaces_the_processes_of_the_one_before(
     tmp_path: Path,
 ) -> None:

@@ -168,7 +168,6 @@ async def test_an_app_that_did_not_import_is_loaded_when_the_cause_is_gone(
         assert second.host.status()["worker_restarts"] <= 2
 
 
-@pytest.mark.repeated("tests/unit/compute/workers/test_applications.py")
 async def test_a_worker_killed_while_it_imports_does_not_count_against_the_app(
     tmp_path: Path,
 ) -> None:

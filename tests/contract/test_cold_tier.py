@@ -308,7 +308,6 @@ def test_another_place_is_refused_while_old_records_are_in_the_first(tmp_path: P
     uvloop.run(story())
 
 
-@pytest.mark.repeated("tests/contract/test_cold_tier.py")
 def test_the_records_of_other_processes_are_never_in_the_same_folder(tmp_path: Path) -> None:
     async def story() -> None:
         for name in ("one", "two"):

@@ -318,6 +318,17 @@ async def test_a_watch_of_a_directory_sees_new_changed_and_deleted_keys(place: P
     assert (await watch).items == {}
 
 
+@pytest.mark.parametrize(
+    "large",
+    [
+        EMBEDDED,
+        SERVED,
+        pytest.param(
+            *ZOOKEEPER.values, id=ZOOKEEPER.id, marks=[*ZOOKEEPER.marks, pytest.mark.repeated]
+        ),
+    ],
+    indirect=True,
+)
 async def test_no_watcher_misses_the_last_value_of_a_storm(large: Place) -> None:
     """A hundred watchers and three hundred changes; each watcher skips what it cannot follow."""
     keys, changes, watchers = 10, 300, 100

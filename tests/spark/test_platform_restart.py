@@ -58,7 +58,6 @@ def test_a_stream_waits_for_a_platform_that_restarts(tmp_path: Path) -> None:
     assert values == [b"%d" % n for n in range(RECORDS)]
 
 
-@pytest.mark.repeated("tests/spark/test_platform_restart.py")
 def test_a_task_that_writes_waits_and_the_driver_of_a_batch_does_not(tmp_path: Path) -> None:
     import pyarrow as pa
 

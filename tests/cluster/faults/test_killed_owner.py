@@ -60,7 +60,6 @@ async def all_data(log: Log) -> dict[int, bytes]:
     return found
 
 
-@pytest.mark.repeated("tests/cells/test_owned.py")
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.repeated)])
 def test_a_killed_owner_loses_nothing_that_was_acknowledged(tmp_path: Path, kills: int) -> None:
     appends = Appends()
