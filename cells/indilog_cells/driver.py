@@ -195,10 +195,11 @@ class CellDriver:
         self._answered_position = 0
         self._received: dict[int, asyncio.Future[Sequence[Outcome] | None]] = {}
         self._caught_up: dict[int, asyncio.Future[None]] = {}
-        self._watchers: set[asyncio.Future[None]] = set()
+        self._watchers: dict[asyncio.Future[None], None] = {}
+        """As an ordered set, like `_tasks`: so a simulation replays a run."""
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._cache: _Cache[Content] = _Cache(cache_bytes_max)
         self._generations: _Cache[Generation] = _Cache(cache_bytes_max)
         self._unwritten: dict[int, bytes] = {}
@@ -398,7 +399,7 @@ class CellDriver:
         """
         self.check_open()
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._watchers.add(waiter)
+        self._watchers[waiter] = None
         if self._growth is not None and not self._is_listening:
             self._is_listening = True
             self._start(self._listen(self._growth))
@@ -406,7 +407,7 @@ class CellDriver:
 
     def unwatch(self, waiter: asyncio.Future[None]) -> None:
         """Forget a future of `watch`."""
-        self._watchers.discard(waiter)
+        self._watchers.pop(waiter, None)
 
     async def _listen(self, growth: Growth) -> None:
         """Wake the watchers when another process says that the log has grown; return when no
@@ -542,8 +543,8 @@ class CellDriver:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def _ask_token(self, at_least: int) -> None:

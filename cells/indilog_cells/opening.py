@@ -121,7 +121,8 @@ class PlatformCells:
 
     def __init__(self, platform: CellPlatform, folder: str) -> None:
         self._platform, self._folder = platform, folder
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling: dict[asyncio.Task[None], None] = {}
+        """As an ordered set, so a simulation replays a run."""
 
     async def ask_all(self, asks: Asks) -> Sequence[CellAnswer | None]:
         """See `CellNodes.ask_all`."""
@@ -149,8 +150,8 @@ class PlatformCells:
         loop = asyncio.get_running_loop()
         for at, ask in enumerate(asks):
             task = loop.create_task(self._tell(at, ask, heard))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            self._telling[task] = None
+            task.add_done_callback(self._telling.pop)
 
     async def _tell(
         self,

@@ -6,6 +6,7 @@ What they did and saw is a `History` of `tests.cells.switching`, whose checker j
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -278,18 +279,28 @@ class Callers:
 def simulated(seed: int) -> Callers:
     """Run a seed; return what happened.
 
+    The garbage collector is off, because it closes abandoned generators, with steps of the event
+    loop, at a time that depends on the tests before.
+
     Raises:
         AssertionError, TimeoutError: something does not end.
     """
-    with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    gc.disable()
+    try:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            asyncio.Runner(loop_factory=VirtualLoop) as runner,
+        ):
+            return runner.run(_run(seed, patch))
+    finally:
+        gc.enable()
 
-        async def run() -> Callers:
-            world = SwitchWorld(seed, patch)
-            callers = Callers(seed, world)
-            try:
-                await callers.run()
-            finally:
-                world.close()
-            return callers
 
-        return runner.run(run())
+async def _run(seed: int, patch: pytest.MonkeyPatch) -> Callers:
+    world = SwitchWorld(seed, patch)
+    callers = Callers(seed, world)
+    try:
+        await callers.run()
+    finally:
+        world.close()
+    return callers
