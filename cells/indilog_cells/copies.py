@@ -84,7 +84,7 @@ class LogCopy:
         self._applied, self.tail = state.position, state.tail
         kept = set(await self._cells.generations())
         for info in state.generations:
-            if info.start in kept:
+            if info.start in kept and await self._cells.read(info.start) != b"":
                 break
             self._freed = info.tail
         self._generations = [each for each in state.generations if each.tail > self._freed]

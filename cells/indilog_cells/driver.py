@@ -36,6 +36,7 @@ from indilog.base.errors import (
     OverloadedError,
     SealedError,
 )
+from indilog.base.recent_failure import RecentFailure
 from indilog.roles.disk_full import no_room_on
 from indilog_cells.cells import CellsAndNotes, CellsError
 from indilog_cells.content import Content, Item, Records, decode
@@ -156,7 +157,6 @@ class CellDriver:
 
     Attributes:
         is_shared: see above.
-        failure: why the newest read or write of a cell, or claim, failed; empty: it did not.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class CellDriver:
         full_disks: FullDisks | None = None,
     ) -> None:
         self.is_shared = is_shared
-        self.failure = ""
+        self._failure = RecentFailure()
         self._cells = cells
         self._owned = cells if isinstance(cells, OwnedCells) else None
         self._send_to_owner = send_to_owner
@@ -199,7 +199,7 @@ class CellDriver:
         """As an ordered set, like `_tasks`: so a simulation replays a run."""
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._cache: _Cache[Content] = _Cache(cache_bytes_max)
         self._generations: _Cache[Generation] = _Cache(cache_bytes_max)
         self._unwritten: dict[int, bytes] = {}
@@ -208,7 +208,8 @@ class CellDriver:
         """Tasks that write closed generations; `close` waits for them."""
         self._noting = asyncio.Lock()
         self._freed_below = 0
-        """The cells below this one are freed, or a task frees them."""
+        """The cells below this one are freed."""
+        self._is_freeing = False
         self._error: IndilogError | None = None
 
     @property
@@ -232,6 +233,16 @@ class CellDriver:
         core = self._core
         core.stamp_us = max(core.stamp_us, core.state.time_us, int(self._clock() * 1e6))
         return core.stamp_us
+
+    @property
+    def failure(self) -> str:
+        """Why the log cannot be used: what ended this driver, or why the newest request to the
+        storage of the log failed. Empty: nothing is known to be wrong.
+        """
+        return self._failure.text(self._loop.time()) if self._error is None else str(self._error)
+
+    def _failed(self, error: CellsError) -> None:
+        self._failure.note(str(error), self._loop.time())
 
     def check_open(self) -> None:
         """Raise the error that ended this driver, if any."""
@@ -434,6 +445,7 @@ class CellDriver:
         try:
             stored = await self._cells.read(position, is_applied=True)
         except CellsError as error:
+            self._failed(error)
             raise NotReadyError(f"The log's store cannot be read: {error}.") from error
         if not stored:
             raise TrimmedCellError
@@ -457,6 +469,7 @@ class CellDriver:
         try:
             stored = stored or await self._cells.read_generation(info.start)
         except CellsError as error:
+            self._failed(error)
             raise NotReadyError(f"The log's store cannot be read: {error}.") from error
         if stored is None:
             raise TrimmedCellError
@@ -541,7 +554,7 @@ class CellDriver:
                     self._notes.add(note)
                     note.add_done_callback(self._notes.discard)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
@@ -561,7 +574,7 @@ class CellDriver:
             found = await owned.acquire()
         except CellsError as error:
             _log.warning("a log cannot be claimed for now", reason=str(error))
-            self.failure = str(error)
+            self._failed(error)
             self._handle([TokenFailed()])
             return
         if isinstance(found, Elsewhere):
@@ -583,6 +596,7 @@ class CellDriver:
             _log.warning("the owner of a log does not append", owner=owner, reason=str(error))
             owned.give_up_on(owner)
             self._handle([ContentAnswered(serial, None)])
+            await self._refuse_on_full_disks()
             return
         self._answered_position = max(self._answered_position, position)
         self._handle([ContentAnswered(serial, outcomes)])
@@ -603,26 +617,31 @@ class CellDriver:
             return
         except CellsError as error:
             _log.warning("a cell cannot be written for now", position=position, reason=str(error))
-            self.failure = str(error)
+            self._failed(error)
             self._handle([CellFailed(position, is_write=True)])
+            await self._refuse_on_full_disks()
             return
-        self.failure = ""
-        if self._core.waiting:
-            with contextlib.suppress(DiskFullError):
-                await self._check_disks()
+        self._failure.clear()
         if took and (own := decode(content)) is not None:
             self._cache.put(position, own, len(content))
         self._handle([CellWritten(position, content) if took else CellTaken(position)])
+        await self._refuse_on_full_disks()
+
+    async def _refuse_on_full_disks(self) -> None:
+        """Refuse the records that wait, if the disks are full."""
+        if self._core.waiting:
+            with contextlib.suppress(DiskFullError):
+                await self._check_disks()
 
     async def _read(self, position: int) -> None:
         try:
             content = await self._cells.read(position)
         except CellsError as error:
             _log.warning("a cell cannot be read for now", position=position, reason=str(error))
-            self.failure = str(error)
+            self._failed(error)
             self._handle([CellFailed(position, is_write=False)])
             return
-        self.failure = ""
+        self._failure.clear()
         self._handle([CellRead(position, content)])
 
     async def _reload(self) -> None:
@@ -634,6 +653,7 @@ class CellDriver:
                 await self._load()
             except CellsError as error:
                 _log.warning("no checkpoint can be read for now", reason=str(error))
+                self._failed(error)
             except IndilogError as error:
                 self._fail(error)
                 return
@@ -653,6 +673,7 @@ class CellDriver:
                     await self._cells.write_checkpoint(complete.info.end, complete.checkpoint)
                 except CellsError as error:
                     _log.warning("no checkpoint can be written for now", reason=str(error))
+                    self._failed(error)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _NOTE_PAUSE_S_MAX)
                     continue
@@ -660,22 +681,43 @@ class CellDriver:
                 break
         if complete.has_trimmed:
             await self._collect()
+        self._free_trimmed()
 
     def _free_trimmed(self) -> None:
         """Free the closed generations that a trim has reached, before the next one is closed. On a
-        full disk, only this makes room. An ended log waits: a copy may leave out its trims.
+        full disk, only this makes room.
+        """
+        if not self._is_freeing and self._freeable() > self._freed_below:
+            self._is_freeing = True
+            self._start(self._free())
+
+    def _freeable(self) -> int:
+        """Return the end of the stored generations that a trim has reached; 0: there are none, or
+        the log has ended: a copy may leave out the trims after its end.
         """
         state = self._core.state
         if not state.generations or state.is_ended:
-            return
+            return 0
         dead = bisect_right(state.generations, state.dead_below, key=attrgetter("tail"))
-        if dead and (end := state.generations[dead - 1].end) > self._freed_below:
-            self._freed_below = end
-            self._start(self._collect())
+        while dead and state.generations[dead - 1].start in self._unwritten:
+            dead -= 1
+        return state.generations[dead - 1].end if dead else 0
 
-    async def _collect(self) -> None:
-        """Free the cells and generations below the newest stored checkpoint that are trimmed. If
-        that fails, a later call frees them.
+    async def _free(self) -> None:
+        pause_s = _NOTE_PAUSE_S
+        try:
+            while (end := self._freeable()) > self._freed_below:
+                if await self._collect():
+                    self._freed_below, pause_s = end, _NOTE_PAUSE_S
+                else:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _NOTE_PAUSE_S_MAX)
+        finally:
+            self._is_freeing = False
+
+    async def _collect(self) -> bool:
+        """Free the cells and generations below the newest stored checkpoint that are trimmed.
+        Return whether that succeeded; else some may stay.
         """
         try:
             stored = await self._cells.newest_checkpoint()
@@ -683,9 +725,12 @@ class CellDriver:
                 await self._collect_below(LogState.restored(stored))
         except (CellsError, MalformedFrameError) as error:
             _log.warning("trimmed cells stay for now", reason=str(error))
+            return False
+        return True
 
     async def _collect_below(self, noted: LogState) -> None:
-        alive = self._core.state.dead_below
+        state = self._core.state
+        alive = (noted if state.is_ended else state).dead_below
         infos = [each for each in noted.generations if each.tail > alive]
         live = infos[0].start if infos else noted.position
         starts = [start for start in await self._cells.generations() if start < live]

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 _S3_ATTEMPTS: Final = 2
-_RESERVE: Final = ".reserve"
+_TRIMS_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of the reserve for trims, and for what makes them effective."""
+_SMALL_CELL_BYTES: Final = 4096
+"""Largest cell that uses this reserve."""
 _LOOK_AGAIN_S: Final = 1.0
 
 _FoundT = TypeVar("_FoundT")
@@ -81,22 +84,68 @@ def object_store_at(place: str, *, timeout_s: float, reserve_bytes: int = 0) -> 
     return DirectoryStore(Path(place), reserve_bytes=reserve_bytes)
 
 
+class _Room:
+    """The room for objects in a directory, for all stores of this process. It has two reserves: the
+    first one for writes in progress when the disk gets full, the second one for trims.
+
+    Attributes:
+        is_full: whether the first reserve is not allocated; None: it is not known.
+    """
+
+    def __init__(self, directory: Path, reserve_bytes: int) -> None:
+        self._directory = directory
+        self._reserve = RoomReserve(directory / ".reserve", reserve_bytes)
+        self._for_trims = RoomReserve(directory / ".trims", _TRIMS_BYTES)
+        self.is_full: bool | None = None
+        self._look_at = 0.0
+
+    def is_due(self) -> bool:
+        """Whether to look now: at first, and once a second on a full disk."""
+        now = time.monotonic()
+        if self.is_full is False or now < self._look_at:
+            return False
+        self._look_at = now + _LOOK_AGAIN_S
+        return True
+
+    def look(self) -> None:
+        """Allocate the reserves, if the disk with the logs is there; find out whether it is full. A
+        file system that cannot allocate a file has no reserves.
+        """
+        try:
+            if any(path.is_dir() for path in self._directory.iterdir()):
+                self.is_full = not (self._for_trims.keep() and self._reserve.keep())
+        except OSError:
+            self.is_full = False
+
+    def note_written(self) -> None:
+        """Look again if another process uses the reserve."""
+        if self.is_full is False and not self._reserve.is_kept:
+            self.is_full = None
+
+    def make(self, *, is_large: bool) -> bool:
+        """Make room for a write that found none; return whether it is worth another attempt."""
+        self.is_full = True
+        return self._reserve.release() or (not is_large and self._for_trims.release())
+
+
+_rooms: dict[tuple[Path, int], _Room] = {}
+"""By directory and size of the reserve."""
+
+
 class DirectoryStore:
     """Objects as files of a directory that supports hard links. Each operation runs in a thread.
 
     Args:
         directory: the directory.
-        reserve_bytes: room that is reserved on its disk once an object was created; 0: none.
+        reserve_bytes: room that is reserved on its disk for a time when the disk is full; 0: none.
     """
 
     def __init__(self, directory: Path, *, reserve_bytes: int = 0) -> None:
         self._directory = directory
-        self._reserve_bytes = reserve_bytes
-        self._reserve = RoomReserve(directory / _RESERVE, reserve_bytes)
-        self._log: Path | None = None
-        """The folder of a log in which an object was created; None: none was."""
-        self._is_full = False
-        self._look_at = 0.0
+        self._room: _Room | None = None
+        if reserve_bytes:
+            key = directory, reserve_bytes
+            self._room = _rooms.setdefault(key, _Room(directory, reserve_bytes))
 
     async def create(self, name: str, content: bytes) -> bool:
         """See `ObjectStore.create`."""
@@ -123,17 +172,13 @@ class DirectoryStore:
         await self._run(partial(self._delete_folder, folder))
 
     async def full_disks(self) -> Sequence[str]:
-        """See `ObjectStore.full_disks`. On a full disk, look for room at most once a second."""
-        if self._is_full and (now := time.monotonic()) >= self._look_at:
-            self._look_at = now + _LOOK_AGAIN_S
-            with suppress(CellsError):
-                await self._run(self._keep_reserve)
-        return [str(self._directory)] if self._is_full else []
-
-    def _keep_reserve(self) -> None:
-        """Reserve room, if the disk with the logs is there; find out whether it is full."""
-        if self._reserve_bytes and self._log is not None and self._log.is_dir():
-            self._is_full = not self._reserve.keep()
+        """See `ObjectStore.full_disks`."""
+        room = self._room
+        if room is None:
+            return ()
+        if room.is_due():
+            await asyncio.to_thread(room.look)
+        return [str(self._directory)] if room.is_full else ()
 
     @staticmethod
     async def _run(work: Callable[[], _FoundT]) -> _FoundT:
@@ -152,9 +197,8 @@ class DirectoryStore:
         finally:
             temporary.unlink()
         _sync_directory(path.parent)
-        self._log = self._folder_of(path)
-        if not self._is_full:
-            self._keep_reserve()
+        if self._room is not None:
+            self._room.note_written()
         return True
 
     def _replace(self, name: str, content: bytes) -> None:
@@ -165,22 +209,18 @@ class DirectoryStore:
     def _written(self, path: Path, content: bytes) -> Path:
         """Return a synced temporary file with `content` in the directory of `path`."""
         self._check_log(path)
-        try:
-            return self._write(path, content)
-        except OSError as error:
-            if error.errno not in NO_ROOM or not self._reserve_bytes:
-                raise
-            self._is_full = True
-            if not self._reserve.release():
-                raise
-            return self._write(path, content)
-
-    def _folder_of(self, path: Path) -> Path:
-        """Return the folder of the log to which an object belongs."""
-        return self._directory / path.relative_to(self._directory).parts[0]
+        is_large = path.parent.parent.name == "cells" and len(content) > _SMALL_CELL_BYTES
+        while True:
+            try:
+                return self._write(path, content)
+            except OSError as error:
+                if error.errno not in NO_ROOM or self._room is None:
+                    raise
+                if not self._room.make(is_large=is_large):
+                    raise
 
     def _write(self, path: Path, content: bytes) -> Path:
-        log = self._folder_of(path)
+        log = self._directory / path.relative_to(self._directory).parts[0]
         for folder in reversed([path.parent, *path.parent.parents]):
             # Only the first object of a log makes its folder, and the folders above that.
             if not folder.exists() and (path.parent == log or log in folder.parents):

@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Final
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk or an exhausted quota."""
+_PROBE_BYTES: Final = 64 * 1024
 
 
 class RoomReserve:
@@ -52,6 +54,16 @@ class RoomReserve:
             if error.errno not in NO_ROOM:
                 raise
             return False
+        return True
+
+    def has_room(self) -> bool:
+        """Whether a small file can still be written."""
+        try:
+            with NamedTemporaryFile(dir=self._path.parent, prefix=".room-") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+        except OSError as error:
+            return error.errno not in NO_ROOM
         return True
 
     def release(self) -> bool:

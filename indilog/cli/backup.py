@@ -45,7 +45,7 @@ def create(
     part_mib: Annotated[int, typer.Option(min=1, max=4096, help="Size of a file, in MiB.")] = 64,
     without: Annotated[
         list[str] | None,
-        typer.Option(help="Leave out a log of another kind, which is lost. May be repeated."),
+        typer.Option(help="Leave out a log of another kind, if it is lost. May be repeated."),
     ] = None,
 ) -> None:
     """Back up a data directory, also while its platform runs (`indilog backup DATA DESTINATION`).
@@ -135,7 +135,7 @@ def _others(segments: int) -> str:
 
 def _without(logs: Sequence[str]) -> str:
     """Return which logs were left out, as a further sentence."""
-    return f" Left out, and lost: {', '.join(logs)}." if logs else ""
+    return f" Left out: {', '.join(logs)}." if logs else ""
 
 
 @contextmanager

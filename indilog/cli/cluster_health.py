@@ -312,7 +312,11 @@ class ClusterHealth:
         for log, nodes in found.get("filling", {}).items():
             health.heals.append(f"Log {log} is being copied to {_names(nodes)}.")
         for log, failure in found.get("failing", {}).items():
-            health.needs_operator.append(f"Log {log} cannot be used: {failure.rstrip('.')}.")
+            why = f"Log {log} cannot be used: {failure.rstrip('.')}"
+            if self.lost:
+                health.heals.append(f"{why}; this may end when a lost storage node is replaced.")
+            else:
+                health.needs_operator.append(f"{why}. See that its storage is there and works.")
 
 
 def _zones_counted(zones: list[str]) -> str:

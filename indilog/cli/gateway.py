@@ -100,7 +100,7 @@ class Gateway:
 
     def had_records(self, path: str) -> bool:
         """Whether the records at `path` exist, or were trimmed or lost."""
-        response = self._response("GET", path, query={"direction": "prev", "limit": 1})
+        response = self._response("GET", path, query={"bound": 0, "limit": 1})
         if any(_next_seqnum(response, gone) is not None for gone in _GONE):
             return True
         return bool(self._json(response)["records"])

@@ -56,7 +56,7 @@ class JournalConfig(SettingsGroup):
     disk_reserve_bytes: int = 16 * MIB
     """Bytes of the last segment that are kept free when the disk has no room for another segment;
     at most a quarter of a segment. The node takes no more records until there is room. So many
-    bytes, and up to 5 MB more, are also reserved on disks with cells (docs/KINDS.md).
+    bytes, and up to 15 MB more, are also reserved on disks with cells (docs/KINDS.md).
     """
     disk_retry_s: float = 1.0
     """Seconds between two checks whether a full disk has room again."""

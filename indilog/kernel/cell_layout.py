@@ -113,16 +113,20 @@ def complete_of(chain: Chain) -> Chain:
 def full_nodes(layout: CellLayout, full: Collection[NodeId]) -> Sequence[NodeId]:
     """Return the nodes with full disks, if some chain cannot take cells because of them.
 
+    A log without `lacking` needs all replicas of a chain. Else as many complete ones may be full as
+    are not needed for the ack quorum.
+
     Args:
         layout: the layout.
         full: all nodes with full disks.
     """
     found: set[NodeId] = set()
-    if full:
-        for chain in layout.chains:
-            there = [each.node for each in chain if each.node in full]
-            if len(there) > layout.lacking:
-                found.update(there)
+    for chain in layout.chains if full else ():
+        needed = complete_of(chain) if layout.lacking else chain
+        spare = len(needed) - layout.ack_quorum if layout.lacking else 0
+        there = [each.node for each in needed if each.node in full]
+        if len(there) > spare:
+            found.update(there)
     return sorted(found)
 
 

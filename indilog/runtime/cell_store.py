@@ -6,9 +6,10 @@ nothing is answered at once, from the committed contents. After a failure of the
 refuses all questions until its process starts again, because a later sync could hide the failure.
 
 On a full disk the transaction is rolled back, and executed again with the room of a reserve. Then
-compute nodes are notified to write no more records (`full`), and the reserve is needed for what is
-in progress and for trims. When trims or an operator have made room, the reserve is allocated
-again.
+compute nodes are notified to write no more records, and the reserve is needed for what is in
+progress. When it is used up, large cells with records are refused, and a second reserve is left for
+trims, which are small cells, and for what makes them effective. When trims or an operator have made
+room, both reserves are allocated again.
 
 `NodeShell` passes the questions of other nodes to `CellStores`; backups read the files with
 `CellReader`.
@@ -60,6 +61,12 @@ or returned while the disk is full.
 """
 _FREED_PAGES_FULL: Final = 16 * _FREED_PAGES
 """Largest number of pages that are returned to a full disk at once."""
+_TRIMS_BYTES: Final = 2 * _LOG_BYTES
+"""Bytes of the second reserve. When the first one is used up, a whole write-ahead log may not be in
+the main file yet.
+"""
+_SMALL_CELL_BYTES: Final = 4096
+"""Largest cell with records that uses the second reserve."""
 _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 """Error numbers of SQLite on a full disk; the second one is of its file in shared memory."""
 _SCHEMA: Final = """
@@ -140,6 +147,8 @@ class CellStore:
         self._path = path
         self._reader: CellReader | None = None
         self._file.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        # Else a trim writes zeros into all pages that it frees, which takes room.
+        self._file.execute("PRAGMA secure_delete = OFF")
         self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute(f"PRAGMA synchronous = {'FULL' if syncs else 'OFF'}")
         (version,) = self._file.execute("PRAGMA user_version").fetchone()
@@ -189,7 +198,11 @@ class CellStore:
             raise
         if any(isinstance(question, CellsTrim | CellsDrop) for question in questions):
             # `executescript`, because `execute` would free only one page.
-            self._file.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")
+            try:
+                self._file.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode not in _NO_ROOM:
+                    raise  # else pages are freed later
         return answers
 
     def free_pages(self) -> None:
@@ -388,15 +401,17 @@ class _Served:
         waiting: questions for the next transaction, with their senders.
         waiting_bytes: approximate bytes of `waiting` (`size_of`).
         is_busy: whether the node's thread is working.
-        is_full: whether the disk is full, so that the reserve is in use.
+        is_full: whether the disk is full, so that a reserve is in use.
     """
 
-    def __init__(self, path: Path, reserve: RoomReserve, *, syncs: bool) -> None:
+    def __init__(self, path: Path, *, reserve_bytes: int, syncs: bool) -> None:
         self.waiting: list[tuple[NodeId, CellQuestion]] = []
         self.waiting_bytes = 0
         self.is_busy = False
         self.is_full = False
-        self._path, self._reserve, self._syncs = path, reserve, syncs
+        self._path, self._syncs = path, syncs
+        self._reserve = RoomReserve(path.with_suffix(".reserve"), reserve_bytes)
+        self._for_trims = RoomReserve(path.with_suffix(".trims"), _TRIMS_BYTES)
         self._store: CellStore | None = None
         self._failed = False
 
@@ -413,19 +428,41 @@ class _Served:
                 if not self._is_full_disk(error):
                     continue
                 self.is_full = True
-                if not self._reserve.release():
+                if self._reserve.release():
+                    continue
+                if any(map(_is_large, questions)):
+                    return self._serve_small(questions)
+                if not self._for_trims.release():
                     break
         return [CellAnswer(q.request, CellOutcome.REFUSED) for q in questions]
+
+    def _serve_small(self, questions: Sequence[CellQuestion]) -> list[CellAnswer]:
+        """Answer questions, but refuse large cells."""
+        answers = iter(self.serve([q for q in questions if not _is_large(q)]))
+        return [
+            CellAnswer(q.request, CellOutcome.REFUSED) if _is_large(q) else next(answers)
+            for q in questions
+        ]
 
     def _opened(self) -> CellStore:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if not self.is_full:
-            self.is_full = not self._reserve.keep()
+            self.is_full = not self._keep_reserves()
         store = CellStore(self._path, syncs=self._syncs)
         if self._syncs:  # SQLite does not sync the names of directories
             synced_directory(self._path.parent)
             synced_directory(self._path.parent.parent)
         return store
+
+    def _keep_reserves(self) -> bool:
+        """Allocate the reserves; return whether both are allocated. A file system that cannot
+        allocate a file has none.
+        """
+        try:
+            return self._for_trims.keep() and self._reserve.keep()
+        except OSError as error:
+            _log.warning("no room is reserved for a full disk", reason=str(error))
+            return True
 
     def make_room(self) -> None:
         """Find out whether the disk is still full. Called only in the node's thread."""
@@ -435,7 +472,7 @@ class _Served:
         try:
             if self._store is not None:
                 self._store.free_pages()
-            self.is_full = not self._reserve.keep()
+            self.is_full = not self._keep_reserves()
         except (sqlite3.Error, OSError) as error:
             self._is_full_disk(error)
 
@@ -444,7 +481,10 @@ class _Served:
         if isinstance(error, OSError):
             is_full = error.errno in NO_ROOM
         else:
-            is_full = getattr(error, "sqlite_errorcode", None) in _NO_ROOM
+            code = getattr(error, "sqlite_errorcode", None)
+            is_full = code in _NO_ROOM
+            if code == sqlite3.SQLITE_IOERR_WRITE:  # so SQLite reports an exhausted quota
+                is_full = not self._for_trims.has_room()
         if not is_full:
             self._failed = True
             _log.exception("cells cannot be served", file=str(self._path))
@@ -469,6 +509,12 @@ class _Served:
 
 def _opens(question: CellQuestion) -> bool:
     return isinstance(question, CellsSeal) and question.opens
+
+
+def _is_large(question: CellQuestion) -> bool:
+    if not isinstance(question, CellWrite) or question.key.section != CellSection.RECORDS:
+        return False
+    return len(question.content) > _SMALL_CELL_BYTES
 
 
 def size_of(question: CellQuestion) -> int:
@@ -517,8 +563,9 @@ class CellStores:
         """
         if (served := self._served.get(node)) is None:
             path = cells_path(self._journal, node)
-            reserve = RoomReserve(path.with_suffix(".reserve"), self._reserve_bytes)
-            served = self._served[node] = _Served(path, reserve, syncs=self._syncs)
+            served = self._served[node] = _Served(
+                path, reserve_bytes=self._reserve_bytes, syncs=self._syncs
+            )
             self._threads[node] = ThreadPoolExecutor(1, thread_name_prefix="cells")
         if (answer := served.look_up(question)) is not None:
             self._deliver(node, sender, answer)

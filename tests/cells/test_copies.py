@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from indilog.base.log import After, Entry, Log
 from indilog.kernel.cell_layout import new_layout
 from indilog.runtime.cell_store import CellStore
 from indilog.wire.cell_messages import CellsSeal
-from indilog_cells.cells import CellsAndNotes
+from indilog_cells.cells import CellsAndNotes, CellsError
 from indilog_cells.chain_cells import ChainCells
 from indilog_cells.copies import CopiedCell, CopyOvertakenError, LogCopy, write_copy
 from indilog_cells.driver import driver_running
@@ -226,6 +227,28 @@ async def test_a_copy_of_a_log_without_an_object_is_refused(tmp_path: Path) -> N
         name.write_bytes(name.read_bytes()[:-1])
     with pytest.raises(DataLossError, match="checkpoint is damaged"):
         await copy_of(await homes.cells("objects", "old", reads=True))
+
+
+@pytest.mark.parametrize("home", ["objects", "chains"])
+async def test_a_crash_while_trimmed_cells_are_freed_does_not_prevent_a_copy(
+    tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = Homes(tmp_path)
+    cells = await homes.cells(home, "old")
+
+    async def crashed(_start: int) -> None:
+        raise CellsError("crashed")
+
+    monkeypatch.setattr(cells, "drop_generation", crashed)
+    async with opened(cells) as logs:
+        await fill(logs.log("orders"), 0, 17)
+        await logs.log("orders").trim(11)
+        while await cells.read(4):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+    reads = await homes.cells(home, "old", reads=True)
+    assert await reads.generations() == [0, 5, 10], "what is trimmed was not dropped"
+    copy, _ = await copy_of(reads)
+    assert (copy.start, copy.tail) == (5, 17)
 
 
 async def test_a_lost_part_of_the_index_does_not_count_as_trimmed(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from indilog.base.errors import (
     TrimmedError,
 )
 from indilog.base.log import After, Entry
+from indilog_cells import driver as driver_module
 from indilog_cells import object_store
 from indilog_cells.cells import CellsError
 from indilog_cells.core import CORE_LIMITS
@@ -378,6 +381,124 @@ async def test_a_trim_frees_closed_generations_without_further_appends(tmp_path:
     async with opened(DirectoryStore(tmp_path)) as (logs, _):
         found = await logs.log("orders").read_range(bound=9)
         assert [record.data for record in found] == [b"9", b"10", b"11", b"12"]
+
+
+async def test_trimmed_generations_are_freed_after_the_store_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "_NOTE_PAUSE_S", 0.001)
+    async with opened(DirectoryStore(tmp_path)) as (logs, cells):
+        log = logs.log("orders")
+        for n in range(13):
+            await log.append(b"%d" % n)
+        failures, trim = [0, 0], cells.trim
+
+        async def failing(start: int, end: int) -> None:
+            if failures:
+                failures.pop()
+                raise CellsError("the store is down")
+            await trim(start, end)
+
+        monkeypatch.setattr(cells, "trim", failing)
+        await log.trim(9)
+        async with asyncio.timeout(60):
+            while await cells.generations() != [5]:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.001)
+
+
+async def test_a_trim_is_effective_although_the_notes_of_a_generation_are_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they are stored, a process that starts needs the cells of the generation."""
+    async with opened(DirectoryStore(tmp_path)) as (logs, cells):
+        late, write = asyncio.Event(), cells.write_generation
+
+        async def waiting(start: int, content: bytes) -> None:
+            if start == 5:
+                await late.wait()
+            await write(start, content)
+
+        monkeypatch.setattr(cells, "write_generation", waiting)
+        log = logs.log("orders")
+        for n in range(12):
+            await log.append(b"%d" % n)
+        await log.trim(12)
+        for cell in range(5, 10):
+            assert await cells.read(cell), "its generation is not stored"
+        late.set()
+        async with asyncio.timeout(60):
+            while await cells.generations():  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.001)
+
+
+async def test_records_that_wait_are_refused_if_writes_fail_on_a_full_disk(tmp_path: Path) -> None:
+    store = FaultyStore(tmp_path)
+    full: list[str] = []
+    cells = await ObjectCells.created(store, "log")
+
+    async def full_disks() -> list[str]:
+        return full
+
+    async with driver_running(cells, full_disks=full_disks) as driver:
+        log = CellLogs(driver).log("orders")
+        await log.append(b"first")
+        store.held = asyncio.Event()
+        begun = []
+        for n in range(CORE_LIMITS.cells_in_flight):  # one cell each
+            begun.append(asyncio.create_task(log.append(b"%d" % n)))
+            while store.waiting <= n:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0)
+        waits = asyncio.create_task(log.append(b"waits"))
+        await asyncio.sleep(0)
+        full.append("/mnt/logs")
+        store.loses_answers = True
+        store.held.set()
+        with pytest.raises(DiskFullError):
+            await waits
+        store.loses_answers = False
+        await asyncio.gather(*begun)
+
+
+async def test_a_directory_on_a_full_disk_takes_trims_and_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for the first store of a process, which finds the disk full."""
+    room, write = 0, DirectoryStore._write
+    monkeypatch.setattr(object_store, "_LOOK_AGAIN_S", 0.0)
+
+    def written(store: DirectoryStore, path: Path, content: bytes) -> Path:
+        used = sum(file.stat().st_size for file in tmp_path.glob("**/*") if file.is_file())
+        if used + len(content) > room:
+            raise OSError(errno.ENOSPC, "full")
+        return write(store, path, content)
+
+    def allocated(descriptor: int, _start: int, size: int) -> None:
+        used = sum(file.stat().st_size for file in tmp_path.glob("**/*") if file.is_file())
+        if used + size > room:
+            raise OSError(errno.ENOSPC, "full")
+        os.truncate(descriptor, size)
+
+    monkeypatch.setattr(DirectoryStore, "_write", written)
+    monkeypatch.setattr(os, "posix_fallocate", allocated)
+    large, needed = bytes(1 << 16), (1 << 20) + object_store._TRIMS_BYTES
+    first = DirectoryStore(tmp_path, reserve_bytes=1 << 20)
+    room = needed + 1000
+    await first.create("log/LOG", b"LOG")
+    assert await first.full_disks() == ()
+    taken = 16  # so many use up the first reserve
+    for cell in range(taken):
+        await first.create(f"log/cells/0000/{cell:020d}", large)
+    with pytest.raises(CellsError, match="full"):
+        await first.create(f"log/cells/0000/{taken:020d}", large)
+    assert await first.create(f"log/cells/0000/{taken:020d}", b"trim"), "trims use the second one"
+    again = DirectoryStore(tmp_path, reserve_bytes=1 << 20)
+    monkeypatch.setattr(object_store, "_rooms", {})
+    later = DirectoryStore(tmp_path, reserve_bytes=1 << 20)
+    for store in (first, again, later):
+        assert await store.full_disks() == [str(tmp_path)]
+    room += taken * len(large) + 1000
+    for store in (first, again, later):
+        assert await store.full_disks() == ()
 
 
 async def test_on_a_full_disk_records_that_wait_are_refused_and_trims_are_not(

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from indilog.base.errors import IndilogError, NotReadyError, SealedError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Log, LogSource, Session
+from indilog.base.recent_failure import RecentFailure
 from indilog.base.retention import Retention
 from indilog_compute.log_kinds.catalog_records import CreatedLog
 
@@ -72,8 +73,8 @@ class OpenedSegment:
         self._stack = AsyncExitStack()
         self._logs: OtherLogs | None = None
         self._is_closed = False
-        self._failure = ""
-        """Why the newest attempt to open the logspace failed; empty: it did not."""
+        self._failure = RecentFailure()
+        """Why the newest attempt to open the logspace failed."""
 
     async def logs(self) -> OtherLogs:
         """Return the logspace, after opening it if necessary. Concurrent callers share one attempt.
@@ -108,9 +109,9 @@ class OpenedSegment:
         try:
             self._logs = await self._stack.enter_async_context(opening)
         except IndilogError as error:
-            self._failure = str(error)
+            self._failure.note(str(error), asyncio.get_running_loop().time())
             raise
-        self._failure = ""
+        self._failure.clear()
 
     async def log(self) -> Log:
         """Return the log, with a new session. The session of the caller is not needed: reads of
@@ -122,7 +123,9 @@ class OpenedSegment:
     @property
     def failure(self) -> str:
         """See `OtherLogs.failure`. If the logspace is not open: why it cannot be opened."""
-        return self._failure if self._logs is None else self._logs.failure
+        if self._logs is not None:
+            return self._logs.failure
+        return self._failure.text(asyncio.get_running_loop().time())
 
     @property
     def ended_at(self) -> SeqNum | None:

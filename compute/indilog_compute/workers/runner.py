@@ -74,9 +74,11 @@ from indilog_compute.workers.threads import FunctionThreads
 
 _MESSAGE_CHARACTERS_MAX: Final = 500
 _MEMORY_CHECK_S: Final = 2.0
-"""Seconds from a `MemoryError` outside of a call to the check whether the memory stays in use. By
-then most code has handled the error. For example, BokiFlow has attempted a step four times.
+"""Seconds from the last `MemoryError` outside of a call to the check whether the memory stays in
+use. By then most code has handled the error: for example, BokiFlow has attempted a step again.
 """
+_MEMORY_CHECK_S_MAX: Final = 30.0
+"""Seconds from the first `MemoryError` to the check, if more errors follow."""
 
 Answering: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
 LoadSources: TypeAlias = Callable[[int, str | None, Mapping[str, str], Path], LoadedDeployment]
@@ -128,6 +130,8 @@ class WorkerRunner:
         self._import_bytes: dict[int, int] = {}
         """Bytes of memory that the import of each loaded deployment took."""
         self._memory_check: asyncio.TimerHandle | None = None
+        self._memory_errors_since = 0.0
+        """When the first `MemoryError` was noted that the next check is about."""
         self._load_sources = load
         self._around_import = around_import
         self._directory = directory
@@ -213,9 +217,13 @@ class WorkerRunner:
         """Check soon whether memory stays in use. This is called in the thread of the event loop
         when code of this process has raised a `MemoryError` outside of a call.
         """
+        now = (loop := asyncio.get_running_loop()).time()
         if self._memory_check is None:
-            loop = asyncio.get_running_loop()
-            self._memory_check = loop.call_later(_MEMORY_CHECK_S, self._check_memory)
+            self._memory_errors_since = now
+        else:
+            self._memory_check.cancel()
+        at = min(now + _MEMORY_CHECK_S, self._memory_errors_since + _MEMORY_CHECK_S_MAX)
+        self._memory_check = loop.call_at(at, self._check_memory)
 
     def _check_memory(self) -> None:
         self._memory_check = None

@@ -104,7 +104,10 @@ def test_logs_that_cannot_be_used_are_named(platform: Platform) -> None:
     platform.status["failing"] = {"orders": "The object store has no orders-1/LOG."}
     shown = run("status")
     assert shown.exit_code == 1
-    assert "Log orders cannot be used: The object store has no orders-1/LOG." in shown.stdout
+    wanted = "Needs the operator: Log orders cannot be used: The object store has no orders-1/LOG."
+    assert wanted in shown.stdout
+    platform.lose("storage-2")
+    assert "Heals by itself: Log orders cannot be used" in run("status").stdout
 
 
 def test_a_healthy_cluster_is_one_screen_that_ends_so(platform: Platform) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indilog.base.ids import NodeId
-from indilog.kernel.cell_layout import CellLayout, CellReplica, new_layout, repaired
+from indilog.kernel.cell_layout import CellLayout, CellReplica, full_nodes, new_layout, repaired
 
 A, B, C, D = (NodeId(f"storage-{n}") for n in range(4))
 
@@ -75,3 +75,23 @@ def test_a_node_that_leaves_stays_until_another_is_complete() -> None:
         filled, "f", 4, sealed=filled.replicas, available=[B, C], opened=[B, C], copies=1
     )
     assert shown(after) == ["C", "B"]
+
+
+def test_one_full_disk_stops_a_chain_that_needs_all_its_replicas() -> None:
+    layout = new_layout("f", [A, B, C], 2)
+    assert full_nodes(layout, {B, D}) == [B]
+    assert full_nodes(layout, {D}) == []
+    filling = next_of(layout, "B", (A, B, C, D))
+    assert filling is not None
+    assert full_nodes(filling, {D}) == [D], "cells are written to filling replicas, too"
+
+
+def test_full_disks_stop_a_log_of_kind_owned_if_too_few_complete_replicas_are_left() -> None:
+    complete = [CellReplica(node, "f@1") for node in (A, B, C)]
+    filling = CellReplica(D, "f@1", is_filling=True)
+    layout = CellLayout(1, ((*complete, filling),), "owner", 1)
+    assert full_nodes(layout, {A}) == full_nodes(layout, {A, D}) == []
+    assert full_nodes(layout, {A, B, D}) == [A, B]
+    shorter = CellLayout(2, ((*complete[:2], filling),), "owner", 1)
+    assert full_nodes(shorter, {D}) == []
+    assert full_nodes(shorter, {A}) == [A], "both are needed for the ack quorum"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from indilog.base.ids import NodeId
-from indilog.config import Config, node_config
+from indilog.config import KIB, MIB, Config, node_config
 from indilog.runtime import cell_store
 from indilog.runtime.cell_store import CellReader, CellStore, CellStores
 from indilog.wire.cell_messages import (
@@ -32,6 +32,7 @@ from indilog.wire.cell_messages import (
     CellWanted,
     CellWrite,
 )
+from tests.cluster.faults.small_disk import small_disk
 
 DONE, TAKEN, UNWRITTEN = CellOutcome.DONE, CellOutcome.TAKEN, CellOutcome.UNWRITTEN
 TRIMMED, SEALED, ABSENT = CellOutcome.TRIMMED, CellOutcome.SEALED, CellOutcome.ABSENT
@@ -267,6 +268,42 @@ async def test_questions_beyond_the_limits_are_refused_at_once(
     assert {a.request: a.outcome for a in answers if a.request in (1, 2, 4)} == {
         1: DONE, 2: DONE, 4: DONE
     }  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_on_a_full_disk_trims_work_although_cells_have_used_up_the_reserve(
+    tmp_path: Path,
+) -> None:
+    changes: list[bool] = []
+    with small_disk(tmp_path / "disk", 40 * MIB) as disk:
+        config = Config(node=node_config(disk_retry_s=0.01, disk_reserve_bytes=MIB))
+        answered: dict[int, asyncio.Future[CellAnswer]] = {}
+        served = CellStores(
+            disk.directory,
+            config,
+            lambda _, __, answer: answered[answer.request].set_result(answer),
+            changes.append,
+        )
+
+        async def ask(question: CellQuestion) -> CellOutcome:
+            waiter: asyncio.Future[CellAnswer] = asyncio.get_running_loop().create_future()
+            answered[question.request] = waiter
+            served.ask(NODE, ENGINE, question)
+            return (await waiter).outcome
+
+        assert await ask(CellsSeal(0, "s", 1, opens=True)) is DONE
+        disk.fill(leave_bytes=MIB)
+        end = 0
+        while await ask(CellWrite(end + 1, "s", 1, key(end), bytes(64 * KIB))) is DONE:
+            end += 1
+        assert changes == [True]
+        assert await ask(CellWrite(1, "s", 1, key(end), b"a trim is a small cell")) is DONE
+        assert await ask(CellsTrim(2, "s", 1, 0, end)) is DONE
+        async with asyncio.timeout(60):
+            while changes != [True, False]:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.001)
+        assert await ask(CellWrite(3, "s", 1, key(end + 1), bytes(64 * KIB))) is DONE
+        await served.close()
 
 
 @pytest.mark.asyncio

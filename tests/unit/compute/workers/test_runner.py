@@ -355,6 +355,25 @@ async def test_a_worker_answers_pings(node: Node) -> None:
     assert await node.link.ask(Ping()) == Done(0)
 
 
+async def test_memory_is_checked_after_the_last_error_of_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During a further attempt of a step, memory is in use that the end of the attempt frees."""
+    loop, checks = asyncio.get_running_loop(), []
+    node = Node(tmp_path, is_memory_used_up=lambda _: bool(checks.append(1)))
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    for second in range(31):
+        now += 1.0
+        node.runner.note_memory_error()
+        check = node.runner._memory_check
+        assert check is not None
+        assert check.when() - now == pytest.approx(min(2.0, 30.0 - second))
+        assert not checks
+    monkeypatch.undo()
+    await node.runner.stop()
+
+
 async def test_the_memory_check_gets_what_the_imports_of_loaded_code_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
