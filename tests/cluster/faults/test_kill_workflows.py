@@ -36,6 +36,7 @@ DEADLINE_S = 900.0
 INSIST_S = 300.0
 """Longest time in which a call is repeated; longer than any fault of a test lasts."""
 APP = f"""
+import asyncio
 import secrets
 
 import bokiflow
@@ -50,6 +51,7 @@ async def order(wf: bokiflow.Workflow, number: int) -> list[int]:
         value = secrets.randbits(48)
         line = f"{{wf.id}} {{part}} {{before}} {{value}}"
         await ctx.log("bodies").append(line.encode(), tags=[wf.id])
+        await asyncio.sleep(0.02)  # so a kill hits a run more often
         return value
 
     values = [0]
