@@ -359,8 +359,13 @@ async def test_memory_is_checked_after_the_last_error_of_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """During a further attempt of a step, memory is in use that the end of the attempt frees."""
-    loop, checks = asyncio.get_running_loop(), []
-    node = Node(tmp_path, is_memory_used_up=lambda _: bool(checks.append(1)))
+    loop, checks = asyncio.get_running_loop(), list[int]()
+
+    def is_used_up(imported_bytes: int) -> bool:
+        checks.append(imported_bytes)
+        return False
+
+    node = Node(tmp_path, is_memory_used_up=is_used_up)
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)
     for second in range(31):
