@@ -154,9 +154,6 @@ class CellDriver:
         send_to_owner: only for `OwnedCells`: lets another process append.
         growth: what processes tell each other; None: nothing.
         full_disks: asked before records are appended; None: never.
-
-    Attributes:
-        is_shared: see above.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from indilog.base.room_reserve import NO_ROOM, RoomReserve
+from indilog.base.room_reserve import NO_ROOM, SMALL_CELL_BYTES, RoomReserve, TwoReserves
 from indilog_cells.cells import CellsError
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 _S3_ATTEMPTS: Final = 2
 _TRIMS_BYTES: Final = 4 * 1024 * 1024
 """Bytes of the reserve for trims, and for what makes them effective."""
-_SMALL_CELL_BYTES: Final = 4096
-"""Largest cell that uses this reserve."""
 _LOOK_AGAIN_S: Final = 1.0
 
 _FoundT = TypeVar("_FoundT")
@@ -94,8 +92,10 @@ class _Room:
 
     def __init__(self, directory: Path, reserve_bytes: int) -> None:
         self._directory = directory
-        self._reserve = RoomReserve(directory / ".reserve", reserve_bytes)
-        self._for_trims = RoomReserve(directory / ".trims", _TRIMS_BYTES)
+        self._reserves = TwoReserves(
+            RoomReserve(directory / ".reserve", reserve_bytes),
+            RoomReserve(directory / ".trims", _TRIMS_BYTES),
+        )
         self.is_full: bool | None = None
         self._look_at = 0.0
 
@@ -113,19 +113,19 @@ class _Room:
         """
         try:
             if any(path.is_dir() for path in self._directory.iterdir()):
-                self.is_full = not (self._for_trims.keep() and self._reserve.keep())
+                self.is_full = not self._reserves.keep()
         except OSError:
             self.is_full = False
 
     def note_written(self) -> None:
         """Look again if another process uses the reserve."""
-        if self.is_full is False and not self._reserve.is_kept:
+        if self.is_full is False and not self._reserves.are_kept:
             self.is_full = None
 
     def make(self, *, is_large: bool) -> bool:
         """Make room for a write that found none; return whether it is worth another attempt."""
         self.is_full = True
-        return self._reserve.release() or (not is_large and self._for_trims.release())
+        return self._reserves.release(is_large=is_large)
 
 
 _rooms: dict[tuple[Path, int], _Room] = {}
@@ -209,7 +209,7 @@ class DirectoryStore:
     def _written(self, path: Path, content: bytes) -> Path:
         """Return a synced temporary file with `content` in the directory of `path`."""
         self._check_log(path)
-        is_large = path.parent.parent.name == "cells" and len(content) > _SMALL_CELL_BYTES
+        is_large = path.parent.parent.name == "cells" and len(content) > SMALL_CELL_BYTES
         while True:
             try:
                 return self._write(path, content)

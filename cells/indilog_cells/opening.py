@@ -199,7 +199,8 @@ class PlatformCells:
 
     async def full_disks(self) -> Sequence[NodeId]:
         """Return the storage nodes whose full disks stop the log from taking records."""
-        return full_nodes(self.layout, self._platform.requests.full_disks())
+        full = self._platform.requests.full_disks()
+        return full_nodes(self.layout, full) if full else ()
 
     async def renew(self) -> None:
         """See `Layouts.renew`."""

@@ -1,8 +1,9 @@
-"""A file that keeps room on a disk, for what must still be written when the disk is full.
+"""Files that keep room on a disk, for what must still be written when the disk is full.
 
 Records that arrive while the disk is full are refused. What is in progress must be completed, and
-trims must be written, because they make room. The metadata store, the cells of storage nodes and
-object stores in directories have a reserve each; the journal has one in its last segment.
+trims must be written, because they make room. The metadata store has a reserve; the cells of
+storage nodes, and object stores in directories, have two (decision 0099). The journal has one in
+its last segment.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Final
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk or an exhausted quota."""
+SMALL_CELL_BYTES: Final = 4096
+"""Largest cell with records that may use the room for trims, which are cells too."""
 _PROBE_BYTES: Final = 64 * 1024
 
 
@@ -73,3 +76,33 @@ class RoomReserve:
         except FileNotFoundError:
             return False
         return True
+
+
+class TwoReserves:
+    """The first reserve is for what is in progress when the disk gets full. The second one is for
+    trims, and for what makes them effective.
+    """
+
+    def __init__(self, first: RoomReserve, for_trims: RoomReserve) -> None:
+        self._first, self._for_trims = first, for_trims
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether nothing uses the room; the first reserve is always released first."""
+        return self._first.is_kept
+
+    def keep(self) -> bool:
+        """Reserve the room; return whether all of it is reserved. Raises as `RoomReserve.keep`."""
+        return self._for_trims.keep() and self._first.keep()
+
+    def has_room(self) -> bool:
+        """See `RoomReserve.has_room`."""
+        return self._first.has_room()
+
+    def release(self, *, is_large: bool) -> bool:
+        """Make room for a write that found none; return whether there is more room now.
+
+        Args:
+            is_large: the write is a cell of more than `SMALL_CELL_BYTES` with records.
+        """
+        return self._first.release() or (not is_large and self._for_trims.release())

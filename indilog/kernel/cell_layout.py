@@ -121,7 +121,7 @@ def full_nodes(layout: CellLayout, full: Collection[NodeId]) -> Sequence[NodeId]
         full: all nodes with full disks.
     """
     found: set[NodeId] = set()
-    for chain in layout.chains if full else ():
+    for chain in layout.chains:
         needed = complete_of(chain) if layout.lacking else chain
         spare = len(needed) - layout.ack_quorum if layout.lacking else 0
         there = [each.node for each in needed if each.node in full]

@@ -30,7 +30,7 @@ from urllib.parse import quote
 import structlog
 
 from indilog.base.ids import NodeId
-from indilog.base.room_reserve import NO_ROOM, RoomReserve
+from indilog.base.room_reserve import NO_ROOM, SMALL_CELL_BYTES, RoomReserve, TwoReserves
 from indilog.config import Config
 from indilog.kernel.cell_layout import spaces_of
 from indilog.runtime.journal.segment import synced_directory
@@ -65,8 +65,6 @@ _TRIMS_BYTES: Final = 2 * _LOG_BYTES
 """Bytes of the second reserve. When the first one is used up, a whole write-ahead log may not be in
 the main file yet.
 """
-_SMALL_CELL_BYTES: Final = 4096
-"""Largest cell with records that uses the second reserve."""
 _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 """Error numbers of SQLite on a full disk; the second one is of its file in shared memory."""
 _SCHEMA: Final = """
@@ -410,8 +408,10 @@ class _Served:
         self.is_busy = False
         self.is_full = False
         self._path, self._syncs = path, syncs
-        self._reserve = RoomReserve(path.with_suffix(".reserve"), reserve_bytes)
-        self._for_trims = RoomReserve(path.with_suffix(".trims"), _TRIMS_BYTES)
+        self._reserves = TwoReserves(
+            RoomReserve(path.with_suffix(".reserve"), reserve_bytes),
+            RoomReserve(path.with_suffix(".trims"), _TRIMS_BYTES),
+        )
         self._store: CellStore | None = None
         self._failed = False
 
@@ -428,12 +428,12 @@ class _Served:
                 if not self._is_full_disk(error):
                     continue
                 self.is_full = True
-                if self._reserve.release():
+                is_large = any(map(_is_large, questions))
+                if self._reserves.release(is_large=is_large):
                     continue
-                if any(map(_is_large, questions)):
+                if is_large:
                     return self._serve_small(questions)
-                if not self._for_trims.release():
-                    break
+                break
         return [CellAnswer(q.request, CellOutcome.REFUSED) for q in questions]
 
     def _serve_small(self, questions: Sequence[CellQuestion]) -> list[CellAnswer]:
@@ -459,7 +459,7 @@ class _Served:
         allocate a file has none.
         """
         try:
-            return self._for_trims.keep() and self._reserve.keep()
+            return self._reserves.keep()
         except OSError as error:
             _log.warning("no room is reserved for a full disk", reason=str(error))
             return True
@@ -484,7 +484,7 @@ class _Served:
             code = getattr(error, "sqlite_errorcode", None)
             is_full = code in _NO_ROOM
             if code == sqlite3.SQLITE_IOERR_WRITE:  # so SQLite reports an exhausted quota
-                is_full = not self._for_trims.has_room()
+                is_full = not self._reserves.has_room()
         if not is_full:
             self._failed = True
             _log.exception("cells cannot be served", file=str(self._path))
@@ -514,7 +514,7 @@ def _opens(question: CellQuestion) -> bool:
 def _is_large(question: CellQuestion) -> bool:
     if not isinstance(question, CellWrite) or question.key.section != CellSection.RECORDS:
         return False
-    return len(question.content) > _SMALL_CELL_BYTES
+    return len(question.content) > SMALL_CELL_BYTES
 
 
 def size_of(question: CellQuestion) -> int:

@@ -20,7 +20,7 @@ from indilog.base.errors import (
     SealedError,
     TrimmedError,
 )
-from indilog.base.log import After, Entry
+from indilog.base.log import After, Entry, Log
 from indilog_cells import driver as driver_module
 from indilog_cells import object_store
 from indilog_cells.cells import CellsError
@@ -431,6 +431,20 @@ async def test_a_trim_is_effective_although_the_notes_of_a_generation_are_late(
                 await asyncio.sleep(0.001)
 
 
+async def held_appends(
+    store: FaultyStore, log: Log
+) -> tuple[list[asyncio.Task[int]], asyncio.Task[int]]:
+    """Hold all writes of the store. Return as many appends as may have a cell at once, and one that
+    waits for a cell.
+    """
+    store.held, begun = asyncio.Event(), []
+    for n in range(CORE_LIMITS.cells_in_flight):
+        begun.append(asyncio.create_task(log.append(b"%d" % n)))
+        while store.waiting <= n:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+    return begun, asyncio.create_task(log.append(b"waits"))
+
+
 async def test_records_that_wait_are_refused_if_writes_fail_on_a_full_disk(tmp_path: Path) -> None:
     store = FaultyStore(tmp_path)
     full: list[str] = []
@@ -442,16 +456,11 @@ async def test_records_that_wait_are_refused_if_writes_fail_on_a_full_disk(tmp_p
     async with driver_running(cells, full_disks=full_disks) as driver:
         log = CellLogs(driver).log("orders")
         await log.append(b"first")
-        store.held = asyncio.Event()
-        begun = []
-        for n in range(CORE_LIMITS.cells_in_flight):  # one cell each
-            begun.append(asyncio.create_task(log.append(b"%d" % n)))
-            while store.waiting <= n:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0)
-        waits = asyncio.create_task(log.append(b"waits"))
+        begun, waits = await held_appends(store, log)
         await asyncio.sleep(0)
         full.append("/mnt/logs")
         store.loses_answers = True
+        assert store.held is not None
         store.held.set()
         with pytest.raises(DiskFullError):
             await waits
@@ -514,13 +523,7 @@ async def test_on_a_full_disk_records_that_wait_are_refused_and_trims_are_not(
     async with driver_running(cells, full_disks=full_disks) as driver:
         log = CellLogs(driver).log("orders")
         await log.append(b"first")
-        store.held = asyncio.Event()
-        begun = []
-        for n in range(CORE_LIMITS.cells_in_flight):  # one cell each
-            begun.append(asyncio.create_task(log.append(b"%d" % n)))
-            while store.waiting <= n:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0)
-        waits = asyncio.create_task(log.append(b"waits"))
+        begun, waits = await held_appends(store, log)
         trim = asyncio.create_task(log.trim(1))
         await asyncio.sleep(0)
         full.append("/mnt/logs")
@@ -528,6 +531,7 @@ async def test_on_a_full_disk_records_that_wait_are_refused_and_trims_are_not(
             await log.append(b"refused")
         with pytest.raises(DiskFullError):
             await waits
+        assert store.held is not None
         store.held.set()
         await asyncio.gather(*begun, trim)
         full.clear()
