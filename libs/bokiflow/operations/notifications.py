@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from bokiflow.runs import waiting
 from bokiflow.runs.execution import Execution, OperationOutcome
 from bokiflow.runs.log_time import log_clock
+from bokiflow.runs.operation_notes import NOTED_AFTER_S
 from bokiflow.runs.records import StepDecided, run_tag
 from bokiflow.runs.run_log import read_own_run
 from indilog.sdk import SeqNum
@@ -129,7 +130,7 @@ async def decide_waiting(
     kind: str,
     produce: Callable[[], Awaitable[OperationOutcome]],
     *,
-    noted_after_s: float | None = None,
+    noted_after_s: float = NOTED_AFTER_S,
 ) -> StepDecided:
     """Do the same as `Execution.decide` for an operation that waits. If a cancellation is requested
     during the wait, the cancellation is decided instead.

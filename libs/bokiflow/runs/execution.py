@@ -331,7 +331,7 @@ class Execution:
         *,
         may_wait: bool = False,
         is_cancellable: bool = True,
-        noted_after_s: float | None = None,
+        noted_after_s: float = NOTED_AFTER_S,
     ) -> StepDecided:
         """Return the decided outcome of an operation. If none is decided yet, run `produce` and let
         the log decide.
@@ -342,7 +342,7 @@ class Execution:
         requested, the cancellation is decided instead, once in each branch. If `is_cancellable` is
         False, only `produce` may decide the cancellation (`OperationOutcome.is_cancelled`).
         `noted_after_s`: seconds after which the operation is noted for the first time
-        (`operation_notes`); None: `NOTED_AFTER_S`.
+        (`operation_notes`).
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
@@ -393,7 +393,7 @@ class Execution:
             self._when_durable[number] = then
 
     def _begin_operation(
-        self, number: str, name: str, kind: str, noted_after_s: float | None
+        self, number: str, name: str, kind: str, noted_after_s: float
     ) -> OperationInProgress:
         assert number not in self.in_progress, "one coroutine performs an operation"
         begun = self.in_progress[number] = OperationInProgress(
@@ -403,7 +403,7 @@ class Execution:
             kind,
             self._append_note,
             log_clock(self.log).now,
-            noted_after_s=NOTED_AFTER_S if noted_after_s is None else noted_after_s,
+            noted_after_s=noted_after_s,
         )
         return begun
 
