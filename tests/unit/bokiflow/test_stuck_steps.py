@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bokiflow import Flow, Retry, Startable, Workflow
-from bokiflow.runs import execution
+from bokiflow.runs.operation_notes import NOTED_AFTER_S
 from bokiflow.runs.records import OperationNoted, run_record, run_tag
 from indilog import App
 from indilog.client import Client
@@ -19,14 +19,6 @@ from indilog.testing import MemoryLogs
 from tests.unit.bokiflow.processes import kill
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
-
-NOTED_AFTER_S = 0.02
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note operations soon."""
-    monkeypatch.setattr(execution, "NOTED_AFTER_S", NOTED_AFTER_S)
 
 
 class Process:
@@ -188,7 +180,7 @@ async def test_a_wait_shows_since_when_the_run_waits_also_after_the_run_left_mem
 async def test_a_takeover_ignores_the_notes_and_shows_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Retry, "pause_s", lambda *_: NOTED_AFTER_S)
+    monkeypatch.setattr(Retry, "pause_s", lambda *_: 2 * NOTED_AFTER_S)
     logs = MemoryLogs()
     body = FailsFirst(paid)
     dying, taker = Process(logs, hangs), Process(logs, body)
