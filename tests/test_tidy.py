@@ -68,6 +68,7 @@ SHELLS = (
     "compute/indilog_compute/log_kinds/segmented_log.py",
     "compute/indilog_compute/log_service.py",
     "compute/indilog_compute/retention_service.py",
+    "cells/indilog_cells/closed_generations.py",
     "cells/indilog_cells/copies.py",
     "cells/indilog_cells/driver.py",
     "cells/indilog_cells/log.py",

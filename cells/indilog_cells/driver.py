@@ -15,16 +15,14 @@ import contextlib
 import math
 import secrets
 import time
-from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import pairwise
-from operator import attrgetter
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from operator import itemgetter
+from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
+from cachetools import LRUCache
 
 from indilog.base.errors import (
     AppendOutcomeUnknownError,
@@ -39,6 +37,7 @@ from indilog.base.errors import (
 from indilog.base.recent_failure import RecentFailure
 from indilog.roles.disk_full import no_room_on
 from indilog_cells.cells import CellsAndNotes, CellsError
+from indilog_cells.closed_generations import ClosedGenerations, TrimmedCellError
 from indilog_cells.content import Content, Item, Records, decode
 from indilog_cells.core import CORE_LIMITS, Core, CoreLimits
 from indilog_cells.core_events import (
@@ -62,22 +61,17 @@ from indilog_cells.core_events import (
     TokenGiven,
     WriteCell,
 )
-from indilog_cells.index import Generation, GenerationInfo
 from indilog_cells.outcomes import AppendedContent
 from indilog_cells.owned_cells import DeposedError, Elsewhere, OwnedCells
 from indilog_cells.sequencer import TokenSequencer
 from indilog_cells.state import Closed, LogState, Outcome
 
 _WRITER_BYTES: Final = 8
-_NOTE_PAUSE_S: Final = 1.0
-_NOTE_PAUSE_S_MAX: Final = 60.0
-_UNWRITTEN_MAX: Final = 64
-"""Closed generations that may wait to be stored; while more wait, appends are refused."""
+_PAUSE_S: Final = 1.0
+_PAUSE_S_MAX: Final = 60.0
 _STOP_S: Final = 5.0
 
 _log = structlog.get_logger(__name__)
-
-_ValueT = TypeVar("_ValueT")
 
 
 FullDisks: TypeAlias = Callable[[], Awaitable[Sequence[str]]]
@@ -104,41 +98,6 @@ class Growth(Protocol):
 
 
 _Write: TypeAlias = Callable[[int, bytes], Awaitable[bool]]
-
-
-class TrimmedCellError(Exception):
-    """A cell or generation that a read needs was trimmed. Catch up, and read again: the floors are
-    higher then.
-    """
-
-
-class _Cache(Generic[_ValueT]):
-    """Values by number, bounded in bytes; the least recently used value is removed first."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._kept: OrderedDict[int, tuple[_ValueT, int]] = OrderedDict()
-
-    def get(self, key: int) -> _ValueT | None:
-        """Return a value; None: it is not cached."""
-        if (found := self._kept.get(key)) is None:
-            return None
-        self._kept.move_to_end(key)
-        return found[0]
-
-    def put(self, key: int, value: _ValueT, size_bytes: int) -> None:
-        """Cache a value."""
-        if size_bytes > self._bytes_max:
-            return
-        if (old := self._kept.pop(key, None)) is not None:
-            self._bytes -= old[1]
-        self._kept[key] = value, size_bytes
-        self._bytes += size_bytes
-        while self._bytes > self._bytes_max:
-            _, (_, size) = self._kept.popitem(last=False)
-            self._bytes -= size
-        assert self._bytes >= 0, "each size is subtracted once"
 
 
 class CellDriver:
@@ -197,16 +156,16 @@ class CellDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._cache: _Cache[Content] = _Cache(cache_bytes_max)
-        self._generations: _Cache[Generation] = _Cache(cache_bytes_max)
-        self._unwritten: dict[int, bytes] = {}
-        """Closed generations that are not in the store yet."""
-        self._notes: set[asyncio.Task[None]] = set()
-        """Tasks that write closed generations; `close` waits for them."""
-        self._noting = asyncio.Lock()
-        self._freed_below = 0
-        """The cells below this one are freed."""
-        self._is_freeing = False
+        self._contents: LRUCache[int, tuple[Content, int]] = LRUCache(
+            cache_bytes_max, getsizeof=itemgetter(1)
+        )
+        self.generations = ClosedGenerations(
+            cells,
+            state=lambda: self._core.state,
+            start=self._start,
+            failed=self._failed,
+            cache_bytes_max=cache_bytes_max,
+        )
         self._error: IndilogError | None = None
 
     @property
@@ -260,7 +219,7 @@ class CellDriver:
         except CellsError as error:
             raise NotReadyError(f"The log's store cannot be read: {error}.") from error
         await self.catch_up()
-        self._start(self._collect())
+        self._start(self.generations.collect())
 
     async def _load(self) -> None:
         """Continue from the newest checkpoint, if it is newer than the applied state."""
@@ -279,8 +238,7 @@ class CellDriver:
         their item is in a cell already.
         """
         self._fail(NotReadyError("The platform has stopped; open it again."))
-        if self._notes:
-            await asyncio.wait(self._notes, timeout=_STOP_S)
+        await self.generations.wait_stored(_STOP_S)
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(TimeoutError):
@@ -302,7 +260,7 @@ class CellDriver:
         if isinstance(item, Records):
             await self._check_disks()
         self.check_open()
-        if not self._core.has_room or len(self._unwritten) > _UNWRITTEN_MAX:
+        if not self._core.has_room or self.generations.are_too_many:
             raise OverloadedError(
                 "The log's store is slower than the appends, and too many wait; nothing was "
                 "appended."
@@ -436,8 +394,8 @@ class CellDriver:
             NotReadyError: the store does not answer.
             MalformedFrameError: the cell is damaged.
         """
-        if (cached := self._cache.get(position)) is not None:
-            return cached
+        if (cached := self._contents.get(position)) is not None:
+            return cached[0]
         self.check_open()
         try:
             stored = await self._cells.read(position, is_applied=True)
@@ -449,37 +407,14 @@ class CellDriver:
         content = decode(stored)
         if content is None:
             raise MalformedFrameError("it holds junk instead of records")
-        self._cache.put(position, content, len(stored))
+        self._cache(position, content, len(stored))
         return content
 
-    async def generation(self, info: GenerationInfo) -> Generation:
-        """Return a closed generation of the index.
-
-        Raises:
-            TrimmedCellError: the generation is trimmed.
-            NotReadyError: the store does not answer.
-            DataLossError: the generation is damaged.
-        """
-        if (cached := self._generations.get(info.start)) is not None:
-            return cached
-        stored = self._unwritten.get(info.start)
-        try:
-            stored = stored or await self._cells.read_generation(info.start)
-        except CellsError as error:
-            self._failed(error)
-            raise NotReadyError(f"The log's store cannot be read: {error}.") from error
-        if stored is None:
-            raise TrimmedCellError
-        try:
-            found = Generation(stored)
-        except MalformedFrameError as error:
-            raise DataLossError(
-                f"Part {info.start} of the log's index is damaged: {error}."
-            ) from error
-        self._generations.put(info.start, found, found.size_bytes)
-        return found
-
     # --- inside
+
+    def _cache(self, position: int, content: Content, size_bytes: int) -> None:
+        if size_bytes <= self._contents.maxsize:
+            self._contents[position] = content, size_bytes
 
     def _ticket(self) -> int:
         self._tickets += 1
@@ -511,7 +446,7 @@ class CellDriver:
             self._fail(DataLossError(f"A cell of the log from {place} on is damaged: {error}."))
             return
         if self._core.state.position > before:
-            self._free_trimmed()
+            self.generations.free_trimmed()
             self._wake_watchers()
             if self._growth is not None:
                 self._growth.here(self._core.state.position)
@@ -545,11 +480,7 @@ class CellDriver:
                 case FellBehind():
                     self._start(self._reload())
                 case Closed():
-                    assert effect.info.start not in self._unwritten, "it is closed once"
-                    self._unwritten[effect.info.start] = effect.generation
-                    note = self._start(self._note(effect))
-                    self._notes.add(note)
-                    note.add_done_callback(self._notes.discard)
+                    self.generations.store(effect)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
@@ -620,7 +551,7 @@ class CellDriver:
             return
         self._failure.clear()
         if took and (own := decode(content)) is not None:
-            self._cache.put(position, own, len(content))
+            self._cache(position, own, len(content))
         self._handle([CellWritten(position, content) if took else CellTaken(position)])
         await self._refuse_on_full_disks()
 
@@ -644,7 +575,7 @@ class CellDriver:
     async def _reload(self) -> None:
         """Continue from the newest checkpoint, because the next cell is trimmed."""
         before = self._core.state.position
-        pause_s = _NOTE_PAUSE_S
+        pause_s = _PAUSE_S
         while True:
             try:
                 await self._load()
@@ -658,82 +589,7 @@ class CellDriver:
                 self._handle([])
                 return
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _NOTE_PAUSE_S_MAX)
-
-    async def _note(self, complete: Closed) -> None:
-        """Write a closed generation and its checkpoint, then free what is trimmed."""
-        pause_s = _NOTE_PAUSE_S
-        async with self._noting:
-            while True:
-                try:
-                    await self._cells.write_generation(complete.info.start, complete.generation)
-                    await self._cells.write_checkpoint(complete.info.end, complete.checkpoint)
-                except CellsError as error:
-                    _log.warning("no checkpoint can be written for now", reason=str(error))
-                    self._failed(error)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _NOTE_PAUSE_S_MAX)
-                    continue
-                self._unwritten.pop(complete.info.start, None)
-                break
-        if complete.has_trimmed:
-            await self._collect()
-        self._free_trimmed()
-
-    def _free_trimmed(self) -> None:
-        """Free the closed generations that a trim has reached, before the next one is closed. On a
-        full disk, only this makes room.
-        """
-        if not self._is_freeing and self._freeable() > self._freed_below:
-            self._is_freeing = True
-            self._start(self._free())
-
-    def _freeable(self) -> int:
-        """Return the end of the stored generations that a trim has reached; 0: there are none, or
-        the log has ended: a copy may leave out the trims after its end.
-        """
-        state = self._core.state
-        if not state.generations or state.is_ended:
-            return 0
-        dead = bisect_right(state.generations, state.dead_below, key=attrgetter("tail"))
-        while dead and state.generations[dead - 1].start in self._unwritten:
-            dead -= 1
-        return state.generations[dead - 1].end if dead else 0
-
-    async def _free(self) -> None:
-        pause_s = _NOTE_PAUSE_S
-        try:
-            while (end := self._freeable()) > self._freed_below:
-                if await self._collect():
-                    self._freed_below, pause_s = end, _NOTE_PAUSE_S
-                else:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _NOTE_PAUSE_S_MAX)
-        finally:
-            self._is_freeing = False
-
-    async def _collect(self) -> bool:
-        """Free the cells and generations below the newest stored checkpoint that are trimmed.
-        Return whether that succeeded; else some may stay.
-        """
-        try:
-            stored = await self._cells.newest_checkpoint()
-            if stored is not None:
-                await self._collect_below(LogState.restored(stored))
-        except (CellsError, MalformedFrameError) as error:
-            _log.warning("trimmed cells stay for now", reason=str(error))
-            return False
-        return True
-
-    async def _collect_below(self, noted: LogState) -> None:
-        state = self._core.state
-        alive = (noted if state.is_ended else state).dead_below
-        infos = [each for each in noted.generations if each.tail > alive]
-        live = infos[0].start if infos else noted.position
-        starts = [start for start in await self._cells.generations() if start < live]
-        for start, end in pairwise([*starts, live]):
-            await self._cells.trim(start, end)
-            await self._cells.drop_generation(start)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
     def _fail(self, error: IndilogError) -> None:
         self._error = self._error or error

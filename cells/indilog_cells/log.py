@@ -49,8 +49,9 @@ from indilog.base.log import (
 from indilog.base.retention import Retention, checked_retention
 from indilog.config import MIB, ClusterConfig
 from indilog.kernel.records import HEADER_BYTES, record_bytes
+from indilog_cells.closed_generations import TrimmedCellError
 from indilog_cells.content import AskTime, Condition, End, Policy, Records, TrimBelow
-from indilog_cells.driver import CellDriver, TrimmedCellError
+from indilog_cells.driver import CellDriver
 from indilog_cells.index import CellTable
 from indilog_cells.lookups import Lookups
 from indilog_cells.outcomes import encode_appended

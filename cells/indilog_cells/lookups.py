@@ -35,7 +35,7 @@ class Lookups:
         infos, newest = state.generations, state.open
         for info in infos:
             if info.tail > bound and info.may_have(tag):
-                generation = await self._driver.generation(info)
+                generation = await self._driver.generations.read(info)
                 seqnums = generation.seqnums(tag)
                 for at in range(bisect_left(seqnums, bound), len(seqnums)):
                     yield seqnums[at], generation.table
@@ -54,7 +54,7 @@ class Lookups:
             yield seqnums[at], newest.table
         for info in reversed(infos):
             if info.first <= bound and info.may_have(tag):
-                generation = await self._driver.generation(info)
+                generation = await self._driver.generations.read(info)
                 seqnums = generation.seqnums(tag)
                 for at in range(bisect_right(seqnums, bound) - 1, -1, -1):
                     yield seqnums[at], generation.table
@@ -78,7 +78,7 @@ class Lookups:
         # Generations without records have the same first seqnum as the next one.
         if at < 0 or state.generations[at].tail <= seqnum:
             return None
-        return (await self._driver.generation(state.generations[at])).table
+        return (await self._driver.generations.read(state.generations[at])).table
 
     async def find_time(self, time_us: int) -> SeqNum:
         """Return the first seqnum ordered at `time_us` or later; if there is none, the tail."""
@@ -88,7 +88,7 @@ class Lookups:
             if info.last_us >= time_us:
                 if info.first_us >= time_us:
                     return info.first
-                found = (await self._driver.generation(info)).table.find_time(time_us)
+                found = (await self._driver.generations.read(info)).table.find_time(time_us)
                 assert found is not None, "the last record was ordered at that time or later"
                 return found
         found = newest.table.find_time(time_us)

@@ -21,8 +21,7 @@ from indilog.base.errors import (
     TrimmedError,
 )
 from indilog.base.log import After, Entry, Log
-from indilog_cells import driver as driver_module
-from indilog_cells import object_store
+from indilog_cells import closed_generations, object_store
 from indilog_cells.cells import CellsError
 from indilog_cells.core import CORE_LIMITS
 from indilog_cells.driver import driver_running
@@ -286,7 +285,7 @@ async def test_nothing_is_freed_of_a_log_that_was_never_trimmed(tmp_path: Path) 
         for number in range(12):
             await log.append(b"%d" % number)
         assert await cells.generations()
-        await logs.driver._collect()
+        await logs.driver.generations.collect()
         assert [record.seqnum for record in await log.read_range()] == list(range(12))
 
 
@@ -386,7 +385,7 @@ async def test_a_trim_frees_closed_generations_without_further_appends(tmp_path:
 async def test_trimmed_generations_are_freed_after_the_store_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "_NOTE_PAUSE_S", 0.001)
+    monkeypatch.setattr(closed_generations, "_PAUSE_S", 0.001)
     async with opened(DirectoryStore(tmp_path)) as (logs, cells):
         log = logs.log("orders")
         for n in range(13):
