@@ -29,11 +29,11 @@ from indilog.sdk.runs import LIST_RUNS, RunPage, cursor_of, place_of
 class LogCatalog(Protocol):
     """Creates logs, switches their kinds, and lists them."""
 
-    async def create(self, name: str, kind: str) -> LogInfo:
+    async def create(self, name: str, kind: str, *, stripes: int | None = None) -> LogInfo:
         """Create a log."""
 
-    async def switch(self, name: str, kind: str) -> LogInfo:
-        """Switch a log to another kind."""
+    async def switch(self, name: str, kind: str, *, stripes: int | None = None) -> LogInfo:
+        """Switch a log to another kind, or to another number of stripes."""
 
     async def created(self) -> list[LogInfo]:
         """Return the created logs, by name."""
@@ -58,33 +58,46 @@ class Client(Runs[App]):
         """
         return self._logs.log(check_log_name(name), self.session)
 
-    async def create_log(self, name: str, kind: LogKind = SHARED) -> LogInfo:
+    async def create_log(
+        self, name: str, kind: LogKind = SHARED, *, stripes: int | None = None
+    ) -> LogInfo:
         """Create a log of a kind ([kinds](../KINDS.md)). Creating it again is harmless.
 
+        Args:
+            name: the name of the log.
+            kind: the kind of the log.
+            stripes: over how many chains of storage nodes (`order-first`) or folders of the store
+                (`object-store`) its records are spread; None: the platform chooses it.
+
         Raises:
             InvalidTagError: no log can have that name.
-            ValueError: there is no such kind.
-            WrongStateError: the log has another kind, or has records already, or the platform has
-                no place for logs of this kind; nothing was created.
+            ValueError: there is no such kind, or it cannot have so many stripes.
+            WrongStateError: the log has another kind or another number of stripes, or has records
+                already, or the platform has no place for logs of this kind; nothing was created.
             NotReadyError, AppendOutcomeUnknownError: the log may be created; create it again.
         """
-        return await self._catalog().create(name, kind)
+        return await self._catalog().create(name, kind, stripes=stripes)
 
-    async def switch_log(self, name: str, kind: LogKind) -> LogInfo:
-        """Switch a log to another kind ([kinds](../KINDS.md)) while the log is used. Appends, reads
-        and subscriptions continue, and seqnums continue in order. A log that already has this kind
-        does not change.
+    async def switch_log(self, name: str, kind: LogKind, *, stripes: int | None = None) -> LogInfo:
+        """Switch a log to another kind or another number of stripes ([kinds](../KINDS.md)) while
+        the log is used. Appends, reads and subscriptions continue, and seqnums continue in order. A
+        log that already is like that does not change.
+
+        Args:
+            name: the name of the log.
+            kind: the kind of the log from now on.
+            stripes: as in `create_log`; None: they stay if the log has this kind already.
 
         Raises:
             InvalidTagError: no log can have that name.
-            ValueError: there is no such kind.
+            ValueError: there is no such kind, or it cannot have so many stripes.
             WrongStateError: the platform has no place for logs of this kind, or a limit is reached;
                 nothing was changed.
             NotReadyError: a compute node or the store does not answer; the kind stays, unless other
                 nodes complete the switch later.
             AppendOutcomeUnknownError: the log may be switched; repeat the call.
         """
-        return await self._catalog().switch(name, kind)
+        return await self._catalog().switch(name, kind, stripes=stripes)
 
     async def logs(self) -> list[LogInfo]:
         """Return the logs that were created or switched, by name. All other logs are of kind

@@ -38,7 +38,7 @@ from indilog.base.errors import (
     UnauthorizedError,
 )
 from indilog.base.log import Log, Session, check_log_name
-from indilog.base.log_kinds import SHARED, LogInfo, LogKind, check_kind
+from indilog.base.log_kinds import SHARED, LogInfo, LogKind, kind_and_stripes
 from indilog.base.telemetry import quiet_unless_configured
 from indilog.config import ClusterConfig
 from indilog.link.access import (
@@ -283,16 +283,18 @@ class RemoteClient(Runs[str]):
         """
         return RemoteLogs(self).log(check_log_name(name), self.session)
 
-    async def create_log(self, name: str, kind: LogKind = SHARED) -> LogInfo:
+    async def create_log(
+        self, name: str, kind: LogKind = SHARED, *, stripes: int | None = None
+    ) -> LogInfo:
         """Create a log of a kind; see `indilog.Client.create_log`."""
-        body = {"log": check_log_name(name), "kind": check_kind(kind)}
+        body = {"log": check_log_name(name), **kind_and_stripes(kind, stripes)}
         text = await self._requests.send("POST", "/logs", body=body)
         return msgspec.json.decode(text, type=LogInfo)
 
-    async def switch_log(self, name: str, kind: LogKind) -> LogInfo:
-        """Switch a log to another kind; see `indilog.Client.switch_log`."""
+    async def switch_log(self, name: str, kind: LogKind, *, stripes: int | None = None) -> LogInfo:
+        """Switch a log to another kind or number of stripes; see `indilog.Client.switch_log`."""
         path = f"/logs/{quote(check_log_name(name), safe='').replace('.', '%2E')}/switch"
-        text = await self._requests.send("POST", path, body={"kind": check_kind(kind)})
+        text = await self._requests.send("POST", path, body=kind_and_stripes(kind, stripes))
         return msgspec.json.decode(text, type=LogInfo)
 
     async def logs(self) -> list[LogInfo]:

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from indilog.base.errors import DataDirectoryError, DataLossError
+from indilog.base.log_kinds import STRIPES
 from indilog_cells.cells import CellsError
 from indilog_cells.index import GENERATION_LIMITS, GenerationLimits
 from indilog_cells.object_store import ObjectStore
@@ -25,8 +26,6 @@ _LOG: Final = "LOG"
 _CHECKPOINTS_KEPT: Final = 2
 _REPLACED_MAX: Final = 4
 """How often one call starts again because the newest checkpoint was replaced."""
-STRIPES: Final = 16
-"""Default number of folders of the cells of a log."""
 
 
 class _LogNote(msgspec.Struct, frozen=True):

@@ -74,6 +74,10 @@ class Created(Protocol):
     def folder(self) -> str:
         """A name that no other log has; part of the names of its objects or spaces."""
 
+    @property
+    def stripes(self) -> int:
+        """Over how many chains or folders its cells are spread; 0: it has no stripes."""
+
 
 class ComputeNodes(Protocol):
     """The compute nodes of a platform."""
@@ -263,7 +267,8 @@ def created_logs(
         platform: the storage nodes and layouts.
         config: settings.
         platform_dir: a directory that all compute nodes reach; None: there is none.
-        is_new: see `object_logs`; not used for a log on storage nodes, whose spaces exist already.
+        is_new: whether a log in an object store is created if it does not exist; otherwise that is
+            an error. The spaces of a log on storage nodes exist already.
         is_shared: whether other compute nodes may append to the log at the same time.
 
     Raises:
@@ -273,7 +278,8 @@ def created_logs(
     if created.kind in (ORDER_FIRST, OWNED):
         return node_logs(created, platform, config, growth=growth)
     place = platform_place(created.place, platform_dir)
-    return object_logs(place, created.folder, config, is_new=is_new, growth=growth)
+    new_stripes = created.stripes if is_new else None
+    return object_logs(place, created.folder, config, new_stripes=new_stripes, growth=growth)
 
 
 @asynccontextmanager
@@ -464,7 +470,7 @@ def platform_place(place: str, platform_dir: Path | None) -> str:
 
 @asynccontextmanager
 async def object_logs(
-    place: str, folder: str, config: Config, *, is_new: bool, growth: Growth | None
+    place: str, folder: str, config: Config, *, new_stripes: int | None, growth: Growth | None
 ) -> AsyncIterator[CellLogs]:
     """Open the logs in `folder` of the store at `place` while the block runs.
 
@@ -472,7 +478,8 @@ async def object_logs(
         place: see `indilog_cells.object_store`.
         folder: the folder of the logspace.
         config: settings of the platform.
-        is_new: whether logs that do not exist are created; otherwise that is an error.
+        new_stripes: if the logs do not exist, they are created with so many stripes; None: that is
+            an error.
         growth: see `CellDriver`; None: no other process uses the folder.
 
     Raises:
@@ -487,8 +494,10 @@ async def object_logs(
         reserve_bytes=config.node.journal.disk_reserve_bytes,
     )
     try:
-        making = ObjectCells.created if is_new else ObjectCells.opened
-        cells = await making(store, folder)
+        if new_stripes is None:
+            cells = await ObjectCells.opened(store, folder)
+        else:
+            cells = await ObjectCells.created(store, folder, stripes=new_stripes)
     except CellsError as error:
         raise NotReadyError(f"The log's store cannot be read: {error}.") from error
     limits = CoreLimits(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,13 @@ SinceOption = Annotated[
     str | None,
     typer.Option("--since", help="Only records ordered since then: an age (10m, 2d) or a time."),
 ]
+Stripes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Spread new records over so many chains (order-first) or folders (object-store).",
+    ),
+]
 OrderedOption = Annotated[
     bool,
     typer.Option("--ordered", help="Show the time of the log instead of the writer's."),
@@ -68,16 +76,16 @@ def create(
     kind: Annotated[
         str, typer.Option(help="shared, object-store, order-first or owned.")
     ] = "shared",
+    stripes: Stripes = None,
     url: Url = DEFAULT,
 ) -> None:
     """Create a log of a kind. A log that was not created is of kind shared."""
     from indilog.base.log import check_log_name
-    from indilog.base.log_kinds import check_kind
+    from indilog.base.log_kinds import kind_and_stripes
 
     with explain_mistakes():
-        body = {"log": check_log_name(log), "kind": check_kind(kind)}
-    info = Gateway(url).post("/logs", json=body)
-    show.line(f"The log {info['log']} is of kind {info['kind']}.")
+        body = {"log": check_log_name(log), **kind_and_stripes(kind, stripes)}
+    _show_kind(Gateway(url).post("/logs", json=body))
 
 
 @logs.command()
@@ -85,13 +93,14 @@ def switch(
     log: LogName,
     *,
     kind: Annotated[str, typer.Option(help="shared, object-store, order-first or owned.")],
+    stripes: Stripes = None,
     url: Url = DEFAULT,
 ) -> None:
-    """Continue a log as one of another kind, while it is used."""
-    from indilog.base.log_kinds import check_kind
+    """Continue a log as one of another kind, or with other stripes, while it is used."""
+    from indilog.base.log_kinds import kind_and_stripes
 
     with explain_mistakes():
-        body = {"kind": check_kind(kind)}
+        body = kind_and_stripes(kind, stripes)
     gateway = Gateway(url)
     created = {info["log"] for info in gateway.get("/logs")["logs"]}
     if log not in created and not gateway.had_records(_path(log, "records")):
@@ -99,8 +108,13 @@ def switch(
             f"There is no log {log}: it has no records. To create it, run "
             f"`indilog log create {shlex.quote(log)} --kind {kind}`."
         )
-    info = gateway.post(_path(log, "switch"), json=body)
-    show.line(f"The log {info['log']} is of kind {info['kind']}.")
+    _show_kind(gateway.post(_path(log, "switch"), json=body))
+
+
+def _show_kind(info: Mapping[str, Any]) -> None:
+    count = info.get("stripes")  # a platform of an earlier version does not say
+    stripes = f", with {count} stripes" if count else ""
+    show.line(f"The log {info['log']} is of kind {info['kind']}{stripes}.")
 
 
 @logs.command("list")

@@ -21,8 +21,9 @@ from typing import Final, TypeAlias
 import msgspec
 
 from indilog.base.ids import NodeId
+from indilog.base.log_kinds import ORDER_FIRST, STRIPES_MAX
 
-CHAINS_MAX: Final = 16
+CHAINS_MAX: Final = STRIPES_MAX[ORDER_FIRST]
 """Chains of a log."""
 
 
@@ -135,20 +136,21 @@ def lacking_of(copies: int) -> int:
     return (copies - 1) // 2
 
 
-def new_layout(folder: str, nodes: Sequence[NodeId], copies: int) -> CellLayout:
-    """Return the first layout of a log. Each node, up to `CHAINS_MAX`, is the head of one chain.
+def new_layout(
+    folder: str, nodes: Sequence[NodeId], copies: int, stripes: int | None = None
+) -> CellLayout:
+    """Return the first layout of a log of kind `order-first`: the nodes are heads round robin.
 
     Args:
         folder: a name of the log that no other log has.
         nodes: at least one storage node.
         copies: replicas of a chain; fewer if there are fewer nodes.
+        stripes: number of chains; None: one for each node, up to `CHAINS_MAX`.
     """
-    chosen = list(nodes)[:CHAINS_MAX]
-    copies = min(copies, len(chosen))
-    chains = [
-        tuple(_replica(chosen[(at + n) % len(chosen)], folder, 1) for n in range(copies))
-        for at in range(len(chosen))
-    ]
+    count = min(len(nodes), CHAINS_MAX) if stripes is None else stripes
+    # If not every node is a head, the CRC spreads the heads of several logs over the nodes.
+    first = zlib.crc32(folder.encode()) if count < len(nodes) else 0
+    chains = [_new_chain(folder, nodes, copies, first + at) for at in range(count)]
     return CellLayout(1, tuple(chains))
 
 
@@ -161,10 +163,14 @@ def owned_layout(folder: str, nodes: Sequence[NodeId], copies: int) -> CellLayou
         nodes: at least one storage node.
         copies: replicas; fewer if there are fewer nodes.
     """
+    chain = _new_chain(folder, nodes, copies, zlib.crc32(folder.encode()))
+    return CellLayout(1, (chain,), "", lacking_of(len(chain)))
+
+
+def _new_chain(folder: str, nodes: Sequence[NodeId], copies: int, head: int) -> Chain:
+    """Return a chain that begins at `nodes[head modulo their number]`."""
     copies = min(copies, len(nodes))
-    at = zlib.crc32(folder.encode())
-    chain = tuple(_replica(nodes[(at + n) % len(nodes)], folder, 1) for n in range(copies))
-    return CellLayout(1, (chain,), "", lacking_of(copies))
+    return tuple(_replica(nodes[(head + n) % len(nodes)], folder, 1) for n in range(copies))
 
 
 def repaired(

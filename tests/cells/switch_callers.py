@@ -19,7 +19,7 @@ from indilog.base.errors import (
 )
 from indilog.base.ids import MAX_SEQNUM, NodeId
 from indilog.base.log import After, Entry, Log
-from indilog.base.log_kinds import LogKind
+from indilog.base.log_kinds import STRIPES_MAX, LogKind
 from tests.cells.switch_world import ENGINES, SimulatedNode, SwitchWorld, VirtualLoop, kinds_of_seed
 from tests.cells.switching import CHAIN, TAG, Append, History, Read, Trim
 
@@ -38,7 +38,13 @@ class Callers:
         self.world = world
         self.random = world.random
         self.history = History()
-        self.kinds: list[LogKind] = kinds_of_seed(seed)
+        self.created, *kinds = kinds_of_seed(seed)
+        self.switches: list[tuple[LogKind, int | None]] = []
+        """Kinds and stripes."""
+        for kind in kinds:
+            self.switches.append((kind, None))
+            if seed % 3 == 2 and kind in STRIPES_MAX:
+                self.switches.append((kind, 1 + seed % 5))
         self.crashes = 0
         self._nodes: dict[NodeId, SimulatedNode] = {}
         self._numbers = dict.fromkeys(ENGINES, 0)
@@ -59,9 +65,9 @@ class Callers:
             disturbing = [asyncio.create_task(work) for work in works]
             for node in self._nodes.values():
                 self._begin(node)
-            for kind in self.kinds[1:]:
+            for kind, stripes in self.switches:
                 await asyncio.sleep(self.random.uniform(0.0, 0.4))
-                await self._switch(kind)
+                await self._switch(kind, stripes)
             await asyncio.sleep(self.random.choice([0.0, 0.3, 2.0]))
             self._is_over = True
             world.heal()
@@ -77,20 +83,22 @@ class Callers:
     async def _create(self) -> None:
         while True:
             try:
-                await self._nodes[ENGINES[0]].kinds.create(NAME, self.kinds[0])
+                await self._nodes[ENGINES[0]].kinds.create(NAME, self.created)
             except IndilogError:
                 await asyncio.sleep(0.05)
             else:
                 return
 
-    async def _switch(self, kind: LogKind) -> None:
+    async def _switch(self, kind: LogKind, stripes: int | None) -> None:
         """Switch the log; after a failure or a crash, another node tries it."""
         while True:
             node = self._pick()
-            switching = node.spawn(node.kinds.switch(NAME, kind))
+            switching = node.spawn(node.kinds.switch(NAME, kind, stripes=stripes))
             await asyncio.wait([switching])
             if not switching.cancelled() and switching.exception() is None:
-                self.history.kinds.append(switching.result().kind)
+                info = switching.result()
+                assert stripes in (None, info.stripes)
+                self.history.kinds.append(info.kind)
                 return
             if not switching.cancelled():
                 error = switching.exception()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import msgspec
 import pytest
 
 from indilog.base.errors import IndilogError
 from indilog.base.ids import SeqNum
-from indilog.base.log_kinds import LOG_KINDS, LogKind
+from indilog.base.log_kinds import LOG_KINDS, STRIPES_MAX, LogKind
 from indilog.runtime.cell_store import CellStore
 from indilog_cells.log import CellLogs
 from indilog_compute.log_kinds import catalog_records, freeing
@@ -44,8 +44,8 @@ def test_histories_are_those_of_a_log(seeds_wanted: int | None) -> None:
         callers = simulated(seed)
         history = callers.history
         assert not check(history), f"seed {seed}: {check(history)[:5]}"
-        assert history.kinds == callers.kinds[1:]
-        pairs.update(pairwise(callers.kinds))
+        assert history.kinds == [kind for kind, _ in callers.switches]
+        pairs.update(pairwise([callers.created, *history.kinds]))
         seen["crashes"] += callers.crashes
         seen["unknown"] += sum(append.is_unknown for append in history.appends)
         seen["conditions"] += sum(a.known is not None for a in history.appends if a.ended)
@@ -54,7 +54,8 @@ def test_histories_are_those_of_a_log(seeds_wanted: int | None) -> None:
     for what in ("crashes", "unknown", "conditions", "reads", "times"):
         assert seen[what] >= seeds, f"too little happened: {seen}"
     if seeds >= SEEDS:
-        assert len(pairs) == len(LOG_KINDS) * (len(LOG_KINDS) - 1), "each kind follows each other"
+        expected = {*permutations(LOG_KINDS, 2), *((kind, kind) for kind in STRIPES_MAX)}
+        assert pairs == expected, "each kind follows each other; those with stripes also themselves"
 
 
 def test_a_seed_replays_a_run() -> None:
@@ -108,8 +109,8 @@ def _acknowledging(patch: pytest.MonkeyPatch) -> None:
 def _shared_folder(patch: pytest.MonkeyPatch) -> None:
     new_segment = LogKinds._new_segment
 
-    async def same(self: LogKinds, name: str, kind: LogKind) -> NewSegment:
-        found = await new_segment(self, name, kind)
+    async def same(self: LogKinds, name: str, kind: LogKind, stripes: int | None) -> NewSegment:
+        found = await new_segment(self, name, kind, stripes)
         return msgspec.structs.replace(found, folder=name if found.folder else "")
 
     patch.setattr(LogKinds, "_new_segment", same)

@@ -17,6 +17,7 @@ from indilog.base.errors import (
     TrimmedError,
     WrongStateError,
 )
+from indilog.base.ids import SeqNum
 from indilog.base.log import After, Entry, Log, Record, Session
 from indilog.base.log_kinds import LOG_KINDS, SHARED, LogKind
 from indilog.runtime.cluster.assembly import Platform, embedded
@@ -24,6 +25,7 @@ from indilog_compute.log_kinds import kinds as log_kinds
 from indilog_compute.log_kinds.catalog import ReplayedCatalog
 from tests.cells.switching import kinds_of, platform_with
 from tests.cells.test_log_kinds import configured, trimmed
+from tests.cells.test_order_first import configured as on_nodes
 from tests.contract.reading import all_of, data_of
 from tests.support.link_pair import linked_logs
 from tests.support.repeated import repeated
@@ -255,6 +257,61 @@ async def test_a_switch_that_cannot_be_is_refused_in_a_sentence(
         with pytest.raises(WrongStateError, match="which is the limit"):
             await client.switch_log("a", "object-store")
         assert data_of(await all_of(client.log("b"))) == [b"x"]
+
+
+@pytest.mark.parametrize(("kind", "default"), [("order-first", 3), ("object-store", 16)])
+async def test_a_log_gets_another_number_of_stripes_under_load(
+    tmp_path: Path, kind: LogKind, default: int
+) -> None:
+    config = on_nodes(tmp_path, engines=2, nodes=3)
+    async with embedded(config) as platform:
+        first, second = platform.engines.values()
+        info = await kinds_of(first).create("events", kind)
+        assert info.stripes == default
+        over = asyncio.Event()
+
+        async def write(log: Log) -> list[SeqNum]:
+            placed: list[SeqNum] = []
+            while not over.is_set() or len(placed) < 20:
+                placed.append(await log.append(b"x"))
+            return placed
+
+        writing = [asyncio.create_task(write(each.log("events"))) for each in (first, second)]
+        for stripes in (1, 5):
+            await asyncio.sleep(0.02)
+            info = await kinds_of(second).switch("events", kind, stripes=stripes)
+            assert (info.kind, info.stripes) == (kind, stripes)
+            assert await kinds_of(first).switch("events", kind) == info, "nothing to change"
+            assert await kinds_of(first).switch("events", kind, stripes=stripes) == info
+        over.set()
+        placed = sorted(itertools.chain.from_iterable(await asyncio.gather(*writing)))
+        assert [record.seqnum for record in await all_of(first.log("events"))] == placed
+        folders = [each.folder for each in kinds_of(first)._catalog.logs["events"].segments]
+        assert len(folders) == 3
+        if kind == "order-first":
+            chains = [len(kinds_of(first).layout(folder).chains) for folder in folders]
+            assert chains == [3, 1, 5]
+        else:
+            places = [tmp_path / "objects" / folder / "cells" for folder in folders]
+            assert [len([*place.iterdir()]) for place in places[1:]] == [1, 5]
+    async with embedded(config) as platform:
+        [node, _] = platform.engines.values()
+        assert await kinds_of(node).created() == [info]
+        assert [record.seqnum for record in await all_of(node.log("events"))] == placed
+        with pytest.raises(WrongStateError, match="has 5 stripes; switch it to 2 stripes"):
+            await kinds_of(node).create("events", kind, stripes=2)
+
+
+async def test_a_number_of_stripes_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    async with indilog.open(tmp_path) as client:
+        for kind in ("shared", "owned"):
+            with pytest.raises(ValueError, match=f"of kind {kind} has no stripes; logs of kind"):
+                await client.create_log("a", kind, stripes=2)
+        with pytest.raises(ValueError, match="has 1 to 16 stripes, not 17"):
+            await client.switch_log("a", "order-first", stripes=17)
+        with pytest.raises(ValueError, match="has 1 to 1,000 stripes, not 0"):
+            await client.create_log("a", "object-store", stripes=0)
+        assert await client.logs() == []
 
 
 async def test_a_node_that_does_not_answer_lets_the_log_as_it_is(

@@ -32,22 +32,6 @@ def layout_tag(folder: str) -> str:
     return f"$layout:{folder}"
 
 
-def first_layout(
-    kind: LogKind, folder: str, nodes: Sequence[NodeId], copies: int
-) -> CellLayout | None:
-    """Return the first layout of a segment; None: its kind has none.
-
-    Args:
-        kind: kind of the segment.
-        folder: folder of the segment.
-        nodes: the storage nodes.
-        copies: replicas of each cell; fewer if there are fewer nodes.
-    """
-    if kind == OWNED:
-        return owned_layout(folder, nodes, copies)
-    return new_layout(folder, nodes, copies) if kind == ORDER_FIRST else None
-
-
 class NewSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A segment that a creation or a switch begins.
 
@@ -56,12 +40,37 @@ class NewSegment(msgspec.Struct, frozen=True, kw_only=True):
         place: the object store; empty: the platform's own directory.
         folder: a name that no other segment has; empty: the segment is `shared`.
         layout: the first layout of a segment on storage nodes; None: the segment is not there.
+        stripes: see `LogInfo.stripes`.
     """
 
     kind: LogKind
     place: str = ""
     folder: str = ""
     layout: CellLayout | None = None
+    stripes: int = 0
+
+
+def segment_on_nodes(
+    kind: LogKind,
+    folder: str,
+    nodes: Sequence[NodeId],
+    copies: int,
+    stripes: int | None = None,
+) -> NewSegment:
+    """Return a new segment on storage nodes.
+
+    Args:
+        kind: `order-first` or `owned`.
+        folder: folder of the segment.
+        nodes: the storage nodes.
+        copies: replicas of each cell; fewer if there are fewer nodes.
+        stripes: chains of a segment of kind `order-first`; None: see `new_layout`.
+    """
+    if kind == OWNED:
+        return NewSegment(kind=kind, folder=folder, layout=owned_layout(folder, nodes, copies))
+    assert kind == ORDER_FIRST, "segments of other kinds are not on storage nodes"
+    layout = new_layout(folder, nodes, copies, stripes)
+    return NewSegment(kind=kind, folder=folder, layout=layout, stripes=len(layout.chains))
 
 
 class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +84,7 @@ class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
         creator: the compute node that created it.
         seqnum: seqnum of the record of its creation.
         created_at: time of the creation, seconds since 1970.
+        stripes: the present number of stripes; see `LogInfo`.
     """
 
     log: str
@@ -84,11 +94,16 @@ class CreatedLog(msgspec.Struct, frozen=True, kw_only=True):
     creator: NodeId
     seqnum: SeqNum
     created_at: float
+    stripes: int = 0
 
     @property
     def info(self) -> LogInfo:
         """The description for callers."""
-        return LogInfo(self.log, self.kind, self.created_at)
+        return LogInfo(self.log, self.kind, self.created_at, self.stripes)
+
+    def is_like(self, kind: LogKind, stripes: int | None) -> bool:
+        """Whether the log has this kind, and so many stripes (None: any number)."""
+        return self.kind == kind and stripes in (None, self.stripes)
 
 
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +111,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: seqnum of the record `closing`.
-        kind, place, folder: those of the new segment.
+        kind, place, folder, stripes: those of the new segment.
         switcher: the compute node that began the switch.
         tail: the tail of the log before the switch began; the old segment ends there or later.
         is_sealing: whether the switch can only be completed.
@@ -108,6 +123,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     switcher: NodeId
     tail: SeqNum
+    stripes: int = 0
     is_sealing: bool = False
 
     def segment(self, log: str, bridge: SeqNum) -> LogSegment:
@@ -172,6 +188,7 @@ class Creation(msgspec.Struct, frozen=True, kw_only=True, tag="created"):
     creator: NodeId
     layout: CellLayout | None = None
     """The first layout of a log on storage nodes."""
+    stripes: int = 0
 
 
 class Laid(msgspec.Struct, frozen=True, kw_only=True, tag="layout"):
@@ -217,6 +234,7 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True, tag="closing"):
     switcher: NodeId
     tail: SeqNum
     layout: CellLayout | None = None
+    stripes: int = 0
 
 
 class Sealing(msgspec.Struct, frozen=True, kw_only=True, tag="sealing"):
@@ -363,6 +381,7 @@ class LogCatalogState:
             creator=found.creator,
             seqnum=record.seqnum,
             created_at=record.ordered_at,
+            stripes=found.stripes,
         )
         segment = LogSegment(
             number=FIRST,
@@ -423,6 +442,7 @@ class LogCatalogState:
                     folder=found.folder,
                     switcher=found.switcher,
                     tail=found.tail,
+                    stripes=found.stripes,
                 )
                 self._lay_out(found)
                 if found.switcher != self._node:
@@ -438,7 +458,9 @@ class LogCatalogState:
                     state.segments[-1], local_end=found.end, time=found.time, to=new
                 )
                 state.segments = (*state.segments[:-1], last, new)
-                state.created = msgspec.structs.replace(state.created, kind=switch.kind)
+                state.created = msgspec.structs.replace(
+                    state.created, kind=switch.kind, stripes=switch.stripes
+                )
                 state.switch = None
                 state.switches += 1
             case _:
@@ -491,11 +513,7 @@ class MovedCatalog:
         if isinstance(found, Laid):
             moved = msgspec.structs.replace(found, folder=new.folder, layout=new.layout)
             return msgspec.json.encode(moved)
-        return msgspec.json.encode(
-            msgspec.structs.replace(
-                found, kind=new.kind, place=new.place, folder=new.folder, layout=new.layout
-            )
-        )
+        return msgspec.json.encode(msgspec.structs.replace(found, **msgspec.structs.asdict(new)))
 
     def _moved(self, found: SegmentsFreed) -> SegmentsFreed:
         """Return a record `freed` whose segments are elsewhere. What was not released stays in the
@@ -510,6 +528,9 @@ class MovedCatalog:
             if isinstance(new, NewSegment) and new.layout is not None:
                 seqnum = found.layouts[segment.folder].seqnum
                 layouts[new.folder] = RecordedLayout(found.log, new.layout, seqnum)
+        created, last = found.created, self._segments.get(found.segments[-1].folder)
+        if last is not None:
+            created = msgspec.structs.replace(created, stripes=last.stripes)
         return msgspec.structs.replace(
-            found, segments=tuple(segments), unreleased=(), layouts=layouts
+            found, created=created, segments=tuple(segments), unreleased=(), layouts=layouts
         )

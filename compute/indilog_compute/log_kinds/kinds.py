@@ -38,9 +38,11 @@ from indilog.base.log_kinds import (
     ORDER_FIRST,
     OWNED,
     SHARED,
+    STRIPES,
     LogInfo,
     LogKind,
     check_kind,
+    check_stripes,
 )
 from indilog.base.retention import Retention
 from indilog.config import Config
@@ -54,7 +56,7 @@ from indilog_compute.log_kinds.catalog_records import (
     CreatedLog,
     CreatedLogState,
     NewSegment,
-    first_layout,
+    segment_on_nodes,
 )
 from indilog_compute.log_kinds.freeing import Freeing
 from indilog_compute.log_kinds.opened_segment import (
@@ -213,16 +215,22 @@ class LogKinds:
         await self._catch_up()
         return [self._catalog.logs[name].created.info for name in sorted(self._catalog.logs)]
 
-    async def create(self, name: str, kind: str = SHARED) -> LogInfo:
+    async def create(self, name: str, kind: str = SHARED, *, stripes: int | None = None) -> LogInfo:
         """Create a log. Creating it again is harmless, and returns the same description.
 
         When this returns, every compute node routes the log to its kind.
 
+        Args:
+            name: the name of the log.
+            kind: the kind of the log.
+            stripes: see `LogInfo`; None: the platform chooses it.
+
         Raises:
             InvalidTagError: no log can have that name.
-            ValueError: there is no such kind.
-            WrongStateError: the log has another kind, or has records already; or there is no place
-                for objects, or the limit of logs of this kind is reached. Nothing was created.
+            ValueError: there is no such kind, or it cannot have so many stripes.
+            WrongStateError: the log has another kind or another number of stripes, or has records
+                already; or there is no place for objects, or the limit of logs of this kind is
+                reached. Nothing was created.
             NotReadyError: a storage node or the object store does not answer, and nothing was
                 created; or a compute node does not answer, and the log may be created. Repeat the
                 call.
@@ -230,9 +238,10 @@ class LogKinds:
         """
         check_log_name(name)
         wanted = check_kind(kind)
+        check_stripes(wanted, stripes)
         await self._catch_up()
         if name not in self._catalog.logs:
-            await self._create(name, wanted)
+            await self._create(name, wanted, stripes)
             await self._announce()
         found = self._catalog.logs[name].created
         if found.kind != wanted:
@@ -240,19 +249,31 @@ class LogKinds:
                 f"Log {name} is of kind {found.kind}; switch it to {wanted}, or choose another "
                 "name."
             )
+        if not found.is_like(wanted, stripes):
+            raise WrongStateError(
+                f"Log {name} has {found.stripes:,} stripes; switch it to {stripes:,} stripes, or "
+                "choose another name."
+            )
         if wanted != SHARED:
             await self._wait_for_nodes(name, found.seqnum, found.creator)
         return found.info
 
-    async def switch(self, name: str, kind: str) -> LogInfo:
-        """Continue a log as one of another kind. A log that already has this kind stays as it is.
+    async def switch(self, name: str, kind: str, *, stripes: int | None = None) -> LogInfo:
+        """Continue a log as one of another kind, or with another number of stripes. A log that
+        already is like that stays as it is.
 
         Appends, reads and subscriptions continue; see docs/KINDS.md. If this call fails or its node
         crashes, any other node completes or abandons the switch.
 
+        Args:
+            name: the name of the log.
+            kind: its new kind.
+            stripes: see `LogInfo`; None: as many as the log has if it has this kind already, else
+                the platform chooses.
+
         Raises:
             InvalidTagError: no log can have that name.
-            ValueError: there is no such kind.
+            ValueError: there is no such kind, or it cannot have so many stripes.
             WrongStateError: there is no place for objects, or a limit is reached; nothing was
                 changed.
             NotReadyError: a compute node, a storage node or the object store does not answer, or
@@ -262,6 +283,7 @@ class LogKinds:
         """
         check_log_name(name)
         wanted = check_kind(kind)
+        check_stripes(wanted, stripes)
         await self._catch_up()
         if name not in self._catalog.logs:
             await self._catalog.create(name, NewSegment(kind=SHARED))
@@ -270,15 +292,17 @@ class LogKinds:
             if state.switch is not None:
                 route = self.routes[name]
                 await route.wait_until_open(route.deadline(_FINISH_S))
-            if state.created.kind == wanted:
+            if state.created.is_like(wanted, stripes):
                 return state.created.info
-            if await self._switch_once(state, wanted):
+            if await self._switch_once(state, wanted, stripes):
                 return state.created.info
         raise NotReadyError(f"Log {name} is being switched by other callers; repeat the call.")
 
-    async def _switch_once(self, state: CreatedLogState, kind: LogKind) -> bool:
-        """Try to switch a log. Return whether the log has this kind now; False: another switch
-        began before, or was made instead.
+    async def _switch_once(
+        self, state: CreatedLogState, kind: LogKind, stripes: int | None
+    ) -> bool:
+        """Try to switch a log. Return whether the log is like that now; False: another switch began
+        before, or was made instead.
         """
         name, last = state.created.log, state.last
         if len(state.segments) >= _SEGMENTS_MAX:
@@ -286,7 +310,7 @@ class LogKinds:
                 f"Log {name} has {len(state.segments):,} segments, which is the limit; trim it "
                 "past its oldest ones. Nothing was changed."
             )
-        segment = await self._new_segment(name, kind)
+        segment = await self._new_segment(name, kind, stripes)
         tail = await self._logs.log(name, Session()).tail()
         await self._catalog.close(name, last, segment, tail=tail)
         await self._announce()
@@ -302,7 +326,7 @@ class LogKinds:
         else:
             await self._catalog.seal(name, switch.number)
         await self._complete(state)
-        return state.created.kind == kind
+        return state.created.is_like(kind, stripes)
 
     async def _complete(self, state: CreatedLogState) -> None:
         """If a switch can no longer be abandoned, end the old segment and record the bridge."""
@@ -330,13 +354,13 @@ class LogKinds:
             with suppress(ConditionFailedError):
                 await record_policy(policies, name, policy, after=After(name))
 
-    async def _create(self, name: str, kind: LogKind) -> None:
+    async def _create(self, name: str, kind: LogKind, stripes: int | None) -> None:
         """Prepare the storage of a log, then record its creation."""
         if kind != SHARED:
             await self._check_unused(name)
-        await self._catalog.create(name, await self._new_segment(name, kind))
+        await self._catalog.create(name, await self._new_segment(name, kind, stripes))
 
-    async def _new_segment(self, name: str, kind: LogKind) -> NewSegment:
+    async def _new_segment(self, name: str, kind: LogKind, stripes: int | None) -> NewSegment:
         """Return a new segment for a log, after preparing its storage.
 
         Raises:
@@ -349,23 +373,25 @@ class LogKinds:
         folder = new_folder(name)
         if kind == OBJECT_STORE:
             place = self._config.object_logs.object_place
-            await self._create_objects(name, place, folder)
-            return NewSegment(kind=kind, place=place, folder=folder)
-        layout = first_layout(kind, folder, self.storage_nodes(), self._copies)
-        assert layout is not None, "it is on storage nodes"
-        await self._open_spaces(layout)
-        return NewSegment(kind=kind, folder=folder, layout=layout)
+            new = NewSegment(kind=kind, place=place, folder=folder, stripes=stripes or STRIPES)
+            await self._create_objects(name, new)
+        else:
+            new = segment_on_nodes(kind, folder, self.storage_nodes(), self._copies, stripes)
+            assert new.layout is not None, "it is on storage nodes"
+            await self._open_spaces(new.layout)
+        return new
 
-    async def _create_objects(self, name: str, place: str, folder: str) -> None:
+    async def _create_objects(self, name: str, segment: NewSegment) -> None:
         """Create the log of a new segment in an object store."""
         new = CreatedLog(
             log=name,
-            kind=OBJECT_STORE,
-            place=place,
-            folder=folder,
+            kind=segment.kind,
+            place=segment.place,
+            folder=segment.folder,
             creator=self.node,
             seqnum=0,
             created_at=0.0,
+            stripes=segment.stripes,
         )
         async with self._open_logs(new, is_new=True):
             pass

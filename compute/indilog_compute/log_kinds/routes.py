@@ -14,20 +14,22 @@ from indilog_compute.log_kinds.kinds import LogKinds
 
 
 class LogIn(pydantic.BaseModel):
-    """The body of a creation: the name of the log, and its kind."""
+    """The body of a creation: the name of the log, its kind, and the number of its stripes."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
     log: str
     kind: str = SHARED
+    stripes: int | None = None
 
 
 class KindIn(pydantic.BaseModel):
-    """The body of a switch: the new kind of the log."""
+    """The body of a switch: the new kind of the log, and the number of its stripes."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
     kind: str
+    stripes: int | None = None
 
 
 def catalog_router(kinds: LogKinds) -> APIRouter:
@@ -47,15 +49,16 @@ def catalog_router(kinds: LogKinds) -> APIRouter:
         """
         body = await body_of(request, SMALL_BYTES_MAX)
         given = parse_json(LogIn, body, not_done="No log was created")
-        info = await kinds.create(given.log, given.kind)
+        info = await kinds.create(given.log, given.kind, stripes=given.stripes)
         return _json(msgspec.to_builtins(info), HTTPStatus.CREATED)
 
     @router.post("/{log:path}/switch", openapi_extra=_body(KindIn))
     async def switch(log: str, request: Request) -> Response:
-        """Continue a log as one of another kind, while it is used."""
+        """Continue a log as one of another kind, or with other stripes, while it is used."""
         body = await body_of(request, SMALL_BYTES_MAX)
         given = parse_json(KindIn, body, not_done="The log was not switched")
-        return _json(msgspec.to_builtins(await kinds.switch(log, given.kind)))
+        info = await kinds.switch(log, given.kind, stripes=given.stripes)
+        return _json(msgspec.to_builtins(info))
 
     return router
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from indilog.base.errors import DataDirectoryError, DataLossError, NotReadyError
 from indilog.base.ids import NodeId
-from indilog.base.log_kinds import OBJECT_STORE
+from indilog.base.log_kinds import OBJECT_STORE, STRIPES
 from indilog.config import Config
 from indilog.kernel.view import View
 from indilog.runtime.cell_store import CellReader, CellStore, cells_path
@@ -40,7 +40,7 @@ from indilog_cells.object_cells import ObjectCells
 from indilog_cells.object_store import object_store_at
 from indilog_cells.opening import new_part, platform_place
 from indilog_cells.stored_cells import FixedLayout, StoredCells
-from indilog_compute.log_kinds.catalog_records import NewSegment, first_layout
+from indilog_compute.log_kinds.catalog_records import NewSegment, segment_on_nodes
 from indilog_compute.log_kinds.kinds import new_folder
 from indilog_pipeline.backup.catalog import OtherSegment
 from indilog_pipeline.backup.files import (
@@ -235,10 +235,12 @@ def new_segments(manifest: Manifest, config: Config, view: View) -> dict[str, Ne
             # A folder of its own, because the old platform may still use the old folder. A log that
             # was left out is lost, which an object store without the folder reports.
             place = config.node.object_logs.object_place
-            found[folder] = NewSegment(kind=OBJECT_STORE, place=place, folder=new_folder(log))
+            found[folder] = NewSegment(
+                kind=OBJECT_STORE, place=place, folder=new_folder(log), stripes=STRIPES
+            )
         else:
-            layout = first_layout(kind, folder, view.storage_nodes, config.cluster.replicas)
-            found[folder] = NewSegment(kind=kind, folder=folder, layout=layout)
+            copies = config.cluster.replicas
+            found[folder] = segment_on_nodes(kind, folder, view.storage_nodes, copies)
     return found
 
 
@@ -306,6 +308,8 @@ async def _write_segment(
         place = platform_place(new.place, config.node.data_dir)
         store = object_store_at(place, timeout_s=config.node.object_logs.object_timeout_s)
         limits = GENERATION_LIMITS if file is None else file.limits
-        cells = await ObjectCells.created(store, new.folder, generation_limits=limits)
+        cells = await ObjectCells.created(
+            store, new.folder, stripes=new.stripes, generation_limits=limits
+        )
     if file is not None:
         await write_copy(cells, file.cells)

@@ -116,6 +116,18 @@ def test_a_switch_of_a_log_without_records_creates_no_log(
         assert "`indilog log create ordres --kind owned`" in done.stderr
 
 
+def test_the_stripes_of_a_log_are_sent_and_shown(platform: type[Platform]) -> None:
+    asked = platform({"log": "orders", "kind": "order-first", "stripes": 5})
+    done = run("log", "create", "orders", "--kind", "order-first", "--stripes", "5")
+    assert done.stdout == "The log orders is of kind order-first, with 5 stripes.\n"
+    sent = {"log": "orders", "kind": "order-first", "stripes": 5}
+    assert json.loads(asked.asked[0].content) == sent
+    refused = run("log", "switch", "orders", "--kind", "owned", "--stripes", "5")
+    assert refused.exit_code == 2
+    assert "A log of kind owned has no stripes" in refused.stderr
+    assert len(asked.asked) == 1
+
+
 def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
     asked = platform({"invocation": "i-1"}, 202)
     assert run("invoke", "shop.buy", "--async").stdout == "i-1\n"

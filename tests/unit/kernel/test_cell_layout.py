@@ -34,6 +34,12 @@ def test_each_node_is_the_head_of_one_chain() -> None:
     assert shown(new_layout("f", [A], 3)) == ["A"], "as many copies as there are nodes"
 
 
+def test_a_layout_has_as_many_chains_as_it_should() -> None:
+    assert shown(new_layout("f", [A, B], 2, 3)) == ["AB", "BA", "AB"]
+    heads = {shown(new_layout(f"f{n}", [A, B, C], 2, 1))[0] for n in range(20)}
+    assert heads == {"AB", "BC", "CA"}, "the logs are spread over the nodes"
+
+
 def test_a_lost_node_is_replaced_by_one_that_is_to_be_filled() -> None:
     layout = new_layout("f", [A, B, C], 2)
     after = next_of(layout, "B", (A, B, C, D))

@@ -209,12 +209,13 @@ async def test_the_record_of_a_freed_log_is_rewritten_for_other_places() -> None
     await catalog.create("events", new_segment("one"))
     await switched(catalog, "events", second := new_segment("two"))
     assert await catalog.change_layout("two", layout_of(second), layout_of(second).filled(5))
-    await switched(catalog, "events", NewSegment(kind="object-store", place="/a", folder="three"))
+    third = NewSegment(kind="object-store", place="/a", folder="three", stripes=9)
+    await switched(catalog, "events", third)
     assert await freed(catalog, "events", 1)
     moved = MovedCatalog(
         {
             "two": new_segment("new two"),
-            "three": NewSegment(kind="object-store", place="/b", folder="new three"),
+            "three": NewSegment(kind="object-store", place="/b", folder="new three", stripes=16),
         }
     )
     rewritten = LogCatalogState(NodeId(""), lambda _: None)
@@ -227,6 +228,7 @@ async def test_the_record_of_a_freed_log_is_rewritten_for_other_places() -> None
         ("", "new two"), ("/b", "new three"),
     ]  # fmt: skip
     assert state.unreleased == ()
+    assert state.created.info.stripes == 16
     assert {folder: each.layout for folder, each in rewritten.layouts.items()} == {
         "new two": layout_of(new_segment("new two"))
     }

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.asyncio
 class NotedSwitches:
     """Notes what is switched."""
 
-    async def switch(self, name: str, kind: str) -> LogInfo:
-        return LogInfo(name, cast("LogKind", kind), 0.0)
+    async def switch(self, name: str, kind: str, *, stripes: int | None) -> LogInfo:
+        return LogInfo(name, cast("LogKind", kind), 0.0, stripes or 0)
 
 
 @pytest.mark.parametrize("name", ["orders", "shop/orders", "50 %/ü"])
