@@ -8,7 +8,8 @@ reader completes the write before it returns the content: otherwise a later read
 
 Each question has the epoch of the asker's layout. After a change of the layout, at least one
 replica of each chain refuses smaller epochs. A cell counts as unwritten only if all replicas of its
-chain say so. So an asker with an old layout is refused, and no leases are needed.
+chain say so. So an asker with an old layout is refused, and no leases are needed. Only a cell that
+the asker has applied is read in any epoch, because its content never changes.
 
 The layout is changed by `chain_upkeep`. `owned_cells` builds on this module.
 """
@@ -140,13 +141,9 @@ class ChainCells:
         chain = layout.chain(key.position)
         first = key.position // len(layout.chains) % len(chain)
         for replica in (*chain[first:], *chain[:first]):
-            question = CellWanted(0, replica.space, layout.epoch, key)
+            question = CellWanted(0, replica.space, layout.epoch, key, is_applied=True)
             (answer,) = await self._nodes.ask_all([(replica.node, question)])
-            if answer is None:
-                continue
-            if answer.outcome is CellOutcome.SEALED:
-                raise LayoutSealedError
-            if answer.outcome in (CellOutcome.DONE, CellOutcome.TRIMMED):
+            if answer is not None and answer.outcome in (CellOutcome.DONE, CellOutcome.TRIMMED):
                 return answer.content
         return None
 

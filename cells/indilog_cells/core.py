@@ -55,11 +55,14 @@ from indilog_cells.core_events import (
 )
 from indilog_cells.state import LogState, Outcome, Placed
 
-_RETRY_US: Final = 100_000
+_RETRY_US: Final = 10_000
 _RETRY_US_MAX: Final = 2_000_000
 """Microseconds until a failed request is repeated: `_RETRY_US` after the first failure, doubled
-after each further one, up to `_RETRY_US_MAX`.
+after each further one, up to `_RETRY_US_MAX`. The first pause is short, because a change of a
+layout fails requests for some 40 ms.
 """
+_TOKEN_RETRY_US: Final = 100_000
+"""Microseconds until a token is asked for again, after none was given."""
 _LOOKS: Final = 64
 """An unwritten cell below an own content is read at once, and again after 1/`_LOOKS` of
 `fill_after_us`; each further pause is twice as long.
@@ -380,7 +383,8 @@ class Core:
                 ended = self._end_tenure() if begins_tenure else []
                 return ended + self._on_token(position)
             case TokenFailed():
-                self._token_until_us, self._token_again_us = None, now_us + _RETRY_US
+                self._token_until_us = None
+                self._token_again_us = now_us + _TOKEN_RETRY_US
             case AppendsElsewhere(owner):
                 return self._end_tenure() + self._send(owner)
             case CellWritten(position, content):

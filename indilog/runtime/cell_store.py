@@ -176,7 +176,7 @@ class CellStore:
         answer = self._reader.answer(question)
         if answer.outcome is CellOutcome.ABSENT or question.epoch > answer.epoch:
             return None
-        if question.epoch < answer.epoch:
+        if _is_refused(question, answer.epoch):
             return _sealed(question, answer.epoch, answer.end)
         return answer
 
@@ -230,14 +230,14 @@ class CellStore:
         if epoch > found[1]:
             self._file.execute("UPDATE spaces SET epoch = ? WHERE id = ?", (epoch, found[0]))
         space, known, end = found
-        if epoch < known:
+        if _is_refused(question, known):
             return _sealed(question, known, end)
         outcome = CellOutcome.DONE
         match question:
             case CellWrite():
                 outcome = self._write(space, end, question)
             case CellWanted() | CellKeysWanted():
-                return _answer(self._file, space, epoch, end, question)
+                return _answer(self._file, space, max(epoch, known), end, question)
             case CellsTrim():
                 self._trim(space, question)
             case CellsSeal():
@@ -338,6 +338,12 @@ def _answer(
     listed = _list(file, space, question.section, question.after)
     floor = _floor(file, space, question.section)
     return CellAnswer(request, CellOutcome.DONE, epoch, b"", listed, floor, end)
+
+
+def _is_refused(question: CellQuestion, known: int) -> bool:
+    """Whether the epoch of a question is too old; `known` is the newest epoch of the space."""
+    is_applied = isinstance(question, CellWanted) and question.is_applied
+    return question.epoch < known and not is_applied
 
 
 def _sealed(question: CellQuestion, known: int, end: int) -> CellAnswer:

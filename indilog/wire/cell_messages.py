@@ -2,8 +2,9 @@
 
 Cells are in *spaces*: a space has the cells of one log that one storage node keeps. Each question
 has the epoch of the sender's layout (`indilog.kernel.cell_layout`). A storage node refuses a
-question whose epoch is older than the newest epoch that the node knows. `indilog.wire.messages`
-says how to read the messages. Engines ask for the drivers of `indilog_cells`; storage nodes answer.
+question whose epoch is older than the newest epoch that the node knows, except for contents of
+cells that the sender has applied. `indilog.wire.messages` says how to read the messages. Engines
+ask for the drivers of `indilog_cells`; storage nodes answer.
 """
 
 from __future__ import annotations
@@ -93,6 +94,10 @@ class CellWanted(WireMessage, frozen=True):
     space: str
     epoch: int
     key: CellKey
+    is_applied: bool = False
+    """The sender knows that the cell is written. Then its epoch may be too old: the content of a
+    written cell is the same in all layouts. So reads continue while a layout is changed.
+    """
 
 
 class CellsTrim(WireMessage, frozen=True):

@@ -243,6 +243,10 @@ class ChainWorld(World):
         long = self.random.random() < 0.03
         return self.random.randrange(5_000, 80_000) if long else self.random.randrange(1, 2_000)
 
+    def pause_us(self) -> int:
+        """Return how long a caller waits: long enough for several faults in a run."""
+        return self.random.randrange(1, 60_000)
+
     def later(self, take: Callable[[object], None], call: Callable[[], object]) -> None:
         """Call after one delay, and deliver the result after another."""
         delay_us = self.delay_us()

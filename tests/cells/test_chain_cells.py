@@ -129,6 +129,18 @@ def test_an_applied_cell_is_read_from_any_replica() -> None:
         assert done(cells.read(5, is_applied=True)) == b"5"
 
 
+def test_an_applied_cell_is_read_while_the_layout_is_changed() -> None:
+    nodes, cells = cluster(A, B)
+    assert done(cells.write(0, b"x"))
+    for node, space in nodes.layout.replicas:
+        nodes.stores[node].serve([CellsSeal(0, space, 2)])
+    assert done(cells.read(0, is_applied=True)) == b"x"
+    with pytest.raises(CellsError, match="the layout of the log is being changed"):
+        done(cells.read(0))
+    with pytest.raises(CellsError, match="the layout of the log is being changed"):
+        done(cells.write(1, b"y"))
+
+
 def test_a_damaged_cell_is_read_from_another_replica_and_repaired() -> None:
     nodes, cells = cluster(A, B)
     done(cells.write(0, b"right"))

@@ -135,6 +135,10 @@ class World:
         long = self.random.random() < 0.1
         return self.random.randrange(20_000, 300_000) if long else self.random.randrange(1, 5_000)
 
+    def pause_us(self) -> int:
+        """Return how long a caller waits between two operations."""
+        return self.delay_us()
+
     def lost(self, share: float) -> bool:
         """Whether a message is lost."""
         return not self.healed and self.random.random() < share
@@ -365,4 +369,4 @@ class Process:
         if outcome is not None:
             done.ended, done.outcome = self.world.now_us, outcome
         own = self.incarnation
-        self.world.after(self.world.delay_us(), lambda: self._next_operation(own))
+        self.world.after(self.world.pause_us(), lambda: self._next_operation(own))

@@ -99,6 +99,16 @@ def test_a_sealed_space_refuses_earlier_epochs_and_says_where_it_ends(store: Cel
     assert outcomes(store, read(8, 2), write(8, b"y", 3), read(8, 2)) == [UNWRITTEN, DONE, SEALED]
 
 
+def test_an_applied_cell_is_read_in_any_epoch(store: CellStore) -> None:
+    store.serve([write(7, b"x"), CellsSeal(0, "s", 3)])
+    applied = [CellWanted(0, "s", epoch, key(7), is_applied=True) for epoch in (1, 3)]
+    for answer in (*store.serve(applied), *map(store.look_up, applied)):
+        assert answer is not None
+        assert (answer.outcome, answer.content, answer.epoch) == (DONE, b"x", 3)
+    assert outcomes(store, CellWanted(0, "s", 1, key(8), is_applied=True)) == [UNWRITTEN]
+    assert outcomes(store, write(8, b"y", 1), read(7, 1)) == [SEALED, SEALED]
+
+
 def test_trimmed_cells_have_no_content_and_take_none(store: CellStore) -> None:
     store.serve([write(n, b"x" * 100) for n in range(6)])
     assert outcomes(store, trim(4), trim(2), read(3), read(4)) == [DONE, DONE, TRIMMED, DONE]
