@@ -1,5 +1,7 @@
 """Runs the benchmarks of the applications. Each starts a platform with the app, runs load steps in
-rounds, and checks the log at the end. A table shows the paper's figures beside ours.
+rounds, and checks the log at the end. A table shows the paper's figures beside ours. *Local hits*
+are lookups that the local index of the compute node answered; its limits are settings of the
+platform, for example `INDILOG_NODE_TAG_CACHE_SEQNUMS_MAX=10000`.
 
 The platform is a separate process (`bench.support.deployment`); this process has the clients, one
 HTTP connection each. `bench.social`, `bench.travel` and `bench.media` use this module.
@@ -137,7 +139,7 @@ def _show(
 ) -> None:
     columns = (
         "load", "requests/s", *[f"{name} p50" for name in application.functions], "all p50",
-        "all p99", "failed", "conflicts",
+        "all p99", "failed", "conflicts", "local hits",
     )  # fmt: skip
     table = table_of(
         f"functions/{application.name} over HTTP, synced; medians of the rounds; papers' below",
@@ -153,6 +155,7 @@ def _show(
             _percentile(runs, 99),
             f"{sum(sum(run.all.failures.values()) for run in runs):,}",
             f"{_conflicts(measured, replay):.2%}",
+            f"{_local_hits(measured):.1%}",
         )
         if step.paper:
             table.add_row(*[step.paper.get(column, "") for column in columns], style="dim")
@@ -178,6 +181,13 @@ def _conflicts(measured: Sequence[MeasuredStep], replay: TraceReplay) -> float:
         for seqnum in replay.conflicts
     )
     return lost / appends if appends else 0.0
+
+
+def _local_hits(measured: Sequence[MeasuredStep]) -> float:
+    """Return the share of the lookups that the local index answered (thesis, Figures 7.9, 7.10)."""
+    hits = sum(one.after.hits - one.before.hits for one in measured)
+    misses = sum(one.after.misses - one.before.misses for one in measured)
+    return hits / (hits + misses) if hits + misses else 1.0
 
 
 def _raw(run: LoadRun) -> dict[str, Any]:

@@ -71,12 +71,15 @@ def _tiers(**clusters: dict[str, Any]) -> dict[str, Side]:
 EXPERIMENTS: Final[dict[str, dict[str, Side]]] = {
     "high-hits": _sides("mix", thesis=THESIS, ours=OURS),
     "low-hits": _sides("against-us", thesis=THESIS, ours=OURS),
+    "high-hits-reads": _sides("mix", "1:19", thesis=THESIS, ours=OURS),
+    "low-hits-reads": _sides("against-us", "1:19", thesis=THESIS, ours=OURS),
     "compute-nodes": {
         f"{engines}": Side({"node": THESIS, "cluster": {"engines": engines}}, "mix")
         for engines in (1, 2, 4)
     },
     "types": _tiers(tier=dict[str, Any]()) | _sides("new-tags", "1:19", local=THESIS),
     "index-shards": _tiers(two={"index_shards": 2}, six={"index_shards": 6}),
+    "aggregators": _tiers(one={"aggregators": 1}, two={"aggregators": 2}),
     "merging": _tiers(
         aggregator={"aggregation": "aggregator"}, master={"aggregation": "master-slave"}
     ),
