@@ -641,7 +641,7 @@ class Runner(RunExecutor):
                 if running.was_stopped:
                     running.execution.grace.abandon()
                 running.was_stopped = True
-                running.task.cancel()
+                running.cancel()
                 tasks.append(running.task)
         return tasks
 
@@ -673,7 +673,7 @@ class Runner(RunExecutor):
             return
         until = min((ends for ends, _, _ in execution.waits.values()), default=math.inf)
         what = ", ".join(map(str, execution.asked.left()))
-        running.is_passive = execution.is_passive = True
+        running.is_passive = execution.is_ending = True
         running.is_notified = False
         # Records before `end` were handled long ago. A later record may be being handled now.
         end = running.waits_end
@@ -687,17 +687,17 @@ class Runner(RunExecutor):
             running.is_notified = True  # so that the run is taken again
             raise
         finally:
-            task.cancel()
+            running.cancel()
         await asyncio.wait([task])
         if not running.is_notified and not running.has_finished and until < math.inf:
             self.taking.wake_at(execution.id, until - log_clock(execution.log).now())
 
     async def _end_for_move(self, running: LocalRun) -> None:
         """End an execution when its bodies have ended. Then `Taking` takes the run again."""
-        running.is_passive = running.execution.is_passive = True
+        running.is_passive = running.execution.is_ending = True
         while (task := running.task) is not None and not task.done():
             if running.may_stop:
-                task.cancel()
+                running.cancel()
             await asyncio.wait([task], timeout=_AGAIN_S)
 
     async def _wait_for_bodies(self, partitions: Collection[OwnedPartition]) -> None:
@@ -705,7 +705,7 @@ class Runner(RunExecutor):
             left = [one for one in self.running.values() if one.partition in partitions]
             for one in left:
                 if one.may_stop and one.task is not None:
-                    one.task.cancel()
+                    one.cancel()
             tasks = [one.task for one in left if one.task is not None]
             if not tasks:
                 return

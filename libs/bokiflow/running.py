@@ -97,6 +97,12 @@ class LocalRun:
         """
         check_same_run(self.execution.id, definition, arguments, self.execution.run)
 
+    def cancel(self) -> None:
+        """End the execution although the run continues: cancel its task."""
+        assert self.task is not None, "the execution has begun"
+        self.execution.is_ending = True
+        self.task.cancel()
+
     def end(self, finished: RunFinished | None) -> None:
         """Notify the callers that wait for the run. `finished`: see `ended`."""
         if not self.ended.done():

@@ -19,6 +19,7 @@ import structlog
 
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import Cancelled
+from bokiflow.runs.public_call import Stopped
 
 _ValueT = TypeVar("_ValueT")
 ENDING_S: Final = 5.0
@@ -146,6 +147,10 @@ class CancelledCode(Protocol):
         """The id of the run."""
 
     @property
+    def is_ending(self) -> bool:
+        """Whether the execution ends although the run continues."""
+
+    @property
     def is_in_operation(self) -> bool:
         """Whether an operation is in progress."""
 
@@ -190,11 +195,12 @@ class CancelGrace:
 
         Raises:
             BodyCancelledError: the body was ended.
+            CancelledError: the execution was ended, whatever the body returned or raised then.
         """
         interruptible = Interruptible(body)
         self._bodies[interruptible] = is_cancelled
         try:
-            return await interruptible
+            return await self._unless_ended(interruptible)
         except BodyCancelledError:
             self._log_if_abandoned(interruptible, "the body of a step")
             raise
@@ -212,6 +218,7 @@ class CancelGrace:
 
         Raises:
             Cancelled: the code ignored the cancellation, or did not handle it.
+            CancelledError: the execution was ended, whatever the code returned or raised then.
         """
 
         def cancelled() -> Cancelled:
@@ -220,7 +227,7 @@ class CancelGrace:
 
         self._workflow = interruptible = Interruptible(body, cancelled)
         try:
-            return await interruptible
+            return await self._unless_ended(interruptible)
         except BodyCancelledError as error:
             self._log_if_abandoned(interruptible, "the code of a workflow")
             raise Cancelled(
@@ -228,6 +235,27 @@ class CancelGrace:
             ) from error
         finally:
             self._workflow = None
+
+    async def _unless_ended(self, code: Interruptible[_ValueT]) -> _ValueT:
+        """Return the result of code of a step or workflow.
+
+        Code may catch the `CancelledError` by which an execution is ended, and return or raise
+        something else. That is no outcome of the code: the run continues in another execution.
+        """
+        try:
+            result = await code
+        except (Exception, Stopped) as error:
+            if self._is_ended():
+                raise waiting.CancelledError from error
+            raise
+        if self._is_ended():
+            raise waiting.CancelledError
+        return result
+
+    def _is_ended(self) -> bool:
+        """Whether the execution was ended while the code of the current task ran."""
+        task = waiting.current_task()
+        return self._execution.is_ending and task is not None and task.cancelling() > 0
 
     def _log_if_abandoned(self, ended: Interruptible[Any], what: str) -> None:
         if ended.is_abandoned:

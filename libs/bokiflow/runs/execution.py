@@ -201,7 +201,8 @@ class Execution:
         in_progress: the operations that this execution performs, by number.
         grace: ends bodies some time after the cancellation of the run.
         ended_bodies: by operation number, a text that says how a cancellation ended its body.
-        is_passive: whether this execution ends although the run continues; no body may begin.
+        is_ending: whether this execution ends although the run continues. No body may begin, and
+            what the code returns or raises decides nothing.
         waits: the waits in progress. Each has the log time at which it ends, its task, and whether
             it is in the main branch.
         pins: number of reasons to keep this execution although it only waits, such as a lock.
@@ -231,7 +232,7 @@ class Execution:
         self.partitions = partitions
         self.partition = partition_of(id, partitions)
         self.in_progress: dict[str, OperationInProgress] = {}
-        self.is_passive = False
+        self.is_ending = False
         self.waits: dict[object, tuple[float, object, bool]] = {}
         self.pins = 0
         self.lock_waits = 0
@@ -714,7 +715,7 @@ class Execution:
         Raises:
             Stopped: the lease or this execution has ended, or the partition is being released.
         """
-        if self.is_passive or self._lease.has_ended():
+        if self.is_ending or self._lease.has_ended():
             raise Stopped(f"Run {self.id!r} may have another executor.")
 
     async def note_waits(self, until: float | None, what: str, end: SeqNum) -> None:

@@ -152,3 +152,82 @@ def test_a_run_with_tasks_of_its_own_stays_in_memory() -> None:
         assert await process.waits.handle("r").result(60) == 1
 
     play(begins, events)
+
+
+@pytest.mark.parametrize("wait", [Workflow.sleep, Workflow.signal])
+@pytest.mark.parametrize("ending", ["returns", "raises", "goes on"])
+def test_code_that_catches_the_end_of_its_execution_decides_nothing(
+    wait: Callable[..., Awaitable[Any]], ending: str
+) -> None:
+    awaited, right = (HOUR_S, "None") if wait is Workflow.sleep else ("go", "True")
+
+    async def catches(wf: Workflow) -> str:
+        result = "wrong"
+        try:
+            result = str(await wait(wf, awaited))
+        except BaseException as error:
+            if ending == "goes on":
+                await wf.step(nothing)
+            if ending == "raises":
+                raise ValueError("wrong") from error
+        return result
+
+    async def nothing() -> None:
+        raise AssertionError("the run still waits")
+
+    async def events(process: Process, _logs: MemoryLogs) -> None:
+        assert process.is_passive
+        handle = process.waits.handle("r")
+        assert (await handle.status()).state == "running"
+        if wait is Workflow.signal:
+            await handle.signal("go")
+        assert await handle.result(2 * HOUR_S) == right
+        assert process.ran == 1
+
+    play(catches, events)
+
+
+def test_code_that_catches_the_end_of_its_process_decides_nothing() -> None:
+    async def catches(wf: Workflow) -> str:
+        try:
+            return str(await wf.signal("go"))
+        except BaseException:  # noqa: BLE001 - as the code of a user does it
+            return "wrong"
+
+    async def main() -> None:
+        logs = MemoryLogs(clock=lambda: asyncio.get_running_loop().time())
+        first, second = Process(logs, catches), Process(logs, catches)
+        async with first.driven():
+            await first.waits.start(id="r")
+        async with second.driven():
+            handle = second.waits.handle("r")
+            assert (await handle.status()).state == "running"
+            await handle.signal("go")
+            assert await handle.result(60) == "True"
+
+    leaping_loop.run(main())
+
+
+def test_a_step_that_catches_the_end_of_its_process_is_executed_again() -> None:
+    begun = 0
+
+    async def body() -> str:
+        nonlocal begun
+        begun += 1
+        try:
+            await asyncio.sleep(2)
+        except asyncio.CancelledError:
+            return "wrong"
+        return "right"
+
+    async def main() -> None:
+        logs = MemoryLogs(clock=lambda: asyncio.get_running_loop().time())
+        first, second = (Process(logs, lambda wf: wf.step(body)) for _ in range(2))
+        async with first.driven():
+            await first.waits.start(id="r")
+            await asyncio.sleep(1)
+        async with second.driven():
+            assert await second.waits.handle("r").result(60) == "right"
+        assert begun == 2
+
+    leaping_loop.run(main())
