@@ -45,7 +45,6 @@ from indilog_pipeline.backup.files import (
     order_pieces,
     part_name,
     plan_in,
-    verify,
     write_file,
 )
 from indilog_pipeline.log_image import LogImage
@@ -92,8 +91,8 @@ def create(
         progress: called with the number of parts written so far, and the number of all parts.
 
     Raises:
-        ConfigError: `destination` holds something else, or a backup of another platform; or there
-            is no such log to leave out.
+        ConfigError: `destination` holds something else, a whole backup, or a part of a backup of
+            another platform; or there is no such log to leave out.
         DataDirectoryError: `data` is no data directory; or a file of the backup is damaged.
         DataLossError: records that are not trimmed cannot be read from any replica.
         NotReadyError: a running platform moves files faster than they are read, or freed segments
@@ -109,8 +108,10 @@ def create(
         ) from error
     try:
         if (destination / MANIFEST_FILE).exists():
-            plan, manifest = verify(destination)
-            return CreatedBackup(plan.tail, manifest.kept, manifest.copied, manifest.left_out)
+            raise ConfigError(
+                f"{destination} has a whole backup already, which never changes; choose another "
+                "directory for a new one."
+            )
         return _create(image, destination, part_bytes, without, progress)
     except OSError as error:
         raise DataDirectoryError(

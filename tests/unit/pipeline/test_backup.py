@@ -236,9 +236,10 @@ def test_new_records_are_never_below_a_floor_of_the_backup(tmp_path: Path) -> No
     assert on(tmp_path / "new", append) == [b"new"]
 
 
-def test_a_second_run_of_a_whole_backup_changes_nothing(made: Path, copy: Path) -> None:
+def test_a_whole_backup_is_never_taken_for_a_new_one(made: Path, copy: Path) -> None:
     before = {file.name: file.stat().st_ino for file in copy.iterdir()}
-    assert create(made / "data", copy).tail == RECORDS
+    with pytest.raises(ConfigError, match="has a whole backup already"):
+        create(made / "data", copy)
     assert {file.name: file.stat().st_ino for file in copy.iterdir()} == before
 
 
