@@ -20,12 +20,15 @@ import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 from indilog.base.errors import ConfigError
 from indilog.base.loopback import is_loopback
 from indilog.base.running_platforms import RunningPlatform, platform_at
+
+if TYPE_CHECKING:
+    import httpx
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 URL_VARIABLE: Final = "INDILOG_URL"
@@ -41,11 +44,13 @@ class Endpoint:
         url: URL without a trailing slash.
         token: token of the platform; empty if none is known.
         tls: TLS context for `https://`; None: plain HTTP.
+        transport: carries requests to a gateway in this process; None: over the network.
     """
 
     url: str
     token: str = dataclasses.field(default="", repr=False)
     tls: ssl.SSLContext | None = None
+    transport: httpx.AsyncBaseTransport | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -55,6 +60,8 @@ class Endpoint:
     @property
     def for_httpx(self) -> dict[str, Any]:
         """Arguments of `httpx.Client` and `httpx.AsyncClient`."""
+        if self.transport is not None:
+            return {"base_url": self.url, "transport": self.transport}
         # Without TLS, an empty context keeps httpx from loading the system's certificates.
         verify = self.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return {"base_url": self.url, "headers": self.headers, "verify": verify, "trust_env": False}

@@ -12,11 +12,10 @@ import dataclasses
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-import msgspec
+import httpx
 
 from indilog.apps.app import App
 from indilog.apps.context import Context, current_of
@@ -24,20 +23,17 @@ from indilog.base.deployed import AppInfo
 from indilog.base.log import Log, LogSource, check_log_name
 from indilog.base.telemetry import quiet_unless_configured
 from indilog.config import MIB, ClusterConfig, Config, node_config
+from indilog.link.access import Endpoint
 from indilog.link.caller import LinkCaller
 from indilog.link.link import Link
 from indilog.link.link_messages import (
-    Failed,
     Greeting,
     LinkLostError,
     Question,
     Welcome,
-    error_from,
 )
 from indilog.remote_client import Connection, RemoteClient
-from indilog.runs import Run, RunList
 from indilog.runtime.cluster.assembly import FunctionsInProcess, embedded, functions_in_process
-from indilog.sdk.runs import LIST_RUNS, RunPage, cursor_of, place_of
 from indilog.testing.durations import seconds_of
 
 _CALL_TIMEOUT_S: Final = 3600.0
@@ -108,24 +104,8 @@ class Cluster(RemoteClient):
         """
         await self._functions.skip(seconds_of(days, hours, minutes, seconds))
 
-    async def _operate(self, app: str, operation: str, arguments: Mapping[str, object]) -> bytes:
-        name, text = f"{app}.{operation}", msgspec.json.encode(arguments)
-        answer = await self._functions.operate(name, text, self.session.position)
-        self.session.saw(answer.position)
-        if isinstance(answer, Failed):
-            raise error_from(answer)
-        return answer.result
-
-    async def _list(self, app: str | None, filters: dict[str, object], page: str | None) -> RunList:
-        if app is None:
-            raise ValueError("A cluster of a test lists the runs of one app; name it.")
-        more = {"before": place_of(page)} if page is not None else {}
-        found = msgspec.json.decode(
-            await self._operate(app, LIST_RUNS, filters | more), type=RunPage
-        )
-        operate = partial(self._operate, app)
-        runs = [Run(operate, self.log, app, info.id, info) for info in found.runs]
-        return RunList(runs, None if found.next is None else cursor_of(found.next), {})
+    def _endpoint(self) -> Endpoint:
+        return Endpoint(self.url, transport=httpx.ASGITransport(self._functions.gateway))
 
     async def _connect(self) -> Connection:
         connection = _InMemory(self._functions)

@@ -20,13 +20,12 @@ import structlog
 import uvloop
 
 from indilog.base.errors import ConfigError, IndilogError, NotReadyError
-from indilog.base.ids import Epoch, MetalogPosition, NodeId
+from indilog.base.ids import Epoch, NodeId
 from indilog.base.release import __version__
 from indilog.base.running_platforms import RunningPlatform, registered, running_at
 from indilog.config import Config, node_config
 from indilog.kernel.view import View, Views
 from indilog.link.link import Link, Serve
-from indilog.link.link_messages import Failed, Returned
 from indilog.roles.role import ReportsStatus, Role
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
@@ -457,13 +456,13 @@ class FunctionsInProcess:
             deploy them.
         connect: returns a client's link to the platform. Its arguments answer the platform's
             messages, and handle the loss of the link.
-        operate: runs an operation such as `app.runs.list` with JSON arguments, at a position.
+        gateway: the gateway's ASGI application, for requests by HTTP without a network.
         skip: lets a number of seconds pass at once, by the time of the log.
     """
 
     sources_of: Callable[[App], dict[str, str]]
     connect: Callable[[Serve, Callable[[Link], None]], Link]
-    operate: Callable[[str, bytes, MetalogPosition], Awaitable[Returned | Failed]]
+    gateway: GatewayApp
     skip: Callable[[float], Awaitable[None]]
 
 
@@ -475,6 +474,7 @@ async def functions_in_process(platform: Platform) -> AsyncIterator[FunctionsInP
     Raises:
         NotReadyError: the deployments cannot be read.
     """
+    from indilog_compute.gateway.app import create_gateway
     from indilog_compute.workers.host import FunctionHost
     from indilog_compute.workers.in_process import InProcessWorkers, client_link
 
@@ -484,16 +484,14 @@ async def functions_in_process(platform: Platform) -> AsyncIterator[FunctionsInP
     config = dataclasses.replace(platform.config, node=node)
     host = FunctionHost(config, logs, node_name=logs.node, start_worker=workers.start)
 
-    async def operate(name: str, arguments: bytes, position: MetalogPosition) -> Returned | Failed:
-        return await host.operate(name, arguments, position=position).outcome
-
     async def skip(seconds: float) -> None:
         platform.shell.clock.skip(seconds)
         await host.ask_time()
 
     try:
         await host.start()
-        yield FunctionsInProcess(workers.given.sources, partial(client_link, host), operate, skip)
+        gateway = create_gateway(host, logs, dict, config, kinds=logs.kinds)
+        yield FunctionsInProcess(workers.given.sources, partial(client_link, host), gateway, skip)
     finally:
         await workers.stop()
         await host.stop()
