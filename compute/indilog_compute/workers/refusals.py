@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from typing import Final
 
 from indilog.apps.app import check_app_name, is_operation_name
 from indilog.base.errors import AppNameTakenError, DeployError, IndilogError, UnknownFunctionError
 from indilog.sdk.runs import START_RUN
 from indilog_compute.deployments import Deployment, DeploymentLog, PlacedDeployment
 from indilog_compute.workers.call import DeployedApp
+
+_SCHEDULES: Final = "schedules."
+"""How the names of operations on schedules of workflows begin."""
 
 
 def unknown_function(
@@ -26,12 +30,17 @@ def unknown_function(
     if app not in apps:
         return unknown_app(app, apps, log)
     is_operation = is_operation_name(function)
+    if function.startswith(_SCHEDULES):
+        return UnknownFunctionError(
+            f"App {app} has no workflow with a schedule; `indilog schedules` shows no schedules of "
+            "functions."
+        )
     same = [known for known in apps[app].functions if is_operation_name(known) == is_operation]
     near = get_close_matches(function, same, n=1)
     kind = "operation" if is_operation else "function"
     sentence = f"App {app} has no {kind} {function!r}{_did_you_mean(near)}"
-    if not near and START_RUN in apps[app].functions:
-        sentence += f" A workflow is started by `indilog runs start {app}.{function}`."
+    if not (near or is_operation) and START_RUN in apps[app].functions:
+        sentence += f" If it is a workflow, `indilog runs start {app}.{function}` starts it."
     return UnknownFunctionError(sentence)
 
 

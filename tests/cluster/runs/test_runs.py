@@ -520,7 +520,7 @@ async def test_a_start_that_does_not_fit_is_explained_and_starts_nothing(
         answer = await platform.http.post("/runs/travel", json=body)
         assert (answer.status_code, sentence in answer.json()["detail"]) == (status, True), answer
     called = await indi(platform, "invoke", "travel.double")
-    assert "A workflow is started by `indilog runs start travel.double`." in called.output
+    assert "If it is a workflow, `indilog runs start travel.double` starts it." in called.output
     for given, sentence in (
         ("order", "A workflow is named APP.WORKFLOW, not 'order'."),
         ("nothing.order", "No app 'nothing' is deployed"),

@@ -20,8 +20,9 @@ def specs(*names: str) -> tuple[FunctionSpec, ...]:
     ("name", "sentence"),
     [
         ("shop.list_run", "App shop has no function 'list_run'; did you mean 'list_runs'?"),
+        ("shop.schedules.list", "shows no schedules of functions."),
         ("shop.runs.lst", "App shop has no operation 'runs.lst'; did you mean 'runs.list'?"),
-        ("shop.xyz", "by `indilog runs start shop.xyz`."),
+        ("shop.xyz", "`indilog runs start shop.xyz` starts it."),
         ("shp.list_runs", "No app 'shp' is deployed; did you mean 'shop'?"),
         ("shop.", "A function is named app.function, not 'shop.'."),
         ("shop", "A function is named app.function, not 'shop'."),
