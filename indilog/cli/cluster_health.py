@@ -1,8 +1,8 @@
 """Evaluates the status of a platform (`GET /status`) for `indilog cluster`: nodes, shards, the
 view, and problems.
 
-A node is *silent* if its process has not published a status for 10 s. A storage node is *lost* if
-the primary gets no heartbeats from it (`storage_lost_s`); its process may still run.
+A node is *silent* if its process has ended, or has not published a status for 10 s. A storage node
+is *lost* if the primary gets no heartbeats from it (`storage_lost_s`); its process may still run.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 Each process writes the status of its roles every few seconds, and gateways (`assembly.status_of`)
 read it. On one machine, the status is in files of the run's directory (`StatusFiles`). On several
 machines, it is in the metadata store (`indilog.runtime.cluster.machines.status_keys`). So a status
-request costs no message, and an old status reveals a process that hangs. The status is only for
-operators.
+request costs no message, and an old status reveals a process that hangs. A file also has the id of
+its process, so that a killed process is noticed at once. The status is only for operators.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -40,6 +41,18 @@ class PublishedStatus(NamedTuple):
 
     status: Status
     silent: list[NodeId]
+
+
+class _StatusFile(msgspec.Struct):
+    """The content of a file.
+
+    Attributes:
+        process: id of the process that wrote it.
+        status: the status of one node; empty: the node has none.
+    """
+
+    process: int
+    status: dict[str, dict[str, Any]]
 
 
 class StatusBoard(Protocol):
@@ -100,7 +113,8 @@ class StatusFiles:
     async def write(self, status: Status) -> None:
         """See `StatusBoard.write`."""
         for node, figures in status.items():
-            content = msgspec.json.encode({node: figures} if figures else {})
+            found = _StatusFile(os.getpid(), {node: dict(figures)} if figures else {})
+            content = msgspec.json.encode(found)
             await asyncio.to_thread(_write, self._path(NodeId(node)), content)
 
     async def remove(self, nodes: Sequence[NodeId]) -> None:
@@ -136,6 +150,17 @@ def _read(path: Path) -> dict[str, dict[str, Any]] | None:
             content = file.read(_BYTES_MAX)
         if time.time() - path.stat().st_mtime > BELIEVED_S:
             return None
-        return msgspec.json.decode(content, type=dict[str, dict[str, Any]])
+        found = msgspec.json.decode(content, type=_StatusFile)
     except (OSError, msgspec.DecodeError):
         return None
+    return found.status if _is_running(found.process) else None
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is a process of another user
+        return True
+    return True

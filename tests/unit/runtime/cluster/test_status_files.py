@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,8 +34,28 @@ async def test_each_node_of_a_process_has_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_outdated_or_damaged_metric_files_are_ignored(tmp_path: Path) -> None:
-    (tmp_path / "storage-0.status").write_bytes(b"{}")
-    (tmp_path / "storage-1.status").write_bytes(b'{"storage-1": 7')
+    (tmp_path / "storage-0.status").write_bytes(b'{"process": %d, "status": {}}' % os.getpid())
+    (tmp_path / "storage-1.status").write_bytes(b'{"process": 7')
     assert StatusFiles(tmp_path).read([A, B]).silent == [B]
     os.utime(tmp_path / "storage-0.status", (1, 1))
     assert StatusFiles(tmp_path).read([A, B]).silent == [A, B]
+
+
+_PUBLISHES = """
+import asyncio, pathlib, sys, time
+from indilog.runtime.cluster.status_files import StatusFiles
+asyncio.run(StatusFiles(pathlib.Path(sys.argv[1])).write({"storage-0": {"read_only": 1}}))
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_status_of_a_killed_process_is_ignored_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _PUBLISHES, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert StatusFiles(tmp_path).read([A]).silent == []
+        process.kill()
+        process.wait()
+        assert StatusFiles(tmp_path).read([A]) == ({}, [A])
