@@ -16,6 +16,7 @@ from indilog.base.errors import ConfigError, DataLossError, TrimmedError
 from indilog.base.ids import SeqNum, UserTag
 from indilog_pipeline.log_image import LogImage
 from indilog_pipeline.record_batches import Filter, parts_of, read_records
+from indilog_pipeline.shared_logs import check_shared
 from indilog_pipeline.spark.options import BATCH_ROWS_MIN, Bounds
 from indilog_pipeline.spark.reading import Found, Gap, ReadPart, check_end
 
@@ -60,11 +61,17 @@ class DirectoryReads:
         return start, end
 
     def parts(self, bounds: Bounds, start: SeqNum, end: SeqNum) -> list[ReadPart]:
-        """Split [start, end) into parts of about the target size on disk."""
+        """Split [start, end) into parts of about the target size on disk.
+
+        Raises:
+            ConfigError: a log has another kind than `shared`.
+        """
         if start >= end:
             return []
         image = LogImage.read(self._path)
         check_end(end, image.tail)
+        for log in sorted(bounds.logs or ()):
+            check_shared(image, log, start, end)
         return [
             ReadPart(part.start, part.end, _ImagePart(wanted, image.between(part.start, part.end)))
             for wanted in self._wanted(bounds)

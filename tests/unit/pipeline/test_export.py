@@ -230,3 +230,28 @@ def test_an_export_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out" / "_indilog_export.json").write_text("{")
     with pytest.raises(ConfigError, match="is damaged"):
         run(tmp_path / "data", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("owned", "is of kind owned"), ("order-first", "was switched to another kind")],
+)
+def test_a_log_with_records_in_cells_is_refused(tmp_path: Path, kind: str, reason: str) -> None:
+    data, directory = tmp_path / "data", tmp_path / "out"
+
+    async def story() -> None:
+        async with indilog.open(data) as client:
+            if kind == "owned":
+                await client.create_log("a", "owned")
+            await client.log("a").append(b"x")
+            await client.create_log("b", "shared")
+            if kind == "order-first":
+                await client.switch_log("a", "order-first")
+            await client.log("a").append(b"y")
+            await client.log("b").append(b"z")
+
+    asyncio.run(story())
+    with pytest.raises(ConfigError, match=f"Log a {reason}"):
+        run(data, directory)
+    assert exported(directory) == []
+    assert export("b", tmp_path / "b", path=str(data)).records == 1
