@@ -369,7 +369,8 @@ def _app_of(gateway: Gateway, run: str) -> str:
     if len(apps) > 1:
         stop(f"The apps {', '.join(apps)} have a run {run!r}; name one with --app.")
     if not apps and listing.missing:
-        stop(f"Run {run!r} was not found. {' '.join(listing.missing.values())}", FAILURE)
+        why = " ".join(listing.missing.values())
+        stop(f"{why} So it is unknown which app has run {run!r}; name it with --app.", FAILURE)
     if not apps:
         stop(f"No deployed app has a run {run!r}; `indilog runs list` shows the runs.")
     return apps[0]

@@ -164,7 +164,8 @@ class FunctionsConfig(SettingsGroup):
     """Bytes of the result of a call; a call with a larger result fails."""
     worker_silent_s: float = 1.0
     """A worker whose event loop is blocked for this many seconds gets no new calls until it
-    answers. Calls that it has not begun go to another worker. At most `worker_stop_s`.
+    answers. Calls that it has not begun go to another worker. If it is still blocked after
+    `call_timeout_s`, or the longest limit of its calls, it is killed. At most `worker_stop_s`.
     """
     worker_stop_s: float = 5.0
     """Seconds after a call's timeout until a worker is killed if it is silent, or replaced if the

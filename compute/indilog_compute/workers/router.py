@@ -304,7 +304,7 @@ class CallRouter:
             self._complete(call, failed(error))
             return False
         call.worker, call.slot = worker, slot
-        timeout_s = call.function.timeout_s or self._node.functions.call_timeout_s
+        timeout_s = self._timeout_s(call)
         self._set_timer(call, timeout_s, self._on_call_timeout)
         kept = self._workers[worker]
         kept.calls.add(call)
@@ -433,6 +433,9 @@ class CallRouter:
 
     # --- internal: calls and workers that do not end
 
+    def _timeout_s(self, call: Call) -> float:
+        return call.function.timeout_s or self._node.functions.call_timeout_s
+
     def _on_wait_timeout(self, call: Call) -> None:
         self.calls["timed_out"] += 1
         self._stop(
@@ -445,7 +448,7 @@ class CallRouter:
     def _on_call_timeout(self, call: Call) -> None:
         self.calls["timed_out"] += 1
         worker, slot = call.worker, call.slot
-        timeout_s = call.function.timeout_s or self._node.functions.call_timeout_s
+        timeout_s = self._timeout_s(call)
         state = (
             "it was cancelled"
             if call.function.is_async
@@ -505,7 +508,25 @@ class CallRouter:
         for call in unbegun:
             worker.claims.revoke(call.slot)
         slots = sorted(((call, call.slot) for call in unbegun), key=_sent)
-        asyncio.get_running_loop().call_later(VISIBLE_S, self._move, worker, slots)
+        loop = asyncio.get_running_loop()
+        loop.call_later(VISIBLE_S, self._move, worker, slots)
+        begun = [self._timeout_s(call) for call in kept.calls if call not in unbegun]
+        patience_s = max([self._node.functions.call_timeout_s, *begun])
+        frames = worker.link.frames_received
+        loop.call_later(patience_s, self._end_if_blocked, worker, patience_s, frames)
+
+    def _end_if_blocked(self, worker: Worker, after_s: float, frames: int) -> None:
+        """End a worker that has sent nothing since it was suspended. What blocks it may be a step
+        of a workflow, which no call waits for.
+        """
+        if worker in self._workers and worker.link.frames_received == frames:
+            structlog.get_logger().warning(
+                "worker killed: its event loop stayed blocked",
+                worker=worker.index,
+                pid=worker.pid,
+                after_s=after_s,
+            )
+            worker.abort()
 
     def _move(self, worker: Worker, revoked: list[tuple[Call, int]]) -> None:
         unbegun = [

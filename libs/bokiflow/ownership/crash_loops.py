@@ -1,9 +1,9 @@
 """Handles crash-looping runs: runs that may crash the processes that execute them.
 
-A step that calls `os._exit`, or uses all memory, ends its worker. It would also end the next worker
-that takes over the run, and so interrupt all other runs there. So each takeover counts the
-executors in a row that crashed soon after they got the run. Soon means before their next heartbeat,
-and before a step was decided.
+A step that calls `os._exit`, uses all memory, or blocks the event loop, ends its worker. It would
+also end the next worker that takes over the run, and so interrupt all other runs there. So each
+takeover counts the executors in a row that crashed soon after they got the run. Soon means before
+their next heartbeat, and before a step was decided.
 
 After the second such crash the run counts as crash-looping. The runs that were taken over together
 with it count as crash-looping, too. Such runs are taken over in groups, which become smaller with
@@ -79,7 +79,7 @@ def problem(crashes: int) -> str:
     processes = "1 process" if crashes == 1 else f"{crashes} processes in a row"
     return (
         f"{processes} ended right after they had begun to execute it; a step of it may end them "
-        "(os._exit, too much memory)."
+        "(os._exit, too much memory, a blocked event loop)."
     )
 
 

@@ -288,7 +288,10 @@ async def test_an_app_that_does_not_answer_is_named_and_the_others_are_listed(
         assert "travel" in listed.stdout
         assert listed.stderr == "warning: App slow did not answer within 8 s.\n"
         missing = await said_by("runs", "show", "b")
-        assert missing.stderr == "Run 'b' was not found. App slow did not answer within 8 s.\n"
+        assert missing.stderr == (
+            "App slow did not answer within 8 s. So it is unknown which app has run 'b'; name it "
+            "with --app.\n"
+        )
         async with asyncio.timeout(100):
             while platform.host.status()["calls_running"]:  # noqa: ASYNC110 - not announced
                 await asyncio.sleep(0.05)

@@ -116,7 +116,10 @@ def test_the_app_of_a_run_is_found_by_its_id(gateway: Gateway) -> None:
         ),
         (
             listed(slow="App slow did not answer within 3 s."),
-            "Run 'a' was not found. App slow did not answer within 3 s.",
+            (
+                "App slow did not answer within 3 s. So it is unknown which app has run 'a'; name "
+                "it with --app."
+            ),
             1,
         ),
     ],

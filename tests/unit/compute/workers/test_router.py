@@ -50,7 +50,7 @@ class Seen:
         self.pid = 1
         self.killed = False
 
-    def kill(self) -> None:
+    def abort(self) -> None:
         self.killed = True
 
 
@@ -485,6 +485,27 @@ async def test_a_check_waits_for_the_only_worker_to_respond_and_asks_it_again() 
         blocked.came.clear()
     blocked.link.answer(asked_anew()[0], Done(0))
     await check
+
+
+@pytest.mark.parametrize("wakes", [False, True])
+async def test_a_worker_that_stays_blocked_is_killed_although_no_call_waits_for_it(
+    wakes: bool,
+) -> None:
+    router, app = router_of(call_timeout_s=60.0), deployed()
+    blocked = Worker(router, is_blocked=True)
+    call = submitted(router, app)
+    await asyncio.sleep(5)
+    other = Worker(router)
+    [(number, _)] = await other.until_asked(1)
+    other.link.answer(number, Returned(0, b"1"))
+    assert await call.outcome == Returned(0, b"1")
+    await asyncio.sleep(50)
+    assert not blocked.process.killed  # type: ignore[attr-defined]
+    if wakes:
+        blocked.wake()
+    await asyncio.sleep(10)
+    assert blocked.process.killed is not wakes  # type: ignore[attr-defined]
+    assert not other.process.killed  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("ends", ["stop", "deadline", "no workers"])
