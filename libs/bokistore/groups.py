@@ -98,6 +98,13 @@ class Group(Generic[_MemberT]):
         contender.end_group(self)
         await self.commit()
 
+    async def commit_members(self) -> None:
+        """Append the record without the transaction that has its turn, because that one is slow. If
+        no transaction has joined, only the slow one needs the record, and will append it.
+        """
+        if self._members:
+            await self.commit()
+
     async def commit(self) -> None:
         """Append the record once, even if the caller is cancelled meanwhile."""
         if self._is_committing:

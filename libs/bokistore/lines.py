@@ -14,8 +14,9 @@ deadlock:
 - A transaction inside the body of another one does not wait at all.
 
 A turn ends with its transaction. If a transaction takes longer than `TURN_S`, the next one in the
-line starts while the first one is still running. `Store.transact` makes a `Contender` for each
-call, and `Transaction` uses it; `bokistore.log_lines` orders the processes.
+line starts while the first one is still running, and the group before it commits without it.
+`Store.transact` makes a `Contender` for each call, and `Transaction` uses it; `bokistore.log_lines`
+orders the processes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 from bokistore.log_lines import LOSSES_MAX, LogTurn
-from indilog.sdk import Event
+from indilog.sdk import Event, run_in_background
 
 GroupT = TypeVar("GroupT", bound="CommitGroup")
 
@@ -90,8 +91,10 @@ class Lines:
             while line.first is not contender:
                 before = line.first
                 if not await _set_within(entry[1], TURN_S) and line.first is before:
-                    line.group = None  # the slow one commits it
+                    group, line.group = line.group, None
                     self._advance(place, line)
+                    if group is not None:
+                        await group.commit_members()
         except BaseException:
             if line.first is contender:
                 self._advance(place, line)
@@ -113,7 +116,8 @@ class Lines:
 
     def _advance(self, place: tuple[str, str], line: _Line) -> None:
         if not line.waiting:
-            assert line.group is None, "a group ends before its line"
+            if line.group is not None:  # the first one was cancelled just when it got the turn
+                run_in_background(line.group.commit())
             del self._lines[place]
             return
         line.first, event = line.waiting.popleft()
@@ -159,6 +163,9 @@ class CommitGroup(Protocol):
 
     async def commit(self) -> None:
         """Append the record. Its transactions raise the errors, not this call."""
+
+    async def commit_members(self) -> None:
+        """Append the record, unless no transaction has joined."""
 
 
 class Contender:

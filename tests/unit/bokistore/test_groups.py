@@ -147,6 +147,71 @@ async def test_a_cancelled_member_stops_no_other_one(log: SlowLog, store: Store)
     assert len(store._cache.lines) == 0
 
 
+async def lose_first(
+    store: Store, arrives_s: float, then_s: float = 0, error: Exception | None = None
+) -> int:
+    """Run a transaction that conflicts after `arrives_s` seconds and then, in line, takes `then_s`
+    seconds.
+    """
+    runs = 0
+
+    async def body(txn: Transaction) -> int:
+        nonlocal runs
+        runs += 1
+        number = await one(txn)
+        await asyncio.sleep((arrives_s, then_s, 0)[runs - 1])
+        if runs == 2 and error is not None:
+            raise error
+        return number
+
+    return await store.transact(body)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("slow, and failed")])
+async def test_a_group_does_not_wait_for_a_slow_transaction_behind_it(
+    store: Store, error: Exception | None
+) -> None:
+    """The slow one has the turn, so it would commit the record of those before it."""
+    before, first, member, slow, behind = [
+        asyncio.create_task(call)
+        for call in (
+            lose_first(store, 1),
+            lose_first(store, 1.1, 1),
+            lose_first(store, 1.2),
+            lose_first(store, 1.3, 10 * lines.TURN_S, error),
+            lose_first(store, 1.4),
+        )
+    ]
+    assert await before == 1
+    assert await first == 2
+    assert not member.done(), "it is in a group with the slow one"
+    assert await asyncio.wait_for(member, 2 * lines.TURN_S) == 3
+    assert await asyncio.wait_for(behind, 2 * lines.TURN_S) == 4
+    (ended,) = await asyncio.gather(slow, return_exceptions=True)
+    assert ended == (error or 5)
+    assert len(store._cache.lines) == 0
+
+
+async def test_a_group_commits_if_the_last_in_line_is_cancelled_when_it_gets_the_turn(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = asyncio.create_task(lose_first(store, 1.3, 60))
+    calls = (lose_first(store, 1), lose_first(store, 1.1, 1), lose_first(store, 1.2), last)
+    join = groups.Group.end_turn
+
+    async def pass_on_and_cancel(
+        group: groups.Group[Transaction], contender: lines.Contender
+    ) -> None:
+        await join(group, contender)
+        last.cancel()
+
+    monkeypatch.setattr(groups.Group, "end_turn", pass_on_and_cancel)
+    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+    assert list(results[:3]) == [1, 2, 3]
+    assert isinstance(results[3], asyncio.CancelledError)
+    assert len(store._cache.lines) == 0
+
+
 async def test_blind_writes_and_large_transactions_have_records_of_their_own(
     log: SlowLog, store: Store
 ) -> None:
