@@ -59,7 +59,15 @@ from bokistore.records import (
 from bokistore.replay import ObjectReplay
 from bokistore.tags import check_own, entry, index_of, with_tags
 from bokistore.types import as_document
-from indilog import MAX_SEQNUM, ConflictError, IndilogError, Log, Record, TrimmedError
+from indilog import (
+    MAX_SEQNUM,
+    ConflictError,
+    IndilogError,
+    Log,
+    Record,
+    TooLargeError,
+    TrimmedError,
+)
 from indilog.sdk import SeqNum, append_outcome_unknown
 
 _decode_write = msgspec.json.Decoder(Write).decode
@@ -409,15 +417,31 @@ class Transaction:
     async def _append(self, writes: dict[str, list[msgspec.Raw]]) -> None:
         if self._ids:
             self._released = self._releases.take(self._log.name)
-        data = self._encode(writes)
-        tags = [*map(tag_of, writes), *dict.fromkeys(map(id_tag_of, [*self._ids, *self._released]))]
         try:
-            seqnum = await self._log.append(data, tags=tags)
+            data, seqnum = await self._append_record(writes)
         except BaseException:
             self._releases.add(self._log.name, self._released)
             raise
         with append_outcome_unknown(seqnum):
             await self._decide(seqnum, data)
+
+    async def _append_record(self, writes: dict[str, list[msgspec.Raw]]) -> tuple[bytes, SeqNum]:
+        """Append the record, and return its data and seqnum. If it is too large with the released
+        ids, append it without them; a later record then names them.
+        """
+        try:
+            return await self._append_encoded(writes)
+        except TooLargeError:
+            if not self._released:
+                raise
+        self._releases.add(self._log.name, self._released)
+        self._released = []
+        return await self._append_encoded(writes)
+
+    async def _append_encoded(self, writes: dict[str, list[msgspec.Raw]]) -> tuple[bytes, SeqNum]:
+        data = self._encode(writes)
+        tags = [*map(tag_of, writes), *dict.fromkeys(map(id_tag_of, [*self._ids, *self._released]))]
+        return data, await self._log.append(data, tags=tags)
 
     async def _join(
         self, group: Group[Transaction], contender: Contender, writes: dict[str, list[msgspec.Raw]]

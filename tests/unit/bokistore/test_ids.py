@@ -130,6 +130,23 @@ async def test_a_release_that_could_not_be_appended_is_repeated(log: MemoryLog) 
     assert command.released == ("x", "y")
 
 
+async def test_releases_leave_room_for_what_a_transaction_writes(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bokistore.records._ID_TAGS", 65_536)
+
+    async def put_many(txn: Transaction) -> None:
+        for number in range(log.logs.config.record_tags_max - 1):
+            txn.set(f"o{number}", "n", 1)
+
+    store = newcomer(log)
+    store.release("x", "y")
+    await store.transact(put_many, id="many")
+    await store.transact(pay, id="next")
+    commands = [decode_command(record.data) for record in await log.read_range()]
+    assert [command.released for command in commands if command] == [(), ("x", "y")]
+
+
 async def test_releases_are_bounded(log: MemoryLog) -> None:
     store = newcomer(log)
     store.release(*map(str, range(cache._RELEASES_MAX + 5)))
