@@ -215,7 +215,8 @@ class Collection:
             for record in page:
                 command = decode_command(record.data)
                 if command is not None:
-                    released.update(command.released)
+                    if record.seqnum < end:  # a paused caller may still use an id released later
+                        released.update(command.released)
                     commands.append((record.seqnum, command))
         floor = end
         for seqnum, command in commands:

@@ -355,9 +355,9 @@ class Store:
         `TrimmedError`, and a transaction that began earlier gets `ConflictError`.
 
         Ids of transactions are forgotten after `keep_ids` seconds, or `keep` if that is longer. A
-        held id (`transact(hold=True)`) is forgotten when it has been released and `keep` seconds
-        have passed since its transaction. If no caller releases a held id, it is forgotten after
-        `HELD_S_MAX` seconds. A transaction with an id must not last longer than ids are kept.
+        held id (`transact(hold=True)`) is forgotten `keep` seconds after it was released. If no
+        caller releases a held id, it is forgotten after `HELD_S_MAX` seconds. A transaction with an
+        id must not last longer than ids are kept.
 
         Call it periodically, from any process, or use `collect_automatically`. Each call continues
         where the last one ended, so each record of the log is read once. A call may be interrupted.

@@ -83,6 +83,22 @@ async def test_a_held_id_is_known_until_it_is_released(log: MemoryLog, clock: Cl
     assert await alive_ids(log) == set()
 
 
+async def test_a_released_id_is_known_as_long_as_history_is_kept(
+    log: MemoryLog, clock: Clock
+) -> None:
+    store = Store(log)
+    await store.transact(pay, id="held", hold=True)
+    await store.transact(pay, id="other")
+    clock.now += 300 * DAY
+    store.release("held")
+    await store.transact(pay, id="next")
+    await store.collect(keep=10, keep_ids=10)
+    assert await newcomer(log).transact(pay, id="held", hold=True) == 1, "released just now"
+    clock.now += 100
+    await store.collect(keep=10, keep_ids=10)
+    assert await alive_ids(log) == set()
+
+
 async def test_an_id_that_is_never_released_is_forgotten_after_a_year(
     log: MemoryLog, clock: Clock
 ) -> None:
