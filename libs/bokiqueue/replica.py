@@ -32,7 +32,7 @@ from bokiqueue.records import (
 from bokiqueue.shard import ShardReplica, Submission, WantedMessages
 from bokiqueue.shard_state import Message
 from bokiqueue.waiting import Notifications
-from indilog import DataLossError, IndilogError, Log, TrimmedError
+from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
 from indilog.replayed import ReplicaCache
 from indilog.sdk import Event, LogClock, SeqNum
 
@@ -60,7 +60,9 @@ class QueueReplica:
 
     def __init__(self, name: str, shards: int, consumes: Sequence[int] | None = None) -> None:
         self.tags: QueueTags = queue_tags(name, shards)
-        self.notifications = Notifications(self.tags.pushed, self.due_in_s)
+        self.notifications = Notifications(
+            self.tags.pushed, self.due_in_s, self._note_records, self._note_records_below
+        )
         self.clock = LogClock(lambda: waiting.seconds_now())  # noqa: PLW0108 - tests replace it
         self._contents = MessageCache()
         self.shards = [
@@ -109,8 +111,7 @@ class QueueReplica:
             )
         tail = await log.tail()
         await self.clock.begin(log)
-        for shard in self.shards:
-            shard.note_records_below(tail)
+        self._note_records_below(tail)
         self._cursor = tail
         self._opened = True
 
@@ -130,8 +131,7 @@ class QueueReplica:
             page = await log.read_range(self.tags.pushed, self._cursor, limit=_PAGE)
         except TrimmedError as error:
             self._cursor = max(self._cursor, error.first_seqnum)
-            for shard in self.shards:
-                shard.note_records_below(error.first_seqnum)
+            self._note_records_below(error.first_seqnum)
             return True
         except (
             DataLossError
@@ -139,15 +139,23 @@ class QueueReplica:
             if error.next_seqnum is None or error.next_seqnum <= self._cursor:
                 raise
             self._cursor = error.next_seqnum
-            for shard in self.shards:
-                shard.note_records_below(error.next_seqnum)
+            self._note_records_below(error.next_seqnum)
             return True
-        for record in page:
-            if record.seqnum >= self._cursor:
-                self._cursor = record.seqnum + 1
-                if (number := shard_in(record.tags, self.tags)) is not None:
-                    self.shards[number].note_records_below(record.seqnum + 1)
+        if page:
+            self._cursor = max(self._cursor, page[-1].seqnum + 1)
+            self._note_records(page)
         return bool(page)
+
+    def _note_records(self, records: Sequence[Record]) -> None:
+        """Note that shards have new records, which have the tag `pushed`."""
+        for record in records:
+            if (number := shard_in(record.tags, self.tags)) is not None:
+                self.shards[number].note_records_below(record.seqnum + 1)
+
+    def _note_records_below(self, records_below: SeqNum) -> None:
+        """Note that any shard may have new records below `records_below`."""
+        for shard in self.shards:
+            shard.note_records_below(records_below)
 
     async def catch_up(
         self, log: Log, shard: ShardReplica, until: SeqNum, *, is_in_session: bool = False
@@ -198,13 +206,15 @@ class QueueReplica:
         raise QueueError(f"The message at seqnum {message.seqnum} cannot be read.")
 
     def due_in_s(self) -> float | None:
-        """Return the seconds until the next lease or delay of a consumed shard ends; None: no
-        consumed shard has one.
+        """Return the seconds until a consumed shard has a ready message that no undecided claim of
+        this process gets; None: no message becomes ready without a further record.
         """
         dues = (due for s in self._consumed if (due := self._due_in_s(s)) is not None)
         return min(dues, default=None)
 
     def _due_in_s(self, shard: ShardReplica) -> float | None:
+        if shard.has_ready(self._log_time(shard)):
+            return 0.0
         due = shard.state.next_due()
         return None if due is None else max(due, shard.rests_until) - self.clock.now()
 
@@ -262,6 +272,7 @@ class QueueReplica:
         finally:
             del shard.claims[decided]
             decided.set()
+            self.notifications.due(self._due_in_s(shard))
         if claimed.touched:
             return claimed
         await self._rest_after_empty_claim(log, shard)
@@ -313,6 +324,7 @@ class QueueReplica:
                 await log.trim(self._cursor, tag=self.tags.pushed)
         finally:
             shard.is_saving = False
+            self.notifications.due(self._due_in_s(shard))
 
 
 async def read_settings(log: Log, name: str) -> QueueSettings | None:

@@ -161,8 +161,12 @@ class ShardReplica:
         """Whether there may be records that are not applied."""
         return self._replica.known < self.records_below
 
+    def has_ready(self, now: float) -> bool:
+        """Whether more messages are ready at `now` than the undecided claims want."""
+        return self.state.ready(now) > sum(self.claims.values())
+
     def has_unclaimed(self, now: float) -> bool:
-        """Whether more messages may be ready at `now` than the undecided claims want."""
+        """Do the same as `has_ready`, and count messages that are about to be returned."""
         return self.state.ready(now) + len(self._to_return) > sum(self.claims.values())
 
     def may_have_message(self, now: float) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from indilog import Log, Record, TrimmedError
@@ -38,12 +38,24 @@ class Notifications:
 
     Args:
         tag: tag of all records that can make a message ready.
-        due_in_s: returns the seconds until the next lease or delay ends; None if there is none.
+        due_in_s: returns the seconds until a message that no consumer claims is ready, 0 if there
+            is one; None if no message will be ready without a further record.
+        note: called with the records that were read. The sessions of the consumers that are woken
+            may not see these records yet.
+        note_trim: called with a seqnum below which records were trimmed before they were read.
     """
 
-    def __init__(self, tag: str, due_in_s: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        tag: str,
+        due_in_s: Callable[[], float | None],
+        note: Callable[[Sequence[Record]], object],
+        note_trim: Callable[[SeqNum], object],
+    ) -> None:
         self._tag = tag
         self._due_in_s = due_in_s
+        self._note = note
+        self._note_trim = note_trim
         self._waiting: deque[asyncio.Future[SeqNum]] = deque()
         self._end: SeqNum = 0
         """Consumers were notified of records below this seqnum."""
@@ -92,8 +104,8 @@ class Notifications:
         self._passed_on = not self._wake_one()
 
     def due(self, in_s: float | None) -> None:
-        """Note that a lease or delay ends in `in_s` seconds; None: there is none. If the current
-        read would end later, replace it with a new read.
+        """Note that a message is ready in `in_s` seconds; None: there is none. If the current read
+        would end later, replace it with a new read.
         """
         if self._reading is not None and in_s is not None and seconds_now() + in_s < self._until:
             self._reading.reschedule(asyncio.get_running_loop().time())
@@ -127,20 +139,22 @@ class Notifications:
             records = await self._read(log, wait_s)
         except TrimmedError as error:
             self._end = max(self._end, error.first_seqnum)
+            self._note_trim(error.first_seqnum)
             while self._wake_one():
                 pass  # any number of messages may have been pushed
             return
         if records:
             assert records[0].seqnum >= self._end, "a read begins where the last one ended"
             self._end = records[-1].seqnum + 1
+            self._note(records)
             for _ in records:
                 self._wake_one()
-        elif due_in_s is not None and (left_s := self._due_in_s()) is not None and left_s <= 0:
+        elif (left_s := self._due_in_s()) is not None and left_s <= 0:
             self._wake_one()
 
     async def _read(self, log: Log, wait_s: float) -> list[Record]:
-        """Return new records. The result is empty after `wait_s` seconds, or if a lease or delay
-        ends first.
+        """Return new records. The result is empty after `wait_s` seconds, or if a message is ready
+        earlier.
         """
         limit = min(len(self._waiting), READ_RANGE_LIMIT_MAX)
         ended = asyncio.timeout(None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -11,7 +11,7 @@ from bokiqueue import Delivery, Queue, QueueReplica
 from bokiqueue.records import Claim, decode_commands
 from indilog.base.errors import NotReadyError
 from indilog.base.ids import UserTag
-from indilog.base.log import READ_RANGE_LIMIT_MAX
+from indilog.base.log import READ_RANGE_LIMIT_MAX, Entry, Record
 from indilog.testing import MemoryLog
 from tests.support.hooked_log import HookedLog, Read
 
@@ -186,3 +186,57 @@ async def test_an_error_of_the_watcher_reaches_all_waiting_consumers() -> None:
     for taking in takings:
         with pytest.raises(ValueError, match="a limit"):
             await asyncio.wait_for(taking, SOON_S)
+
+
+@pytest.mark.parametrize("how", ["delay ends", "delay ends at a record", "redrive"])
+async def test_messages_that_become_ready_together_wake_as_many_consumers(how: str) -> None:
+    """None of the woken consumers acknowledges its message and takes another one."""
+    log = MemoryLog("work")
+    queue = Queue(log, "mail", shards=1)
+    operator = Queue(log, "mail", shards=1, tries=1, replica=QueueReplica("mail", 1))
+    for number in range(4):
+        await operator.push(b"%d" % number, delay=0 if how == "redrive" else 1)
+    if how == "redrive":
+        with pytest.raises(ValueError, match="dead"):
+            async with operator.pop_many(4):
+                raise ValueError("dead now")
+    takes = [asyncio.create_task(queue.take(wait=60)) for _ in range(4)]
+    await some_turns()
+    if how == "redrive":
+        assert await operator.redrive() == 4
+    elif how == "delay ends at a record":
+        await log.logs.skip(seconds=1)
+        await queue.purge(dead=True)
+    assert len({await delivered(taking) for taking in takes}) == 4
+
+
+class BehindUntilFresh(HookedLog):
+    """A session that sees new records only with fresh and waiting reads, and its own appends."""
+
+    end = 0
+
+    async def after_append(self, entries: Sequence[Entry]) -> None:
+        self.end = self.logs.position
+
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        if read.fresh or read.wait:
+            self.end = self.logs.position
+        return [record for record in records if record.seqnum < self.end]
+
+    async def tail(self) -> int:
+        self.end = await super().tail()
+        return self.end
+
+
+async def test_a_consumer_is_woken_by_a_read_of_another_session() -> None:
+    """The session that reads for all consumers sees a record before the session of the woken one
+    does.
+    """
+    log = MemoryLog("work")
+    reads = asyncio.create_task(Queue(log, "mail", shards=1).take(wait=1))
+    await some_turns()
+    behind = Queue(BehindUntilFresh("work", logs=log.logs), "mail", shards=1)
+    taking = asyncio.create_task(behind.take(wait=60))
+    assert await reads is None
+    await Queue(log, "mail", shards=1, replica=QueueReplica("mail", 1)).push(b"x")
+    assert await delivered(taking) == b"x"
