@@ -189,7 +189,7 @@ class Appender:
             one.first = own[0]
         if not self._is_appending:
             self._is_appending = True
-            await waiting.run_to_end(self._append_all())
+            await waiting.begin(self._append_all())
         await over.wait()
         for one in own:
             if one.error is not None:

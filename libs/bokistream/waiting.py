@@ -61,14 +61,12 @@ def run_in_background(work: Coroutine[Any, Any, None]) -> Background | None:
     return task
 
 
-async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`. If the caller is cancelled, the work continues on the event loop."""
-    if not has_loop():
+async def begin(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` on the event loop, even if the caller is cancelled; without one, await it."""
+    if has_loop():
+        run_in_background(work)
+    else:
         await work
-        return
-    task = run_in_background(work)
-    assert task is not None, "there is an event loop"
-    await asyncio.shield(task)
 
 
 async def stop(task: Background | None) -> None:

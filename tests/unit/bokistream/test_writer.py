@@ -72,6 +72,27 @@ async def test_calls_that_come_during_an_append_share_the_next_batch() -> None:
     assert await datas(streams) == [b"%d" % n for n in range(1_500)]
 
 
+async def test_each_append_returns_after_its_own_batch() -> None:
+    """One caller appends the batches of all, and does not wait for those of the others."""
+    streams = Streams(CountedLog())
+    await streams.create("s")
+    async with streams.writer("s", heartbeat_s=None) as writer:
+        counts = [0] * 4
+
+        async def append_for_ever(place: int) -> None:
+            while True:
+                await writer.append(b"x")
+                counts[place] += 1
+
+        calls = [asyncio.create_task(append_for_ever(place)) for place in range(4)]
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert min(counts) > 10
+
+
 async def test_a_batch_ends_when_it_has_a_mebibyte() -> None:
     log = CountedLog()
     streams = Streams(log)
