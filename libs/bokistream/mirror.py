@@ -85,6 +85,8 @@ class StreamMirror:
         last = await self._target.last(self._name)
         if last.is_sealed:
             return
+        # A reader that follows reads up to the seal. Another one may end before later records.
+        ends_at_seal = follow or (await self._source.last(self._name)).is_sealed
         reading = self._source.read(self._name, from_offset=last.offset, follow=follow)
         async with aclosing(reading) as records, aclosing(_batches(records)) as batches:
             first = await anext(batches, None)
@@ -95,7 +97,7 @@ class StreamMirror:
                     await self._copy(writer, first)
                 async for batch in batches:
                     await self._copy(writer, batch)
-                if (await self._source.last(self._name)).is_sealed:
+                if ends_at_seal:
                     await writer.seal()
 
     async def _copy(self, writer: Writer, batch: list[StreamRecord]) -> None:

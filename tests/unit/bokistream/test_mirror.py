@@ -177,3 +177,25 @@ async def test_a_second_mirror_fences_the_first_one() -> None:
         task.cancel()
     await asyncio.wait([first, second])
     assert await contents(target) == await contents(source)
+
+
+async def test_a_copy_is_not_sealed_before_it_has_all_records() -> None:
+    """The source gets its last record and its seal after the mirror has read it."""
+    source, target = await filled(12), Streams(MemoryLogs().log("work"))
+
+    async def end_source() -> None:
+        if not (await source.last("s")).is_sealed:
+            async with source.writer("s", heartbeat_s=None) as writer:
+                await writer.append(b"last", txid=100)
+                await writer.seal()
+
+    ends: list[asyncio.Task[None]] = []
+
+    def end_soon(_: StreamMirrorProgress) -> None:
+        ends.append(asyncio.create_task(end_source()))
+
+    await StreamMirror(source, target, "s", progress=end_soon).run(follow=False)
+    await asyncio.gather(*ends)
+    await StreamMirror(source, target, "s").run(follow=False)
+    assert await contents(target) == await contents(source)
+    assert (await target.last("s")).is_sealed
