@@ -25,7 +25,7 @@ from bokistream.records import (
 from bokistream.search import find_first, first_from, stream_record
 from indilog import Log, Record, TrimmedError
 from indilog.replayed import RetryPolicy, retry_transient
-from indilog.sdk import SeqNum, check_bound
+from indilog.sdk import MAX_SEQNUM, SeqNum, check_bound
 
 AHEAD_BYTES: Final = 1 << 20
 AHEAD_BYTES_MAX: Final = 1 << 30
@@ -120,12 +120,14 @@ class Reading:
             IndilogError: as for `Log.read_range`.
         """
         check: EffectCheck | None = None
-        tag = records_tag(self.created)
+        tag, end = records_tag(self.created), MAX_SEQNUM
         if not self.follow:
-            await retry_transient(self.log.tail, _RETRIES, pause=waiting.pause)
+            end = await retry_transient(self.log.tail, _RETRIES, pause=waiting.pause)
         async with aclosing(self._pages(tag)) as pages:
             async for page in pages:
                 for record in page:
+                    if record.seqnum >= end:
+                        return
                     if check is None:
                         check = await check_from(self.log, tag, record, self.name)
                     entry = check.entry_of(record)

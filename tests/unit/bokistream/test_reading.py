@@ -49,6 +49,21 @@ async def test_a_slow_reader_holds_two_pages_of_half_its_bytes() -> None:
     assert taken == 2_000
 
 
+async def test_a_reader_that_does_not_follow_gets_what_the_stream_had() -> None:
+    """The writer is quicker than the reader, so there is always another page."""
+    streams = Streams(MemoryLog("work"))
+    await streams.create("s")
+    async with streams.writer("s", heartbeat_s=None) as writer:
+        await writer.append_many([b"before"] * 40)
+        taken = 0
+        async for record in streams.read("s"):
+            assert record.data == b"before"
+            taken += 1
+            await writer.append_many([b"during"] * 2)
+            await asyncio.sleep(0)
+    assert taken == 40
+
+
 @pytest.mark.leaping
 async def test_a_reader_that_follows_ends_at_the_seal() -> None:
     streams = Streams(MemoryLog("work"))
