@@ -41,10 +41,24 @@ class _Submission:
         seqnum: its seqnum, as soon as the record has effect.
         error: why the record has no effect, or why its outcome is unknown.
         first: the first record of the same call; if that one is refused, this one is refused, too.
+        count: number of records of the call; only the first record has it.
+        before_last_bytes: bytes of these records without the last one; only the first record has
+            it.
         over: event that is set with `seqnum` or `error`; only the last record of a call has one.
     """
 
-    __slots__ = ("data", "error", "first", "kind", "match_seqnum", "over", "seqnum", "txid")
+    __slots__ = (
+        "before_last_bytes",
+        "count",
+        "data",
+        "error",
+        "first",
+        "kind",
+        "match_seqnum",
+        "over",
+        "seqnum",
+        "txid",
+    )
 
     def __init__(
         self, data: bytes, txid: int | None, match_seqnum: SeqNum | None, kind: int = DATA
@@ -56,6 +70,8 @@ class _Submission:
         self.seqnum: SeqNum | None = None
         self.error: BaseException | None = None
         self.first: _Submission = self
+        self.count = 1
+        self.before_last_bytes = 0
         self.over: Event | None = None
 
     def end(self, seqnum: SeqNum | None, error: BaseException | None = None) -> None:
@@ -187,6 +203,7 @@ class Appender:
         over = own[-1].over = Event()
         for one in own:
             one.first = own[0]
+        own[0].count, own[0].before_last_bytes = len(own), size - len(own[-1].data)
         if not self._is_appending:
             self._is_appending = True
             await waiting.begin(self._append_all())
@@ -261,6 +278,8 @@ class Appender:
             is_alone = one.match_seqnum is not None or one.kind == SEAL
             if batch and (is_alone or batch[-1].kind == SEAL):
                 break
+            if one.first is one and self._fits(one) and not self._fits(one, len(batch), size):
+                break
             self._waiting.popleft()
             self._waiting_bytes -= len(one.data)
             if one.first.error is not None:
@@ -275,6 +294,13 @@ class Appender:
                 batch.append(one)
                 records.append(NewRecord(one.kind, txid, one.data))
         return records
+
+    def _fits(self, first: _Submission, count: int = 0, size: int = 0) -> bool:
+        """Tell whether all records of a call fit into a batch that has `count` records of `size`
+        bytes.
+        """
+        is_few = count + first.count <= self._batch_records_max
+        return is_few and size + first.before_last_bytes < BATCH_BYTES
 
     def _return_to_waiting(self, batch: list[_Submission]) -> None:
         self._waiting.extendleft(reversed(batch))

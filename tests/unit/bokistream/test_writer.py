@@ -72,6 +72,26 @@ async def test_calls_that_come_during_an_append_share_the_next_batch() -> None:
     assert await datas(streams) == [b"%d" % n for n in range(1_500)]
 
 
+@pytest.mark.parametrize(
+    ("records", "batches"),
+    [
+        ([b"1"] * 600, [600, 600]),
+        ([bytes(300_000)] * 3, [3, 3]),
+        ([b"1"] * 1_200, [1_000] * 2 + [400]),
+    ],
+)
+async def test_a_call_that_fits_into_a_batch_is_appended_atomically(
+    records: list[bytes], batches: list[int]
+) -> None:
+    log = CountedLog()
+    streams = Streams(log)
+    await streams.create("s")
+    async with streams.writer("s", heartbeat_s=None) as writer:
+        log.batches.clear()
+        await asyncio.gather(*(writer.append_many(records) for _ in range(2)))
+    assert log.batches == batches
+
+
 async def test_each_append_returns_after_its_own_batch() -> None:
     """One caller appends the batches of all, and does not wait for those of the others."""
     streams = Streams(CountedLog())
