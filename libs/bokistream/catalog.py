@@ -7,6 +7,7 @@ replica, which applies the commands in the order of the log. `Streams` calls `Ca
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -25,7 +26,7 @@ from bokistream.records import (
     Truncate,
     decode_command,
 )
-from indilog import Log, Record, TrimmedError
+from indilog import IndilogError, Log, Record, TrimmedError
 from indilog.replayed import Replica, ReplicaCache, State, SubStream
 from indilog.sdk import SeqNum
 
@@ -216,7 +217,8 @@ class Catalog:
         """Append a command and return whether it had effect. Errors are those of `Log.append`."""
         had_effect = await self._replica.append(self._log, FORMAT.encoded(command))
         if self._replica.is_save_due:
-            await self._replica.save(self._log)
+            with suppress(IndilogError):  # the command has been applied even if this fails
+                await self._replica.save(self._log)
         return had_effect
 
 

@@ -21,11 +21,13 @@ from bokistream import (
     appending,
 )
 from bokistream.catalog import catalog_replica
+from bokistream.records import CATALOG_CHECKPOINTS_TAG
 from indilog import DiskFullError, OverloadedError, TooLargeError
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.base.log import Entry
 from indilog.config import ClusterConfig
 from indilog.replayed import RetryPolicy
+from indilog.replayed.replica import CHECKPOINT_EVERY
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.hooked_log import HookedLog
 
@@ -238,6 +240,18 @@ async def test_conditions_and_transaction_ids_are_refused_without_effect() -> No
     assert [(r.data, r.txid) async for r in streams.read("s")] == [
         (b"1", 5), (b"2", 5), (b"3", 5), (b"4", 7),
     ]  # fmt: skip
+
+
+async def test_a_catalog_without_a_new_checkpoint_has_the_stream_that_was_created() -> None:
+    class FullLog(HookedLog):
+        async def before_append(self, entries: Sequence[Entry]) -> None:
+            if any(CATALOG_CHECKPOINTS_TAG in entry.tags for entry in entries):
+                raise NotReadyError("not now")
+
+    streams = Streams(FullLog("work"))
+    for number in range(CHECKPOINT_EVERY + 1):
+        await streams.create(f"s{number}")
+    assert len(await streams.list()) == CHECKPOINT_EVERY + 1
 
 
 async def test_a_new_stream_of_a_name_has_no_records_of_the_old_one() -> None:
