@@ -39,7 +39,7 @@ from bokiflow.runs.errors import (
     LockTimeoutError,
 )
 from indilog import IndilogError, Log, TrimmedError
-from indilog.sdk import SeqNum, append_outcome_unknown
+from indilog.sdk import SeqNum, append_outcome_unknown, run_in_background
 
 LEASE_S: Final = 30.0
 _LEASE_S_MIN: Final = 0.001
@@ -78,6 +78,7 @@ class HeldLock:
         """
         check_lease(lease)
         await self._append_command(ExtendLease(self.token, lease))
+        _begin_save_if_due(self._log, self._replica)
 
     async def release(self) -> None:
         """Release the lock to the next caller in the queue. A recent release may be repeated.
@@ -89,8 +90,7 @@ class HeldLock:
         """
         await self._append_command(Release(self.token))
         if self._replica.is_save_due:
-            with contextlib.suppress(IndilogError):  # the lock is released even if this fails
-                await self._replica.save(self._log)
+            await _save(self._log, self._replica)
 
     async def _append_command(self, command: ExtendLease | Release) -> None:
         outcome = await self._replica.append(self._log, encode(command))
@@ -282,7 +282,9 @@ class _PlaceInQueue:
             await self._append(Release(token))
 
     async def _append(self, command: Command) -> CommandOutcome:
-        return await self._replica.append(self._log, encode(command))
+        outcome = await self._replica.append(self._log, encode(command))
+        _begin_save_if_due(self._log, self._replica)
+        return outcome
 
     def _note_log_time(self, outcome: CommandOutcome) -> None:
         self._log_time = outcome.ordered_at
@@ -313,6 +315,19 @@ class _PlaceInQueue:
         assert place is not None
         log_now = self._log_time + (now - self._time)
         return holder.until - log_now + (place - 1) * _PLACE_S
+
+
+def _begin_save_if_due(log: Log, replica: LockReplica) -> None:
+    """Begin to write a checkpoint if it is due. The caller does not wait for it, because its lease
+    or its wait may end meanwhile.
+    """
+    if replica.is_save_due:
+        run_in_background(_save(log, replica))
+
+
+async def _save(log: Log, replica: LockReplica) -> None:
+    with contextlib.suppress(IndilogError):  # the caller's command has taken effect
+        await replica.save(log)
 
 
 def check_lease(lease: float) -> None:

@@ -1,8 +1,8 @@
 """Replicas of locks in a process: their states after the records read so far.
 
-All callers of a lock in one process share a replica. Every few hundred records, a caller that
-releases the lock writes a checkpoint and trims superseded commands (`indilog.replayed`). `lock` and
-`operations.run_lock` get replicas here.
+All callers of a lock in one process share a replica. Every few hundred records, a caller writes a
+checkpoint and trims superseded commands (`indilog.replayed`). `lock` and `operations.run_lock` get
+replicas here.
 """
 
 from __future__ import annotations

@@ -262,8 +262,9 @@ async def test_a_late_checkpoint_removes_none_that_covers_more(
     monkeypatch.setattr(lock_replica, "CHECKPOINT_EVERY", 4)
     stalled, other, gate = log(), log(), asyncio.Event()
     first = await Lock(stalled, "hotel:7").acquire()
-    for _ in range(4):
+    for _ in range(6):
         await first.extend()
+    await asyncio.sleep(0)  # writes the first checkpoint; the next one is due at the release
     append = stalled.append
 
     async def late(data: bytes, *, tags: Iterable[UserTag] = ()) -> int:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from bokiflow import HeldLock, Lock, LockLostError
+from bokiflow import HeldLock, Lock, LockLostError, LockTimeoutError
 from bokiflow.locks import lock_replica
 from bokiflow.locks.lock_replica import LockReplica, new_replica
 from bokiflow.locks.lock_state import LockState
@@ -54,6 +56,22 @@ async def test_a_repeated_release_has_the_same_answer_after_a_checkpoint() -> No
         await HeldLock(log, "x", other, held.token).release()
     with pytest.raises(LockLostError):
         await HeldLock(log, "x", other, released[-1].token + 1).release()
+
+
+@pytest.mark.parametrize("how", ["extend", "time out"])
+async def test_a_lock_that_stays_held_has_checkpoints(how: str) -> None:
+    """A leader extends its lease for months, and others try to get the lock."""
+    log = MemoryLog("work")
+    held = await Lock(log, "x").acquire()
+    for _ in range(100):
+        if how == "extend":
+            await held.extend()
+        else:
+            with pytest.raises(LockTimeoutError):
+                await Lock(log, "x", wait=0).acquire()
+        await asyncio.sleep(0)
+    assert await trimmed_until(log) > held.token
+    assert (await newcomer(log)).state.holds(held.token)
 
 
 async def test_a_checkpoint_restores_the_queue_the_time_and_the_released_tokens() -> None:
