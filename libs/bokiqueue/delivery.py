@@ -18,7 +18,7 @@ from bokiqueue.records import TRIES_MAX, Acknowledge, ExtendClaim, Requeue
 from bokiqueue.replica import QueueReplica
 from bokiqueue.shard import ShardReplica
 from bokiqueue.shard_state import Message
-from indilog import IndilogError, Log
+from indilog import IndilogError, Log, TooLargeError
 from indilog.sdk import SeqNum
 
 _ASIDE_DELAY_S: Final = 60.0
@@ -87,8 +87,9 @@ class Delivery:
         """
         check_seconds("A delay", delay)
         if not self._is_aside and (self._is_last_try or delay >= _ASIDE_DELAY_S):
-            await self._shard.set_aside(self._log, self.seqnum, self.data)
-            self._is_aside = True
+            with suppress(TooLargeError):  # its push was just small enough
+                await self._shard.set_aside(self._log, self.seqnum, self.data)
+                self._is_aside = True
         await self._append_command(Requeue(self.claim, (self.seqnum,), delay))
 
     async def extend(self, lease: float = LEASE_S) -> None:

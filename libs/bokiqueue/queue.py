@@ -42,9 +42,9 @@ from bokiqueue.records import (
 from bokiqueue.replica import QueueReplica, read_settings, replica_of
 from bokiqueue.shard import ShardReplica, Submission
 from bokiqueue.shard_state import Message
-from indilog import Log
+from indilog import DataLossError, Log
 from indilog.replayed import RetryPolicy, retry_transient
-from indilog.sdk import SeqNum
+from indilog.sdk import SeqNum, name_loss
 
 TRIES: Final = 5
 _REDRIVEN_MAX: Final = 256
@@ -267,6 +267,8 @@ class Queue:
         Raises:
             AppendOutcomeUnknownError: a message may have been claimed. The message is delivered
                 again, at the latest when the lease ends. Repeat the call.
+            DataLossError: the bytes of a message are lost. After as many tries as for any other
+                message, it becomes a dead letter. Repeat the call for the messages after it.
         """
         taken = await self._take(1, wait=wait, lease=lease)
         return taken[0] if taken else None
@@ -308,19 +310,31 @@ class Queue:
     async def _deliveries(self, shard: ShardReplica, claimed: Submission) -> list[Delivery]:
         """Return the claimed messages with their bytes, except messages whose lease has ended
         meanwhile.
+
+        Raises:
+            DataLossError: the bytes of a message are lost. The message returns to the queue after a
+                pause, and this delivery counts as a try; the other messages return at once.
         """
         assert claimed.seqnum is not None, "the claim is decided"
         deliveries: list[Delivery] = []
+        lost: SeqNum | None = None
         try:
             for seqnum in claimed.touched:
                 message = shard.state.message(seqnum)
                 if message is None or message.claim != claimed.seqnum:
                     continue
+                lost = seqnum
                 data = await self.replica.data(self.log, shard, message, is_delivered=True)
                 if data is not None:
                     deliveries.append(
                         Delivery(self.log, self.replica, shard, claimed.seqnum, message, data)
                     )
+        except DataLossError as error:
+            assert lost is not None, "the bytes of a message were read"
+            shard.return_messages(self.log, claimed, lost)
+            raise name_loss(
+                f"The message at seqnum {lost} of queue {self.name!r}", error
+            ) from error
         except BaseException:
             shard.return_messages(self.log, claimed)
             raise

@@ -32,7 +32,7 @@ from bokiqueue.records import (
 from bokiqueue.shard import ShardReplica, Submission, WantedMessages
 from bokiqueue.shard_state import Message
 from bokiqueue.waiting import Notifications
-from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
+from indilog import DataLossError, IndilogError, Log, Record, TooLargeError, TrimmedError
 from indilog.replayed import ReplicaCache
 from indilog.sdk import Event, LogClock, SeqNum
 
@@ -318,8 +318,9 @@ class QueueReplica:
         try:
             with suppress(IndilogError):
                 for message in shard.to_set_aside():
-                    if (data := await self._stored_data(log, shard, message)) is not None:
-                        await shard.set_aside(log, message.seqnum, data)
+                    with suppress(DataLossError, TooLargeError):  # it stays where it is
+                        if (data := await self._stored_data(log, shard, message)) is not None:
+                            await shard.set_aside(log, message.seqnum, data)
                 await shard.save(log)
                 await log.trim(self._cursor, tag=self.tags.pushed)
         finally:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from bokiqueue import waiting
+from bokiqueue.checks import BACKOFF_S
 from bokiqueue.errors import QueueTrimmedError
 from bokiqueue.message_cache import MessageCache
 from bokiqueue.records import (
@@ -221,15 +222,25 @@ class ShardReplica:
             raise own.error
         return own
 
-    def return_messages(self, log: Log, claimed: Submission) -> None:
+    def return_messages(self, log: Log, claimed: Submission, lost: SeqNum | None = None) -> None:
         """Return the messages of a decided claim, because no consumer got them. The delivery does
         not count as a try.
 
-        The command is appended in the background, or with the next record of the shard.
+        The commands are appended in the background, or with the next record of the shard.
+
+        Args:
+            log: log of the queue.
+            claimed: the claim.
+            lost: a message whose bytes are lost; None: there is none. Its delivery counts as a try,
+                so that it does not stay before all other messages for ever.
         """
         if claimed.touched:
             assert claimed.seqnum is not None, "a claim that got a message is decided"
-            self._plan_return(Requeue(claimed.seqnum, claimed.touched, 0.0, is_no_try=True))
+            if lost is not None:
+                self._plan_return(Requeue(claimed.seqnum, (lost,), BACKOFF_S))
+            others = tuple([seqnum for seqnum in claimed.touched if seqnum != lost])
+            if others:
+                self._plan_return(Requeue(claimed.seqnum, others, 0.0, is_no_try=True))
             self._start_returning(log)
 
     def _plan_return(self, command: CancelClaim | Requeue) -> None:
