@@ -404,7 +404,7 @@ class Queue:
             dead = [message.seqnum for message in shard.state.dead]
             for start in range(0, len(dead), _REDRIVEN_MAX):
                 part = ReviveDeadLetters(tuple(dead[start : start + _REDRIVEN_MAX]))
-                count += len((await self.replica.submit(self.log, shard, part)).touched)
+                count += await self._submit(shard, part)
         return count
 
     async def purge(self, *, dead: bool = False) -> int:
@@ -422,7 +422,7 @@ class Queue:
         await self._refresh()
         count = 0
         for shard in self.replica.shards:
-            count += len((await self.replica.submit(self.log, shard, Purge(dead))).touched)
+            count += await self._submit(shard, Purge(dead))
         return count
 
     async def _on_dead(self, seqnum: SeqNum, command: Command) -> bool:
@@ -430,8 +430,14 @@ class Queue:
         for shard in self.replica.shards:
             message = shard.state.message(seqnum)
             if message is not None and message.is_dead:
-                return bool((await self.replica.submit(self.log, shard, command)).touched)
+                return bool(await self._submit(shard, command))
         return False
+
+    async def _submit(self, shard: ShardReplica, command: Command) -> int:
+        """Append a command, and return the number of messages that it changed."""
+        changed = len((await self.replica.submit(self.log, shard, command)).touched)
+        await self.replica.save(self.log, shard)
+        return changed
 
     async def _refresh(self) -> None:
         await self.replica.open(self.log)

@@ -115,6 +115,18 @@ async def test_an_outcome_that_was_trimmed_before_it_was_read_is_unknown(
     assert (await mine.stats()).depth == 0
 
 
+async def test_a_queue_that_is_only_purged_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No consumer writes a checkpoint."""
+    monkeypatch.setattr(shard_module, "CHECKPOINT_EVERY", 8)
+    logs = MemoryLogs()
+    queue = process(logs)
+    for _ in range(60):
+        for number in range(4):
+            await queue.push(b"%d" % number)
+        assert await queue.purge() == 4
+    assert await records_left(queue.log, queue.replica.tags.shards[0]) < 100
+
+
 async def test_an_unused_shard_does_not_keep_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
