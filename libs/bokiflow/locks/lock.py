@@ -61,11 +61,21 @@ class HeldLock:
     Attributes:
         name: name of the lock.
         token: the fencing token, which is the seqnum of the record that queued the caller.
+        held_until: when the first lease ends at the earliest, in the time of `seconds_now`; None:
+            not known.
     """
 
-    def __init__(self, log: Log, name: str, replica: LockReplica, token: SeqNum) -> None:
+    def __init__(
+        self,
+        log: Log,
+        name: str,
+        replica: LockReplica,
+        token: SeqNum,
+        held_until: float | None = None,
+    ) -> None:
         self.name = name
         self.token = token
+        self.held_until = held_until
         self._log = log
         self._replica = replica
 
@@ -163,7 +173,7 @@ class Lock:
             place = _PlaceInQueue(self._log, self.name, self._replica, self._lease_s)
             token = await place.acquire(owner, ends, leaves=self._owner is None)
             if token is not None:
-                return HeldLock(self._log, self.name, self._replica, token)
+                return HeldLock(self._log, self.name, self._replica, token, place.held_until())
             if seconds_now() >= ends:
                 raise LockTimeoutError(
                     f"Lock {self.name!r} was not free within {self._wait_s} s; try again later."
@@ -182,7 +192,8 @@ class Lock:
             )
         held = self._held = await self.acquire()
         if self._renew:
-            self._renewal = Renewal(held.extend, self._lease_s)
+            assert held.held_until is not None, "`acquire` knows it"
+            self._renewal = Renewal(held.extend, self._lease_s, held.held_until - seconds_now())
         return held
 
     async def __aexit__(
@@ -218,7 +229,10 @@ class _PlaceInQueue:
         self._replica = replica
         self._lease_s = lease_s
         self._log_time = 0.0
-        """Log time of this caller's last record; `_time` is the same moment by `seconds_now`."""
+        """Log time of this caller's last record. By `seconds_now`, this moment is between `_asked`
+        and `_time`.
+        """
+        self._asked = 0.0
         self._time = 0.0
 
     async def acquire(self, owner: str, ends: float, *, leaves: bool) -> SeqNum | None:
@@ -267,12 +281,13 @@ class _PlaceInQueue:
     async def _join(self, owner: str, ends: float) -> SeqNum:
         """Join the queue and return the token."""
         wait_s = None if ends == math.inf else min(max(0.0, ends - seconds_now()), SECONDS_MAX)
+        asked = seconds_now()
         outcome = await self._append(Acquire(owner, self._lease_s, wait_s))
         if outcome.token is None:
             raise LockQueueFullError(
                 f"{QUEUE_MAX:,} callers wait for lock {self._name!r} already; try again later."
             )
-        self._note_log_time(outcome)
+        self._note_log_time(outcome, asked)
         return outcome.token
 
     async def leave(self, owner: str) -> None:
@@ -286,9 +301,18 @@ class _PlaceInQueue:
         _begin_save_if_due(self._log, self._replica)
         return outcome
 
-    def _note_log_time(self, outcome: CommandOutcome) -> None:
+    def _note_log_time(self, outcome: CommandOutcome, asked: float) -> None:
         self._log_time = outcome.ordered_at
-        self._time = seconds_now()
+        self._asked, self._time = asked, seconds_now()
+
+    def held_until(self) -> float:
+        """Return when the lease of this caller, who holds the lock, ends at the earliest, in the
+        time of `seconds_now`.
+        """
+        holder = self._replica.state.holder
+        assert holder is not None
+        assert holder.until is not None
+        return self._asked + (holder.until - self._log_time)
 
     async def _wait_for_records(self, token: SeqNum, ends: float) -> None:
         """Wait for a record of the lock, at most until the lease ends or `ends` is reached."""
@@ -303,8 +327,8 @@ class _PlaceInQueue:
             has_new_records = True  # a checkpoint covers the new records
         if has_new_records:
             await self._replica.catch_up(self._log)
-        elif seconds_now() - now >= due_s:
-            self._note_log_time(await self._append(Remind()))
+        elif (asked := seconds_now()) - now >= due_s:
+            self._note_log_time(await self._append(Remind()), asked)
 
     def _due_s(self, token: SeqNum, now: float) -> float:
         """Return the seconds until the holder's lease ends, by the time of the log."""

@@ -17,13 +17,23 @@ class Renewal:
 
     If no renewal reaches the log before the lease has ended, the lease counts as lost: another
     holder may then have the lock.
+
+    Args:
+        extend: extends the lease.
+        lease_s: length of each lease, in seconds.
+        left_s: seconds that are left of the first lease. They are fewer than `lease_s` if the
+            answer of the log was slow.
     """
 
-    def __init__(self, extend: Callable[[float], Awaitable[None]], lease_s: float) -> None:
+    def __init__(
+        self, extend: Callable[[float], Awaitable[None]], lease_s: float, left_s: float
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None, "a lock is renewed for a task"
         self._extend = extend
         self._lease_s = lease_s
+        self._left_s = left_s
+        self._valid_until = asyncio.get_running_loop().time() + left_s
         self._holder = task
         self._cancelling = task.cancelling()
         self._is_lost = False
@@ -31,9 +41,10 @@ class Renewal:
 
     async def _renew(self) -> None:
         now = asyncio.get_running_loop().time
-        valid_until = now() + self._lease_s
+        valid_until = self._valid_until
+        pause_s = self._lease_s / _RENEWALS_PER_LEASE
+        await asyncio.sleep(pause_s - (self._lease_s - self._left_s))
         while True:
-            await asyncio.sleep(self._lease_s / _RENEWALS_PER_LEASE)
             asked = now()
             try:
                 async with asyncio.timeout_at(valid_until):
@@ -44,6 +55,7 @@ class Renewal:
             except (IndilogError, TimeoutError):
                 if now() >= valid_until:
                     break
+            await asyncio.sleep(min(pause_s, valid_until - now()))
         self._is_lost = True
         self._holder.cancel()
 

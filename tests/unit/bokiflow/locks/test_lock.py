@@ -16,6 +16,7 @@ from bokiflow import (
     LockSettingsError,
     LockTimeoutError,
 )
+from bokiflow.locks import lock as lock_module
 from bokiflow.locks import lock_replica, lock_state
 from bokiflow.locks.lock_records import Release, encode
 from bokiflow.locks.lock_replica import new_replica, replica_of
@@ -197,6 +198,37 @@ async def test_a_lock_that_cannot_be_renewed_counts_as_lost_when_its_lease_is_ov
 
     with pytest.raises(LockLostError):
         await hold()
+
+
+@pytest.mark.asyncio
+async def test_a_lease_whose_record_was_answered_late_is_over_before_the_next_holder_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lease begins at the record, and the log does not answer the renewals either."""
+    now = asyncio.get_running_loop().time
+    monkeypatch.setattr(lock_module, "seconds_now", now)
+    logs = MemoryLogs(clock=now)
+    mine, is_held = _Apart(logs), asyncio.Event()
+    append = mine.append
+
+    async def late(data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
+        if is_held.is_set():
+            raise NotReadyError("starting")
+        seqnum = await append(data, tags=tags)
+        await asyncio.sleep(8)
+        return seqnum
+
+    async def hold() -> None:
+        async with Lock(mine, "hotel:7", lease=10):
+            is_held.set()
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr(mine, "append", late)
+    holding = asyncio.create_task(hold())
+    await is_held.wait()
+    await Lock(_Apart(logs), "hotel:7").acquire()
+    with pytest.raises(LockLostError):
+        await asyncio.wait_for(holding, 1)
 
 
 @pytest.mark.asyncio
