@@ -188,6 +188,7 @@ class ViewsReplica:
             outcomes = await self._replica.append_batch(log, [*map(self._entry, records)])
             for one, outcome in zip(batch, chain(*outcomes), strict=True):
                 one.outcome = outcome
+            self._changes_max = min(2 * self._changes_max, CHANGES_MAX)
         except TooLargeError as error:
             self._retry_in_parts(batch, error)
         except Exception as error:  # noqa: BLE001 - each caller raises it

@@ -93,6 +93,19 @@ async def test_a_batch_too_large_for_the_log_is_split_and_only_a_large_change_fa
     assert len(await items.items()) == 8
 
 
+async def test_after_a_change_that_was_too_large_changes_share_records_again() -> None:
+    log = MemoryLog("objects")
+    users = await process(log).map("users")
+    values = ["x"] * 7 + ["x" * (1 << 20)]
+    outcomes = await asyncio.gather(*map(users.put, range(8), values), return_exceptions=True)
+    assert isinstance(outcomes[7], TooLargeError)
+    for _ in range(10):
+        await users.put("a", 1)
+    before = await log.tail()
+    await asyncio.gather(*(users.put(key, 1) for key in range(1_000)))
+    assert await log.tail() - before <= 2
+
+
 async def test_a_cancelled_caller_harms_no_other() -> None:
     log = Held("objects")
     counter = await process(log).counter("c")
