@@ -472,7 +472,8 @@ class Transaction:
         if self._log_turn is not None:
             self._log_turn.note_left(command.leaves)
         for name in command.writes.keys() & self._objects.keys() - views.keys():
-            await self._replay.view(name, seqnum)  # so that the cache has it
+            with suppress(IndilogError):  # it is committed, whether the cache has the view or not
+                await self._replay.view(name, seqnum)
         if self.id is not None:
             self.result = command.ids[self.id]
         self.seqnum = seqnum

@@ -70,6 +70,31 @@ async def test_a_transaction_that_cannot_be_decided_has_an_unknown_outcome(log: 
     assert (await other(log).get("a"))["n"] == 1
 
 
+async def test_a_transaction_that_was_decided_needs_no_further_read() -> None:
+    class Failing(HookedLog):
+        """Its reads fail from the fourth one after an append."""
+
+        is_shaky, reads = False, 0
+
+        async def after_append(self, entries: Sequence[Entry]) -> None:
+            self.reads = 0
+
+        async def before_read(self, read: Read) -> None:
+            self.reads += 1
+            if self.is_shaky and self.reads > 3:
+                raise NotReadyError("a node is away")
+
+    log = Failing("objects")
+    elsewhere = newcomer(MemoryLog("objects", logs=log.logs))
+    await elsewhere.set("a", "n", 1)
+    async with Store(log).transaction() as txn:
+        (await txn.get("a")).set("n", 2)
+        await elsewhere._replay.checkpoint("a", (await elsewhere.get("a")).view)
+        log.is_shaky = True
+    assert txn.seqnum is not None
+    assert (await elsewhere.get("a"))["n"] == 2
+
+
 async def test_a_transaction_with_an_id_resolves_an_unknown_outcome_itself(log: Unsteady) -> None:
     store = Store(log)
     log.is_shaky = True
