@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from bokistore.lines import MEMBERS_MAX, Contender
-from indilog import AppendOutcomeUnknownError, ConflictError
+from indilog import AppendOutcomeUnknownError, ConflictError, TooLargeError
 from indilog.sdk import Event
 
 NAMES_MAX: Final = 24
@@ -83,6 +83,11 @@ class Group(Generic[_MemberT]):
         self._bytes += size
         await self.end_turn(contender)
         await self._done.wait()
+        if isinstance(self._error, TooLargeError) and self._members > 1:
+            contender.is_alone = True
+            raise ConflictError(
+                "The transaction's group is too large; run it again."
+            ) from self._error
         if self._error is not None:
             raise self._error
 

@@ -19,7 +19,8 @@ from bokistore import (
 from bokistore.records import decode_command
 from indilog.base.errors import NotReadyError
 from indilog.base.ids import SeqNum, UserTag
-from indilog.testing import MemoryLog
+from indilog.config import ClusterConfig
+from indilog.testing import MemoryLog, MemoryLogs
 from tests.unit.bokistore.processes import newcomer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
@@ -227,6 +228,18 @@ async def test_blind_writes_and_large_transactions_have_records_of_their_own(
     await asyncio.gather(*[store.transact(body, retries=60) for body in bodies])
     final = await newcomer(log).multi_get("ab")
     assert (final["a"]["n"], final["b"]["n"]) == (30, 10)
+
+
+async def test_a_group_too_large_for_the_log_fails_none_of_its_transactions() -> None:
+    logs = MemoryLogs(ClusterConfig(record_bytes_max=8192))
+    store = Store(SlowLog("objects", logs=logs), cache=ViewCache())
+
+    async def push(txn: Transaction) -> None:
+        (await txn.get("a")).push("texts", "x" * 1024, limit=2)
+        await one(txn)
+
+    await asyncio.gather(*[store.transact(push) for _ in range(20)])
+    assert (await newcomer(store.log).get("a"))["n"] == 20
 
 
 async def test_the_same_id_twice_in_line_takes_effect_once(log: SlowLog, store: Store) -> None:
