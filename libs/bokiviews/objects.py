@@ -32,6 +32,11 @@ class Joined(Protocol):
             ConflictError: something that the body has read was written meanwhile.
         """
 
+    def note_live_state(self) -> None:
+        """Note that the body has got a state that changes with the records that the process
+        reads.
+        """
+
     def add(self, command: Command) -> None:
         """Add a command to the change."""
 

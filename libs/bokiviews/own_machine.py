@@ -22,8 +22,9 @@ class MachinePart(Part[MachineT], Generic[MachineT]):
 
     @property
     def state(self) -> MachineT:
-        """The state. After this read, the commit conflicts with every concurrent command of the
-        machine.
+        """The state of this process itself, not a copy. After this read, the end of the block
+        conflicts with every concurrent command of the machine, also if the transaction has no
+        commands.
 
         Raises:
             ViewsError: the transaction has submitted a command, which the state would not show.
@@ -33,6 +34,7 @@ class MachinePart(Part[MachineT], Generic[MachineT]):
                 f"The transaction has changed {self._object.name!r}, and its state does not show "
                 "that yet; read it before the first submit()."
             )
+        self._txn.note_live_state()
         return self._read_all()
 
     def submit(self, command: object) -> None:

@@ -39,6 +39,8 @@ class Transaction:
         self._log = log
         self._is_current = is_current
         self._is_open = False
+        self._has_live_state = False
+        """Whether the body has got a state that changes with the records that the process reads."""
         self._horizon = 0
         self._reads: dict[Digest, None] = {}
         self._commands: list[Command] = []
@@ -65,7 +67,11 @@ class Transaction:
             AppendOutcomeUnknownError: the transaction may or may not take effect.
         """
         self._is_open = False
-        if error is None and self._commands:
+        if error is not None:
+            return
+        if not self._commands and self._has_live_state:
+            self._check_reads()
+        if self._commands:
             change = Change(tuple(self._commands), self._horizon, b"".join(self._reads))
             results_of(await self._replica.submit(self._log, change))
 
@@ -95,14 +101,28 @@ class Transaction:
             ConflictError: something that the body has read was written meanwhile.
         """
         self._check_open()
-        end = self._replica.end
-        if end > self._horizon:
-            if self._replica.state.recent.is_written(self._reads, self._horizon):
-                raise ConflictError(
-                    "Something that the transaction has read was changed meanwhile; run it again."
-                )
-            self._horizon = end
+        self._check_reads()
+        self._horizon = max(self._horizon, self._replica.end)
         self._reads.update(dict.fromkeys(places))
+
+    def note_live_state(self) -> None:
+        """Note that the body has got a state that changes with the records that the process reads.
+        So even without commands, the end of the block checks what the body has read.
+        """
+        self._has_live_state = True
+
+    def _check_reads(self) -> None:
+        """Raise if something that the body has read was written since the horizon.
+
+        Raises:
+            ConflictError: see above.
+        """
+        if self._replica.end <= self._horizon:
+            return
+        if self._replica.state.recent.is_written(self._reads, self._horizon):
+            raise ConflictError(
+                "Something that the transaction has read was changed meanwhile; run it again."
+            )
 
     def add(self, command: Command) -> None:
         """Add a command to the change."""

@@ -158,6 +158,27 @@ async def test_a_body_never_sees_two_states(log: MemoryLog) -> None:
         assert txn[y].get("n") == 2, "nothing that was read before has changed"
 
 
+async def test_a_body_without_writes_runs_again_if_a_state_changed_in_its_hands(
+    log: MemoryLog,
+) -> None:
+    views = process(log, machines=[Ledger])
+    bank = await views.machine("bank", Ledger)
+    await bank.submit(Deposit("ann", 10))
+    runs = 0
+
+    async def total(txn: Transaction) -> int:
+        nonlocal runs
+        runs += 1
+        accounts = txn[bank].state.accounts
+        ann = accounts["ann"]
+        if runs == 1:
+            await bank.submit(Move("ann", "bob", 3))
+        return ann + accounts.get("bob", 0)
+
+    assert await views.transact(total) == 10
+    assert runs == 2
+
+
 async def test_a_transaction_without_writes_appends_nothing_and_sees_what_was_acknowledged(
     log: MemoryLog,
 ) -> None:
