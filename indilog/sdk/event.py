@@ -37,3 +37,15 @@ class Event(asyncio.Event):
                 await _Until(self)
             return True
         return await super().wait()
+
+    async def wait_within(self, seconds: float) -> bool:
+        """Tell whether the event is set within `seconds`. Without a loop, wait without a limit."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return await self.wait()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.wait()
+        except TimeoutError:
+            return self.is_set()

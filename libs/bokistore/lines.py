@@ -21,7 +21,6 @@ orders the processes.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -90,7 +89,7 @@ class Lines:
         try:
             while line.first is not contender:
                 before = line.first
-                if not await _set_within(entry[1], TURN_S) and line.first is before:
+                if not await entry[1].wait_within(TURN_S) and line.first is before:
                     group, line.group = line.group, None
                     self._advance(place, line)
                     if group is not None:
@@ -142,7 +141,7 @@ class PendingAppends:
         for name in names:
             event = self._pending.get((log, name))
             if event is not None:
-                await _set_within(event, TURN_S)
+                await event.wait_within(TURN_S)
 
     @contextmanager
     def changing(self, log: str, names: Iterable[str]) -> Iterator[None]:
@@ -362,16 +361,3 @@ def is_inside_body() -> bool:
     """
     around = _AROUND.get()
     return around is not None and around._is_running  # noqa: SLF001
-
-
-async def _set_within(event: Event, seconds: float) -> bool:
-    """Tell whether an event is set within a time. Without an event loop, wait without a limit."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return await event.wait()
-    try:
-        async with asyncio.timeout(seconds):
-            return await event.wait()
-    except TimeoutError:
-        return event.is_set()

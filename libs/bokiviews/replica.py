@@ -45,6 +45,8 @@ _OVERHEAD_BYTES: Final = 32
 """Approximate number of bytes of a command besides its content and keys."""
 _GROUPS_MAX: Final = 256
 """Largest number of groups in memory for one platform; the least recently used is evicted first."""
+TURN_S: Final = 5.0
+"""Seconds after which the transactions in conflict no longer wait for the one that has its turn."""
 _WAIT_S: Final = 30.0
 """Longest wait of one read for new records, in seconds."""
 
@@ -231,20 +233,22 @@ class ViewsReplica:
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Enter a block that one caller of this process runs at a time. A block inside another one
-        does not wait.
+        does not wait. If a block takes longer than `TURN_S`, the next one begins beside it.
         """
         if _HAS_TURN.get():
             yield
             return
-        while self._turn is not None:
-            await self._turn.wait()
+        while (before := self._turn) is not None:
+            if not await before.wait_within(TURN_S) and self._turn is before:
+                break
         self._turn = turn = Event()
         token = _HAS_TURN.set(True)
         try:
             yield
         finally:
             _HAS_TURN.reset(token)
-            self._turn = None
+            if self._turn is turn:
+                self._turn = None
             turn.set()
 
     # --- checkpoints

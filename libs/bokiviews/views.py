@@ -170,7 +170,8 @@ class Views:
         """Run `body` in a transaction and return its result; run it again after a conflict.
 
         Transactions of one process that have conflicted run one after the other, so they do not
-        conflict with each other again. One of the conflicting transactions always commits.
+        conflict with each other again. If one of them takes longer than five seconds, the next one
+        begins beside it. One of the conflicting transactions always commits.
 
         Args:
             body: reads and writes objects by `txn[obj]`; it may run several times.

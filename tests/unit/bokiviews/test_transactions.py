@@ -293,6 +293,34 @@ async def test_a_transaction_inside_one_that_has_its_turn_does_not_wait(log: Mem
     assert attempts == {"outer": 2, "inner": 2}
 
 
+async def test_a_transaction_that_hangs_in_its_turn_delays_the_others_by_a_limited_time(
+    log: MemoryLog,
+) -> None:
+    views = process(log)
+    count = await views.counter("count")
+
+    async def add(hangs: asyncio.Event | None = None) -> None:
+        runs = 0
+
+        async def body(txn: Transaction) -> None:
+            nonlocal runs
+            runs += 1
+            txn[count].add(txn[count].value)
+            if runs == 1:
+                await count.add(1)
+            elif hangs is not None:
+                hangs.set()
+                await asyncio.sleep(3600)
+
+        await views.transact(body)
+
+    hangs = asyncio.Event()
+    hanging = asyncio.create_task(add(hangs))
+    await hangs.wait()
+    await asyncio.wait_for(asyncio.gather(*(add() for _ in range(5))), 60)
+    hanging.cancel()
+
+
 async def test_a_transaction_that_keeps_losing_ends_with_the_conflict(log: MemoryLog) -> None:
     one, two = process(log), process(log)
     mine, theirs = await one.map("x"), await two.map("x")
