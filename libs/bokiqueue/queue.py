@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -41,7 +41,7 @@ from bokiqueue.records import (
 )
 from bokiqueue.replica import QueueReplica, read_settings, replica_of
 from bokiqueue.shard import ShardReplica, Submission
-from bokiqueue.shard_state import Message
+from bokiqueue.shard_view import MessageState, ShardView
 from indilog import DataLossError, Log
 from indilog.replayed import RetryPolicy, retry_transient
 from indilog.sdk import SeqNum, name_loss
@@ -51,8 +51,6 @@ _REDRIVEN_MAX: Final = 256
 """Largest number of dead letters that `Queue.redrive` revives with one record."""
 _PUSHES: Final = RetryPolicy(tries=3, first_s=0.05)
 """Retries of a push with an id. Such a push may be repeated without harm."""
-
-MessageState: TypeAlias = Literal["ready", "leased", "delayed", "dead"]
 
 
 @dataclass(frozen=True)
@@ -343,10 +341,9 @@ class Queue:
     # --- operators
 
     async def stats(self) -> Stats:
-        """Return the current statistics."""
-        await self._refresh()
-        now = await self.log.now()
-        parts = tuple(_stats_of(shard, now) for shard in self.replica.shards)
+        """Return the statistics as of the time of the log."""
+        views = [view for _, view in await self._views()]
+        parts = tuple([ShardStats(v.depth, v.leased, len(v.dead), v.oldest_age_s) for v in views])
         return Stats(
             depth=sum(part.depth for part in parts),
             leased=sum(part.leased for part in parts),
@@ -366,15 +363,22 @@ class Queue:
             limit: largest number of messages.
             dead: whether to return dead letters instead, in the order in which they died.
         """
-        await self._refresh()
         peeked: list[PeekedMessage] = []
-        for shard in self.replica.shards:
-            messages = shard.state.dead if dead else shard.state.in_order()
-            found = [replace(message) for message in islice(messages, limit - len(peeked))]
-            for message in found:
+        for shard, view in await self._views():
+            messages = view.dead if dead else view.in_order()
+            found = [
+                (replace(message), view.state_of(message))
+                for message in islice(messages, limit - len(peeked))
+            ]
+            for message, state in found:
                 data = await self.replica.data(self.log, shard, message, is_delivered=False)
                 if data is not None:
-                    peeked.append(_peeked(shard, message, data))
+                    peeked.append(
+                        PeekedMessage(
+                            message.seqnum, data, state, message.tries, message.priority,
+                            message.pushed_at, shard.number,
+                        )
+                    )  # fmt: skip
         return peeked
 
     async def dead_letters(self, limit: int = 100) -> list[tuple[SeqNum, bytes]]:
@@ -398,10 +402,9 @@ class Queue:
         Raises:
             AppendOutcomeUnknownError: some messages may still be dead letters; repeat the call.
         """
-        await self._refresh()
         count = 0
-        for shard in self.replica.shards:
-            dead = [message.seqnum for message in shard.state.dead]
+        for shard, view in await self._views():
+            dead = [message.seqnum for message in view.dead]
             for start in range(0, len(dead), _REDRIVEN_MAX):
                 part = ReviveDeadLetters(tuple(dead[start : start + _REDRIVEN_MAX]))
                 count += await self._submit(shard, part)
@@ -426,10 +429,8 @@ class Queue:
         return count
 
     async def _on_dead(self, seqnum: SeqNum, command: Command) -> bool:
-        await self._refresh()
-        for shard in self.replica.shards:
-            message = shard.state.message(seqnum)
-            if message is not None and message.is_dead:
+        for shard, view in await self._views():
+            if view.is_dead(seqnum):
                 return bool(await self._submit(shard, command))
         return False
 
@@ -445,24 +446,8 @@ class Queue:
         for shard in self.replica.shards:
             await self.replica.catch_up(self.log, shard, tail, is_in_session=True)
 
-
-def _stats_of(shard: ShardReplica, now: float) -> ShardStats:
-    state = shard.state
-    oldest = state.oldest
-    age = 0.0 if oldest is None else max(0.0, now - oldest.pushed_at)
-    return ShardStats(len(state), state.leased, len(state.dead), age)
-
-
-def _peeked(shard: ShardReplica, message: Message, data: bytes) -> PeekedMessage:
-    return PeekedMessage(
-        message.seqnum, data, _state_of(message), message.tries, message.priority,
-        message.pushed_at, shard.number,
-    )  # fmt: skip
-
-
-def _state_of(message: Message) -> MessageState:
-    if message.is_dead:
-        return "dead"
-    if message.claim is not None:
-        return "leased"
-    return "ready" if message.until is None else "delayed"
+    async def _views(self) -> list[tuple[ShardReplica, ShardView]]:
+        """Return the shards as of the time of the log."""
+        await self._refresh()
+        now = await self.log.now()
+        return [(shard, ShardView(shard.state, now)) for shard in self.replica.shards]

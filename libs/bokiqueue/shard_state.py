@@ -370,6 +370,13 @@ class ShardState(State[ShardOutcome]):
             count += self._timed.bisect_right((now, MAX_SEQNUM))
         return count
 
+    def ended(self, now: float) -> list[Message]:
+        """Return the messages whose lease or delay has ended at log time `now`, although no record
+        has shown it yet, in the order of these ends.
+        """
+        count = self._timed.bisect_right((now, MAX_SEQNUM))
+        return [self._messages[seqnum] for _, seqnum in self._timed[:count]]
+
     def next_due(self) -> float | None:
         """Return the log time at which the next lease or delay ends; None: there is none."""
         return self._timed[0][0] if self._timed else None

@@ -186,3 +186,26 @@ async def test_records_of_an_earlier_format_are_refused(version: int) -> None:
         QueueVersionError, match=f"BokiQueue has format {version}; this program reads format 3"
     ):
         await Queue(log, "mail").push(b"x")
+
+
+async def test_leases_that_ended_without_a_further_record_are_over_for_operators() -> None:
+    """Both consumers have crashed, and no consumer is left."""
+    log = MemoryLog("work")
+    queue = Queue(log, "mail", shards=1)
+    last = await Queue(log, "mail", shards=1, tries=1).push(b"last", priority=9)
+    first = await queue.push(b"first")
+    await queue.push(b"later", delay=20)
+    for _ in range(2):
+        assert await queue.take(lease=10) is not None
+    before = await queue.stats()
+    assert (before.depth, before.leased, before.dead) == (3, 2, 0)
+    await log.logs.skip(seconds=15)
+    stats = await queue.stats()
+    assert (stats.depth, stats.leased, stats.dead) == (2, 0, 1)
+    assert [(m.data, m.state) for m in await queue.peek()] == [
+        (b"first", "ready"), (b"later", "delayed"),
+    ]  # fmt: skip
+    assert await queue.dead_letters() == [(last, b"last")]
+    assert not await queue.discard(first)
+    assert await queue.redrive() == 1
+    assert [m.data for m in await queue.peek()] == [b"last", b"first", b"later"]
