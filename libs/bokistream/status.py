@@ -44,7 +44,8 @@ class ReaderStatus(NamedTuple):
     Attributes:
         name: its name.
         done: seqnum that it committed last; -1: none.
-        behind: data records that it has still to process; None: the record at `done` was trimmed.
+        behind: data records that it has still to process; None: the record at `done` was trimmed,
+            or is no record of the stream.
     """
 
     name: str
@@ -123,7 +124,7 @@ async def read_status(log: Log, info: StreamInfo) -> StreamStatus:
         done = await read_cursor(log, info.created, name)
         found = await _read_entry(log, done) if done >= 0 else None
         offset = 0 if done < 0 else None
-        if found is not None:
+        if found is not None and records_tag(info.created) in found[0].tags:
             offset = state_after(found[0].seqnum, found[1]).offset
         readers.append(ReaderStatus(name, done, None if offset is None else last.offset - offset))
     return StreamStatus(info, last, age_s, readers)

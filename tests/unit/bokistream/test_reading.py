@@ -133,6 +133,21 @@ async def test_kept_positions_are_trimmed_and_limited(monkeypatch: pytest.Monkey
         assert logs.floor(f"work\x1fs{tag}".encode()) > seqnums[-1]
 
 
+async def test_the_lag_of_a_reader_is_not_computed_from_another_stream() -> None:
+    """A reader may commit any seqnum, for example one below the first record that is left."""
+    streams = Streams(MemoryLog("work"))
+    for name in ("s", "other"):
+        await streams.create(name)
+    async with streams.writer("other", heartbeat_s=None) as other:
+        await other.append_many([b"x"] * 9)
+        place = await other.append(b"last")
+    async with streams.writer("s", heartbeat_s=None) as writer:
+        await writer.append_many([b"1", b"2"])
+    await (await streams.reader("s", "r")).commit(place)
+    (found,) = (await streams.status("s")).readers
+    assert found.behind is None
+
+
 @pytest.mark.parametrize("wrong", [{"ahead_bytes": 0}, {"idle_s": 0}, {"from_offset": -1}])
 async def test_a_mistake_gets_one_sentence(wrong: dict[str, int]) -> None:
     streams = Streams(MemoryLog("work"))
