@@ -418,9 +418,32 @@ class Store:
 
         Raises:
             ConflictError: the transaction conflicted more than `retries` times.
-            AppendOutcomeUnknownError: with `id` only after `retries` further attempts; repeat the
-                call.
+            AppendOutcomeUnknownError: with `id` only after `retries` further attempts, or if the
+                log became unavailable meanwhile; repeat the call.
             InvalidObjectError: with `id`: the id or the result is invalid. Nothing was changed.
+        """
+        unknown: list[AppendOutcomeUnknownError] = []
+        try:
+            return await self._attempt_in_line(body, id, retries, unknown, hold=hold)
+        except IndilogError as error:
+            if not unknown or not error.retryable or isinstance(error, ConflictError):
+                raise
+            # An earlier attempt may have taken effect, so the caller must not get this error.
+            raise AppendOutcomeUnknownError(
+                f"The transaction {id!r} may have taken effect, and cannot be repeated now: {error}"
+            ) from error
+
+    async def _attempt_in_line(
+        self,
+        body: Callable[[Transaction], Awaitable[_ResultT]],
+        txn_id: str | None,
+        retries: int,
+        unknown: list[AppendOutcomeUnknownError],
+        *,
+        hold: bool,
+    ) -> _ResultT:
+        """Do the same as `transact`. Add to `unknown` the errors of attempts that may have taken
+        effect.
         """
         contender = Contender(self._cache.lines, self.log.name)
         try:
@@ -429,7 +452,7 @@ class Store:
                 turn = contender.log_turn
                 group = await contender.group(partial(self._begin_group, turn))
                 txn = Transaction(
-                    self.log, self._replay, id, contender,
+                    self.log, self._replay, txn_id, contender,
                     hold=hold, releases=self._cache.releases, group=group, log_turn=turn,
                 )  # fmt: skip
                 try:
@@ -438,9 +461,10 @@ class Store:
                     if attempt == retries:
                         raise
                     await contender.wait_for_turn(await txn.changed_objects())
-                except AppendOutcomeUnknownError:
-                    if id is None or attempt == retries:
+                except AppendOutcomeUnknownError as error:
+                    if txn_id is None or attempt == retries:
                         raise
+                    unknown.append(error)
             raise AssertionError("the last attempt returns or raises")
         except GeneratorExit:
             contender.leave()  # a coroutine that is closed cannot await the log

@@ -108,6 +108,33 @@ async def test_a_transaction_with_an_id_resolves_an_unknown_outcome_itself(log: 
     assert (await other(log).get("a"))["n"] == 1
 
 
+async def test_no_retryable_error_follows_an_attempt_that_may_have_taken_effect() -> None:
+    class Lost(HookedLog):
+        """The answer to the first append is lost, and then nothing can be read."""
+
+        is_away = False
+
+        async def after_append(self, entries: Sequence[Entry]) -> None:
+            self.is_away = True
+            raise AppendOutcomeUnknownError("lost")
+
+        async def before_read(self, read: Read) -> None:
+            if self.is_away:
+                raise NotReadyError("a node is away")
+
+    log = Lost("objects")
+
+    async def body(txn: Transaction) -> None:
+        (await txn.get("a")).increment("n")
+
+    with pytest.raises(AppendOutcomeUnknownError, match="'x' may have taken effect") as raised:
+        await Store(log).transact(body, id="x")
+    assert isinstance(raised.value.__cause__, NotReadyError)
+    elsewhere = newcomer(MemoryLog("objects", logs=log.logs))
+    await elsewhere.transact(body, id="x")
+    assert (await elsewhere.get("a"))["n"] == 1
+
+
 async def test_an_error_decided_by_the_order_of_the_log_is_unchanged(log: Unsteady) -> None:
     store = Store(log)
     await store.set("a", "n", "text")
