@@ -49,16 +49,22 @@ async def retry_transient(
         pause: waits for a number of seconds.
 
     Raises:
+        OutcomeUnknownError: an attempt had an unknown outcome, and no later one succeeded. The
+            other errors would say that nothing was done.
         DiskFullError: at once, because an operator must free disk space first.
         IndilogError: an error that is not transient, or that of the last attempt.
     """
-    for attempt in range(policy.tries - 1):
+    unknown: OutcomeUnknownError | None = None
+    for attempt in range(policy.tries):
         try:
             return await ask()
         except IndilogError as error:
-            is_unknown = isinstance(error, OutcomeUnknownError)
-            is_transient = error.retryable or (is_idempotent and is_unknown)
-            if isinstance(error, DiskFullError) or not is_transient:
-                raise
+            unknown = error if isinstance(error, OutcomeUnknownError) else unknown
+            is_transient = error.retryable or (is_idempotent and error is unknown)
+            is_last = attempt + 1 == policy.tries
+            if is_last or isinstance(error, DiskFullError) or not is_transient:
+                if unknown is None or error is unknown:
+                    raise
+                raise unknown from error
         await pause(policy.pause_s(attempt))
-    return await ask()
+    raise AssertionError("the last attempt returns or raises")

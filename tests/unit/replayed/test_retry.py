@@ -59,3 +59,15 @@ async def test_an_unknown_outcome_is_retried_only_if_repetition_is_harmless() ->
     ask = Failing(AppendOutcomeUnknownError("Unknown."))
     with pytest.raises(AppendOutcomeUnknownError):
         await retry_transient(ask, pause=ask.pause)
+
+
+@pytest.mark.parametrize("error", [NotReadyError("Away."), DiskFullError("Full.")])
+async def test_after_an_unknown_outcome_no_error_says_that_nothing_was_done(
+    error: IndilogError,
+) -> None:
+    unknown = AppendOutcomeUnknownError("Unknown.")
+    ask = Failing(NotReadyError("Away."), unknown, error)
+    with pytest.raises(AppendOutcomeUnknownError) as raised:
+        await retry_transient(ask, RetryPolicy(tries=3), is_idempotent=True, pause=ask.pause)
+    assert raised.value is unknown
+    assert raised.value.__cause__ is error
