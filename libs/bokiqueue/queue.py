@@ -42,7 +42,7 @@ from bokiqueue.records import (
 from bokiqueue.replica import QueueReplica, read_settings, replica_of
 from bokiqueue.shard import ShardReplica, Submission
 from bokiqueue.shard_view import MessageState, ShardView
-from indilog import DataLossError, Log
+from indilog import AppendOutcomeUnknownError, DataLossError, IndilogError, Log
 from indilog.replayed import RetryPolicy, retry_transient
 from indilog.sdk import SeqNum, name_loss
 
@@ -407,7 +407,7 @@ class Queue:
             dead = [message.seqnum for message in view.dead]
             for start in range(0, len(dead), _REDRIVEN_MAX):
                 part = ReviveDeadLetters(tuple(dead[start : start + _REDRIVEN_MAX]))
-                count += await self._submit(shard, part)
+                count += await self._submit(shard, part, count)
         return count
 
     async def purge(self, *, dead: bool = False) -> int:
@@ -425,7 +425,7 @@ class Queue:
         await self._refresh()
         count = 0
         for shard in self.replica.shards:
-            count += await self._submit(shard, Purge(dead))
+            count += await self._submit(shard, Purge(dead), count)
         return count
 
     async def _on_dead(self, seqnum: SeqNum, command: Command) -> bool:
@@ -434,9 +434,22 @@ class Queue:
                 return bool(await self._submit(shard, command))
         return False
 
-    async def _submit(self, shard: ShardReplica, command: Command) -> int:
-        """Append a command, and return the number of messages that it changed."""
-        changed = len((await self.replica.submit(self.log, shard, command)).touched)
+    async def _submit(self, shard: ShardReplica, command: Command, done: int = 0) -> int:
+        """Append a command, and return the number of messages that it changed.
+
+        Args:
+            shard: the shard.
+            command: the command.
+            done: number of messages that earlier commands of the same call have changed.
+        """
+        try:
+            changed = len((await self.replica.submit(self.log, shard, command)).touched)
+        except IndilogError as error:
+            if not done or not error.retryable:
+                raise
+            raise AppendOutcomeUnknownError(
+                f"{done} messages were changed, and the others were not: {error}; repeat the call."
+            ) from error
         await self.replica.save(self.log, shard)
         return changed
 

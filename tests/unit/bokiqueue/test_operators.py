@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from bokiqueue import LeaseLostError, Queue, QueueReplica, QueueSettingsError, QueueVersionError
-from indilog.base.errors import AppendOutcomeUnknownError
+from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.base.log import Entry
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.hooked_log import HookedLog, Read
@@ -209,3 +209,26 @@ async def test_leases_that_ended_without_a_further_record_are_over_for_operators
     assert not await queue.discard(first)
     assert await queue.redrive() == 1
     assert [m.data for m in await queue.peek()] == [b"last", b"first", b"later"]
+
+
+async def test_no_retryable_error_follows_a_part_of_a_purge() -> None:
+    class Failing(HookedLog):
+        left = 100
+
+        async def before_append(self, entries: Sequence[Entry]) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise NotReadyError("a node is away")
+
+    log = Failing("work")
+    queue = Queue(log, "mail", shards=2)
+    for _ in range(4):
+        await queue.push(b"x")
+    log.left = 0
+    with pytest.raises(NotReadyError):
+        await queue.purge()
+    log.left = 1
+    with pytest.raises(AppendOutcomeUnknownError, match=r"^2 messages were changed"):
+        await queue.purge()
+    log.left = 100
+    assert await queue.purge() == 2
