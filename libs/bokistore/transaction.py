@@ -450,9 +450,16 @@ class Transaction:
         result = b"" if self.id is None else encode(self.result)
         size = len(result) + sum(len(bytes(raw)) for listed in writes.values() for raw in listed)
         await group.join(self, contender, size)
+        await self._see_record_of(group.whole)
         self.seqnum = group.whole.seqnum
         if self.id is not None:
             self.result = msgspec.json.decode(result)
+
+    async def _see_record_of(self, whole: Transaction) -> None:
+        """Let this session see the record of a group, which may be of another session."""
+        if whole._log is not self._log:
+            with suppress(IndilogError):  # it is committed, even if this session does not see it
+                await self._log.tail()
 
     async def _decide(self, seqnum: SeqNum, data: bytes) -> None:
         """Decide the transaction of the record at `seqnum`, and cache the result."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -19,8 +19,10 @@ from bokistore import (
 from bokistore.records import decode_command
 from indilog.base.errors import NotReadyError
 from indilog.base.ids import SeqNum, UserTag
+from indilog.base.log import Entry, Record
 from indilog.config import ClusterConfig
 from indilog.testing import MemoryLog, MemoryLogs
+from tests.support.hooked_log import HookedLog, Read
 from tests.unit.bokistore.processes import newcomer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
@@ -240,6 +242,37 @@ async def test_a_group_too_large_for_the_log_fails_none_of_its_transactions() ->
 
     await asyncio.gather(*[store.transact(push) for _ in range(20)])
     assert (await newcomer(store.log).get("a"))["n"] == 20
+
+
+class OwnSession(HookedLog):
+    """A session that sees new records only after its own appends and calls of `tail`."""
+
+    end = 0
+
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        await asyncio.sleep(0)
+
+    async def after_append(self, entries: Sequence[Entry]) -> None:
+        self.end = self.logs.position
+
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        return [record for record in records if record.seqnum < self.end]
+
+    async def tail(self) -> int:
+        self.end = await super().tail()
+        return self.end
+
+
+async def test_each_session_sees_its_transaction_in_a_record_of_another_session() -> None:
+    logs, cache = MemoryLogs(), ViewCache()
+
+    async def add(_: int) -> bool:
+        store = Store(OwnSession("objects", logs=logs), cache=cache)
+        number = await store.transact(one)
+        seen: int = (await store.get("a")).get("n", 0)
+        return seen >= number
+
+    assert all(await asyncio.gather(*map(add, range(20))))
 
 
 async def test_the_same_id_twice_in_line_takes_effect_once(log: SlowLog, store: Store) -> None:
