@@ -323,7 +323,7 @@ class Executor(ABC):
 
     async def _leave(self, log: Log) -> None:
         """Leave, because no run is open in the partitions of this process."""
-        uncertain = self._uncertain()
+        idle = self.owned.keys() - self._uncertain()
         for partition in self.owned.values():
             partition.is_owned = False
         self.owned.clear()
@@ -332,7 +332,7 @@ class Executor(ABC):
             self._end_task("starts")
             self._inbox.end = self._starts.end = None
         self._end_task("watch")
-        await self.member.leave(log, uncertain)
+        await self.member.leave(log, idle)
         self.woken.set()
 
     def _end_task(self, name: str) -> None:
@@ -341,12 +341,12 @@ class Executor(ABC):
 
     async def stop(self) -> None:
         """Stop all runs and leave, so that other processes continue the runs at once."""
-        busy, running = self._uncertain(), list[asyncio.Task[None]]()
+        idle, running = self.owned.keys() - self._uncertain(), list[asyncio.Task[None]]()
         for partition in self.owned.values():
             partition.is_owned = False
             tasks = self._stop_runs(partition)
             if tasks or partition.unread or partition.state.active or not partition.is_loaded:
-                busy.add(partition.number)
+                idle.discard(partition.number)
             running += tasks
         self.owned.clear()
         await self._stop_taking()
@@ -356,7 +356,7 @@ class Executor(ABC):
         await _ended([*running, *tasks])
         self._inbox.end = self._starts.end = None
         if self._log is not None:
-            await self.member.leave(self._log, busy)
+            await self.member.leave(self._log, idle)
 
     async def release(self, logs: Logs, numbers: Collection[int]) -> None:
         """Release partitions to other executors, after the bodies of their runs have ended."""

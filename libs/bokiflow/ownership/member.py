@@ -75,6 +75,9 @@ class ExecutorMember:
         self._has_looked = False
         self._has_lost = False
         """Whether records were lost, so that any partition without an owner may have open runs."""
+        self._claiming: set[int] = set()
+        """Claimed partitions of which this process has not read yet whether the claim took effect.
+        """
 
     @property
     def owners(self) -> Owners:
@@ -282,8 +285,10 @@ class ExecutorMember:
         if claims:
             records.append(Claimed(self.name, tuple(claims), end))
         entries = [self._entry(record, is_urgent=is_first) for record in records]
+        self._claiming.update(claims)
         last = await self._append(log, entries)
         await self.look(log, last)
+        self._claiming.difference_update(claims)
         if not self._is_unsure():
             self.lease.renew(sent_at)
 
@@ -318,17 +323,18 @@ class ExecutorMember:
             last = await self._append(log, [self._entry(released, is_urgent=True)])
             await self.look(log, last)
 
-    async def leave(self, log: Log, busy: Collection[int]) -> None:
-        """Record that this executor no longer owns partitions. The partitions in `busy` may have
-        open runs.
+    async def leave(self, log: Log, idle: Collection[int]) -> None:
+        """Record that this executor no longer owns partitions. Its partitions that are not in
+        `idle` may have open runs, also those that it has claimed a moment ago.
         """
         async with self._mutex:
-            name, had = self.name, self.owned()
+            name, had, claiming = self.name, self.owned(), self._claiming
             is_known = name in self.owners.executors
-            self.name = waiting.new_name()
+            self.name, self._claiming = waiting.new_name(), set()
             self.lease.end()
-            if not had and not is_known:
+            if not had and not is_known and not claiming:
                 return
+            busy = sorted(claiming.union(had).difference(idle))
             left = ExecutorLeft(name, tuple(busy))
             last = await self._append(log, [self._entry(left, is_urgent=bool(busy))])
             try:
