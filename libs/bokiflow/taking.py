@@ -56,7 +56,7 @@ from bokiflow.runs.records import (
     partition_tag,
     run_tag,
 )
-from bokiflow.runs.run_log import append_with_retry, read_run, until_done
+from bokiflow.runs.run_log import append_with_retry, is_transient, read_run, until_done
 from bokiflow.runs.run_state import RunState
 from bokiflow.turns import LimitExecutor, Turns
 from bokiflow.versions import Versions, code_after
@@ -269,9 +269,17 @@ class Taking:
         log = runner.own_log(runner.logs)
         await partition.catch_up(log, runner.wanted.pop(partition.number, -1))
         partition.is_loaded = True
+        try:
+            await self._take_open_runs(log, partition)
+        except BaseException:
+            partition.is_loaded = False
+            raise
+
+    async def _take_open_runs(self, log: Log, partition: OwnedPartition) -> None:
+        runner = self._runner
         await log_clock(log).begin(log)
         limits = {run.limit for run in partition.state.runs.values() if run.limit}
-        turns = {name: (await self.turns.read(log, name)).runs for name in limits}
+        turns = {name: await self._runs_of(log, name) for name in limits}
         for id_, run in list(partition.state.runs.items()):
             if id_ in runner.running:
                 continue
@@ -282,6 +290,18 @@ class Taking:
                 self._schedule(log, id_, run)
         for name in limits:
             self.turns.look(name)
+
+    async def _runs_of(self, log: Log, limit: str) -> dict[str, LimitedRun]:
+        """Return the open runs of a limit; {} if the limit is unreadable. Then its runs are
+        unreadable, too, and do not delay the other runs of the partition.
+        """
+        try:
+            return (await self.turns.read(log, limit)).runs
+        except IndilogError as error:
+            if is_transient(error):
+                raise
+            structlog.get_logger().error("limit cannot be read", limit=limit, reason=str(error))
+            return {}
 
     def _schedule(self, log: Log, id_: str, run: OpenRun) -> None:
         """Take a run now or later, depending on its phase. A parked run is retried with the current
