@@ -175,7 +175,7 @@ class Taking:
     @property
     def has_work(self) -> bool:
         """Whether runs are being taken, or will be at a known time."""
-        has_tasks = len(self._tasks) > (_TIMERS in self._tasks)
+        has_tasks = len(self._tasks) > (_TIMERS in self._tasks) or self.turns.has_work
         return bool(has_tasks or self._due or self._timers or self.uncertain or self._crash_loops)
 
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -356,6 +356,13 @@ class Taking:
         self._again.add(run)
         self.want(run)
 
+    def _end_retry(self, run: str) -> None:
+        """Forget that a parked run is to be executed again, because it is no longer parked, or
+        because something else will execute it.
+        """
+        self._again.discard(run)
+        self._retried.discard(run)
+
     def _on_turn(self, id_: str, is_parked: bool) -> None:  # noqa: FBT001 - a callback
         """Execute a run that has got its turn, or end a run that gets no turn."""
         partition = self._partition(id_)
@@ -379,23 +386,20 @@ class Taking:
         crash-looping, do not execute it: add it to `crash_looping`, with its number of crashes.
         """
         partition, runner = self._partition(id_), self._runner
-        is_again, is_retried = id_ in self._again, id_ in self._retried
-        self._again.discard(id_)
-        self._retried.discard(id_)
         if partition is None:
+            self._end_retry(id_)
             if (owned := runner.owned.get(partition_of(id_, runner.member.count))) is not None:
                 owned.is_loaded = False  # the lease has ended; loaded again when it is renewed
             return
-        if id_ in runner.running or runner.logs is None:
+        if runner.logs is None:
             return
         log = runner.own_log(runner.logs)
         async with runner.exclusive(id_):
             if id_ in runner.running or not partition.is_usable:
+                self._end_retry(id_)
                 return
             with SkipUnreadable(id_) as skipping:
-                await self._take_readable(
-                    log, id_, partition, crash_looping, is_again=is_again, is_retried=is_retried
-                )
+                await self._take_readable(log, id_, partition, crash_looping)
             if skipping.failed:
                 self.want_later(id_)
 
@@ -405,23 +409,22 @@ class Taking:
         id_: str,
         partition: OwnedPartition,
         crash_looping: dict[str, int] | None,
-        *,
-        is_again: bool,
-        is_retried: bool,
     ) -> None:
         try:
             run = await read_run(log, id_, RunState(), is_reused=True)
         except TrimmedError:
             run = RunState()
         if run.started is None or run.finished is not None:
+            self._end_retry(id_)
             return await self._forget(log, id_, run, partition)
         self.uncertain.pop(id_, None)
-        if run.parked is not None and not is_again:
-            if self._is_paused(log, id_, run):
-                return None
-            if not (is_retried or run.is_cancelled_while_parked):
+        if run.parked is not None and id_ not in self._again:
+            is_retried = id_ in self._retried or run.is_cancelled_while_parked
+            if self._is_paused(log, id_, run) or not is_retried:
+                self._end_retry(id_)
                 return None
         if run.started.limit is not None and not await self._has_turn(log, id_, run, partition):
+            self._end_retry(id_)  # the run is retried when it gets its turn
             return None
         crashes = crashes_of(run, self._runner.member.owners)
         is_looping = is_crash_looping(crashes) and crashes < CRASHES_PARKED
@@ -514,6 +517,7 @@ class Taking:
             if run.finished is None:
                 self._at(_PROBLEM_S, id_)  # a former owner of the partition took the run
             return
+        self._end_retry(id_)
         assert run.started is not None, "only a run that has begun is executed"
         assert runner.logs is not None, "runs are taken with access to logs"
         lease = runner.lease_of(partition)

@@ -108,6 +108,11 @@ class Turns:
         """Return all tasks that wait for turns."""
         return self._tasks.tasks()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the next turns of a limit are being found. A parked run may get a turn."""
+        return any(f"look {name}" in self._tasks for name in self._opened)
+
     async def stop(self) -> None:
         """Stop giving turns."""
         await self._tasks.stop()
@@ -165,8 +170,8 @@ class Turns:
         state = opened.state
         while state.granted:
             id_ = next(iter(state.granted))
-            del state.granted[id_]
             await self._notify(log, id_, state.runs[id_])
+            state.granted.pop(id_, None)
         for id_ in list(state.ended_at_start):
             if self._partition(id_) is not None:
                 self._on_turn(id_, False)  # noqa: FBT003
