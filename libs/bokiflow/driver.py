@@ -108,7 +108,9 @@ class Driver:
         is_due = now - self._released_at >= member.lease.lease_s and member.lease.is_sure()
         if is_due and (releases := member.due_releases()):
             self._released_at = now
-            runner.begin(_RELEASE, lambda: runner.release(logs, releases))
+            runner.begin(
+                _RELEASE, lambda: until_done(lambda: runner.release(logs, releases), "driver")
+            )
         await self._wait()
 
     async def _wait(self) -> None:

@@ -700,15 +700,18 @@ class Runner(RunExecutor):
                 running.cancel()
             await asyncio.wait([task], timeout=_AGAIN_S)
 
-    async def _wait_for_bodies(self, partitions: Collection[OwnedPartition]) -> None:
+    async def _wait_for_bodies(
+        self, partitions: Collection[OwnedPartition]
+    ) -> Collection[OwnedPartition]:
         while True:
             left = [one for one in self.running.values() if one.partition in partitions]
             for one in left:
                 if one.may_stop and one.task is not None:
                     one.cancel()
+            ended = set(partitions).difference(one.partition for one in left)
+            if ended:
+                return ended
             tasks = [one.task for one in left if one.task is not None]
-            if not tasks:
-                return
             await asyncio.wait(tasks, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
 
     async def _stop_taking(self) -> None:

@@ -359,19 +359,25 @@ class Executor(ABC):
             await self.member.leave(self._log, idle)
 
     async def release(self, logs: Logs, numbers: Collection[int]) -> None:
-        """Release partitions to other executors, after the bodies of their runs have ended."""
-        partitions = [self.owned[number] for number in numbers if number in self.owned]
-        for partition in partitions:
+        """Release partitions to other executors, each when the bodies of its runs have ended."""
+        left = {self.owned[number] for number in numbers if number in self.owned}
+        for partition in left:
             partition.is_releasing = True
-        await self._wait_for_bodies(partitions)
-        gone = [partition.number for partition in partitions if partition.is_owned]
-        if gone:
-            await self.member.release(self.own_log(logs), gone)
-            self._adopt()
+        while left:
+            ended = await self._wait_for_bodies(left)
+            gone = sorted(partition.number for partition in ended if partition.is_owned)
+            if gone:
+                await self.member.release(self.own_log(logs), gone)
+                self._adopt()
+            left.difference_update(ended)
 
     @abstractmethod
-    async def _wait_for_bodies(self, partitions: Collection[OwnedPartition]) -> None:
-        """Return when no run of these partitions executes; runs that only wait are stopped."""
+    async def _wait_for_bodies(
+        self, partitions: Collection[OwnedPartition]
+    ) -> Collection[OwnedPartition]:
+        """Return those of these partitions in which no run executes, as soon as there is one. Runs
+        that only wait are stopped.
+        """
 
     # --- the inbox
 
