@@ -31,7 +31,7 @@ from bokiflow.runs.records import (
     schedule_record,
     schedule_tag,
 )
-from bokiflow.runs.run_log import append_with_retry
+from bokiflow.runs.run_log import append_with_retry, is_transient
 from indilog import (
     App,
     Context,
@@ -151,7 +151,7 @@ class Schedule:
 
     async def start_due(self, ctx: Context) -> str | None:
         """Start the run of the due time for which `ctx` was made; return its id. None: the schedule
-        is paused. While the process is overloaded, the start is retried for up to a minute.
+        is paused. After a transient error, the start is retried for up to a minute.
 
         Raises:
             InvalidArgumentsError: no schedule called the function.
@@ -171,7 +171,8 @@ class Schedule:
                     return None
                 return await self._start(ctx, due, skips=self.overlap == "skip")
             except IndilogError as error:
-                if not (error.retryable and left):
+                # The id contains the due time, so a start may be repeated.
+                if not (is_transient(error) and left):
                     raise
             await waiting.pause(_PAUSE_S)
         raise AssertionError("the last try returns or raises")

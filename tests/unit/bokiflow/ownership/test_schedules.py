@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
 
 from bokiflow import Flow, FlowSettingsError, RunCancelledError, Startable, State, Workflow
-from indilog import App, Context, InvalidArgumentsError, NotFoundError, TrimmedError
+from bokiflow.runs.records import RunStarted, run_record
+from bokiflow.runs.run_log import PATIENCE_TRIES
+from indilog import (
+    App,
+    AppendOutcomeUnknownError,
+    Context,
+    InvalidArgumentsError,
+    NotFoundError,
+    TrimmedError,
+)
 from indilog.apps.schedule import next_due
 from indilog.base.deployed import due_time_in, scheduled_invocation
+from indilog.base.log import Entry
 from indilog.client import Client
 from indilog.testing import MemoryLogs, context
+from tests.support.hooked_log import HookedLogs
 from tests.unit.bokiflow.processes import kill
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
@@ -90,6 +101,25 @@ async def test_a_due_time_starts_one_run_however_often_it_is_called(logs: Memory
     assert await one.end("report@2023-11-14T22:00:00Z") == "daily 22:00"
     assert await two.call(FIRST) == ids[0]
     assert len(one.begun + two.begun) == 1
+
+
+class Unanswered(HookedLogs):
+    """Logs that do not say whether starts are recorded, as often as a start repeats its append."""
+
+    left = PATIENCE_TRIES
+
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        is_start = any(isinstance(run_record(one.data), RunStarted) for one in entries)
+        if is_start and self.left:
+            self.left -= 1
+            raise AppendOutcomeUnknownError("no answer")
+
+
+async def test_a_start_with_an_unknown_outcome_is_repeated() -> None:
+    reports = Reports(Unanswered())
+    run = await reports.call(FIRST)
+    assert run is not None
+    assert await reports.end(run) == "daily 22:00"
 
 
 async def test_a_due_time_is_skipped_while_an_earlier_run_is_open(logs: MemoryLogs) -> None:
