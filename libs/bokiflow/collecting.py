@@ -211,9 +211,9 @@ class Collector:
             return 0
         if end is None:
             return 0
-        kept.pop(run, None)
         if end:
             await log.trim(end, tag=run_tag(run))
+        kept.pop(run, None)
         return int(end > 0)
 
     async def _trim_starts(self, log: Log, before: float) -> None:

@@ -21,7 +21,7 @@ from bokiflow.runs.records import (
     starts_tag,
 )
 from bokiflow.runs.states import State
-from indilog.base.errors import TrimmedError
+from indilog.base.errors import NotReadyError, TrimmedError
 from indilog.base.log import Log, Record
 from indilog.testing import MemoryLogs
 
@@ -165,6 +165,40 @@ async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:
     assert await handle.result(5) == 7
     shop.now += RETENTION_S + 1
     assert await shop.clean() == 2
+
+
+async def test_a_run_that_could_not_be_trimmed_is_trimmed_later(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was kept before as the child of an open run; its entry in the list is not read again."""
+
+    @shop.flow.workflow
+    async def parent(wf: Workflow) -> int:
+        result = await wf.run(shop.quick, 7)
+        await wf.step(shop.gate.wait)
+        return result
+
+    await shop.own_all()
+    handle = await parent.start(id="p")
+    child = f"p@{(await handle.status()).place}/1"
+    assert await shop.log.read_next(run_tag(child), wait=5) is not None
+    assert await shop.quick.handle(child).result(5) == 7
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 0
+    shop.gate.set()
+    assert await handle.result(5) == 7
+    shop.now += RETENTION_S + 1
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise NotReadyError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shop.log, "trim", refuse)
+        with pytest.raises(NotReadyError):
+            await shop.clean()
+    assert await shop.clean() == 2
+    with pytest.raises(TrimmedError):
+        await shop.log.read_next(run_tag(child))
 
 
 async def test_a_child_that_is_kept_does_not_pin_the_list_of_ended_runs(
