@@ -257,14 +257,14 @@ class Runner(RunExecutor):
         else:
             await read_run(log, run_id, run, seqnum, is_reused=True)
         assert run.started is not None, "the start was read"
+        if run.finished is not None and partition is not None:
+            self.taking.want(run_id)  # `Taking` removes this start from the open runs
         check_same_run(run_id, definition, started.arguments, run)
         is_its = run.started_at == seqnum and run.epoch == 1
         if is_its and partition is not None and not self.lease_of(partition).has_ended():
             return self.execute(logs, definition, run_id, run, partition)
         if run.finished is None:
             await self._leave_to_owner(logs, number, run_id, started.limit)
-        elif partition is not None:
-            self.taking.want(run_id)  # `Taking` removes this start from the open runs
         return None
 
     async def _leave_to_owner(

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from bokiflow import Flow, RunCancelledError, RunFailedError, Startable, State, Workflow
+from bokiflow import (
+    Flow,
+    RunCancelledError,
+    RunFailedError,
+    RunIdInUseError,
+    Startable,
+    State,
+    Workflow,
+)
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     RUNS_TAG,
@@ -200,6 +208,9 @@ async def test_a_new_owner_that_stops_before_it_takes_a_run_is_replaced(
         assert await other.two.handle("r").result(10) == "12"
 
 
+async def takes_nothing_at_all(wf: Workflow) -> None: ...
+
+
 async def takes_more(wf: Workflow, more: int) -> str:
     return str(more)
 
@@ -293,6 +304,20 @@ async def test_idle_processes_write_nothing() -> None:
         assert await log.tail() == quiet
         said = [executor_record(r.data) for r in await log.read_range(EXECUTORS_TAG)]
         assert len(said) < 40
+
+
+async def test_a_process_that_refused_a_start_with_a_used_id_becomes_idle() -> None:
+    """The run with this id had ended, and the refused start counted as an open run."""
+    logs = MemoryLogs()
+    process = Process(logs)
+    other = process.flow.workflow(takes_nothing_at_all)
+    async with processes(process):
+        assert await (await process.two.start(id="r")).result(10) == "12"
+        with pytest.raises(RunIdInUseError):
+            await other.start(id="r")
+        async with asyncio.timeout(10):
+            while process.flow.runner.owned:  # noqa: ASYNC110 - no event announces it
+                await asyncio.sleep(0.01)
 
 
 async def test_parked_runs_continue_with_matching_code() -> None:
