@@ -12,8 +12,10 @@ import pytest
 import pytest_asyncio
 
 import indilog
+from indilog.base.log import Session
 from indilog.remote_client import RemoteClient
-from tests.cluster.function_platform import Platform, running, until
+from indilog.runtime.cluster.assembly import embedded
+from tests.cluster.function_platform import Platform, config_in, running, served, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -114,3 +116,50 @@ async def test_a_platform_that_stops_cancels_its_services_without_complaint(
         async with indilog.connect(there.url) as client:
             await began(client, 1, 1)
     assert "service failed" not in capsys.readouterr().out
+
+
+LEAVES = """
+import asyncio
+import indilog
+
+app = indilog.App("demo")
+
+@app.function
+async def nothing() -> None: ...
+
+@app.service
+async def drive(ctx: indilog.Context) -> None:
+    await ctx.log("drive").append(b"", tags=["began"])
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0.2)
+        await ctx.log("drive").append(b"", tags=["left"])
+"""
+
+
+async def test_a_service_writes_its_last_record_before_its_platform_stops(tmp_path: Path) -> None:
+    """A driver of workflows records that it leaves. Otherwise other nodes wait for its lease."""
+    config = config_in(tmp_path, workers=2)
+    async with embedded(config) as there:
+        log = there.logs.log("drive", Session())
+        async with served(config, there.logs) as platform:
+            assert (await platform.deploy("demo", LEAVES)).status_code == 200
+            while len(await log.read_range("began")) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert len(await log.read_range("left")) == 2
+
+
+async def test_a_service_writes_its_last_record_before_its_worker_is_replaced(
+    tmp_path: Path,
+) -> None:
+    """A driver of workflows that does not leave looks as if its runs had crashed their worker."""
+    async with running(tmp_path, workers=1) as platform:
+        assert (await platform.deploy("demo", LEAVES)).status_code == 200
+        async with indilog.connect(platform.url) as client:
+            log = client.log("drive")
+            assert await log.read_next("began", wait=100) is not None
+            [worker] = platform.host._pool.workers
+            platform.host._pool._replace(worker, "a test replaces it")
+            assert await log.read_next("left", wait=100) is not None
+            assert platform.host.status()["worker_restarts"] <= 1

@@ -49,11 +49,13 @@ from indilog_compute.workers.process import StartWorker, Worker
 from indilog_compute.workers.refusals import no_function
 from indilog_compute.workers.router import CallRouter
 from indilog_compute.workers.scale import Demand, WorkerScale
-from indilog_compute.workers.service_states import service_states
+from indilog_compute.workers.service_states import service_states, until_services_end
 from indilog_compute.workers.serving import LinkServer
 
 _RUN_CODES_S: Final = 5.0
 """Seconds within which an application must answer which code its open runs need."""
+_SERVICES_END_S: Final = 2.0
+"""Longest time in seconds for which a stopping node waits until its services have ended."""
 _RESIZE_S: Final = 0.1
 """Seconds between two decisions on the number of workers."""
 CALL_DEPTH_MAX: Final = 64
@@ -164,14 +166,15 @@ class FunctionHost:
             self._scaling = asyncio.get_running_loop().create_task(self._resize(self._scale))
 
     async def stop(self) -> None:
-        """End the workers. Running calls fail, and waiting calls do not begin. Open recorded
-        invocations run again when a compute node runs.
+        """End the services, then the workers. Running calls fail, and waiting calls do not begin.
+        Open recorded invocations run again when a compute node runs.
         """
         if self._scaling is not None:
             self._scaling.cancel()
         self._applications.end_services()
         await self._invocations.stop()
         self._router.stop()
+        await until_services_end(self._pool.workers, within_s=_SERVICES_END_S)
         await self._applications.stop()
         await self._pool.stop()
 
@@ -649,6 +652,7 @@ class FunctionHost:
     async def _drained(self, worker: Worker) -> None:
         worker.link.tell(RunServices(()))  # its replacement runs the services now
         await self._router.drain(worker)
+        await until_services_end([worker], within_s=process.STOP_S)
 
     def _on_worker_lost(self, worker: Worker) -> None:
         self._router.remove(worker)

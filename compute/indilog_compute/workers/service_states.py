@@ -1,15 +1,33 @@
 """The state of the services of deployed applications, over all workers of a compute node.
 
-`FunctionHost.status` returns it.
+`FunctionHost.status` returns it. Before `FunctionHost` ends a worker, it waits until the worker's
+services have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import asyncio
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from typing import Any, Final
 
 from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.process import Worker
+
+_LOOK_S: Final = 0.01
+
+
+async def until_services_end(workers: Collection[Worker], *, within_s: float) -> None:
+    """Wait until all services of these workers have ended, at most `within_s` seconds. The caller
+    has told the workers to run no services.
+
+    A cancelled service may still write to the log; for example, a driver of BokiFlow records that
+    it leaves.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while any(worker.services and not worker.link.is_lost for worker in workers):  # noqa: ASYNC110 - several workers report
+                await asyncio.sleep(_LOOK_S)
 
 
 def service_states(

@@ -126,7 +126,8 @@ class RunningServices:
     Args:
         deployments: the deployments that are loaded in this process, by number.
         context: creates the context of a service.
-        tell: sends the state of the services to the compute node.
+        tell: sends the state of the services to the compute node, also of those that have not
+            ended since they were cancelled.
     """
 
     def __init__(
@@ -139,11 +140,12 @@ class RunningServices:
         self._context = context
         self._tell = tell
         self._running: dict[int, list[_Running]] = {}
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._stopping: dict[asyncio.Task[None], _Running] = {}
 
     def run(self, wanted: Iterable[int]) -> None:
         """Run the services of exactly the deployments `wanted`, as far as they are loaded here.
-        Services that already run continue.
+        Services that already run continue. The others are cancelled, and reported until they have
+        ended.
         """
         numbers = [number for number in wanted if number in self._deployments]
         for number in [n for n in self._running if n not in numbers]:
@@ -168,9 +170,14 @@ class RunningServices:
 
     def _stop(self, running: _Running) -> None:
         task = asyncio.get_running_loop().create_task(running.stopped())
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
+        self._stopping[task] = running
+        task.add_done_callback(self._on_stopped)
+
+    def _on_stopped(self, task: asyncio.Task[None]) -> None:
+        del self._stopping[task]
+        self._report()
 
     def _report(self) -> None:
-        states = [r.state for running in self._running.values() for r in running]
-        self._tell(ServicesChanged(tuple(states)))
+        running = (one for ones in self._running.values() for one in ones)
+        states = tuple(one.state for one in (*running, *self._stopping.values()))
+        self._tell(ServicesChanged(states))

@@ -58,7 +58,7 @@ async def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @pytest.mark.asyncio
 async def test_a_service_runs_while_its_deployment_is_wanted(worker: Worker) -> None:
-    app, running, ended = App("demo"), asyncio.Event(), asyncio.Event()
+    app, running, may_end = App("demo"), asyncio.Event(), asyncio.Event()
 
     @app.service
     async def drive(ctx: Context) -> None:
@@ -66,17 +66,20 @@ async def test_a_service_runs_while_its_deployment_is_wanted(worker: Worker) -> 
         try:
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            await may_end.wait()
 
     worker.load(1, app)
     worker.running.run([1, 2])
     await running.wait()
     assert worker.reported == (ServiceState(1, "drive", "running"),)
     worker.running.run([1])
-    assert not ended.is_set()
+    for _ in range(5):
+        await asyncio.sleep(0)
     worker.running.run([])
-    await ended.wait()
-    assert not worker.reported
+    await asyncio.sleep(0)
+    assert worker.reported, "it is reported until it has ended"
+    may_end.set()
+    await worker.until(lambda: not worker.reported)
 
 
 @pytest.mark.asyncio
