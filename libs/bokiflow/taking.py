@@ -13,7 +13,6 @@ A process executes a run at most once at a time: it takes the run within `RunExe
 from __future__ import annotations
 
 import asyncio
-import heapq
 from abc import abstractmethod
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -35,6 +34,7 @@ from bokiflow.ownership.crash_loops import (
 from bokiflow.ownership.executor import BEATS
 from bokiflow.ownership.partition import OwnedPartition
 from bokiflow.ownership.partition_state import OpenRun, Phase
+from bokiflow.ownership.run_timers import RunTimers
 from bokiflow.ownership.skip_unreadable import SkipUnreadable
 from bokiflow.replay_check import find_mismatch
 from bokiflow.running import LocalRun
@@ -157,7 +157,9 @@ class Taking:
     def __init__(self, runner: RunExecutor) -> None:
         self._runner = runner
         self._due: dict[str, None] = {}
-        self._timers: list[tuple[float, str]] = []
+        self._timers = RunTimers()
+        self._timed_in: dict[int, OwnedPartition] = {}
+        """The owned partitions when timers of other partitions were last dropped."""
         self._timer_changed = asyncio.Event()
         self._again: set[str] = set()
         """Crash-looping parked runs that must be executed again, because their pause has ended."""
@@ -216,14 +218,14 @@ class Taking:
         self._at(in_s, run)
 
     def _at(self, in_s: float, run: str) -> None:
-        heapq.heappush(self._timers, (waiting.monotonic_now() + max(0.0, in_s), run))
+        self._timers.set(run, waiting.monotonic_now() + max(0.0, in_s))
         self._timer_changed.set()
         self._tasks.begin(_TIMERS, self._run_timers)
 
     async def _run_timers(self) -> None:
-        while self._timers:
+        while (at := self._timers.next_at()) is not None:
             self._timer_changed.clear()
-            left_s = self._timers[0][0] - waiting.monotonic_now()
+            left_s = at - waiting.monotonic_now()
             if left_s > 0:
                 try:
                     async with asyncio.timeout(max(_TICK_S_MIN, left_s)):
@@ -231,7 +233,9 @@ class Taking:
                 except TimeoutError:
                     pass
                 continue
-            _, run = heapq.heappop(self._timers)
+            run = self._timers.pop_due(waiting.monotonic_now())
+            if run is None:
+                continue
             if run in self._paused:
                 self._paused.discard(run)
                 self._begin_group(run)
@@ -246,6 +250,7 @@ class Taking:
         this after each heartbeat.
         """
         self.turns.tidy()
+        self._drop_timers()
         for run, looks in list(self.uncertain.items()):
             if looks <= 0:
                 del self.uncertain[run]
@@ -254,6 +259,14 @@ class Taking:
             self.uncertain[run] = looks - 1
             if self._partition(run) is not None:
                 self._runner.want(run)
+
+    def _drop_timers(self) -> None:
+        """Forget timers of runs in partitions that this process no longer owns."""
+        runner = self._runner
+        if self._timed_in == runner.owned:
+            return
+        self._timed_in = dict(runner.owned)
+        self._timers.drop_unless(lambda run: partition_of(run, runner.member.count) in runner.owned)
 
     # --- partitions
 
@@ -386,6 +399,8 @@ class Taking:
         crash-looping, do not execute it: add it to `crash_looping`, with its number of crashes.
         """
         partition, runner = self._partition(id_), self._runner
+        self._timers.drop(id_)
+        self._paused.discard(id_)
         if partition is None:
             self._end_retry(id_)
             if (owned := runner.owned.get(partition_of(id_, runner.member.count))) is not None:

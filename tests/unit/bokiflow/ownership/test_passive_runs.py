@@ -231,3 +231,27 @@ def test_a_step_that_catches_the_end_of_its_process_is_executed_again() -> None:
         assert begun == 2
 
     leaping_loop.run(main())
+
+
+def test_a_process_becomes_idle_although_a_run_could_have_waited_for_longer() -> None:
+    """The timer of the wait kept the process busy, which wrote heartbeats for a day. Each further
+    wait of the run left one more timer.
+    """
+
+    async def asks(wf: Workflow) -> object:
+        for _ in range(3):
+            await wf.signal("go", timeout=24 * HOUR_S)
+        return 7
+
+    async def events(process: Process, logs: MemoryLogs) -> None:
+        timers = process.flow.runner.taking._timers
+        for _ in range(3):
+            assert process.is_passive
+            await process.waits.handle("r").signal("go")
+            await asyncio.sleep(60)
+            assert len(timers) <= 1
+        assert await process.waits.handle("r").result(60) == 7
+        await asyncio.sleep(3 * LEASE_S)
+        assert not process.flow.runner.owned
+
+    play(asks, events)
