@@ -42,7 +42,6 @@ from bokiflow.runs.records import (
     run_record,
     starts_tag,
 )
-from bokiflow.runs.run_log import seqnum_after_loss
 from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import Logs, SeqNum
 
@@ -418,12 +417,14 @@ class Executor(ABC):
         except TrimmedError as error:
             followed.end = max(followed.end, error.first_seqnum)
             self._reload()
-        except DataLossError as error:
-            followed.end = seqnum_after_loss(error, followed.end)
-            self._reload()
         except IndilogError as error:
-            structlog.get_logger().warning("executor cannot read its inbox", reason=str(error))
-            await waiting.pause(_PROBLEM_S)
+            lost_to = error.next_seqnum if isinstance(error, DataLossError) else None
+            if lost_to is not None and lost_to > followed.end:
+                followed.end = lost_to
+                self._reload()
+            else:
+                structlog.get_logger().warning("executor cannot read its inbox", reason=str(error))
+                await waiting.pause(_PROBLEM_S)
         return []
 
     def _reload(self) -> None:

@@ -22,7 +22,7 @@ from bokiflow.runs.records import (
     run_tag,
     starts_tag,
 )
-from indilog.base.errors import AppendOutcomeUnknownError
+from indilog.base.errors import AppendOutcomeUnknownError, DataLossError
 from indilog.base.log import Entry, Record
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG
@@ -88,6 +88,29 @@ async def test_a_start_in_a_partition_of_another_executor_wakes_its_owner() -> N
     await owner.owns_all()
     assert await (await other.quick.start(id="r")).result(10) == "r"
     assert logs.found > 0
+    for process in (owner, other):
+        await process.stop()
+
+
+class Lost(HookedLogs):
+    """Logs whose first reads of the inbox find lost records, and do not say how many."""
+
+    left = 3
+
+    async def before_read(self, read: Read) -> None:
+        if read.tag == INBOX_TAG and self.left:
+            self.left -= 1
+            raise DataLossError("a part of the log is damaged")
+
+
+async def test_an_executor_reads_its_inbox_again_after_damage_without_a_known_end() -> None:
+    logs = Lost()
+    owner, other = Process(logs, 5.0), Process(logs, 5.0)
+    await owner.owns_all()
+    async with asyncio.timeout(60):
+        while logs.left:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(1)
+        assert await (await other.quick.start(id="r")).result(10) == "r"
     for process in (owner, other):
         await process.stop()
 
