@@ -209,6 +209,7 @@ class Runner(RunExecutor):
                 )
         finally:
             self._starting -= 1
+            self.room_changed.set()
 
     async def _place(self, logs: Logs, id_: str | None) -> str:
         """Return the id of a run to start. Its partition is owned by this process, if possible."""
@@ -334,6 +335,7 @@ class Runner(RunExecutor):
         finally:
             self._starting -= 1
             assert self._starting >= 0, "each start ends once"
+            self.room_changed.set()
         return run_id
 
     @asynccontextmanager

@@ -496,3 +496,20 @@ async def _check(logs: MemoryLogs, count: int) -> None:
                     pass
     assert set(ends.values()) == {1}
     assert len(ends) == count
+
+
+async def test_a_due_run_begins_when_a_start_has_needed_no_room() -> None:
+    """The process had room for one more run, and waited until another run ended."""
+    logs, stuck = MemoryLogs(), Stuck()
+    dying, other = Process(logs, stuck), Process(logs, executions=1)
+    async with asyncio.timeout(20), processes(other):
+        await dying.two.start(id="r")
+        await stuck.begun.wait()
+        runner = other.flow.runner
+        runner._starting += 1  # as a start does
+        dying.kill()
+        while not runner.taking._due:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.01)
+        runner._starting -= 1
+        assert (await other.two.start(id="r")).id == "r", "it exists"
+        assert await other.two.handle("r").result() == "12"
