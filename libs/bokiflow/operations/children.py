@@ -16,7 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from bokiflow.operations.compensation import Compensations
-from bokiflow.operations.notifications import decide_waiting, wait_for_record
+from bokiflow.operations.notifications import WAIT_S_MAX, decide_waiting, wait_for_record
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError, UnknownRunError
 from bokiflow.runs.execution import Execution, OperationOutcome, raise_failure
 from bokiflow.runs.records import (
@@ -38,6 +38,8 @@ START_CHILD: Final = "start child"
 CHILD: Final = "child"
 CANCEL_CHILD: Final = "cancel child"
 _DEPTH_MAX: Final = 16
+_OTHERS_LOOK_S: Final = 5.0
+"""Seconds between two looks for the end of a child that another run started."""
 
 
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
@@ -176,7 +178,16 @@ class Child(Generic[_ResultT_co]):
         async def found() -> RunFinished | None:
             return await read_dependency(self._read_end)
 
-        finished = await wait_for_record(self._execution, math.inf, found, wakes=wakes)
+        # A fork may wait for a child of the run from which it was forked. The end of that child is
+        # a record of the other run, and wakes only that run.
+        execution = self._execution
+        is_of_other = self.id != execution.child_id(self.number)
+        look_s = _OTHERS_LOOK_S if is_of_other else WAIT_S_MAX
+        execution.pins += is_of_other
+        try:
+            finished = await wait_for_record(execution, math.inf, found, wakes=wakes, look_s=look_s)
+        finally:
+            execution.pins -= is_of_other
         assert finished is not None, "the wait has no time limit"
         return finished
 

@@ -45,16 +45,19 @@ async def wait_for_record(
     found: Callable[[], Awaitable[_ValueT | None]],
     *,
     wakes: bool = True,
+    look_s: float = WAIT_S_MAX,
 ) -> _ValueT | None:
     """Wait until `found` returns a value, and return the value; None: the time `ends` was reached.
 
-    `found` is called at once, and after each new record of the run.
+    `found` is called at once, after each new record of the run, and after `look_s` seconds without
+    one.
 
     Args:
         execution: execution of the waiting operation.
         ends: when to stop waiting, by the time of the run's log, seconds since 1970.
         found: returns the value if it is available, else None.
         wakes: whether a cancellation ends the wait.
+        look_s: longest time between two calls of `found`, in seconds.
 
     Raises:
         Woken: a cancellation is requested.
@@ -75,7 +78,7 @@ async def wait_for_record(
             left_s = ends - clock.now()
             if left_s <= 0 and has_looked:
                 return None
-            await _wait_for_record_at(execution, end, max(0.0, min(left_s, WAIT_S_MAX)))
+            await _wait_for_record_at(execution, end, max(0.0, min(left_s, look_s)))
             has_looked = True
     finally:
         del execution.waits[wait]

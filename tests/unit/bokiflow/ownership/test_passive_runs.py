@@ -255,3 +255,33 @@ def test_a_process_becomes_idle_although_a_run_could_have_waited_for_longer() ->
         assert not process.flow.runner.owned
 
     play(asks, events)
+
+
+def test_a_fork_notices_the_end_of_a_child_that_its_origin_had_started() -> None:
+    """The end of the child is a record of the other run. The fork left memory, and never ended."""
+
+    async def main() -> None:
+        logs = MemoryLogs(clock=lambda: asyncio.get_running_loop().time())
+        process = ShopProcess(logs, LEASE_S)
+
+        @process.flow.workflow
+        async def child(wf: Workflow) -> object:
+            return await wf.signal("go")
+
+        @process.flow.workflow
+        async def parent(wf: Workflow) -> object:
+            begun = await wf.start_child(child)
+            await wf.step(asyncio.sleep, 0, name="step")
+            return await begun.result()
+
+        async with process.driven():
+            origin = await parent.start(id="p")
+            await asyncio.sleep(1)
+            fork = await process.flow.fork("p", "step")
+            await asyncio.sleep(60)
+            [id_] = [run.id for run in await process.flow.runs(workflow="child")]
+            await child.handle(id_).signal("go", 7)
+            assert await origin.result(60) == 7
+            assert await fork.result(60) == 7
+
+    leaping_loop.run(main())
