@@ -190,11 +190,13 @@ class Executor(ABC):
             # The inbox is followed from here. For each claimed partition, the records before its
             # claim are read when it is loaded.
             self._inbox.end = self._starts.end = self.member.replica.end
-        await self.member.join(log, claims)
+        try:
+            await self.member.join(log, claims)
+        finally:  # a claim may have taken effect although this call fails
+            self.begin("beat", self._beat)
+            self.begin("watch", self._watch)
+            self.listen()
         self._adopt()
-        self.begin("beat", self._beat)
-        self.begin("watch", self._watch)
-        self.listen()
 
     def listen(self) -> None:
         """Begin to read the inbox and the list of starts."""

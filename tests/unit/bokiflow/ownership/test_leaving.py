@@ -1,4 +1,4 @@
-"""An executor that leaves while its claim of partitions is in flight does not hide their runs."""
+"""A claim hides no open runs, although its executor leaves or fails before it knows its effect."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from bokiflow.runs.records import (
     executor_record,
     partition_of,
 )
+from indilog import NotReadyError
 from indilog.base.log import Entry
-from tests.support.hooked_log import HookedLogs
+from tests.support.hooked_log import HookedLogs, Read
 from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
@@ -49,7 +50,7 @@ class SlowClaims(HookedLogs):
 class Process(ShopProcess):
     """Its workflow waits for `gate`."""
 
-    def __init__(self, logs: SlowClaims) -> None:
+    def __init__(self, logs: HookedLogs) -> None:
         super().__init__(logs, LEASE_S)
         self.gate, self.begun = asyncio.Event(), asyncio.Event()
         self.work: Startable[int] = self.flow.workflow(self._work)
@@ -98,3 +99,37 @@ async def test_others_take_what_a_driver_had_claimed_when_it_stopped() -> None:
         member.takes = True
         await third.flow.runner.look(logs)
         assert member.due_claims(()) == [partition_of("r", PARTITIONS)]
+
+
+class UnreadClaims(HookedLogs):
+    """Logs in which the read of executors after the next claim fails.
+
+    Attributes:
+        is_away: whether the read after the next claim fails.
+        fails: whether the next read fails.
+    """
+
+    is_away = False
+    fails = False
+
+    async def after_append(self, entries: Sequence[Entry]) -> None:
+        said = [executor_record(one.data) for one in entries if EXECUTORS_TAG in one.tags]
+        self.fails = self.is_away and any(isinstance(one, Claimed) for one in said)
+
+    async def before_read(self, read: Read) -> None:
+        if self.fails and read.tag == EXECUTORS_TAG:
+            self.is_away = self.fails = False
+            raise NotReadyError("away")
+
+
+async def test_a_driver_that_could_not_read_its_claim_executes_the_runs() -> None:
+    """It owned their partitions, and wrote no heartbeat."""
+    logs = UnreadClaims()
+    dying, other = Process(logs), Process(logs)
+    other.gate.set()
+    await dying.work.start(id="r")
+    await dying.begun.wait()
+    await dying.stop()
+    logs.is_away = True
+    async with asyncio.timeout(60), other.driven():
+        assert await other.work.handle("r").result() == 7
