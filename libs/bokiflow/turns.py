@@ -192,11 +192,11 @@ class Turns:
         definition = self._executor.definitions.get(opened.name)
         if opened.has_settings or definition is None or not opened.state.runs:
             return
-        opened.has_settings = True
         limit = definition.limit
         settings = LimitSettings() if limit is None else limit.settings
         if settings != opened.state.settings:
             await self._append(log, opened, LimitReminded(settings))
+        opened.has_settings = True
 
     async def _append(self, log: Log, opened: _Opened, reminded: LimitReminded) -> None:
         entry = Entry(encode(reminded), (limit_tag(opened.name), INBOX_TAG))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from bokiflow import (
 from bokiflow.limits import limit_state
 from bokiflow.limits.limit import rate_text
 from bokiflow.runs.records import (
+    LimitReminded,
     RunContinued,
     RunParked,
     RunStarted,
@@ -35,9 +36,12 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
 )
-from indilog import App, InvalidArgumentsError, OverloadedError
+from bokiflow.runs.run_log import PATIENCE_TRIES
+from indilog import App, InvalidArgumentsError, NotReadyError, OverloadedError
+from indilog.base.log import Entry
 from indilog.client import Client
 from indilog.testing import MemoryLogs
+from tests.support.hooked_log import HookedLogs
 from tests.unit.bokiflow.processes import kill
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.leaping]
@@ -345,6 +349,32 @@ async def test_changed_settings_hold_for_runs_that_wait(logs: MemoryLogs) -> Non
     kill(one.flow)
     two = Shop(logs, concurrency=3)
     async with two.driven():
+        await two.until_begun("run-0", "run-1", "run-2")
+
+
+class Unreminded(HookedLogs):
+    """Logs that take no reminder of a limit for a while."""
+
+    left = PATIENCE_TRIES
+
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        of_limit = [one for one in entries if limit_tag("send") in one.tags]
+        if self.left and any(isinstance(limit_record(e.data), LimitReminded) for e in of_limit):
+            self.left -= 1
+            raise NotReadyError("away")
+
+
+async def test_changed_settings_are_recorded_although_the_log_has_refused_them_before() -> None:
+    logs = Unreminded()
+    one = Shop(logs, concurrency=1)
+    for number in range(3):
+        await one.start(f"run-{number}")
+    await one.until_begun("run-0")
+    kill(one.flow)
+    two = Shop(logs, concurrency=3)
+    async with two.driven():
+        while logs.left:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(1)
         await two.until_begun("run-0", "run-1", "run-2")
 
 
