@@ -31,6 +31,7 @@ from indilog.base.deployed import (
     code_digest,
 )
 from indilog.base.errors import (
+    AppendOutcomeUnknownError,
     DeployError,
     DiskFullError,
     IndilogError,
@@ -237,7 +238,7 @@ class Applications:
             raise owner_differs(placed.deployment)
         async with self._loading:
             await self._log.append(placed.deployment.undeployed())
-            await self._log.catch_up()
+            await self._read_recorded(f"The undeployment of app {name}")
             self._stop_application(self._log.placed(name))
             self._take_missed()
         structlog.get_logger().info("undeployed", app=name)
@@ -322,7 +323,7 @@ class Applications:
             keeps=keeps,
         )
         seqnum = await self._log.append(record)
-        await self._log.catch_up()
+        await self._read_recorded(f"The deployment of app {record.name}")
         placed = self._log.placed(record.name)
         if placed.seqnum == seqnum:
             deployed = DeployedApp(number, placed.deployment, seqnum, placed.since)
@@ -338,6 +339,24 @@ class Applications:
         if placed.seqnum != seqnum:
             self._unload_number(number)
         return placed.deployment.info
+
+    async def _read_recorded(self, what: str) -> None:
+        """Read the log, after a record of this node was appended.
+
+        Raises:
+            AppendOutcomeUnknownError: the log cannot be read now. The record takes effect when this
+                node has read it, unless another node's record came first.
+        """
+        try:
+            await self._log.catch_up()
+        except IndilogError as error:
+            if not error.retryable:
+                raise
+            self._behind.set()
+            raise AppendOutcomeUnknownError(
+                f"{what} is recorded, but it is not known whether it has taken effect; repeat it: "
+                f"{error}"
+            ) from error
 
     def _take_missed(self) -> None:
         """If deployments or undeployments were read but not applied, wake the task that follows the

@@ -201,7 +201,8 @@ class FunctionHost:
             DeployError: the sources do not import, or define no application; the previous version
                 continues.
             AppNameTakenError: another owner has deployed an application of that name.
-            NotReadyError: no worker is up.
+            NotReadyError: no worker is up, or the log cannot be written; nothing was deployed.
+            AppendOutcomeUnknownError: the application may be deployed; a repeated call is harmless.
         """
         return await self._applications.deploy(sources, name=name, owner=owner)
 

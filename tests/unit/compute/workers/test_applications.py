@@ -10,7 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from indilog.base.deployed import FunctionSpec, code_digest
-from indilog.base.errors import AppNameTakenError, DeployError, NotReadyError, UnknownFunctionError
+from indilog.base.errors import (
+    AppendOutcomeUnknownError,
+    AppNameTakenError,
+    DeployError,
+    NotReadyError,
+    UnknownFunctionError,
+)
 from indilog.config import Config, node_config
 from indilog.link.worker_messages import Load, Loaded
 from indilog.sdk.runs import RUN_CODES
@@ -161,6 +167,36 @@ async def test_an_app_undeployed_during_its_trial_is_not_loaded(
         await applications._log.catch_up()
     await taking
     assert applications.all() == []
+
+
+async def test_what_was_recorded_is_not_reported_as_not_done(
+    applications: Applications, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log could not be read after the record was appended; it is applied later."""
+    append, catch_up = applications._log.append, applications._log.catch_up
+    is_away = False
+
+    async def then_away(record: Deployment) -> int:
+        nonlocal is_away
+        seqnum = await append(record)
+        is_away = True
+        return seqnum
+
+    async def away(*, fresh: bool = False) -> None:
+        if is_away:
+            raise NotReadyError("away")
+        await catch_up(fresh=fresh)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(applications._log, "append", then_away)
+        patched.setattr(applications._log, "catch_up", away)
+        with pytest.raises(AppendOutcomeUnknownError, match="The deployment of app app is rec"):
+            await applications._record(1, Loaded("app", ()), {}, "me")
+        is_away = False
+        assert await followed(applications) == [1]
+        with pytest.raises(AppendOutcomeUnknownError, match="The undeployment of app app is rec"):
+            await applications.undeploy("app", owner="me")
+    assert await followed(applications) == []
 
 
 async def test_an_app_of_another_owner_is_not_undeployed(applications: Applications) -> None:
