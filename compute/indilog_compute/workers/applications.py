@@ -587,11 +587,22 @@ class Applications:
                 self._take_missed()  # a newer record may exist, such as an undeployment
                 return
             if deployed.problem is None and self._node.functions.workers > 0:
-                await self._load_everywhere(load)
+                await self._load_followed(load, deployed)
             await self._load_kept(self._replace(deployed, placed))
         structlog.get_logger().info(
             "deployment followed", app=record.name, version=record.version, problem=deployed.problem
         )
+
+    async def _load_followed(self, load: Load, deployed: DeployedApp) -> None:
+        """Load a deployment of another node into every worker; note why it does not import."""
+        try:
+            await self._load_everywhere(load)
+        except BaseException as error:
+            self._unload_number(deployed.number)
+            if not isinstance(error, DeployError):
+                raise
+            deployed.workers_lost = _WORKERS_LOST_MAX
+            deployed.problem = problem_of(deployed.record, error)
 
     def _is_behind(self, placed: PlacedDeployment) -> bool:
         running = self._apps.get(placed.deployment.name)

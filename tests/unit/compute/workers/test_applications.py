@@ -31,9 +31,9 @@ from indilog_compute.workers.host import limits_of
 pytestmark = pytest.mark.asyncio
 
 
-def applications_of(logs: MemoryLogs, directory: Path) -> Applications:
+def applications_of(logs: MemoryLogs, directory: Path, workers: int = 0) -> Applications:
     node = node_config(
-        workers=0, data_dir=directory, import_retry_s_min=0.001, import_retry_s_max=0.001
+        workers=workers, data_dir=directory, import_retry_s_min=0.001, import_retry_s_max=0.001
     )
     limits = limits_of(Config())
     return Applications(
@@ -197,6 +197,30 @@ async def test_what_was_recorded_is_not_reported_as_not_done(
         with pytest.raises(AppendOutcomeUnknownError, match="The undeployment of app app is rec"):
             await applications.undeploy("app", owner="me")
     assert await followed(applications) == []
+
+
+async def test_a_deployment_that_imports_in_a_trial_but_in_no_worker_is_applied_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls get the reason. It was tried again every second, and the old version ran on."""
+    applications, unloaded = applications_of(MemoryLogs(), tmp_path, workers=1), list[int]()
+
+    async def imports(load: Load) -> Loaded:
+        return Loaded("app", ())
+
+    async def fails(load: Load) -> Loaded:
+        raise DeployError("app.py, line 3: ValueError: it was imported before.")
+
+    monkeypatch.setattr(applications._trials, "try_import", imports)
+    monkeypatch.setattr(applications, "_load_everywhere", fails)
+    monkeypatch.setattr(applications, "_unload_number", unloaded.append)
+    await applications._log.append(deployed(1).record)
+    assert await followed(applications) == [1]
+    [app] = applications.all()
+    assert app.problem is not None
+    assert "line 3: ValueError" in app.problem
+    assert unloaded == [app.number]
+    assert applications._retries.next_at is not None
 
 
 async def test_an_app_of_another_owner_is_not_undeployed(applications: Applications) -> None:
