@@ -259,7 +259,14 @@ class Schedule:
         with public_call():
             entry = Entry(encode(ScheduleSet(self.workflow, is_paused)), (tag,))
             seqnum = await append_with_retry(log, [entry])
-        await log.trim(seqnum, tag=tag)
+        try:
+            await log.trim(seqnum, tag=tag)
+        except IndilogError as error:  # the next record's trim frees these records
+            structlog.get_logger().warning(
+                "old records of a schedule are not trimmed",
+                workflow=self.workflow,
+                reason=str(error),
+            )
 
     async def _open_runs(self, logs: Logs, log: Log) -> tuple[str, ...]:
         runner = self._flow.runner_of(logs)

@@ -18,13 +18,14 @@ from indilog import (
     Context,
     InvalidArgumentsError,
     NotFoundError,
+    NotReadyError,
     TrimmedError,
 )
 from indilog.apps.schedule import next_due
 from indilog.base.deployed import due_time_in, scheduled_invocation
 from indilog.base.log import Entry
 from indilog.client import Client
-from indilog.testing import MemoryLogs, context
+from indilog.testing import MemoryLog, MemoryLogs, context
 from tests.support.hooked_log import HookedLogs
 from tests.unit.bokiflow.processes import kill
 
@@ -196,6 +197,20 @@ async def test_a_paused_schedule_starts_nothing_in_any_process(logs: MemoryLogs)
     newest = await logs.log("shop/flow").read_prev("flow-schedule:report")
     assert newest is not None
     assert trimmed.value.first_seqnum == newest.seqnum
+
+
+async def test_a_pause_is_done_although_its_old_records_cannot_be_trimmed(
+    logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller got an error that said that nothing was done."""
+    reports = Reports(logs)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise NotReadyError("away")
+
+    monkeypatch.setattr(MemoryLog, "trim", refuse)
+    await reports.report.schedule.pause()
+    assert await reports.call(FIRST) is None
 
 
 async def test_a_backfill_runs_what_has_not_run_in_order(logs: MemoryLogs) -> None:
