@@ -248,6 +248,7 @@ class Executor(ABC):
             try:
                 if await self._must_stay(log):
                     await member.renew(log)
+                    self._adopt()  # at once: the lease is sure, and partitions may be lost
                     await self._claim_hops()
                     self._adopt()
                 elif lease.age_s >= _LEAVES_AFTER * lease.lease_s:

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from bokiflow import Workflow
-from bokiflow.runs.records import EXECUTORS_TAG, PARTITIONS, Released, executor_record, partition_of
+from bokiflow.runs.records import (
+    EXECUTORS_TAG,
+    PARTITIONS,
+    Claimed,
+    Heartbeat,
+    Released,
+    encode,
+    executor_record,
+    partition_of,
+)
 from bokiflow.runs.run_log import PATIENCE_TRIES
 from indilog import NotReadyError
 from indilog.base.log import Entry
@@ -113,3 +122,26 @@ async def test_partitions_are_released_although_the_log_has_refused_it_before() 
             await first.flow.start("work", {"run": run}, id=f"r{run}")
             result = await first.flow.handle("work", f"r{run}").result(30)
             assert result == f"{run} in first"
+
+
+async def test_a_lost_partition_is_given_up_as_soon_as_the_lease_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was given up after further claims only, which append. A body could begin meanwhile."""
+    logs, there = MemoryLogs(), partition_of("r", PARTITIONS)
+    process = Process(logs, "first")
+    runner, seen = process.flow.runner, asyncio.Queue[bool]()
+    await runner.join(logs, range(PARTITIONS))
+    await process.flow.start("wait", {}, id="other")
+    assert partition_of("other", PARTITIONS) != there
+
+    async def claim_hops() -> None:
+        await seen.put(there in runner.owned)
+
+    monkeypatch.setattr(runner, "_claim_hops", claim_hops)
+    log = logs.log("shop/flow")
+    beat = Heartbeat("new", LEASE_S, True, True, PARTITIONS, b"", 0)
+    claimed = Claimed("new", (there,), await log.tail())
+    await log.append_batch([Entry(encode(one), (EXECUTORS_TAG,)) for one in (beat, claimed)])
+    assert await seen.get() is False
+    await process.stop()
