@@ -26,7 +26,7 @@ from indilog.link.link_messages import (
     error_from,
 )
 from indilog.link.worker_messages import Load, Loaded
-from indilog_compute.workers.process import StartWorker, Worker
+from indilog_compute.workers.process import StartWorker, Worker, ready_in_time
 
 _TRIALS_MAX: Final = 2
 """Largest number of concurrent trial processes; further imports wait."""
@@ -139,7 +139,7 @@ class Trials:
         )
         self._running.add(worker)
         try:
-            if not await worker.until_ready():
+            if not await ready_in_time(worker):
                 raise NotReadyError("The process that imports new code does not start; try again.")
             return await load_into(worker, load, timeout_s=self._import_timeout_s)
         except DeployError:

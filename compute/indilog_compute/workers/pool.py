@@ -22,9 +22,15 @@ from indilog.base.errors import NotReadyError
 from indilog.base.restart_pauses import RestartPauses
 from indilog.config import NodeConfig
 from indilog.link.link_messages import Limits
-from indilog_compute.workers.process import STOP_S, Serve, StartWorker, Worker
+from indilog_compute.workers.process import (
+    START_S,
+    STOP_S,
+    Serve,
+    StartWorker,
+    Worker,
+    ready_in_time,
+)
 
-_START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
 """Seconds after `WorkerPool.stop` until a worker that has not ended is killed."""
 
@@ -118,7 +124,7 @@ class WorkerPool:
         self.resize(self._size_at_start)
         try:
             if self._size_at_start > 0:
-                async with asyncio.timeout(_START_S):
+                async with asyncio.timeout(START_S):
                     await self._all_ready.wait()
                 await self._all_up.wait()  # `on_up` limits its own time
         except TimeoutError:
@@ -189,7 +195,7 @@ class WorkerPool:
             structlog.get_logger().error("worker not started", worker=index, reason=str(error))
             return
         try:
-            if await worker.until_ready():
+            if await ready_in_time(worker):
                 self._ready.add(index)
                 if len(self._ready) == self._size_at_start:
                     self._all_ready.set()

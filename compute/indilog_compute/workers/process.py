@@ -32,6 +32,8 @@ from indilog_compute.workers.crash_location import read_crash_location
 from indilog_compute.workers.output import OutputLines
 from indilog_compute.workers.starting.environment import environment_of_worker
 
+START_S: Final = 60.0
+"""Seconds after which a worker that cannot run functions is killed."""
 STOP_S: Final = 5.0
 """Seconds after which a worker that does not end is killed."""
 _LAST_ANSWERS_S: Final = 0.5
@@ -108,6 +110,21 @@ class Worker(Protocol):
         seconds. Return its exit code.
         """
         ...
+
+
+async def ready_in_time(worker: Worker) -> bool:
+    """Wait until a worker can run functions; False: it ended first, or was killed because it took
+    longer than `START_S`.
+    """
+    try:
+        async with asyncio.timeout(START_S):
+            return await worker.until_ready()
+    except TimeoutError:
+        structlog.get_logger().warning(
+            "worker killed: it did not start", worker=worker.index, pid=worker.pid, after_s=START_S
+        )
+        worker.kill()
+        return False
 
 
 Serve: TypeAlias = Callable[[Worker, int, Question | Greeting], None]
@@ -212,9 +229,11 @@ class WorkerProcess:
     async def until_ready(self) -> bool:
         """Wait until the process can run functions; False: the process died first."""
         waits = [asyncio.ensure_future(e.wait()) for e in (self._ready, self._lost)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
         return self._ready.is_set() and not self._lost.is_set()
 
     async def until_lost_or_replaced(self) -> None:
