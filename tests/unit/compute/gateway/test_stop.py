@@ -188,8 +188,9 @@ async def test_streams_end_at_once_and_waiting_requests_continue(
     app = gateway()
     exchange = Exchange(app, "GET", "/logs/orders/stream")
     waiting = Exchange(app, "GET", "/logs/orders/records?wait=60")
-    for _ in range(50):
-        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        while not exchange.sent:  # noqa: ASYNC110 - a thread checks the query first
+            await asyncio.sleep(0)
     app.end_streams()
     await asyncio.wait_for(exchange.task, 60)
     assert not waiting.task.done()
