@@ -7,7 +7,7 @@ disks must have the records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from indilog.base.ids import Epoch, LocalId, NodeId, ShardId
@@ -32,10 +32,19 @@ class _Seen(NamedTuple):
 
 
 class CopiesNotes:
-    """Appends to `violations` each cut that fewer replicas than the ack quorum have stored."""
+    """Appends to `violations` each cut that fewer replicas than the ack quorum have stored.
 
-    def __init__(self, violations: list[Violation]) -> None:
+    Args:
+        violations: gets the violations.
+        lost: the localids [first, end) of batches that the run has damaged on all replicas. If
+            their writer is gone, too, the records around them are ordered without them.
+    """
+
+    def __init__(
+        self, violations: list[Violation], lost: Mapping[ShardId, Sequence[_Range]]
+    ) -> None:
         self._violations = violations
+        self._lost_everywhere = lost
         self._seen: _Seen | None = None
         self._lost: dict[tuple[NodeId, Epoch], dict[ShardId, list[_Range]]] = {}
         """The holes that each incarnation of a storage node found at its start in records that no
@@ -65,13 +74,24 @@ class CopiesNotes:
                     short.append(Violation("copies", what))
                     continue
                 first = before.proposed.get(shard, 0)
-                lost = self._lost.get((node, incarnation), {}).get(shard, [])
-                if any(start < proposed and end > first for start, end in lost):
+                lost = [
+                    (start, end)
+                    for start, end in self._lost.get((node, incarnation), {}).get(shard, [])
+                    if start < proposed
+                    and end > first
+                    and not self._is_everywhere(shard, start, end)
+                ]
+                if lost:
                     what = f"{node} lost {lost} of shard {shard}, {first} to {proposed} are ordered"
                     short.append(Violation("copies", what))
             quorum = cluster.config.cluster.quorum_of(len(counting))
             if len(short) > len(counting) - quorum:
                 self._violations += short
+
+    def _is_everywhere(self, shard: ShardId, start: LocalId, end: LocalId) -> bool:
+        """Whether all records [start, end) of a shard are damaged on all replicas."""
+        batches = self._lost_everywhere.get(shard, ())
+        return all(any(a <= at < b for a, b in batches) for at in range(start, end))
 
     def _note_losses(self, cluster: SimulatedCluster) -> None:
         """Note the holes in records that no entry has ordered, of each new incarnation."""

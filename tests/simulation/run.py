@@ -133,7 +133,7 @@ class Run:
         cold = cold_runs.ColdAway(cluster, chaos.injected)
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
-        copies = CopiesNotes(self.report.violations)
+        copies = CopiesNotes(self.report.violations, {} if batches is None else batches.lost)
         false_damage = FalseDamage(self.report.violations)
         while workload.wants_more() and world.now_s < end_s:
             world.run_for(_TICK_S)
