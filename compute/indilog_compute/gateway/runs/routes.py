@@ -394,8 +394,8 @@ class RunRoutes:
         info = self._host.app(app)
         if not any(operation.name == LIST_RUNS for operation in info.operations):
             raise NotFoundError(
-                f"App {app} has no workflows, so it has no runs. If its workflows were deployed by "
-                "an earlier version of IndiLog, deploy it again."
+                f"The deployed version of app {app} has no workflows. If an earlier version had "
+                "some, their runs wait until a version with a Flow is deployed."
             )
 
 

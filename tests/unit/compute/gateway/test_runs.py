@@ -180,7 +180,7 @@ async def test_one_application_answers_itself(served: Served) -> None:
     assert (await served.get("/runs?app=x"))["detail"] == "No app 'x' is deployed."
     answer = await served.http.get("/runs?app=plain")
     assert answer.status_code == 404
-    assert answer.json()["detail"].startswith("App plain has no workflows, so it has no runs.")
+    assert answer.json()["detail"].startswith("The deployed version of app plain has no workflows.")
     for path in ("/runs/plain/r1", "/runs/x/r1"):
         assert (await served.http.get(path)).status_code == 404
 
