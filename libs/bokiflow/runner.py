@@ -600,6 +600,8 @@ class Runner(RunExecutor):
         partition.note_record()
         await read_run(log, id_, run, seqnum)
         is_its = (run.epoch, run.executor) == (taken.epoch, taken.executor)
+        if not is_its and run.finished is None:  # a former owner of the partition has taken it
+            self.taking.wake_at(id_, _AGAIN_S)
         return is_its and run.finished is None and run.parked is None
 
     # --- notifications

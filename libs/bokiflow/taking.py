@@ -529,8 +529,6 @@ class Taking:
         if await self._waits_for_code(log, id_, run) or self._gives_way(id_, run, code):
             return
         if not await runner.take_epoch(log, id_, run, partition, crashes, code):
-            if run.finished is None:
-                self._at(_PROBLEM_S, id_)  # a former owner of the partition took the run
             return
         self._end_retry(id_)
         assert run.started is not None, "only a run that has begun is executed"

@@ -239,3 +239,27 @@ async def test_an_execution_whose_lease_has_ended_begins_no_epoch(
     log = MemoryLogs.log(logs, FLOW_LOG)
     assert not [record for record in await records(log, "r") if isinstance(record, RunTaken)]
     process.kill()
+
+
+class FormerOwner(NoEnd):
+    """Logs in which a former owner takes the run just before it is executed again."""
+
+    has_taken = False
+
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        await super().before_append(entries)
+        records = [run_record(entry.data) for entry in entries]
+        if any(isinstance(record, RunTaken) for record in records) and not self.has_taken:
+            self.has_taken = True
+            await MemoryLogs.log(self, FLOW_LOG).append_batch([taken(2, "former")])
+
+
+async def test_a_run_that_a_former_owner_has_taken_meanwhile_is_executed_again() -> None:
+    logs = FormerOwner()
+    process = Process(logs)
+    process.may_end.set()
+    async with process.driven():
+        handle = await process.long.start(id="r")
+        assert await handle.result(60) == "done"
+        assert logs.has_taken
+        assert (await handle.status()).epoch == 3
