@@ -18,7 +18,7 @@ from indilog.sdk import SeqNum
 
 class SkipUnreadable:
     """Context manager for the takeover of one run. It logs an error that is not transient, instead
-    of raising it.
+    of raising it. That may be any exception, for example of the workflow's settings.
 
     Attributes:
         failed: whether there was an error that is not transient.
@@ -32,10 +32,14 @@ class SkipUnreadable:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        self.failed = isinstance(error, IndilogError) and not is_transient(error)
+        of_log = error if isinstance(error, IndilogError) else None
+        self.failed = isinstance(error, Exception) and not (of_log and is_transient(of_log))
         if self.failed:
             structlog.get_logger().error(
-                "run cannot be taken over", run=self._run, reason=str(error)
+                "run cannot be taken over",
+                run=self._run,
+                reason=str(error),
+                exc_info=None if of_log else error,
             )
         return self.failed
 

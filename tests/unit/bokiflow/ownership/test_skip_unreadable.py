@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from bokiflow import Startable, State, Workflow
+from bokiflow import Startable, State, Workflow, taking
 from bokiflow.collecting import Collector
 from bokiflow.runs.records import PARTITIONS, run_tag
 from indilog.base.errors import DataLossError
@@ -26,10 +26,11 @@ class DamagedLogs(HookedLogs):
     """Logs whose run `bad` cannot be read while they are damaged."""
 
     is_damaged = False
+    error: Exception = DataLossError("A record of the run is lost.")
 
     async def before_read(self, read: Read) -> None:
         if read.tag == run_tag("bad") and self.is_damaged:
-            raise DataLossError("A record of the run is lost.")
+            raise self.error
 
 
 class Process(ShopProcess):
@@ -57,8 +58,13 @@ async def until(what: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_run_that_cannot_be_read_is_skipped_and_taken_when_it_can() -> None:
+@pytest.mark.parametrize("error", [DamagedLogs.error, ValueError("a fault of the code")])
+async def test_a_run_that_cannot_be_read_is_skipped_and_taken_when_it_can(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(taking, "_TAKEN_AT_ONCE", 1)
     logs = DamagedLogs()
+    logs.error = error
     dead, also_dead, new_owner = Process(logs), Process(logs), Process(logs)
     for run in ("bad", "good"):
         await dead.waits.start(id=run)
@@ -67,6 +73,7 @@ async def test_a_run_that_cannot_be_read_is_skipped_and_taken_when_it_can() -> N
     await dead.stop()
     await also_dead.stop()
     async with new_owner.driven():
+        await until(lambda: {"good", "other"} <= new_owner.flow.runner.running.keys())
         await new_owner.goes_on("good")
         await new_owner.goes_on("other")
         logs.is_damaged = False
