@@ -60,11 +60,14 @@ _BODIES: Final[Mapping[str, tuple[bytes, ...]]] = {
 }
 """Allowed content types besides JSON, by the first part of the path."""
 
-UNAUTHORIZED: Final = (
-    "This needs the platform's token as `Authorization: Bearer TOKEN`. `indilog token` prints it; "
-    "it is in the file `token` of the platform's data directory. `indilog open` gives a browser a "
-    "session."
+_WHERE: Final = (
+    "`indilog token` prints it; it is in the file `token` of the platform's data directory."
 )
+_NO_TOKEN: Final = (
+    f"This needs the platform's token as `Authorization: Bearer TOKEN`. {_WHERE} `indilog open` "
+    "gives a browser a session."
+)
+_WRONG_TOKEN: Final = f"The request has another token than this platform's. {_WHERE}"
 
 
 class Refusal(NamedTuple):
@@ -175,7 +178,8 @@ class Guard:
         session = cookie_in(headers.get(b"cookie", b""), cookie_name(scope).encode())
         if session is not None and credentials.is_session(session):
             return None if is_own else _foreign(headers)
-        return Refusal(HTTPStatus.UNAUTHORIZED, UNAUTHORIZED)
+        sentence = _WRONG_TOKEN if authorization else _NO_TOKEN
+        return Refusal(HTTPStatus.UNAUTHORIZED, sentence)
 
     def _is_open(self, scope: Scope) -> bool:
         """Whether a request needs no token."""

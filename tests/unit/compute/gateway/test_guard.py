@@ -178,6 +178,8 @@ def test_health_and_the_sign_in_page_need_no_token_and_are_read_only(path: str) 
 def test_a_wrong_token_is_refused_like_a_missing_one(value: str) -> None:
     harness = GuardHarness()
     assert harness.ask("GET", "/apps", ("authorization", value)) == 401
+    assert (b"another token than this platform's" in harness.body) is bool(value)
+    assert b"indilog token" in harness.body
     assert harness.ask("GET", "/apps", ("authorization", f"bEARER  {TOKEN} ")) == 200
 
 
