@@ -736,11 +736,11 @@ def _status_elsewhere(
 
 
 def status_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
-    """Return the status of the roles of this process, except those of an engine."""
+    """Return the status of the roles of this process; of an engine only its position."""
     return {
-        node: role.status()
+        node: {"position": role.position} if isinstance(role, Engine) else role.status()
         for node, role in shell.roles.items()
-        if isinstance(role, ReportsStatus) and not isinstance(role, Engine)
+        if isinstance(role, ReportsStatus)
     }
 
 
