@@ -147,7 +147,11 @@ async def test_a_young_start_stays_in_the_list_after_the_old_one_before_it_is_tr
     assert kept.data == b"young"
 
 
-async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:
+async def child_kept_for_its_parent(shop: Shop) -> str:
+    """Let a child outlast its retention while its parent runs, then end the parent; return the
+    child's id. Both can be trimmed now.
+    """
+
     @shop.flow.workflow
     async def parent(wf: Workflow) -> int:
         result = await wf.run(shop.quick, 7)
@@ -164,6 +168,11 @@ async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:
     shop.gate.set()
     assert await handle.result(5) == 7
     shop.now += RETENTION_S + 1
+    return child
+
+
+async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:
+    await child_kept_for_its_parent(shop)
     assert await shop.clean() == 2
 
 
@@ -171,23 +180,7 @@ async def test_a_run_that_could_not_be_trimmed_is_trimmed_later(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was kept before as the child of an open run; its entry in the list is not read again."""
-
-    @shop.flow.workflow
-    async def parent(wf: Workflow) -> int:
-        result = await wf.run(shop.quick, 7)
-        await wf.step(shop.gate.wait)
-        return result
-
-    await shop.own_all()
-    handle = await parent.start(id="p")
-    child = f"p@{(await handle.status()).place}/1"
-    assert await shop.log.read_next(run_tag(child), wait=5) is not None
-    assert await shop.quick.handle(child).result(5) == 7
-    shop.now += RETENTION_S + 1
-    assert await shop.clean() == 0
-    shop.gate.set()
-    assert await handle.result(5) == 7
-    shop.now += RETENTION_S + 1
+    child = await child_kept_for_its_parent(shop)
 
     async def refuse(*_: object, **__: object) -> None:
         raise NotReadyError("away")
