@@ -36,6 +36,8 @@ class MetalogNotes:
     def __init__(self, violations: list[Violation]) -> None:
         self._violations = violations
         self._entries: list[bytes] = []
+        self._term = 0
+        """The greatest term of a primary that was noted."""
         self._tails = [0]
         self._time_us = 0
         self._views: list[View] = []
@@ -119,6 +121,9 @@ class MetalogNotes:
         primary = leading(cluster)
         if primary is None or home_of(cluster, primary).holding:
             return
+        if (term := primary.status()["term"]) < self._term:
+            return  # it was replaced by a primary that is down; its last entries may be void
+        self._term = term
         self._compare(primary, "the primary")
         if (base := primary._metalog.base.position) > len(self._entries):
             what = f"the primary has a base at {base}, {len(self._entries)} entries were committed"
