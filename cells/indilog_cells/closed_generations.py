@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from cachetools import LRUCache
@@ -35,12 +35,6 @@ class TrimmedCellError(Exception):
     """
 
 
-class _Start(Protocol):
-    """Starts a task that ends with the driver."""
-
-    def __call__(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]: ...
-
-
 class ClosedGenerations:
     """The closed generations of one log, in one process.
 
@@ -57,7 +51,7 @@ class ClosedGenerations:
         cells: CellsAndNotes,
         *,
         state: Callable[[], LogState],
-        start: _Start,
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         failed: Callable[[CellsError], None],
         cache_bytes_max: int,
     ) -> None:

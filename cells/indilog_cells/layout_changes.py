@@ -1,11 +1,12 @@
 """Changes of the layout of a log over cells of storage nodes (decision 0086; CORFU 2.5).
 
 To change a layout, a process first *seals* replicas with the epoch of the next layout: they refuse
-questions of smaller epochs. When enough replicas are sealed, no write of the old layout can
-complete any more. Then the process records the next layout, which consists of sealed and new
-replicas, unless another process has recorded one. Before that, the process writes no cell, because
-the layout of another process may be recorded instead. A process that crashes in between leaves
-sealed replicas; the next change seals them with a greater epoch.
+questions of smaller epochs, except reads of cells that the asker has applied. When enough replicas
+are sealed, no write of the old layout can complete any more. Then the process records the next
+layout, which consists of sealed and new replicas, unless another process has recorded one. Before
+that, the process writes no cell, because the layout of another process may be recorded instead. A
+process that crashes in between leaves sealed replicas; the next change seals them with a greater
+epoch.
 
 `chain_upkeep` and the claims of `owned_cells` change layouts this way.
 """

@@ -105,7 +105,7 @@ class Cluster(RemoteClient):
         await self._functions.skip(seconds_of(days, hours, minutes, seconds))
 
     def _endpoint(self) -> Endpoint:
-        return Endpoint(self.url, transport=httpx.ASGITransport(self._functions.gateway))
+        return Endpoint(self.url, transport=httpx.ASGITransport(self._functions.gateway()))
 
     async def _connect(self) -> Connection:
         connection = _InMemory(self._functions)

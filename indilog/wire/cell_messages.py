@@ -131,8 +131,8 @@ class CellKeysWanted(WireMessage, frozen=True):
 
 
 class CellsSeal(WireMessage, frozen=True):
-    """engine → storage: from now on, refuse questions with a smaller epoch about a space. With
-    `opens`, the space is created if it does not exist.
+    """engine → storage: from now on, refuse questions with a smaller epoch about a space, except
+    for contents of applied cells. With `opens`, the space is created if it does not exist.
 
     Lost: resent until the deadline of the question.
     Repeated: sealed already.

@@ -128,7 +128,8 @@ class RunExecutor(LimitExecutor):
     ) -> bool:
         """Begin a new epoch of a run that is executed here. With `code`, the run continues with
         other code. From then on, appends in flight of earlier executions have no effect. Return
-        whether the run is open and this executor owns it.
+        whether the run is open and this executor owns it. If a former owner of the partition has
+        taken it meanwhile, it is taken again soon.
         """
 
     @abstractmethod

@@ -30,7 +30,8 @@ def unknown_function(
     if app not in apps:
         return unknown_app(app, apps, log)
     is_operation = is_operation_name(function)
-    if function.startswith(_SCHEDULES):
+    has_schedules = any(known.startswith(_SCHEDULES) for known in apps[app].functions)
+    if function.startswith(_SCHEDULES) and not has_schedules:
         return UnknownFunctionError(
             f"App {app} has no workflow with a schedule; `indilog schedules` shows no schedules of "
             "functions."

@@ -12,7 +12,7 @@ import dataclasses
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -452,17 +452,15 @@ class FunctionsInProcess:
     """Functions that run in this process.
 
     Attributes:
-        sources_of: returns sources that stand for an application's object; only this platform can
-            deploy them.
-        connect: returns a client's link to the platform. Its arguments answer the platform's
-            messages, and handle the loss of the link.
-        gateway: the gateway's ASGI application, for requests by HTTP without a network.
+        sources_of: returns sources that stand for an `App`; only this platform can deploy them.
+        connect: returns a client's link; its arguments answer messages, and handle its loss.
+        gateway: returns the gateway's ASGI application, which the first call makes (it is slow).
         skip: lets a number of seconds pass at once, by the time of the log.
     """
 
     sources_of: Callable[[App], dict[str, str]]
     connect: Callable[[Serve, Callable[[Link], None]], Link]
-    gateway: GatewayApp
+    gateway: Callable[[], GatewayApp]
     skip: Callable[[float], Awaitable[None]]
 
 
@@ -474,7 +472,6 @@ async def functions_in_process(platform: Platform) -> AsyncIterator[FunctionsInP
     Raises:
         NotReadyError: the deployments cannot be read.
     """
-    from indilog_compute.gateway.app import create_gateway
     from indilog_compute.workers.host import FunctionHost
     from indilog_compute.workers.in_process import InProcessWorkers, client_link
 
@@ -484,13 +481,18 @@ async def functions_in_process(platform: Platform) -> AsyncIterator[FunctionsInP
     config = dataclasses.replace(platform.config, node=node)
     host = FunctionHost(config, logs, node_name=logs.node, start_worker=workers.start)
 
+    @cache
+    def gateway() -> GatewayApp:
+        from indilog_compute.gateway.app import create_gateway
+
+        return create_gateway(host, logs, dict, config, kinds=logs.kinds)
+
     async def skip(seconds: float) -> None:
         platform.shell.clock.skip(seconds)
         await host.ask_time()
 
     try:
         await host.start()
-        gateway = create_gateway(host, logs, dict, config, kinds=logs.kinds)
         yield FunctionsInProcess(workers.given.sources, partial(client_link, host), gateway, skip)
     finally:
         await workers.stop()

@@ -35,3 +35,13 @@ def test_a_near_name_of_the_same_kind_is_suggested(name: str, sentence: str) -> 
     )  # fmt: skip
     apps = {"shop": DeployedApp(1, record, 0)}
     assert str(unknown_function(name, apps, DeploymentLog(MemoryLogs()))).endswith(sentence)
+
+
+def test_a_misspelled_operation_on_schedules_is_suggested() -> None:
+    record = Deployment(
+        name="shop", version=1, owner="me", sources={},
+        functions=(), operations=specs("schedules.list", "schedules.pause"),
+    )  # fmt: skip
+    apps = {"shop": DeployedApp(1, record, 0)}
+    found = str(unknown_function("shop.schedules.lst", apps, DeploymentLog(MemoryLogs())))
+    assert found.endswith("did you mean 'schedules.list'?")

@@ -66,7 +66,8 @@ class Worker:
         ours, self.link = link_pair(self._serve)
         memory = claims_memory()
         self.claims = WorkerClaims(memory)
-        self.process = cast("HostWorker", Seen(ours, NodeClaims(memory)))
+        self.seen = Seen(ours, NodeClaims(memory))
+        self.process = cast("HostWorker", self.seen)
         os.close(memory)
         router.add(self.process)
 
@@ -500,12 +501,12 @@ async def test_a_worker_that_stays_blocked_is_killed_although_no_call_waits_for_
     other.link.answer(number, Returned(0, b"1"))
     assert await call.outcome == Returned(0, b"1")
     await asyncio.sleep(50)
-    assert not blocked.process.killed  # type: ignore[attr-defined]
+    assert not blocked.seen.killed
     if wakes:
         blocked.wake()
     await asyncio.sleep(10)
-    assert blocked.process.killed is not wakes  # type: ignore[attr-defined]
-    assert not other.process.killed  # type: ignore[attr-defined]
+    assert blocked.seen.killed is not wakes
+    assert not other.seen.killed
 
 
 @pytest.mark.parametrize("ends", ["stop", "deadline", "no workers"])

@@ -42,17 +42,17 @@ async def test_outdated_or_damaged_metric_files_are_ignored(tmp_path: Path) -> N
 
 
 _PUBLISHES = """
-import asyncio, pathlib, sys, time
+import asyncio, pathlib, sys
 from indilog.runtime.cluster.status_files import StatusFiles
 asyncio.run(StatusFiles(pathlib.Path(sys.argv[1])).write({"storage-0": {"read_only": 1}}))
 print(flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
 def test_the_status_of_a_killed_process_is_ignored_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _PUBLISHES, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         assert StatusFiles(tmp_path).read([A]).silent == []
